@@ -209,7 +209,7 @@ CHANGES: dict[str, Row] = {
     ),
     "precision": Row(
         "the model's forward pass runs under autocast",
-        "modules.precision", {"dtype": _one_of("bf16", "fp16")}, "precision:dtype=bf16",
+        "modules.precision", {"dtype": _one_of("bf16", "fp16"), BUDGET: _share}, "precision:dtype=bf16",
     ),
     "autocast": Row(
         "the same",
@@ -290,6 +290,7 @@ CHANGES: dict[str, Row] = {
 }  # fmt: skip
 PROBE_SUMMARIES = {
     f"compress:{PROBE}": "what each codec loses of the job's gradients, and takes; nothing is changed",
+    f"precision:{PROBE}": "what each weight loses with fewer bits, and what the loss makes of it",
 }
 VARIABLE, VARIABLE_EXAMPLE = "env", "env:NCCL_ALGO=Tree"
 VARIABLE_SUMMARY = "a variable of the environment, of those that a recording keeps"

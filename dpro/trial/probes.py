@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.choices.by_bucket import Chosen, choose
+from dpro.replay.whatif.choices.by_module import choose_precisions
 from dpro.replay.whatif.graph_ops.reduction import reduced
 from dpro.trial.changes import BUDGET, Change, parse_change
 
+MODULES_PROBE = "precision:probe"
 LAST_STEP = 8  # that probes look at
 
 
@@ -39,6 +41,12 @@ def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
         raise UsageError(f"{probing[0].text} measures the job as it is: give it without other changes")
     if (probing or probes_of(changes)) and skip < LAST_STEP:
         raise UsageError(f"a probe looks at steps up to {LAST_STEP}: give --skip-steps {LAST_STEP} or more")
+
+
+def options_of(changes: Sequence[Change]) -> list[str]:
+    """What `dpro record` has to record beside, so that what is measured of modules finds their work."""
+    needs_modules = any(MODULES_PROBE in (each.text, each.probe) for each in changes)
+    return ["--modules", "--shapes"] * needs_modules
 
 
 def changes_nothing(text: str) -> bool:
@@ -85,4 +93,18 @@ def _hook(chosen: Chosen) -> dict[str, Any]:
     return {"to": "topk", "share": codec.topk}
 
 
-_CHOSEN = {"compress:probe": _by_bucket}
+def _by_module(graph: Graph, change: Change) -> dict[str, Any]:
+    dtype = change.arguments.get("dtype", "bf16")
+    kernels = graph.nodes.kind == NodeKind.KERNEL
+    if not kernels.any():
+        raise Unanswerable(
+            f"{change.text}: no GPU kernel in the run: what fewer bits gain on a CPU is not known"
+        )
+    chosen = choose_precisions(graph, kernels, dtype, change.arguments[BUDGET])
+    layers = [each.module for each in chosen if each.precision]
+    if not layers:
+        raise Unanswerable(f"{change.text}: no module gains anything with fewer bits within it")
+    return {"dtype": dtype, "layers": layers}
+
+
+_CHOSEN = {"compress:probe": _by_bucket, MODULES_PROBE: _by_module}

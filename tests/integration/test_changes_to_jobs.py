@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpro.schema import CODECS, COLLECTIVES
+from dpro.schema import CODECS, COLLECTIVES, SENSITIVITIES
 from dpro.trial.changes import parse_change
 from tests.jobs import COMPILER, TWO_RANKS, imports, record
 
@@ -200,6 +200,27 @@ def test_codecs_are_measured_and_the_one_chosen_for_each_bucket_is_used(tmp_path
     bytes_in = run.table(COLLECTIVES, ["rank", "op", "bytes_in"]).filter(rank=0, op="all_reduce")["bytes_in"]
     before = probed.table(COLLECTIVES, ["rank", "op", "bytes_in"]).filter(rank=0, op="all_reduce")["bytes_in"]
     assert bytes_in.sum() < before.sum()
+
+
+@pytest.mark.slow
+def test_sensitivities_are_measured_and_the_chosen_modules_compute_in_half_precision(tmp_path):
+    for name in ("probe", "as it is", "chosen"):
+        (tmp_path / name).mkdir()
+    plain, _, _ = changed(tmp_path / "as it is", "threads:n=1")
+    seen, run, refused = changed(tmp_path / "probe", "precision:probe")
+    assert not refused
+    assert seen["sum"] == plain["sum"]  # to the last bit
+    found = run.table(SENSITIVITIES)
+    assert found["module"].unique().sort().to_list() == [f"layers.{at}.linear" for at in range(3)]
+    assert set(found["rank"]) == {0, 1}
+    assert set(found["method"]) == {"hutchinson"}
+    arguments = {"dtype": "bf16", "layers": ["layers.2.linear"]}
+    change = replace(parse_change("precision:budget=0.1"), arguments=arguments)
+    seen, _, refused = changed(tmp_path / "chosen", change)
+    assert not refused
+    assert seen["dtype"] == "torch.float32"  # what the module returns is as it was
+    assert seen["sum"] != plain["sum"]
+    assert seen["same"]
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def try_(
     """
     from dpro.cli.job.try_probe import probe
     from dpro.trial.changes import ensure_compatible, parse_change
-    from dpro.trial.probes import ensure_probes_alone
+    from dpro.trial.probes import ensure_probes_alone, options_of
 
     command = tuple(ctx.meta["job"])
     if not command:
@@ -162,6 +162,7 @@ def try_(
     options = ["--window-steps", str(window_steps), "--skip", str(rest["skip"])]
     options += ["--every", str(every)] if every else []
     options += ["--modules"] * any(change.family == "modules.recompute" for change in changes)
+    options += options_of(changes)
     rest |= {"repeats": pairs or repeats, "until_decided": pairs is not None}
     plan = TrialPlan(changes, command, _made(folder), tuple(options), **rest)
     if changes[0].is_probe:

@@ -2,5 +2,6 @@
 
 codecs      what a codec makes of a reduction of gradients, and what it costs
 by_bucket   a codec for each bucket of gradients
+by_module   a precision for each module
 programs    the integer programs that choose
 """

@@ -14,24 +14,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
-from numpy.typing import NDArray
 
-from dpro.arrays import Bools, Floats, Ints
+from dpro.arrays import Bools, Ints
 from dpro.classify import classify
-from dpro.errors import Unanswerable
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.models.gpus import Gpu, gpu_named
-from dpro.replay.models.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
+from dpro.replay.models.roofline import BYTES, stored_as
+from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
 from dpro.replay.whatif.graph_ops.scope import (
     in_modules,
     launching_only,
     names_in_scope,
-    operators_of_kernels,
 )
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.schema import SENSITIVITIES
 
 OPTIMIZER = "Optimizer.step#"
 # Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
@@ -273,24 +272,38 @@ class Precision(Edit):
     """Matmuls and what is between them compute with fewer bits."""
 
     name = "precision"
-    summary = "autocast to bf16 or fp16, or fp8 matmuls"
+    summary = "autocast to bf16 or fp16, or fp8 matmuls; or a precision for each module"
     example = "precision:dtype=bf16"
     needs = "GPU kernels, operators with shapes (`--shapes`), and a GPU that is known; or speedup="
     assumes = (
         "matmuls reach the same share of their limit, each forward one casts both operands and each backward "
         "one its result, pointwise kernels on floats move half the bytes, and the rest stays in fp32"
     )
-    source = "roofline (Williams et al., CACM 2009) with the makers' peaks; casts move old and new bytes"
+    source = (
+        "roofline (Williams et al., CACM 2009) with the makers' peaks; casts move old and new bytes; by "
+        "module: an integer program over what `dpro try precision:probe` measured (HAWQ-V2, NeurIPS "
+        "2020), and times of docs/devices.md"
+    )
     effort = "line"
     training = "fewer bits: the loss may change"
     selection: NodeSelection
-    dtype: str = key("of matmuls", "bf16", choices=("bf16", "fp16", "fp8"))
+    dtype: str = key("of matmuls; with budget the fewest bits", "bf16", choices=tuple(DOWN_TO))
     speedup: float | None = key("of matmuls, instead of a roofline", None, least=1 / MAX_TIMES)
+    budget: float | None = key("a precision per module: share by which loss may rise", None, least=0.0)
     doubt: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Refuse a budget with a speedup."""
+        super().__post_init__()
+        if self.budget is not None and self.speedup is not None:
+            raise UsageError("precision: budget and speedup exclude each other")
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        return [cls(NodeSelection(), dtype) for dtype in ("bf16", "fp8")]
+        run = facts.graph.run
+        measured = run is not None and run.table(SENSITIVITIES).height > 0
+        chosen = [cls(NodeSelection(), dtype, budget=0.01) for dtype in ("bf16", "fp8")] if measured else []
+        return [*(cls(NodeSelection(), dtype) for dtype in ("bf16", "fp8")), *chosen]
 
     def bound(self, facts: RunFacts) -> float:
         return facts.on_path(self.selection.mask(facts.graph) & (facts.graph.nodes.kind == NodeKind.KERNEL))
@@ -299,8 +312,12 @@ class Precision(Edit):
         """Scale the kernels of matmuls by their roofline, and pointwise kernels by their bytes."""
         kernels, computing = self._chosen(graph)
         duration = graph.nodes.duration.astype(np.float64)
+        if self.budget is not None:
+            for each in choose_precisions(graph, kernels, self.dtype, self.budget):
+                duration[each.nodes] = each.ns
+            return graph.with_durations(np.rint(duration).astype(np.int64))
         if self.speedup is None:
-            nodes, new, _ = _by_roofline(graph, kernels, self.dtype)
+            nodes, new, _ = by_roofline(graph, kernels, self.dtype)
             duration[nodes] = new
         else:
             duration[computing] /= self.speedup
@@ -311,10 +328,12 @@ class Precision(Edit):
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Which matmuls the arithmetic limits, and which the memory."""
         kernels, _ = self._chosen(graph)
+        if self.budget is not None:
+            return tuple(in_words(choose_precisions(graph, kernels, self.dtype, self.budget)))
         halved = int((kernels & _pointwise_floats(graph)).sum()) if self.dtype != "fp8" else 0
         lines = [f"{halved} pointwise kernels on floats move half the bytes"] if halved else []
         if self.speedup is None:
-            nodes, _, limits = _by_roofline(graph, kernels, self.dtype)
+            nodes, _, limits = by_roofline(graph, kernels, self.dtype)
             total = graph.nodes.duration[nodes].sum()
             for limit in ("compute", "memory"):
                 of = limits == limit
@@ -345,70 +364,18 @@ class Precision(Edit):
         return kernels, computing
 
     def describe(self) -> str:
+        if self.budget is not None:
+            return f"a precision for each module, down to {self.dtype}"
         return f"{'matmuls in fp8' if self.dtype == 'fp8' else 'autocast to ' + self.dtype}"
 
     def how(self) -> str:
+        if self.budget is not None and self.dtype != "fp8":
+            return f"torch.autocast around the modules that were chosen: dpro try {self} makes it"
         if self.dtype == "fp8":
             return "torchao.float8.convert_to_float8_training(model), or Transformer Engine's fp8_autocast"
         scaler = " and torch.amp.GradScaler" if self.dtype == "fp16" else ""
         kind = "bfloat16" if self.dtype == "bf16" else "float16"
         return f"with torch.autocast('cuda', dtype=torch.{kind}) around forward and loss{scaler}"
-
-
-def _by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats, NDArray[np.str_]]:
-    """Kernels of matmuls that have more bits, their new times in ns, and what limits each now.
-
-    Raises:
-        Unanswerable: no matmul has shapes, all have as few bits already, or the GPU is not known.
-    """
-    operators = operators_of_kernels(graph, kernels, MATMULS)
-    if operators.filter(pl.col("shapes") != "").is_empty():
-        raise Unanswerable("no matmul with shapes in the run: record with --shapes, or give speedup=")
-    gpu = _gpu_of(graph)
-    if dtype not in gpu.tflops:
-        raise Unanswerable(f"the run's GPU does not multiply in {dtype}")
-    found: list[tuple[int, float, str]] = []
-    by = ["rank", "span_id", "name", "shapes", "backward"]
-    kernels_of = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
-    asks = {each: matmul_of(*each) for each in kernels_of.select("name", "shapes").unique().iter_rows()}
-    for name, shapes, backward, at in kernels_of.select("name", "shapes", "backward", "node").iter_rows():
-        asked = asks[name, shapes]
-        if asked is not None:
-            found += _cast(graph, np.array(at, np.int64), asked, gpu, dtype, backward)
-    if not found:
-        raise Unanswerable(f"no matmul in the run has more bits than {dtype}, by the names of its kernels")
-    nodes, new, limits = zip(*found)
-    return np.array(nodes, np.int64), np.array(new), np.array(limits)
-
-
-def _cast(
-    graph: Graph, at: Ints, asked: Matmul, gpu: Gpu, dtype: str, backward: bool
-) -> list[tuple[int, float, str]]:
-    """For each kernel of one matmul its node, its time with the cast, and what limits it; none if it has the
-    bits already. The cast is added to the longest.
-    """
-    own = graph.nodes.duration[at]
-    stored = stored_as(graph.names[graph.nodes.name[at[own.argmax()]]])
-    if stored not in gpu.tflops or BYTES[stored] <= BYTES[dtype]:
-        return []
-    # A convolution may do less than its shapes say, by its stride: then only that it moves bytes is known.
-    arithmetic = own.sum() >= asked.least_ns(gpu, stored)
-    bound = arithmetic and asked.compute_ns(gpu, stored) >= asked.least_ns(gpu, stored)
-    fewer = asked.least_ns(gpu, dtype) / asked.least_ns(gpu, stored)
-    ratio = fewer if arithmetic else BYTES[dtype] / BYTES[stored]
-    cast = (asked.written if backward else asked.read) * _cast_bytes(stored, dtype) / gpu.gbps
-    new = own * ratio
-    new[own.argmax()] += cast
-    return [(int(node), float(time), "compute" if bound else "memory") for node, time in zip(at, new)]
-
-
-def _cast_bytes(stored: str, dtype: str) -> int:
-    """Bytes moved to cast an element: read, written; for fp8 also read once more for its scale."""
-    return BYTES[stored] + BYTES[dtype] + (BYTES[stored] if dtype == "fp8" else 0)
-
-
-def _gpu_of(graph: Graph) -> Gpu:
-    return gpu_named(graph.run.manifest.gpus if graph.run is not None else [])
 
 
 def _matmuls(graph: Graph) -> Bools:

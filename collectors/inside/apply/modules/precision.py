@@ -1,8 +1,9 @@
 """Autocast around the model's forward pass.
 
-In: a dtype. Out: the modules that the training loop calls run under autocast; what they return in that
-precision is turned into float32, since what the script does with it, a loss mostly, is outside. Gradients
-of fp16 are not scaled: a step takes as long as with a GradScaler, but small gradients are lost.
+In: a dtype, and the names of `layers` if it is for these only. Out: they, or the modules that the training
+loop calls, run under autocast; what they return in that precision is turned into float32, since what the
+script does with it, a loss mostly, is outside. Gradients of fp16 are not scaled: a step takes as long as with
+a GradScaler, but small gradients are lost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ...torch_internals import COMPILED_CALL
 from ..report import Report
 from .outermost import change_outermost
 
+WRAPPER = "module."  # by which DDP names the module inside
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -25,7 +27,13 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
     """Run what the training loop calls under autocast."""
     dtype = DTYPES[arguments["dtype"]]
 
-    def change(module: Any) -> None:
+    def change(model: Any) -> None:
+        layers = frozenset(arguments.get("layers", ()))
+        parts = [part for name, part in model.named_modules() if name.removeprefix(WRAPPER) in layers]
+        for module in parts if layers else [model]:
+            lower(module)
+
+    def lower(module: Any) -> None:
         around = _Autocast(report, next(module.parameters()).device.type, dtype)
         compiled = getattr(module, COMPILED_CALL, None)
         if compiled is not None:

@@ -71,7 +71,8 @@ def job(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.amp.GradScaler, "step", torch.amp.GradScaler.step)
     monkeypatch.setattr(DistributedDataParallel, "no_sync", DistributedDataParallel.no_sync)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
-    monkeypatch.setattr(torch.Tensor, "item", torch.Tensor.item)
+    for name in ("item", "register_hook", "retain_grad"):
+        monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
     monkeypatch.setattr(loader_iterator(), "__next__", loader_iterator().__next__)
     for cls in (torch.nn.Module, torch.optim.Optimizer):
         monkeypatch.setattr(cls, "zero_grad", cls.zero_grad)
