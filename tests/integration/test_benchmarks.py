@@ -26,6 +26,7 @@ SAMPLE = str(ROOT / "sample_traces" / "slow_rank")
 
 # Arguments that make it tiny.
 TINY = {
+    "accuracy.answered": [SAMPLE, "--json"],
     "accuracy.edges": [SAMPLE, "--json"],
     "accuracy.twins": ["--only", "straggler", "--rounds", "1", "--json"],
     "accuracy.whatif": ["--pair", "dlrm ddp, 2 ranks, computing: opt", "--rounds", "1", "--json"],
@@ -46,6 +47,7 @@ TINY = {
     "watch.scale": ["--ranks", "8", "--cases", "straggler"],
 }
 CHECKS = {
+    "accuracy.answered",
     "accuracy.twins",
     "accuracy.whatif",
     "diagnosis.hangs",

@@ -1,0 +1,122 @@
+"""How many edits a run answers, and why it refuses the others.
+
+python -m benchmarks.accuracy.answered [RUN …] [--json]
+
+RUN is anything that `dpro whatif` takes; without any, the traces of `DEFAULT` in the folder that
+`DPRO_TRACES` names. Each run is asked for every edit of the registry, in each way in which it can be made:
+first as the search would (the candidates that the edit declares for the run), then as its help shows it, with
+a rank and an operation that the run has. An edit is answered if one of these is predicted with an interval.
+Each check has the reasons of those that are refused, for a reader to judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from dpro.analysis.analysis import Analysis
+from dpro.cli.analysis import analyse
+from dpro.errors import Unanswerable
+from dpro.replay.graph import GraphError
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.facts import RunFacts, facts_of
+from dpro.replay.whatif.predict import predict
+from dpro.replay.whatif.registry import EDITS, parse_edit
+
+TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[3] / "shared" / "traces"))
+DEFAULT = (
+    "multirank/nanogpt_h100_8r_rs_ag",
+    "multirank/torchrec_v100_4r_opt4",
+    "multirank/torchrec_v100_4r_a2a_ar",
+    "multirank/torchrec_v100_2r_kjt",
+    "multirank/hta_a100_sampled_0_1_of_128",
+    "multirank/param_dlrm_v100_8r",
+    "nccl_meta/mi300x_ddp_rank0of8.json.gz",
+    "nccl_meta/nanogpt_h100_hook_rank0of8.json.gz",
+)
+# Of an edit that can be made in several ways, each: its candidates are told apart by what they begin with.
+WAYS = {"compress": ("compress:to=bf16", "compress:powersgd_rank=2", "compress:topk=0.01")}
+BAR = 26
+
+
+def questions() -> Iterator[tuple[str, str]]:
+    """Each edit, and each of its ways: what it is called, and an example of it."""
+    for name, edit in EDITS.items():
+        for example in WAYS.get(name, (edit.example,)):
+            yield (example.partition("=")[0] if name in WAYS else name), example
+
+
+def asked(facts: RunFacts, question: str, example: str) -> tuple[list[Edit], str]:
+    """What to ask of a run for one edit, and why the edit has no candidates there, if it says."""
+    kind, reason = type(parse_edit(example)), ""
+    try:
+        found = [edit for edit in kind.candidates(facts) if str(edit).startswith(question)]
+    except (Unanswerable, GraphError) as error:
+        found, reason = [], str(error)
+    return [*found, parse_edit(adapted(example, facts))], reason
+
+
+def adapted(example: str, facts: RunFacts) -> str:
+    """An example of the help with the last rank of the run, and with its largest operation."""
+    example = re.sub(r"rank=\d+", f"rank={facts.ranks[-1]}", example)
+    largest = re.sub(r'[,="\[\]]', "?", facts.largest_ops[0][0]) if facts.largest_ops else "*"
+    return re.sub(r"name=[^,]+", f"name={largest}", example)
+
+
+def answer(analysis: Analysis, facts: RunFacts, question: str, example: str) -> tuple[str, str]:
+    """The edit that the run answers, else nothing and the first reason for which it does not."""
+    edits, reason = asked(facts, question, example)
+    for edit in edits:
+        try:
+            predicted = predict(facts.graph, analysis.baseline, [edit], analysis.trust)
+        except (Unanswerable, GraphError) as error:
+            reason = reason or str(error)
+            continue
+        if math.isfinite(predicted.low_ns) and math.isfinite(predicted.high_ns):
+            return str(edit), ""
+        reason = reason or "its interval is not bounded"
+    return "", reason
+
+
+def check(source: str) -> dict[str, object]:
+    """What a run answers: how many edits it was asked, which it answered, and why not the others."""
+    analysis = analyse(source)
+    facts = facts_of(analysis.built.graph, analysis.baseline, analysis.suspects)
+    answers = {name: answer(analysis, facts, name, example) for name, example in questions()}
+    answered = [edit for edit, _ in answers.values() if edit]
+    refused = {name: reason for name, (edit, reason) in answers.items() if not edit}
+    figures = {"answered": len(answered), "edits": answered, "refused": refused}
+    return {"n": len(answers), "figures": figures, "bar": BAR, "holds": len(answered) >= BAR}
+
+
+def main() -> int:
+    """Ask each run for every edit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("runs", nargs="*", metavar="RUN")
+    parser.add_argument("--json", action="store_true", help="the checks as one object")
+    options = parser.parse_args()
+    found = {}
+    for source in options.runs or [str(TRACES / name) for name in DEFAULT]:
+        with redirect_stdout(sys.stderr):
+            found[Path(source).name] = check(source)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for name, each in found.items():
+        figures = each["figures"]
+        assert isinstance(figures, dict)
+        print(f"{name}: {figures['answered']} of {each['n']} answered (bar {BAR})")
+        for edit, reason in figures["refused"].items():
+            print(f"  {edit:20} {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
