@@ -4,7 +4,7 @@ python -m benchmarks.accuracy.answered [RUN …] [--json]
 
 RUN is anything that `dpro whatif` takes; without any, the traces of `DEFAULT` in the folder that
 `DPRO_TRACES` names. Each run is asked for every edit of the registry, in each way in which it can be made:
-first as the search would (the candidates that the edit declares for the run), then as its help shows it, with
+first as the search does (the candidates that the edit declares for the run), then as its help shows it, with
 a rank and an operation that the run has. An edit is answered if one of these is predicted with an interval.
 Each check has the reasons of those that are refused, for a reader to judge.
 """
@@ -41,7 +41,7 @@ DEFAULT = (
     "nccl_meta/mi300x_ddp_rank0of8.json.gz",
     "nccl_meta/nanogpt_h100_hook_rank0of8.json.gz",
 )
-# Of an edit that can be made in several ways, each: its candidates are told apart by what they begin with.
+# Of an edit that can be made in several ways, each: its candidates are distinguished by what they begin with.
 WAYS = {"compress": ("compress:to=bf16", "compress:powersgd_rank=2", "compress:topk=0.01")}
 BAR = 26
 
@@ -65,7 +65,7 @@ def asked(facts: RunFacts, question: str, example: str) -> tuple[list[Edit], str
 
 def adapted(example: str, facts: RunFacts) -> str:
     """An example of the help with the last rank of the run, and with its largest operation."""
-    example = re.sub(r"rank=\d+", f"rank={facts.ranks[-1]}", example)
+    example = re.sub(r"(?<![a-z_])rank=\d+", f"rank={facts.ranks[-1]}", example)
     largest = re.sub(r'[,="\[\]]', "?", facts.largest_ops[0][0]) if facts.largest_ops else "*"
     return re.sub(r"name=[^,]+", f"name={largest}", example)
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.gradients import parameters_of, passes_of
+from dpro.replay.models.gradients.passes import parameters_of, passes_of
 from dpro.schema import COLLECTIVES, SPANS
 from dpro.words import shortened
 
@@ -111,7 +111,7 @@ def _buckets(graph: Graph) -> pl.DataFrame:
     found: dict[int, int] = {}
     with suppress(Unanswerable):
         parameters = parameters_of(graph.run)
-        for each in passes_of(graph, parameters.num_bytes.size):
+        for each in passes_of(graph, parameters):
             found |= dict(zip(each.transfer.tolist(), range(each.transfer.size)))
             found |= dict(zip(each.arrive.tolist(), range(each.arrive.size)))
     return pl.DataFrame(

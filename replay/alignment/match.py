@@ -114,15 +114,20 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     return Matching(rows.with_columns(members=pl.len().over("instance").cast(pl.Int64)), tuple(refused))
 
 
+def group_label() -> pl.Expr:
+    """What distinguishes process groups, of rows of `collectives`: name, and ranks where they are known."""
+    ranks = pl.col("group_ranks").cast(pl.List(pl.String)).list.join(", ")
+    has_ranks = pl.col("group_ranks").list.len() > 0
+    return pl.when(has_ranks).then(pl.format("{}[{}]", "group", ranks)).otherwise("group")
+
+
 def _group_keys(rows: pl.DataFrame) -> pl.Series:
     """What each row's group is called, the same on all its members.
 
     A kernel that does not name its group runs on a stream that belongs to one communicator: it takes the
     name its lane mates give. Sends and receives are keyed by their ends, in order of direction.
     """
-    ranks = pl.col("group_ranks").cast(pl.List(pl.String)).list.join(", ")
-    has_ranks = pl.col("group_ranks").list.len() > 0
-    own = pl.when(has_ranks).then(pl.format("{}[{}]", "group", ranks)).otherwise("group")
+    own = group_label()
     given = pl.col("own").filter(pl.col("own") != "")
     one_name = given.n_unique().over(LANE) == 1
     of_lane = pl.when((pl.col("own") == "") & one_name).then(given.first().over(LANE)).otherwise("own")

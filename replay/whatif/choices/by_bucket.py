@@ -17,9 +17,10 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.whatif.choices.codecs import Codec, codec_of, compressed, plain_reduction
+from dpro.replay.whatif.choices.codecs import Codec, codec_of, compressed
 from dpro.replay.whatif.choices.programs import ReductionPipeline, assign_in_pipeline
-from dpro.replay.whatif.graph_ops.reduction import Reduced, Reduction, on_stream, workers_of
+from dpro.replay.whatif.graph_ops.new_reductions import workers_of
+from dpro.replay.whatif.graph_ops.reduction import Reduced, Reduction, on_stream, plain_reductions
 from dpro.schema import CODECS
 from dpro.store import Run
 
@@ -78,13 +79,13 @@ def choose(known: Reduced, budget: float) -> list[Chosen]:
     codecs = [None, *every]
     by_codec = [{each.codec: each for each in own} for own in options]
     errors = np.array([[own[c].error if c in own else np.inf for c in codecs] for own in by_codec])
-    plain = [plain_reduction(known, first, last) for first, last in _ranges(closes)]
+    buckets = plain_reductions(known, known.passes[0], closes)
     made = [
         [reduction_of(known, bucket, own[c]) if c in own else bucket for c in codecs]
-        for bucket, own in zip(plain, by_codec)
+        for bucket, own in zip(buckets, by_codec)
     ]
     total = sum(norms)
-    chosen = assign_in_pipeline(_pipeline(known, plain, made), errors, budget**2 * total)
+    chosen = assign_in_pipeline(_pipeline(known, buckets, made), errors, budget**2 * total)
     return [
         Chosen(tuple(names[b]), own, (own.error / norms[b]) ** 0.5 if norms[b] else 0.0)
         for b, own in enumerate(by_codec[b][codecs[option]] for b, option in enumerate(chosen.tolist()))

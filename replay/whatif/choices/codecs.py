@@ -66,18 +66,6 @@ def codec_of(text: str) -> Codec:
     raise UsageError(f"no codec {text!r}")
 
 
-def plain_reduction(known: Reduced, first: int, last: int) -> Reduction:
-    """The reduction of a bucket as it is, called once its last gradient is there.
-
-    Args:
-        known: how the graph reduces.
-        first, last: its parameters, by the order in which they are ready.
-    """
-    size = known.bytes_of(first, last)
-    moving = float(known.line.moving_ns(size))
-    return Reduction(first, last, size, moving, known.line.latency_ns, known.call_ns, last)
-
-
 def compressed(known: Reduced, plain: Reduction, codec: Codec) -> Reduction:
     """A reduction of fewer bytes that takes time to compress.
 
@@ -89,7 +77,7 @@ def compressed(known: Reduced, plain: Reduction, codec: Codec) -> Reduction:
     Raises:
         Unanswerable: gradients are of a type that is not known to be compressed, or have few bits already.
     """
-    dtype = known.message.dtype
+    dtype = plain.dtype
     item = ITEM_BYTES.get(dtype)
     if item is None:
         raise Unanswerable(f"gradients of type {dtype or 'unknown'} are not known to be compressed")
@@ -99,12 +87,17 @@ def compressed(known: Reduced, plain: Reduction, codec: Codec) -> Reduction:
             raise Unanswerable(f"gradients are {dtype} already")
         size = plain.num_bytes * 2 // item
     elif codec.powersgd_rank is not None:
-        size = item * _low_rank(known.parameters.shapes[plain.first : plain.last + 1], codec.powersgd_rank)
+        if not plain.shapes or not known.are_bytes_known:
+            raise Unanswerable("shapes of gradients are not in the run: record with --shapes")
+        # Its factors are all-reduced, which moves twice what a reduce-scatter does of as many bytes.
+        size = item * _low_rank(plain.shapes, codec.powersgd_rank) * (2 if known.is_scattered else 1)
         messages, passes = 3, POWERSGD_PASSES
     else:
         kept = plain.num_bytes / item * float(codec.topk or 0.0)
-        # A rank gets k from each of n - 1 others; of a reduction of b bytes it gets 2 b (n - 1) / n.
-        size = round(kept * (item + INDEX_BYTES) * known.message.num_ranks / 2)
+        # A rank gets k from each of n - 1 others; of an all-reduce of b bytes it gets 2 b (n - 1) / n, of a
+        # reduce-scatter half of that.
+        per_byte = known.message.num_ranks / (1 if known.is_scattered else 2)
+        size = round(kept * (item + INDEX_BYTES) * per_byte)
         passes = TOPK_PASSES
     copying = known.copy_ns_per_byte * plain.num_bytes
     return replace(

@@ -1,4 +1,4 @@
-"""Gradients of DDP: buckets of another size, in the order of the next forward pass, or compressed.
+"""Gradients: buckets of another size, in the order of the next forward pass, or compressed.
 
 With priorities gradients are cut into pieces, moved in the order in which the next forward pass uses them,
 and awaited by the layer that does, instead of by the whole next step. What compressing makes of a bucket says
@@ -18,32 +18,37 @@ from numpy.typing import NDArray
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
-from dpro.replay.models.gradients import MB, first_uses
-from dpro.replay.models.link_costs import unknown_latencies
+from dpro.replay.models.gradients.passes import MB, Pass
+from dpro.replay.models.gradients.uses import first_uses
 from dpro.replay.whatif.choices.by_bucket import by_choice, choose, in_words
-from dpro.replay.whatif.choices.codecs import HALF, Codec, compressed, plain_reduction
+from dpro.replay.whatif.choices.codecs import HALF, ITEM_BYTES, Codec, compressed
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.new_reductions import with_reductions
 from dpro.replay.whatif.graph_ops.reduction import (
     Reduced,
     Reduction,
-    calling,
+    dtypes_of,
     next_of_rank,
     on_stream,
+    plain_reductions,
     reduced,
-    with_reductions,
 )
 from dpro.schema import CODECS
 
 
 @dataclass(frozen=True)
-class Bucket(Edit):
+class Bucket(ReductionEdit):
     """DDP groups its gradients into buckets of another size."""
 
     name = "bucket"
     summary = "gradient buckets of another size"
     example = "bucket:mb=1"
-    needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
+    needs = (
+        "reductions with their bytes, and autograd's spans, as torch.profiler and dpro record them; what "
+        "neither the job nor shapes say of gradients is inferred"
+    )
     assumes = "gradients are ready in the same order, and bytes cost what they cost in the run"
     source = (
         "a bucket closes once it holds the size or more, as DDP rebuilds them; re-bucketing as in dPRO (Hu "
@@ -62,21 +67,16 @@ class Bucket(Edit):
 
         return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
 
-    def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication | calling(reduced(facts.graph)))
-
-    def apply(self, graph: Graph) -> Graph:
+    def changed(self, known: Reduced) -> Graph:
         """Close buckets where DDP would, and reduce each once its last gradient is ready."""
-        known = reduced(graph)
+        require_bytes(known)
         first = self.mb if self.first_mb is None else self.first_mb
-        closes = closing(known.parameters.num_bytes, round(first * MB), round(self.mb * MB))
-        if all(np.array_equal(each.closes, closes) for each in known.passes):
-            return graph
-        return with_reductions(known, [buckets(known, closes)] * len(known.passes))
-
-    def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Operations and groups whose latency the run does not show."""
-        return unknown_latencies(graph)
+        closes = [closing_of(known, each, round(first * MB), round(self.mb * MB)) for each in known.passes]
+        if all(np.array_equal(each.closes, own) for each, own in zip(known.passes, closes)):
+            return known.graph
+        return with_reductions(
+            known, [plain_reductions(known, each, own) for each, own in zip(known.passes, closes)]
+        )
 
     def describe(self) -> str:
         return f"gradient buckets of {self.mb:g} MB"
@@ -104,19 +104,39 @@ def closing(num_bytes: Ints, first_cap: int, cap: int) -> Ints:
     return np.array(closes, np.int64)
 
 
-def buckets(known: Reduced, closes: Ints) -> list[Reduction]:
-    """Plain reductions of buckets that close after some parameters, each called as soon as it can be.
+def closing_of(known: Reduced, each: Pass, first_cap: int, cap: int) -> Ints:
+    """As `closing`, of a pass; gradients of two types are in no bucket together.
 
     Args:
         known: how the graph reduces.
-        closes: [B] the last parameter of each bucket.
+        each: the pass.
+        first_cap, cap: bytes, of the first bucket and of the others.
     """
-    ranges = zip([0, *(closes[:-1] + 1).tolist()], closes.tolist())
-    return [plain_reduction(known, first, last) for first, last in ranges]
+    dtypes, sizes = dtypes_of(known, each), each.parameters.num_bytes
+    ends = [at for at in range(len(dtypes)) if at + 1 == len(dtypes) or dtypes[at + 1] != dtypes[at]]
+    firsts = [0, *(end + 1 for end in ends[:-1])]
+    parts = [
+        first + closing(sizes[first : end + 1], first_cap if first == 0 else cap, cap)
+        for first, end in zip(firsts, ends)
+    ]
+    return np.concatenate(parts)
+
+
+def require_bytes(known: Reduced) -> None:
+    """Refuse a run that does not say how many bytes its reductions move.
+
+    Raises:
+        Unanswerable: it does not.
+    """
+    if not known.are_bytes_known:
+        raise Unanswerable(
+            "the run does not say how many bytes its reductions move: torch.profiler of PyTorch 2.1 or newer "
+            "notes them, and `dpro record`"
+        )
 
 
 @dataclass(frozen=True)
-class Priority(Edit):
+class Priority(ReductionEdit):
     """Reductions in pieces, of which that for the first layer of the next step goes first."""
 
     name = "priority"
@@ -139,35 +159,26 @@ class Priority(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls(size) for size in (1.0, 4.0)]
 
-    def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication | calling(reduced(facts.graph)))
-
-    def apply(self, graph: Graph) -> Graph:
+    def changed(self, known: Reduced) -> Graph:
         """Order the pieces as a link would that always takes the one needed first of those that are ready."""
-        known = reduced(graph)
-        uses = first_uses(graph, known.passes, on_stream(known))
+        require_bytes(known)
+        uses = first_uses(known.graph, known.passes, on_stream(known))
         following = next_of_rank(known)
         if all(after < 0 for after in following):
             raise Unanswerable(
                 "no two steps follow each other in a window: when gradients are needed is not seen"
             )
         kind = EdgeKind.EVENT if on_stream(known) else EdgeKind.SYNC
-        pieces = cut(known, round(self.mb * MB))
+        pieces = [cut(known, each, round(self.mb * MB)) for each in known.passes]
         order = _orders(known, pieces, uses)
         wanted = []
         for which, after in enumerate(following):
-            needed = [
-                ()
-                if after < 0
-                else tuple((int(node), kind) for node in np.unique(uses[after][each.first : each.last + 1]))
-                for each in pieces
-            ]
-            wanted.append([replace(pieces[piece], needed=needed[piece]) for piece in order[which]])
+            ordered = [pieces[which][piece] for piece in order[which]]
+            if not known.is_scattered:  # else parameters are gathered after an update that waits for all
+                used = uses[after] if after >= 0 else np.empty(0, np.int64)
+                ordered = [replace(each, needed=_needed(each, used, kind)) for each in ordered]
+            wanted.append(ordered)
         return with_reductions(known, wanted)
-
-    def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Operations and groups whose latency the run does not show."""
-        return unknown_latencies(graph)
 
     def describe(self) -> str:
         return f"gradients in pieces of {self.mb:g} MB, those first that are needed first"
@@ -178,38 +189,40 @@ class Priority(Edit):
         )
 
 
-def cut(known: Reduced, size: int) -> list[Reduction]:
+def _needed(piece: Reduction, used: Ints, kind: EdgeKind) -> tuple[tuple[int, EdgeKind], ...]:
+    return tuple((int(node), kind) for node in np.unique(used[piece.first : piece.last + 1]))
+
+
+def cut(known: Reduced, each: Pass, size: int) -> list[Reduction]:
     """Reductions of one size: small gradients together, large ones in pieces of even size.
 
     Args:
         known: how the graph reduces.
+        each: the pass.
         size: bytes.
     """
     found = []
-    for each in buckets(known, closing(known.parameters.num_bytes, size, size)):
-        count = max(round(each.num_bytes / max(size, 1)), 1) if each.first == each.last else 1
+    for bucket in plain_reductions(known, each, closing_of(known, each, size, size)):
+        count = max(round(bucket.num_bytes / max(size, 1)), 1) if bucket.first == bucket.last else 1
         found += [
-            replace(each, num_bytes=max(each.num_bytes // count, 1), moving_ns=each.moving_ns / count)
+            replace(bucket, num_bytes=max(bucket.num_bytes // count, 1), moving_ns=bucket.moving_ns / count)
         ] * count
     return found
 
 
-def _orders(known: Reduced, pieces: list[Reduction], uses: list[Ints]) -> list[list[int]]:
+def _orders(known: Reduced, pieces: list[list[Reduction]], uses: list[Ints]) -> list[list[int]]:
     """For each pass its pieces in the order in which they move, the same on all ranks of a pass."""
-    start = known.graph.nodes.measured_start
-    last = np.array([each.last for each in pieces])
+    nodes = known.graph.nodes
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    numbers: dict[tuple[int, int], int] = defaultdict(int)
     for which, each in enumerate(known.passes):
-        place = (each.rank, each.window)
-        together[each.window, numbers[place]].append(which)
-        numbers[place] += 1
+        together[int(nodes.collective[each.arrive[0]]), len(pieces[which])].append(which)
     orders: list[list[int]] = [[]] * len(known.passes)
-    takes = np.array([each.moving_ns + each.fixed_ns for each in pieces])
     for members in together.values():
+        own, used = pieces[members[0]], nodes.measured_start[uses[members[0]]]
+        last = np.array([each.last for each in own])
+        takes = np.array([each.moving_ns + each.fixed_ns for each in own])
         ready = np.max([known.end[known.passes[which].ready][last] for which in members], axis=0)
-        used = start[uses[members[0]]]
-        urgency = np.array([used[each.first : each.last + 1].min() for each in pieces])
+        urgency = np.array([used[each.first : each.last + 1].min() for each in own])
         order = by_priority(ready, urgency, takes)
         for which in members:
             orders[which] = order
@@ -241,13 +254,16 @@ def by_priority(ready: Ints, urgency: Ints, takes: NDArray[np.float64]) -> list[
 
 
 @dataclass(frozen=True)
-class Compress(Edit):
+class Compress(ReductionEdit):
     """Gradients are compressed, bucket by bucket, before they are reduced."""
 
     name = "compress"
     summary = "compressed gradients: half precision, PowerSGD or the largest only"
     example = "compress:to=fp16"
-    needs = "a DDP job recorded by dpro without a communication hook; shapes of parameters for PowerSGD"
+    needs = (
+        "reductions of gradients without a communication hook, and autograd's spans; shapes of gradients for "
+        "PowerSGD"
+    )
     assumes = (
         "each pass over the gradients takes what copying them into buckets took, and arithmetic in half "
         "precision is no slower"
@@ -283,28 +299,39 @@ class Compress(Edit):
         chosen = [cls(budget=share) for share in (0.01, 0.1)] if measured else []
         return [cls("bf16"), cls(powersgd_rank=2), cls(topk=0.01), *chosen]
 
-    def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication | calling(reduced(facts.graph)))
-
-    def apply(self, graph: Graph) -> Graph:
+    def changed(self, known: Reduced) -> Graph:
         """Shrink what each bucket moves and add what compressing costs."""
-        known = reduced(graph)
         if known.ratio < 1:
             raise Unanswerable("gradients are compressed already")
-        plain = [buckets(known, each.closes) for each in known.passes]
         if self.budget is not None:
             chosen = choose(known, self.budget)
             if all(each.option.codec is None for each in chosen):
-                return graph
-            return with_reductions(known, [by_choice(known, own, chosen) for own in plain])
+                return known.graph
+            return with_reductions(
+                known,
+                [
+                    by_choice(known, plain_reductions(known, each, each.closes), chosen)
+                    for each in known.passes
+                ],
+            )
         codec = Codec(self.to, self.powersgd_rank, self.topk)
-        wanted = [[compressed(known, bucket, codec) for bucket in own] for own in plain]
+        wanted = [
+            [self._compressed(known, bucket, codec) for bucket in plain_reductions(known, each, each.closes)]
+            for each in known.passes
+        ]
         return with_reductions(known, wanted)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What was chosen; operations and groups whose latency the run does not show."""
+        """What was chosen; what is inferred; operations and groups whose latency the run does not show."""
         chosen = [] if self.budget is None else in_words(choose(reduced(graph), self.budget))
-        return (*chosen, *unknown_latencies(graph))
+        return (*chosen, *super().notes(graph))
+
+    def _compressed(self, known: Reduced, bucket: Reduction, codec: Codec) -> Reduction:
+        """A bucket compressed; what is in half precision already stays, if others are not."""
+        mixed = {dtype for each in known.passes for dtype in dtypes_of(known, each)}
+        if self.to and len(mixed) > 1 and ITEM_BYTES.get(bucket.dtype) == ITEM_BYTES[HALF[self.to]]:
+            return bucket
+        return compressed(known, bucket, codec)
 
     def is_proven(self) -> bool:
         """Neither sending only the largest nor choosing by bucket was measured."""

@@ -17,19 +17,18 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.models.gradients import Launches
+from dpro.replay.models.gradients.passes import Launches, Pass
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.gradients import buckets
+from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
+from dpro.replay.whatif.graph_ops.new_reductions import with_reductions
 from dpro.replay.whatif.graph_ops.reduction import (
     STEP,
     Reduced,
     Reduction,
-    calling,
     next_of_rank,
-    reduced,
-    with_reductions,
+    plain_reductions,
 )
 from dpro.replay.whatif.graph_ops.selected import fitting
 
@@ -230,13 +229,13 @@ AVERAGING_PASSES = 3.0  # flatten, divide, copy back
 
 
 @dataclass(frozen=True)
-class LocalUpdates(Edit):
+class LocalUpdates(ReductionEdit):
     """Ranks train by themselves and average their parameters every k steps (local SGD)."""
 
     name = "local-updates"
     summary = "ranks train by themselves and average parameters every k steps"
     example = "local-updates:every=4"
-    needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
+    needs = "reductions of gradients, and autograd's spans, as torch.profiler and dpro record them"
     assumes = "parameters are averaged all at once after the update, and ranks do not drift apart in between"
     source = (
         "post-local SGD (Lin et al., ICLR 2020) as PyTorch's PeriodicModelAverager does it: 1/k of an "
@@ -252,24 +251,32 @@ class LocalUpdates(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls(4), cls(16)]
 
-    def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication | calling(reduced(facts.graph)))
-
-    def apply(self, graph: Graph) -> Graph:
+    def changed(self, known: Reduced) -> Graph:
         """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
-        known = reduced(graph)
+        if known.is_scattered:
+            raise Unanswerable(
+                "ranks hold shards of the optimizer's state (reduce_scatter): none can update all parameters "
+                "by itself"
+            )
         if self.every == 1:
-            return graph
-        last = {(each.rank, each.window, each.step): which for which, each in enumerate(known.passes)}
-        averaging = self._averaging(known)
+            return known.graph
+        lane = known.graph.nodes.lane
+        last = {
+            (each.rank, each.window, each.step, int(lane[each.ready[0]])): which
+            for which, each in enumerate(known.passes)
+        }
         at_end = set(last.values())
         return with_reductions(
-            known, [[averaging] if which in at_end else [] for which in range(len(known.passes))]
+            known,
+            [
+                [self._averaging(known, each)] if which in at_end else []
+                for which, each in enumerate(known.passes)
+            ],
         )
 
-    def _averaging(self, known: Reduced) -> Reduction:
-        last = known.parameters.num_bytes.size - 1
-        size = known.bytes_of(0, last)
+    def _averaging(self, known: Reduced, each: Pass) -> Reduction:
+        last = each.parameters.num_bytes.size - 1
+        size = known.bytes_of(each, 0, last)
         copying = AVERAGING_PASSES * known.copy_ns_per_byte * size
         return Reduction(
             0,
@@ -292,13 +299,13 @@ class LocalUpdates(Edit):
 
 
 @dataclass(frozen=True)
-class Overlap(Edit):
+class Overlap(ReductionEdit):
     """Gradients are reduced after backward, or during the next step."""
 
     name = "overlap"
     summary = "gradients reduced after backward (off), or during the next step (full)"
     example = "overlap:mode=full"
-    needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
+    needs = "reductions of gradients, and autograd's spans, as torch.profiler and dpro record them"
     assumes = "with full overlap, that the update may use the gradients of the step before"
     source = "ours; full overlap with gradients one step old as in Pipe-SGD (Li et al., NeurIPS 2018)"
     effort = "code"
@@ -310,17 +317,14 @@ class Overlap(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls("full"), cls("off")]
 
-    def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication | calling(reduced(facts.graph)))
-
-    def apply(self, graph: Graph) -> Graph:
+    def changed(self, known: Reduced) -> Graph:
         """Call all reductions behind the last gradient, or wait for them one pass later."""
-        known = reduced(graph)
-        plain = [buckets(known, each.closes) for each in known.passes]
+        wanted = [plain_reductions(known, each, each.closes) for each in known.passes]
         if self.mode == "full":
-            return with_reductions(known, plain, next_of_rank(known))
-        last = known.parameters.num_bytes.size - 1
-        return with_reductions(known, [[replace(each, called_after=last) for each in own] for own in plain])
+            return with_reductions(known, wanted, next_of_rank(known))
+        return with_reductions(
+            known, [[replace(each, called_after=own[-1].last) for each in own] for own in wanted]
+        )
 
     def describe(self) -> str:
         return "gradients reduced after backward" if self.mode == "off" else "gradients awaited a step later"

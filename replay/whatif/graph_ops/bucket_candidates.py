@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Floats
-from dpro.replay.models.gradients import MB
+from dpro.replay.models.gradients.passes import MB
 from dpro.replay.models.link_costs import LinkCost
 from dpro.replay.whatif.edits.gradients import closing
-from dpro.replay.whatif.graph_ops.reduction import Reduced, workers_of
+from dpro.replay.whatif.graph_ops.new_reductions import workers_of
+from dpro.replay.whatif.graph_ops.reduction import Reduced
 
 SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
 CLEARLY = 0.01  # of the time of a pass: what is better by less is as good
@@ -73,12 +74,13 @@ def sizes_worth_replaying(known: Reduced) -> list[float]:
 
 def gradients_of(known: Reduced) -> Gradients:
     """What the theorem asks of a graph's gradients."""
-    end = known.end
-    lowest = [int(end[each.ready].min()) for each in known.passes]
-    ready = np.array([end[each.ready] - begin for each, begin in zip(known.passes, lowest)])
+    end, sizes = known.end, known.parameters.num_bytes
+    equal = [each for each in known.passes if np.array_equal(each.parameters.num_bytes, sizes)]
+    lowest = [int(end[each.ready].min()) for each in equal]
+    ready = np.array([end[each.ready] - begin for each, begin in zip(equal, lowest)])
     return Gradients(
         np.median(ready, axis=0),
-        known.ratio * known.parameters.num_bytes.astype(np.float64),
+        known.ratio * sizes.astype(np.float64),
         known.line,
         max(workers_of(known.graph).values()),
     )

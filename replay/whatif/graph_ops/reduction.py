@@ -1,35 +1,27 @@
-"""Gradients reduced in other buckets, at other moments, or in other ways: the part that all such edits share.
+"""How a graph reduces gradients: the part that all edits of reductions share.
 
-In: a graph, its backward passes, and for each the reductions it should have. Out: the graph with these in
-place of the ones that were recorded. What they are to be is decided by the edits.
-
-A reduction begins when its call is made and a worker (a stream) is free for it, moves data once all ranks are
-there, and ends its own time later. Reductions of one rank share its link: each can use it once the bytes of
-those before it have passed, while the fixed parts of their times overlap.
+In: a graph. Out: its backward passes with what each reduces, what a reduction costs, and plain reductions of
+buckets that close where an edit says. `new_reductions.py` puts reductions into the graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
-from dpro.replay.models.gradients import MAIN_THREAD, Parameters, Pass, parameters_of, passes_of
-from dpro.replay.models.link_costs import LinkCost, fit_costs
+from dpro.replay.models.gradients.buckets import dtype_of, gradient_passes
+from dpro.replay.models.gradients.inferred import with_other_sizes
+from dpro.replay.models.gradients.passes import Parameters, Pass
+from dpro.replay.models.link_costs import LinkCost, fit_costs, fit_line
 from dpro.replay.timeline import Timeline, replay
-from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 
 STEP = -1
 COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # by which DDP fills its buckets
-GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
 
 
 @dataclass(frozen=True)
@@ -44,6 +36,8 @@ class Reduction:
         call_ns: time of the thread that makes the call.
         called_after: the parameter after which it is called; `STEP`: the whole step, which waits for it.
         needed: where its result is needed; None: where those of the recorded reductions are.
+        dtype: element type of its gradients, empty where not known.
+        shapes: of its gradients; empty where they are not known.
     """
 
     first: int
@@ -54,6 +48,8 @@ class Reduction:
     call_ns: float
     called_after: int
     needed: tuple[tuple[int, EdgeKind], ...] | None = None
+    dtype: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,6 @@ class Reduced:
     Attributes:
         graph: the graph.
         end: [N] ns of the replay.
-        parameters: what is reduced.
         passes: backward passes of all ranks.
         message: which kind of communication a reduction is.
         line: what a reduction costs.
@@ -71,11 +66,12 @@ class Reduced:
         call_ns: usual time of the thread in a call.
         ratio: bytes that are moved per byte of gradient.
         copy_ns_per_byte: time of a thread to read and write gradients once; 0 where the run does not show it.
+        are_bytes_known: whether the run says any bytes; else sizes are ns that moving them takes.
+        are_ranks_missing: whether what reductions take may be waiting for ranks that were not recorded.
     """
 
     graph: Graph
     end: Ints
-    parameters: Parameters
     passes: list[Pass]
     message: Message
     line: LinkCost
@@ -83,18 +79,48 @@ class Reduced:
     call_ns: float
     ratio: float
     copy_ns_per_byte: float
+    are_bytes_known: bool = True
+    are_ranks_missing: bool = False
 
-    def bytes_of(self, first: int, last: int) -> int:
+    @property
+    def parameters(self) -> Parameters:
+        """What the pass with most bytes reduces, the first of several."""
+        return max((each.parameters for each in self.passes), key=lambda own: int(own.num_bytes.sum()))
+
+    def bytes_of(self, each: Pass, first: int, last: int) -> int:
         """Payload of a bucket.
 
         Args:
+            each: its pass.
             first, last: its parameters, by the order in which they are ready.
         """
-        return round(self.ratio * int(self.parameters.num_bytes[first : last + 1].sum()))
+        return round(self.ratio * int(each.parameters.num_bytes[first : last + 1].sum()))
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether each rank gets its shard of the sums only."""
+        return self.message.op == "reduce_scatter"
+
+    def notes(self) -> tuple[str, ...]:
+        """What was inferred of the reductions, a line each."""
+        said = []
+        if not self.passes[0].parameters.is_recorded:
+            said.append(
+                "which gradients are in which reduction is inferred from calls, bytes and autograd's spans"
+            )
+        if not all(each.parameters.are_sizes_known for each in self.passes):
+            said.append(
+                "sizes of single gradients are not known: the interval holds any division of a bucket"
+            )
+        if self.are_ranks_missing:
+            said.append(
+                "ranks are missing: reductions are taken to cost no more than the fastest of their size"
+            )
+        return tuple(said)
 
 
 def reduced(graph: Graph) -> Reduced:
-    """How a graph reduces gradients.
+    """How a graph reduces gradients, as recorded or inferred.
 
     Raises:
         Unanswerable: the run lacks something; the message says what is missing.
@@ -105,32 +131,105 @@ def reduced(graph: Graph) -> Reduced:
 
 
 def _reduced(graph: Graph) -> Reduced:
-    parameters = parameters_of(graph.run)
-    if parameters.hook:
-        raise Unanswerable(f"gradients already go through a communication hook ({parameters.hook})")
-    passes = passes_of(graph, parameters.num_bytes.size)
-    transfers = np.concatenate([each.transfer for each in passes])
-    sizes = graph.nodes.bytes[transfers]
-    if (sizes <= 0).any():
-        raise Unanswerable("the run does not say how many bytes its reductions move")
+    passes = gradient_passes(graph)
     timeline = replay(graph)
+    transfers = np.concatenate([each.transfer for each in passes])
     message = graph.messages[int(graph.nodes.message[transfers[0]])]
-    line = fit_costs(graph, timeline).get((message.op, message.group))
-    if line is None:
-        raise Unanswerable("too few reductions with all their ranks are in the run to fit what one costs")
+    said = bool((graph.nodes.bytes[transfers] > 0).all())
+    if not said:
+        passes = [_timed(graph, each) for each in passes]
+    line = fit_costs(graph, timeline).get((message.op, message.group)) if said else BYTES_ARE_NS
+    missing = line is None
+    line = line or _fastest(graph, transfers)
     calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
+    num_bytes = float(sum(each.parameters.num_bytes.sum() for each in passes))
     return Reduced(
         dataclasses.replace(graph, known={}),  # what a graph keeps must not hold it
         timeline.end,
-        parameters,
         passes,
         message,
         line,
-        np.array([_slowdown(graph, timeline, line, each.transfer) for each in passes]),
+        np.array([_slowdown(graph, timeline, line, each) for each in passes]),
         float(np.median(calls)),
-        float(sizes.sum()) / (len(passes) * float(parameters.num_bytes.sum())),
-        _copying(graph, parameters, passes),
+        float(graph.nodes.bytes[transfers].sum()) / num_bytes if said else 1.0,
+        _copying(graph, passes, num_bytes),
+        said,
+        missing,
     )
+
+
+BYTES_ARE_NS = LinkCost(0.0, 1.0, 0.0, 0.0, 0, 0.0, bandwidth_only=True)
+
+
+def _timed(graph: Graph, each: Pass) -> Pass:
+    """A pass whose sizes are the times of its reductions, each divided evenly."""
+    sizes: list[int] = []
+    for count, took in zip(np.diff(each.closes, prepend=-1), graph.nodes.duration[each.transfer]):
+        sizes += [max(round(int(took) / int(count)), 1)] * int(count)
+    unknown = dataclasses.replace(
+        each.parameters, num_bytes=np.array(sizes, np.int64), are_sizes_known=each.closes.size == len(sizes)
+    )
+    return dataclasses.replace(each, parameters=unknown)
+
+
+def _fastest(graph: Graph, transfers: Ints) -> LinkCost:
+    """What reductions cost at most where others were waited for: the bandwidth of the fastest."""
+    took = graph.nodes.duration[transfers].astype(np.float64).clip(1)
+    fastest = transfers[[int(np.argmax(graph.nodes.bytes[transfers] / took))]]
+    return fit_line(
+        graph.nodes.bytes[fastest].astype(np.float64), graph.nodes.duration[fastest].astype(np.float64)
+    )
+
+
+def alternatives(known: Reduced) -> list[Reduced]:
+    """How the graph may reduce gradients besides: both ends of each thing that it leaves open.
+
+    Sizes of gradients that are not known may be as uneven as can be, and of what reductions take with missing
+    ranks all above the fastest may have been waiting, which goes away.
+    """
+    found = []
+    if not all(each.parameters.are_sizes_known for each in known.passes):
+        found += [
+            dataclasses.replace(known, passes=[with_other_sizes(each, where) for each in known.passes])
+            for where in (0, -1)
+        ]
+    if known.are_ranks_missing:
+        found.append(dataclasses.replace(known, slowdown=np.ones_like(known.slowdown)))
+    return found
+
+
+def plain_reductions(known: Reduced, each: Pass, closes: Ints) -> list[Reduction]:
+    """Plain reductions of buckets that close after some gradients, each called as soon as it can be.
+
+    Args:
+        known: how the graph reduces.
+        each: the pass.
+        closes: [B] the last gradient of each bucket.
+    """
+    found, dtypes, shapes = [], dtypes_of(known, each), each.parameters.shapes
+    for first, last in zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()):
+        size = known.bytes_of(each, first, last)
+        moving = float(known.line.moving_ns(size))
+        own = shapes[first : last + 1]
+        found.append(
+            Reduction(
+                *(first, last, size, moving, known.line.latency_ns, known.call_ns, last),
+                dtype=dtypes[first],
+                shapes=own,
+            )
+        )
+    return found
+
+
+def dtypes_of(known: Reduced, each: Pass) -> list[str]:
+    """[P] the element type of each gradient of a pass, empty where not known.
+
+    Args:
+        known: how the graph reduces.
+        each: the pass.
+    """
+    of_bucket = [dtype_of(known.graph, transfer) for transfer in each.transfer.tolist()]
+    return [of_bucket[at] for at in np.searchsorted(each.closes, np.arange(each.ready.size)).tolist()]
 
 
 def calling(known: Reduced) -> Bools:
@@ -144,7 +243,7 @@ def calling(known: Reduced) -> Bools:
     return calls
 
 
-def _copying(graph: Graph, parameters: Parameters, passes: list[Pass]) -> float:
+def _copying(graph: Graph, passes: list[Pass], num_bytes: float) -> float:
     """What the copies of gradients into their buckets took, per byte."""
     nodes = graph.nodes
     copies = [code for code, name in enumerate(graph.names) if name in COPIES]
@@ -155,279 +254,32 @@ def _copying(graph: Graph, parameters: Parameters, passes: list[Pass]) -> float:
         mine = found[nodes.lane[found] == nodes.lane[each.ready[0]]]
         within = (nodes.measured_start[mine] >= begin) & (nodes.measured_start[mine] <= end)
         spent += int(nodes.duration[mine[within]].sum())
-    return spent / (len(passes) * float(parameters.num_bytes.sum()))
+    return spent / num_bytes
 
 
-def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, transfers: Ints) -> float:
+def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, each: Pass) -> float:
     """The time in which a pass moved its gradients over what its line says.
 
     That is the time in which any of its reductions ran: latencies of those that follow each other overlap.
     """
+    transfers, sizes = each.transfer, graph.nodes.bytes[each.transfer]
+    if (sizes <= 0).any():  # sizes are times
+        sizes = np.add.reduceat(each.parameters.num_bytes, np.append(0, each.closes[:-1] + 1))
     busy = union(timeline.start[transfers], timeline.end[transfers])
-    expected = line.latency_ns * len(busy) + float(line.moving_ns(graph.nodes.bytes[transfers]).sum())
+    expected = line.latency_ns * len(busy) + float(line.moving_ns(sizes).sum())
     return float((busy[:, 1] - busy[:, 0]).sum()) / max(expected, 1.0)
 
 
-def with_reductions(
-    known: Reduced, wanted: Sequence[Sequence[Reduction]], awaited: Sequence[int] | None = None
-) -> Graph:
-    """The graph with other reductions in its backward passes.
-
-    Args:
-        known: how it reduces.
-        wanted: for each pass its reductions in the order of their calls; the same on all ranks of a pass.
-        awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
-    """
-    graph, editor = known.graph, GraphEditor(known.graph)
-    registry = _RendezvousRegistry(graph)
-    for each in known.passes:
-        editor.gone[each.arrive] = editor.gone[each.transfer] = True
-        editor.gone[registry.of(graph.nodes.collective[each.arrive])] = True
-        editor.duration[np.concatenate(each.calls)] = 0
-    workers, leaving = workers_of(graph), np.flatnonzero(editor.gone[graph.edges.source])
-    behind: dict[tuple[int, int], list[int]] = defaultdict(list)
-    surroundings = [_surroundings(graph, each, editor.gone, leaving) for each in known.passes]
-    for which, (each, reductions) in enumerate(zip(known.passes, wanted)):
-        around, slowdown = surroundings[which], float(known.slowdown[which])
-        if awaited is not None:
-            needed = surroundings[awaited[which]].awaited if awaited[which] >= 0 else []
-            around = dataclasses.replace(around, awaited=needed)
-        transfers = behind[each.rank, each.window]
-        for index, reduction in enumerate(reductions):
-            _insert(editor, each, around, reduction, index, slowdown, registry, transfers, workers[each.rank])
-        for node in around.after if reductions else ():
-            editor.link(transfers[-1], node, EdgeKind.STREAM, around.queue_lag)
-    return editor.finish()
-
-
-class _RendezvousRegistry:
-    """Rendezvous of the graph, old and new."""
-
-    def __init__(self, graph: Graph) -> None:
-        nodes = graph.nodes
-        met = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
-        self._old = dict(zip(nodes.collective[met].tolist(), met.tolist()))
-        self._new: dict[tuple[int, int], tuple[int, int]] = {}
-        self._next_instance = int(nodes.collective.max(initial=-1)) + 1
-
-    def of(self, instances: Ints) -> list[int]:
-        """The old rendezvous of some collectives."""
-        return [self._old[instance] for instance in instances.tolist() if instance in self._old]
-
-    def join(self, editor: GraphEditor, instance: int, index: int) -> tuple[int, int]:
-        """Instance and rendezvous of a pass's reduction, -1 for none where no other rank was recorded.
-
-        Args:
-            editor: the changes to the graph.
-            instance: the recorded collective that the pass began with, which identifies it on all ranks.
-            index: which reduction of the pass.
-        """
-        if (instance, index) not in self._new:
-            old = self._old.get(instance, -1)
-            node = editor.add(old, collective=self._next_instance) if old >= 0 else -1
-            self._new[instance, index] = (self._next_instance, node)
-            self._next_instance += 1
-        return self._new[instance, index]
-
-
-@dataclass(frozen=True)
-class _Surroundings:
-    """What is linked with the reductions of a pass.
-
-    Attributes:
-        launch_lag, queue_lag, input_lag: usual lags ns of calls, of the worker, of GPU work before.
-        before, after: communication before and after the pass, on the same workers.
-        awaited: for each recorded bucket where its result is needed.
-        inputs: GPU work that gradients may come from, in the order of its launches on the thread.
-        launched: ns of these launches.
-    """
-
-    launch_lag: int
-    queue_lag: int
-    input_lag: int
-    before: list[int]
-    after: list[int]
-    awaited: list[list[tuple[int, EdgeKind]]]
-    inputs: Ints
-    launched: Ints
-
-
-def _surroundings(graph: Graph, each: Pass, gone: NDArray[np.bool_], leaving: Ints) -> _Surroundings:
-    """What is linked with the reductions of a pass.
-
-    Args:
-        graph: the graph.
-        each: the pass.
-        gone: [N] reductions and rendezvous of all passes.
-        leaving: edges that leave these.
-    """
-    nodes, edges = graph.nodes, graph.edges
-    entering = np.concatenate([np.arange(graph.indptr[n], graph.indptr[n + 1]) for n in each.arrive.tolist()])
-    lags = {}
-    for kind in (EdgeKind.LAUNCH, EdgeKind.STREAM, EdgeKind.EVENT):
-        mine = edges.lag[entering[edges.kind[entering] == kind]]
-        lags[kind] = round(float(np.median(mine))) if mine.size else 0
-    queued = edges.source[entering[edges.kind[entering] == EdgeKind.STREAM]]
-    leaving = leaving[np.isin(edges.source[leaving], each.transfer) & ~gone[edges.target[leaving]]]
-    source, target, kinds = edges.source[leaving], edges.target[leaving], edges.kind[leaving]
-    called = int(max(nodes.measured_start[pieces].max() for pieces in each.calls))
-    needed = np.isin(kinds, (EdgeKind.SYNC, EdgeKind.EVENT)) & (nodes.measured_start[target] >= called)
-    awaited = [
-        [(int(target[at]), EdgeKind(kinds[at])) for at in np.flatnonzero(needed & (source == transfer))]
-        for transfer in each.transfer.tolist()
-    ]
-    inputs, launched = _inputs(graph, each, edges.source[entering[edges.kind[entering] == EdgeKind.EVENT]])
-    return _Surroundings(
-        lags[EdgeKind.LAUNCH],
-        lags[EdgeKind.STREAM],
-        lags[EdgeKind.EVENT],
-        queued[~gone[queued]].tolist(),
-        target[kinds == EdgeKind.STREAM].tolist(),
-        awaited,
-        inputs,
-        launched,
-    )
-
-
-def _inputs(graph: Graph, each: Pass, sources: Ints) -> tuple[Ints, Ints]:
-    """Work on the streams that reductions waited for, that the pass's thread launched, and when it did."""
-    nodes, edges = graph.nodes, graph.edges
-    if sources.size == 0:
-        return sources, sources
-    on_stream = np.isin(nodes.lane[edges.target], np.unique(nodes.lane[sources]))
-    launch = np.flatnonzero((edges.kind == EdgeKind.LAUNCH) & on_stream)
-    launch = launch[nodes.lane[edges.source[launch]] == nodes.lane[each.ready[0]]]
-    at = nodes.measured_start[edges.source[launch]]
-    order = np.argsort(at, kind="stable")
-    return edges.target[launch][order], at[order]
-
-
-def _insert(
-    editor: GraphEditor,
-    each: Pass,
-    around: _Surroundings,
-    wanted: Reduction,
-    index: int,
-    slowdown: float,
-    registry: _RendezvousRegistry,
-    behind: list[int],
-    workers: int,
-) -> None:
-    """Put one reduction of a pass in.
-
-    Args:
-        editor: the changes to the graph.
-        each: the pass.
-        around: what is linked with its reductions.
-        wanted: the reduction.
-        index: which of the pass.
-        slowdown: multiple of the time that a reduction costs.
-        registry: rendezvous so far.
-        behind: transfers of the rank in this window so far; added to.
-        workers: how many run side by side.
-    """
-    nodes = editor.graph.nodes
-    old = int(np.searchsorted(each.closes, wanted.last))
-    at_end = wanted.called_after == STEP
-    ready = _end_of_step(editor.graph, each) if at_end else int(each.ready[wanted.called_after])
-    measured = {
-        "measured_start": int(nodes.measured_end[ready]),
-        "measured_end": int(nodes.measured_end[ready]),
-    }
-    name = int(nodes.name[each.calls[0][0]])
-    call = editor.insert(
-        ready, kind=NodeKind.CPU, duration=round(wanted.call_ns), span=-1, name=name, **measured
-    )
-    instance, rendezvous = registry.join(editor, int(nodes.collective[each.arrive[0]]), index)
-    fixed, whole = round(wanted.fixed_ns * slowdown), round((wanted.fixed_ns + wanted.moving_ns) * slowdown)
-    arrive = editor.add(int(each.arrive[old]), collective=instance, **measured)
-    transfer = editor.add(
-        int(each.transfer[old]), collective=instance, bytes=wanted.num_bytes, duration=whole, **measured
-    )
-    editor.link(call, arrive, EdgeKind.LAUNCH, around.launch_lag)
-    editor.link(arrive, transfer, EdgeKind.STREAM)
-    if rendezvous >= 0:
-        editor.link(arrive, rendezvous, EdgeKind.RENDEZVOUS)
-        editor.link(rendezvous, transfer, EdgeKind.RENDEZVOUS)
-    _queue(editor, arrive, transfer, fixed, around, behind, workers)
-    if around.inputs.size:
-        last = int(np.searchsorted(around.launched, measured["measured_end"])) - 1
-        editor.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
-    behind.append(transfer)
-    if at_end:
-        editor.wait(ready, transfer)
-        return
-    needed = _needed_at(editor.graph, each, around, wanted, ready) if wanted.needed is None else wanted.needed
-    for target, kind in needed:
-        editor.link(transfer, target, kind)
-
-
-def _queue(
-    editor: GraphEditor,
-    arrive: int,
-    transfer: int,
-    fixed_ns: int,
-    around: _Surroundings,
-    behind: list[int],
-    workers: int,
-) -> None:
-    """Queue a reduction: it begins when a worker is free, and has the link once those before it have moved.
-
-    Args:
-        editor: the changes to the graph.
-        arrive, transfer: its nodes.
-        fixed_ns: the part of its time that overlaps with the transfer before it.
-        around: what is linked with the reductions of the pass.
-        behind: transfers of the rank in this window so far.
-        workers: how many run side by side.
-    """
-    for node in around.before if len(behind) < workers else behind[-workers:][:1]:
-        editor.link(node, arrive, EdgeKind.STREAM, around.queue_lag)
-    if behind:
-        editor.link(behind[-1], transfer, EdgeKind.STREAM, -fixed_ns)
-
-
-def _needed_at(
-    graph: Graph, each: Pass, around: _Surroundings, wanted: Reduction, ready: int
-) -> list[tuple[int, EdgeKind]]:
-    """Where a result is needed: as early as that of any recorded bucket with one of its parameters.
-
-    What comes before its call cannot wait for it: a thread that stood still in between its own calls (for a
-    core, say) may seem to have waited for one of them.
-
-    Args:
-        graph: the graph as recorded.
-        each: the pass.
-        around: what is linked with its reductions.
-        wanted: the reduction.
-        ready: the node that its call follows.
-    """
-    start = graph.nodes.measured_start
-    later = [[(at, kind) for at, kind in bucket if start[at] > start[ready]] for bucket in around.awaited]
-    first = int(np.searchsorted(each.closes, wanted.first))
-    last = int(np.searchsorted(each.closes, wanted.last))
-    candidates = [bucket for bucket in later[first : last + 1] if bucket]
-    candidates = candidates or [bucket for bucket in later if bucket]
-    return min(candidates, key=lambda bucket: min(int(start[at]) for at, _ in bucket), default=[])
-
-
-def _end_of_step(graph: Graph, each: Pass) -> int:
-    """The last node of the step on the thread that drives the rank."""
-    nodes = graph.nodes
-    lanes = [lane for lane, what in enumerate(graph.lanes) if what == (each.rank, MAIN_THREAD)]  # by window
-    here = (nodes.window == each.window) & (nodes.step == each.step)
-    mine = np.flatnonzero(np.isin(nodes.lane, lanes) & here)
-    return int(mine[np.argmax(nodes.measured_start[mine])])
-
-
 def next_of_rank(known: Reduced) -> list[int]:
-    """For each pass the next one of its rank and window, -1 for none."""
-    following, seen = [-1] * len(known.passes), dict[tuple[int, int], int]()
+    """For each pass the next one of its thread and window, -1 for none."""
+    lane = known.graph.nodes.lane
+    following, seen = [-1] * len(known.passes), dict[tuple[int, int, int], int]()
     for which, each in enumerate(known.passes):
-        before = seen.get((each.rank, each.window))
+        place = (each.rank, each.window, int(lane[each.ready[0]]))
+        before = seen.get(place)
         if before is not None:
             following[before] = which
-        seen[each.rank, each.window] = which
+        seen[place] = which
     return following
 
 
@@ -435,14 +287,3 @@ def on_stream(known: Reduced) -> bool:
     """Whether reductions run on GPUs, not in threads."""
     nodes = known.graph.nodes
     return known.graph.lanes[int(nodes.lane[known.passes[0].transfer[0]])][1].startswith("stream")
-
-
-def workers_of(graph: Graph) -> dict[int, int]:
-    """How many reductions a rank can run side by side."""
-    nodes = graph.nodes
-    moving = nodes.kind == NodeKind.TRANSFER
-    of_gpu = [what.startswith("stream") for _, what in graph.lanes]
-    return {
-        int(rank): 1 if of_gpu[nodes.lane[np.argmax(moving & (nodes.rank == rank))]] else GLOO_WORKERS
-        for rank in np.unique(nodes.rank[moving])
-    }

@@ -10,7 +10,7 @@ import pytest
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.gradients import MB
+from dpro.replay.models.gradients.passes import MB
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import US

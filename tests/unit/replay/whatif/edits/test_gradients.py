@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.models.gradients import MB, passes_of
+from dpro.replay.models.gradients.passes import MB, parameters_of, passes_of
 from dpro.replay.whatif.edits.gradients import closing
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.registry import parse_edit
@@ -119,20 +119,24 @@ def test_what_a_run_does_not_hold_is_refused_with_the_reason(tmp_path):
     hooked = built(ddp_job(hook="fp16_compress_hook"), tmp_path / "hooked")
     with pytest.raises(Unanswerable, match="communication hook"):
         parse_edit("bucket:mb=1").apply(hooked)
-    untold = ddp_job()
-    del untold.rows["buckets"]
-    with pytest.raises(Unanswerable, match="which parameters are in which gradient bucket"):
-        parse_edit("bucket:mb=1").apply(built(untold, tmp_path / "untold"))
-    older = ddp_job()
+    unrecorded = ddp_job()
+    for row in unrecorded.rows["spans"]:
+        row["name"] = row["name"].removeprefix("autograd::engine::evaluate_function: ")
+        row.pop("forward_thread", None)
+    with pytest.raises(Unanswerable, match="holds no autograd spans"):
+        parse_edit("bucket:mb=1").apply(built(unrecorded, tmp_path / "unrecorded"))
+
+
+@pytest.mark.parametrize("edit", ["bucket:mb=1", "compress:to=bf16", "overlap:mode=off", "local-updates"])
+def test_what_buckets_hold_is_inferred_where_it_is_not_recorded(tmp_path, edit):
+    recorded = built(ddp_job(closes=(1, 3)), tmp_path / "recorded")
+    unrecorded = ddp_job(closes=(1, 3))
+    del unrecorded.rows["buckets"]
+    older = ddp_job(closes=(1, 3))
     for row in older.rows["buckets"]:
         row["parameter_bytes"] = []
-    with pytest.raises(Unanswerable, match="sizes of single parameters"):
-        parse_edit("bucket:mb=1").apply(built(older, tmp_path / "older"))
-    unused = ddp_job(closes=(1, 3))
-    for row in unused.rows["buckets"]:
-        row["parameter_bytes"].append(4)
-    with pytest.raises(Unanswerable, match="not all are used"):
-        parse_edit("bucket:mb=1").apply(built(unused, tmp_path / "unused"))
+    for name, run in {"unrecorded": unrecorded, "older": older}.items():
+        assert steps_us(built(run, tmp_path / name), edit) == pytest.approx(steps_us(recorded, edit), abs=3)
 
 
 @pytest.mark.parametrize("closes", [(3,), (0, 1, 2, 3)])
@@ -162,7 +166,7 @@ def test_wait_between_the_calls_of_a_pass_is_not_taken_for_one_for_later_calls(t
     # On busy cores a thread stands still within a pass, and seems to wait for a reduction that it called.
     graph = built(ddp_job(closes=(1, 3)), tmp_path)
     draft = GraphEditor(graph)
-    for each in passes_of(graph, 4):
+    for each in passes_of(graph, parameters_of(graph.run)):
         called = int(each.calls[1][0])
         later = graph.edges.target[(graph.edges.source == called) & (graph.edges.kind == EdgeKind.THREAD)]
         draft.link(int(each.transfer[0]), int(later[0]), EdgeKind.SYNC)

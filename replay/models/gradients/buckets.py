@@ -1,0 +1,112 @@
+"""Each reduction of gradients with what it holds: recorded where the framework said so, else inferred.
+
+In: a graph and its run. Out: the passes that edits change, and the same as a table, one row per reduction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, once
+from dpro.replay.models.gradients.inferred import inferred_passes
+from dpro.replay.models.gradients.passes import Pass, parameters_of, passes_of
+from dpro.schema import BUCKETS
+
+COLUMNS = pl.Schema(
+    {
+        "rank": pl.Int64,
+        "window": pl.Int64,
+        "step": pl.Int64,
+        "bucket": pl.Int64,
+        "bytes": pl.Int64,
+        "dtype": pl.String,
+        "num_gradients": pl.Int64,
+        "ready_ns": pl.Int64,
+        "first_ready_ns": pl.Int64,
+        "arrive": pl.Int64,
+        "transfer": pl.Int64,
+        "is_recorded": pl.Boolean,
+        "are_sizes_known": pl.Boolean,
+    }
+)
+
+
+def gradient_passes(graph: Graph) -> list[Pass]:
+    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+
+    Raises:
+        Unanswerable: gradients go through a communication hook, or no pass is seen; the message says why.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
+    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
+    return once(graph, "gradient passes", (*columns, graph.messages), lambda: _gradient_passes(graph))
+
+
+def _gradient_passes(graph: Graph) -> list[Pass]:
+    rows = graph.run.table(BUCKETS) if graph.run is not None else BUCKETS.empty()
+    hooks = rows.filter(pl.col("hook") != "")["hook"]
+    if hooks.len():
+        raise Unanswerable(f"gradients already go through a communication hook ({hooks[0]})")
+    try:
+        return passes_of(graph, parameters_of(graph.run))
+    except Unanswerable:
+        return inferred_passes(graph)
+
+
+def bucket_table(graph: Graph) -> pl.DataFrame:
+    """The reductions of gradients, in order on each rank.
+
+    Args:
+        graph: the graph, with its run.
+
+    Returns:
+        `COLUMNS`: `bucket` counts the reductions of a pass; `bytes` is -1 where not known, `dtype` empty;
+        `ready_ns` is when its last gradient is ready, `first_ready_ns` its first, on the graph's clock as
+        recorded; `arrive` and `transfer` are nodes.
+
+    Raises:
+        Unanswerable: as `gradient_passes`.
+    """
+    nodes = graph.nodes
+    rows = []
+    for each in gradient_passes(graph):
+        firsts = np.append(0, each.closes[:-1] + 1)
+        for bucket, (first, last) in enumerate(zip(firsts.tolist(), each.closes.tolist())):
+            transfer = int(each.transfer[bucket])
+            rows.append(
+                (
+                    *(each.rank, each.window, each.step, bucket),
+                    *(int(nodes.bytes[transfer]), dtype_of(graph, transfer), last - first + 1),
+                    int(nodes.measured_end[each.ready[last]]),
+                    int(nodes.measured_end[each.ready[first]]),
+                    *(int(each.arrive[bucket]), transfer),
+                    *(each.parameters.is_recorded, each.parameters.are_sizes_known),
+                )
+            )
+    return pl.DataFrame(rows, COLUMNS, orient="row")
+
+
+NAMED_TYPES = {
+    "float32": ("_f32", "_float(", "Sum_float"),
+    "bfloat16": ("_bf16", "_bfloat16"),
+    "float16": ("_f16", "_half"),
+    "float64": ("_f64", "_double"),
+}
+
+
+def dtype_of(graph: Graph, transfer: int) -> str:
+    """The element type of a transfer, as the run or else the name of its kernel says; empty if neither does.
+
+    Args:
+        graph: the graph.
+        transfer: a node.
+    """
+    said = graph.messages[int(graph.nodes.message[transfer])].dtype
+    if said:
+        return said
+    name = graph.names[int(graph.nodes.name[transfer])]
+    found = [dtype for dtype, marks in NAMED_TYPES.items() if any(mark in name for mark in marks)]
+    return found[0] if len(found) == 1 else ""

@@ -1,0 +1,287 @@
+"""Backward passes that reduce gradients: when each gradient is ready, and which reduction it is in.
+
+In: a graph and the run it was made from. Out: one `Pass` for each. DDP hangs a hook on each parameter's
+AccumulateGrad: the k-th of these in a pass is the k-th parameter in the order in which gradients were ready
+when the buckets were rebuilt, which is the order of the buckets. What a run does not say of its buckets is
+inferred in `inferred.py`, and ends here, too: as moments at which gradients are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.schema import BUCKETS, SPANS
+from dpro.store import Run
+
+ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+MAIN_THREAD = "main thread"
+MB = 1 << 20
+NO_BUCKETS = (
+    "the run does not say which parameters are in which gradient bucket: record a DDP job with `dpro record`"
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a pass reduces, in the order in which it is ready; the same on all ranks of the pass.
+
+    Attributes:
+        num_bytes: [P] size of each gradient; ns of its reduction where the run does not say any bytes.
+        shapes: shape of each parameter; empty where it is not known.
+        hook: what reduces in place of a plain all-reduce, empty for nothing.
+        is_recorded: whether the framework itself said so; else it is inferred.
+        are_sizes_known: whether each size is known, or only that of each reduction, which was divided evenly.
+    """
+
+    num_bytes: Ints
+    shapes: tuple[tuple[int, ...], ...]
+    hook: str = ""
+    is_recorded: bool = True
+    are_sizes_known: bool = True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One backward pass of one rank.
+
+    Attributes:
+        rank, window, step: which.
+        parameters: what is reduced.
+        ready: [P] the node of the thread after which each gradient is ready.
+        closes: [B] the last parameter in each bucket.
+        calls: for each bucket the nodes of the thread that call its reduction.
+        arrive, transfer: [B] nodes of the reductions.
+    """
+
+    rank: int
+    window: int
+    step: int
+    parameters: Parameters
+    ready: Ints
+    closes: Ints
+    calls: tuple[Ints, ...]
+    arrive: Ints
+    transfer: Ints
+
+
+def parameters_of(run: Run | None) -> Parameters:
+    """The parameters of the run's only DDP module.
+
+    Raises:
+        Unanswerable: there is none, there are several, or their sizes are not recorded.
+    """
+    buckets = run.table(BUCKETS) if run is not None else BUCKETS.empty()
+    if buckets.is_empty():
+        raise Unanswerable(NO_BUCKETS)
+    buckets = buckets.filter(pl.col("source").str.starts_with("DDP"))
+    if buckets.is_empty():
+        raise Unanswerable("gradients are reduced by FSDP, which has no buckets of a size to choose")
+    if buckets["module"].n_unique() > 1:
+        raise Unanswerable(
+            "several modules are wrapped by DDP: which bucket belongs to which is not recorded"
+        )
+    own = buckets.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
+    sizes = own["parameter_bytes"].explode(empty_as_null=False)
+    if (own["parameter_bytes"].list.len() == 0).any():
+        raise Unanswerable(
+            "sizes of single parameters are not in the run: DDP did not rebuild its buckets "
+            "(find_unused_parameters), or an older dpro recorded it"
+        )
+    shapes = [tuple(shape) for each in own["shapes"].to_list() for shape in each]
+    return Parameters(sizes.to_numpy(), tuple(shapes), str(own["hook"][0]))
+
+
+def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
+    """Backward passes that reduce the gradients of a DDP module, of all ranks, in order of time on each.
+
+    Args:
+        graph: the graph, with its run.
+        parameters: what each pass reduces.
+
+    Raises:
+        Unanswerable: there are none, or what was seen does not fit what was recorded of the buckets.
+    """
+    if graph.run is None or ACCUMULATE not in graph.names:
+        raise Unanswerable("the run does not show when gradients are ready: it holds no autograd spans")
+    spans = graph.run.table(SPANS, ["span_id", "rank", "window", "name", "start_ns", "duration_ns", "tid"])
+    spans = spans.filter(pl.col("name") == ACCUMULATE).sort("rank", "window", "start_ns")
+    moments = spans.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    launches, issued = Launches(graph), calls_of(graph)
+    found = []
+    for _, own in moments.group_by("rank", "window", maintain_order=True):
+        found += passes_at(graph, launches, issued, own, lambda step: _each_whole(step, parameters))
+    if not found:
+        raise Unanswerable("no backward pass in the run reduces gradients in buckets")
+    return found
+
+
+def calls_of(graph: Graph) -> pl.DataFrame:
+    """Spans of calls of collectives: `rank`, `window`, `tid`, `start_ns`, `duration_ns`, `name`."""
+    assert graph.run is not None
+    spans = graph.run.table(SPANS, ["rank", "window", "name", "start_ns", "duration_ns", "tid"])
+    return spans.filter(pl.col("name").str.starts_with("c10d::"))
+
+
+def _each_whole(step: Ints, parameters: Parameters) -> list[tuple[int, Parameters]]:
+    """Where passes begin: in each whole step its gradients are a multiple of the parameters.
+
+    Raises:
+        Unanswerable: they are not.
+    """
+    num_parameters = parameters.num_bytes.size
+    first = []
+    for number in np.unique(step[step >= 0]).tolist():
+        mine = np.flatnonzero(step == number)
+        if mine.size % num_parameters:
+            raise Unanswerable(
+                f"step {number} has {mine.size} gradients of {num_parameters} parameters: not all are used"
+            )
+        first += mine[::num_parameters].tolist()
+    return [(each, parameters) for each in first]
+
+
+class Launches:
+    """Calls of collectives in a graph.
+
+    Attributes:
+        source, arrive: [C] nodes of the thread that calls, and the arrivals at the rendezvous.
+        transfer: [C] their transfers, -1 where there is none.
+    """
+
+    def __init__(self, graph: Graph, of: Bools | None = None) -> None:
+        """Find them by the edges of launches.
+
+        Args:
+            graph: the graph.
+            of: [messages] which kinds of communication; all if not given.
+        """
+        nodes, edges = graph.nodes, graph.edges
+        launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
+        moves = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (
+            nodes.kind[edges.target] == NodeKind.TRANSFER
+        )
+        transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
+        self.source, self.arrive = edges.source[launch], edges.target[launch]
+        self.transfer = np.array([transfer.get(node, -1) for node in self.arrive.tolist()], np.int64)
+        if of is not None:
+            kept = (self.transfer >= 0) & np.append(of, False)[nodes.message[self.transfer]]
+            self.source, self.arrive, self.transfer = (
+                each[kept] for each in (self.source, self.arrive, self.transfer)
+            )
+
+
+def passes_at(
+    graph: Graph,
+    launches: Launches,
+    issued: pl.DataFrame,
+    moments: pl.DataFrame,
+    split: Callable[[Ints], list[tuple[int, Parameters]]],
+) -> list[Pass]:
+    """Passes of one thread, by the moments at which its gradients are ready.
+
+    Args:
+        graph: the graph, with its run.
+        launches: calls of the reductions of gradients.
+        issued: as of `calls_of`.
+        moments: of one `rank`, `window` and `tid`, in order: `span_id`, `start_ns` and `end_ns`. A reduction
+            is called within the moment of its last gradient.
+        split: given the step of each moment, the first moment of each pass, and what the pass reduces.
+
+    Raises:
+        Unanswerable: the calls do not fit the moments.
+    """
+    nodes = graph.nodes
+    rank, window, tid = (int(moments[name][0]) for name in ("rank", "window", "tid"))
+    lane = lane_of(graph, rank, window, moments["span_id"].to_numpy())
+    if lane is None:
+        return []
+    thread = np.flatnonzero((nodes.lane == lane[0]) & (nodes.window == window))
+    thread = thread[np.argsort(nodes.measured_start[thread], kind="stable")]
+    begin, end = moments["start_ns"].to_numpy() + lane[1], moments["end_ns"].to_numpy() + lane[1]
+    calls = _extents(issued, rank, window, tid, lane[1])
+    ready = thread[np.searchsorted(nodes.measured_end[thread], end, side="right") - 1]
+    mine, position = _called_within(graph, launches, thread, begin, end)
+    found = []
+    for first, parameters in split(nodes.step[ready]):
+        count = parameters.num_bytes.size
+        inside = (position >= first) & (position < first + count)
+        if not inside.any():
+            continue
+        chosen = mine[inside]
+        closes = position[inside] - first
+        if closes[-1] != count - 1 or (np.diff(closes) <= 0).any():
+            raise Unanswerable(
+                "the reductions seen do not fit the buckets recorded: parameters are ready in another order"
+            )
+        sources = launches.source[chosen].tolist()
+        pieces = [_pieces(thread, nodes.measured_start, source, *calls) for source in sources]
+        found.append(
+            Pass(
+                rank,
+                window,
+                int(nodes.step[ready[first]]),
+                parameters,
+                ready[first : first + count],
+                closes,
+                tuple(pieces),
+                launches.arrive[chosen],
+                launches.transfer[chosen],
+            )
+        )
+    return found
+
+
+def _called_within(
+    graph: Graph, launches: Launches, thread: Ints, begin: Ints, end: Ints
+) -> tuple[Ints, Ints]:
+    """Launches of a thread within its moments, in order, and which moment each is in."""
+    nodes = graph.nodes
+    mine = np.flatnonzero(np.isin(launches.source, thread))
+    mine = mine[np.lexsort((launches.arrive[mine], nodes.measured_start[launches.source[mine]]))]
+    at = nodes.measured_start[launches.source[mine]]
+    position = np.searchsorted(begin, at, side="right") - 1
+    within = (position >= 0) & (at <= end[np.maximum(position, 0)])
+    return mine[within], position[within]
+
+
+def _extents(issued: pl.DataFrame, rank: int, window: int, tid: int, offset: int) -> tuple[Ints, Ints]:
+    """Start and end of the calls of a thread, on the graph's clock."""
+    own = issued.filter((pl.col("rank") == rank) & (pl.col("window") == window) & (pl.col("tid") == tid))
+    start = own["start_ns"].to_numpy() + offset
+    return start, start + own["duration_ns"].to_numpy()
+
+
+def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:
+    """The lane on which gradients accumulate, and what to add to recorded times to get the graph's.
+
+    Args:
+        graph: the graph, with its run.
+        rank, window: which.
+        span_ids: of the rank's accumulations of gradients.
+    """
+    nodes = graph.nodes
+    mine = np.flatnonzero((nodes.rank == rank) & (nodes.window == window) & np.isin(nodes.span, span_ids))
+    if mine.size == 0 or graph.run is None:
+        return None
+    first = mine[np.argmin(nodes.measured_start[mine])]
+    spans = graph.run.table(SPANS, ["span_id", "rank", "start_ns"])
+    start = spans.filter((pl.col("rank") == rank) & (pl.col("span_id") == int(nodes.span[first])))["start_ns"]
+    return int(nodes.lane[first]), int(nodes.measured_start[first]) - int(start[0])
+
+
+def _pieces(thread: Ints, start: Ints, source: int, call_start: Ints, call_end: Ints) -> Ints:
+    """Nodes of a thread in the call that holds a node; that one alone where no call does."""
+    at = start[source]
+    around = np.flatnonzero((call_start <= at) & (at < np.maximum(call_end, call_start + 1)))
+    if around.size == 0:
+        return np.array([source])
+    begin, end = call_start[around[0]], call_end[around[0]]
+    on_thread = start[thread]
+    return thread[np.searchsorted(on_thread, begin) : np.searchsorted(on_thread, end)]
