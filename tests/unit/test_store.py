@@ -34,6 +34,8 @@ def _column(dtype: pl.DataType) -> st.SearchStrategy[object]:
         return st.text(max_size=10)
     if dtype == pl.Float64:
         return st.floats(allow_nan=False)
+    if dtype == pl.Boolean:
+        return st.booleans()
     return st.integers(-1, 2**31 - 1) if dtype == pl.Int32 else st.integers(-1, 2**63 - 1)
 
 
