@@ -15,6 +15,7 @@ from dpro.analysis.answers.demo import DemoDocument
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.analysis.answers.difference import DifferenceDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
+from dpro.analysis.answers.plan import PlanDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
@@ -44,6 +45,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro whatif RUN": WhatIfDocument,
     "dpro whatif RUN --sensitivity": SensitivityDocument,
     "dpro whatif RUN --pareto": ParetoDocument,
+    "dpro plan --model CONFIG --gpus N": PlanDocument,
     "dpro diagnose RUN": DiagnosisDocument,
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,

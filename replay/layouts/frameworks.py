@@ -19,15 +19,14 @@ FRAMEWORKS: Mapping[str, Software] = {
         flash=False,
         sequence_parallel=False,
         gradient_bytes=2,
-        accumulation_bytes=8.0,
+        accumulation_bytes=14.0,
         loss_bytes=90.0,
-        kernels=82.0,
+        kernels=76.0,
         dropout=True,
         logit_bytes=16.0,
     ),
-    # nanotron as of 2024: stages balanced with the output layer, whole messages, few fused kernels.
+    # nanotron as of 2024: stages balanced with the output layer, few fused kernels.
     "nanotron": Software(
-        whole_messages=True,
         balanced=True,
         loss_bytes=60.0,
         kernels=140.0,

@@ -71,12 +71,17 @@ PARTS = (
     "device_checks.models",
     "device_checks.operators",
     "device_checks.shipped",
+    "reality_checks.checks",
+    "reality_checks.models",
+    "reality_checks.scoring",
+    "reality_checks.tables",
 )
 UNTRIED = {
     "dashboard": "needs a browser",
     "devices": "tests/unit/replay/devices/test_benchmark.py runs it on tables made there",
     "timeline": "needs a browser; test_timeline.py measures a tiny run with its parts",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
+    "reality": "tests/unit/replay/layouts/test_reality.py runs it on tables made there",
     "search": "minutes; tests/unit/replay/whatif/test_search.py compares with all pairs of a tiny job",
     "recording.limited_link": "needs root and TUN devices",
     "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",

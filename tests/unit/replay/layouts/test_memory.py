@@ -32,7 +32,7 @@ def test_weights_gradients_and_states_of_one_gpu_are_eighteen_bytes_a_parameter(
 
 
 @pytest.mark.parametrize(
-    ("zero", "factors"), enumerate([(2, 4, 12), (2, 4, 1.5), (2, 0.5, 1.5), (0.25, 0.5, 1.5)])
+    ("zero", "factors"), list(enumerate([(2, 4, 12), (2, 4, 1.5), (2, 0.5, 1.5), (0.25, 0.5, 1.5)]))
 )
 def test_each_stage_of_zero_shards_one_kind_more(zero: int, factors: tuple[float, float, float]) -> None:
     parts = held(zero=zero, dp=8)

@@ -1,0 +1,210 @@
+"""All layouts of a model on a number of GPUs, ranked.
+
+In: a model, GPUs, a batch, perhaps measured steps. Out: a `PlanDocument`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import polars as pl
+
+from dpro.documents import Document, Part
+from dpro.errors import UsageError
+from dpro.replay.layouts.frameworks import framework_named
+from dpro.replay.layouts.layout import COLUMNS, RECOMPUTE, candidates, in_words, layouts
+from dpro.replay.layouts.machine import machine_of
+from dpro.replay.layouts.memory import KINDS
+from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.plan import MeasuredLayout, plan
+from dpro.replay.models.gpus import GPUS, model_named
+
+SELECTIVE = RECOMPUTE.index("selective")
+
+
+@dataclass(frozen=True)
+class AskedPlan:
+    """What to plan.
+
+    Attributes:
+        model: the model, with its sequence.
+        gpus, per_host: how many, and how many share a host.
+        device: their name.
+        memory_gb: of each; None for that of the data sheet.
+        global_batch: sequences of a step.
+        keep: columns of layouts that stay.
+        framework, precision: names.
+        measured: steps to calibrate with.
+        assumed: what was taken for granted before, one line each.
+    """
+
+    model: Model
+    gpus: int
+    per_host: int
+    device: str
+    memory_gb: float | None
+    global_batch: int
+    keep: dict[str, int] = field(default_factory=dict)
+    framework: str = "megatron"
+    precision: str = "bf16"
+    measured: Sequence[MeasuredLayout] = ()
+    assumed: Sequence[str] = ()
+
+
+class LayoutDocument(Part, frozen=True):
+    """One layout and what is predicted of it.
+
+    Attributes:
+        layout: on one line.
+        dp, tp, pp, cp, ep: degrees of data, tensor, pipeline, context and expert parallelism.
+        vpp: model chunks on each stage.
+        micro_batch, micro_batches: sequences, and how many of them a pipeline has per step.
+        zero: stage of ZeRO; 3 shards as FSDP does.
+        recompute: activations computed again: none, selective (attention), full (layers).
+        tokens_per_s_per_gpu, tokens_per_s_per_gpu_low, tokens_per_s_per_gpu_high: with an interval of 90%.
+        step_ms, low_ms, high_ms: the step, with the same interval.
+        mfu: operations that the model needs, over the peak of the data sheet.
+        bubble: share of the pipeline's time in which the mean stage stands still.
+        exposed: share of the step in which communication is not hidden.
+        memory_gb: of the fullest GPU, 1e9 bytes.
+        memory: the same by kind.
+        fits: yes; tight: above 90% of the memory; no.
+        why: it does not fit; empty where it does.
+        replayed: whether the pipeline was replayed, or bounded by its closed form.
+    """
+
+    layout: str
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    vpp: int
+    micro_batch: int
+    micro_batches: int
+    zero: int
+    recompute: str
+    tokens_per_s_per_gpu: float
+    tokens_per_s_per_gpu_low: float
+    tokens_per_s_per_gpu_high: float
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    mfu: float
+    bubble: float
+    exposed: float
+    memory_gb: float
+    memory: dict[str, float]
+    fits: str
+    why: str
+    replayed: bool
+
+
+class PlanDocument(Document, frozen=True, kw_only=True):
+    """All layouts of a job, ranked.
+
+    Attributes:
+        device, gpus, gpus_per_host, memory_gb: what the job runs on.
+        parameters: of the model.
+        sequence: tokens of a sequence.
+        global_batch: sequences of a step.
+        framework, precision: how it trains.
+        calibrated: whether measured steps were given.
+        trust: how far to believe it, one sentence.
+        assumed: what was taken for granted, one line each.
+        num_layouts: how many were ranked.
+        num_fitting: how many of them fit.
+        layouts: those that fit, fastest first, as many as asked for.
+        unfitting: those that do not fit, as many: fastest first, or where none fits those that need least.
+    """
+
+    device: str
+    gpus: int
+    gpus_per_host: int
+    memory_gb: float
+    parameters: int
+    sequence: int
+    global_batch: int
+    framework: str
+    precision: str
+    calibrated: bool
+    trust: str
+    assumed: list[str]
+    num_layouts: int
+    num_fitting: int
+    layouts: list[LayoutDocument]
+    unfitting: list[LayoutDocument]
+
+
+def planned(asked: AskedPlan, top: int) -> PlanDocument:
+    """Rank all layouts.
+
+    Args:
+        asked: what to plan.
+        top: how many to return of those that fit, and of those that do not.
+
+    Raises:
+        UsageError: the device, the framework or a layout is not known, or no layout divides model and batch.
+    """
+    device = asked.device if asked.device in GPUS else model_named(asked.device)
+    if not device:
+        raise UsageError(f"no data sheet of {asked.device!r}: there are {', '.join(GPUS)}")
+    machine = machine_of(device, asked.per_host, asked.memory_gb)
+    software = replace(framework_named(asked.framework), dtype=asked.precision)
+    if asked.precision not in machine.sheet.tflops:
+        raise UsageError(f"{device} does not multiply in {asked.precision}")
+    rows = candidates(asked.model, asked.gpus, asked.per_host, asked.global_batch, asked.keep)
+    if (
+        software.flash and "recompute" not in asked.keep
+    ):  # nothing of the scores is kept: nothing to compute again
+        rows = rows.filter(pl.col("recompute") != SELECTIVE)
+    ranked = plan(asked.model, rows, machine, software, asked.measured)
+    fits = pl.col("fits") != "no"
+    others = ranked.filter(~fits)
+    if others.height == ranked.height:
+        others = others.sort("memory_gb", maintain_order=True)
+    return PlanDocument(
+        device=device,
+        gpus=asked.gpus,
+        gpus_per_host=asked.per_host,
+        memory_gb=machine.memory_gb,
+        parameters=asked.model.parameters(),
+        sequence=asked.model.sequence,
+        global_batch=asked.global_batch,
+        framework=asked.framework,
+        precision=asked.precision,
+        calibrated=bool(asked.measured),
+        trust=_trust(asked),
+        assumed=list(asked.assumed),
+        num_layouts=ranked.height,
+        num_fitting=ranked.filter(fits).height,
+        layouts=[_document(row) for row in ranked.filter(fits).head(top).iter_rows(named=True)],
+        unfitting=[_document(row) for row in others.head(top).iter_rows(named=True)],
+    )
+
+
+def _trust(asked: AskedPlan) -> str:
+    if not asked.measured:
+        return (
+            "not calibrated: times are those of data sheets and of clusters that others measured; "
+            "--calibrate LAYOUT:MS takes a step that you measured"
+        )
+    rows = layouts([each.layout for each in asked.measured])
+    listed = "; ".join(
+        f"{in_words(row)}: {each.step_ms:g} ms"
+        for row, each in zip(rows.iter_rows(named=True), asked.measured)
+    )
+    return f"calibrated by {listed}"
+
+
+def _document(row: dict[str, Any]) -> LayoutDocument:
+    names = [name for name in COLUMNS if name != "recompute"]
+    figures = ("step_ms", "low_ms", "high_ms", "mfu", "bubble", "exposed", "memory_gb")
+    rates = [f"tokens_per_s_per_gpu{end}" for end in ("", "_low", "_high")]
+    return LayoutDocument(
+        **{name: row[name] for name in (*names, *figures, *rates, "layout", "fits", "why", "replayed")},
+        recompute=RECOMPUTE[row["recompute"]],
+        memory={kind: row[kind] for kind in KINDS},
+    )

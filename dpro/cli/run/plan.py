@@ -1,0 +1,182 @@
+"""`dpro plan`: all layouts of a model on a number of GPUs, ranked, with memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpro.cli.output import console, json_option, print_json
+from dpro.errors import UsageError
+
+if TYPE_CHECKING:
+    from dpro.analysis.answers.plan import LayoutDocument, PlanDocument
+    from dpro.replay.layouts.plan import MeasuredLayout
+
+USUAL_SEQUENCE = 4096  # tokens: models are made for longer ones than most are trained on
+USUAL_SEQUENCES = 4  # per GPU and step
+SHOWN_UNFITTING = 3
+_ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)?\s*$")
+
+
+@click.command()
+@click.option(
+    "--model",
+    "config",
+    metavar="CONFIG",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A Hugging Face config.json: what the model is made of.",
+)
+@click.option("--gpus", type=click.IntRange(min=1), required=True, help="How many GPUs the job has.")
+@click.option(
+    "--hosts-of", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of each host."
+)
+@click.option(
+    "--device", default="H100", show_default=True, help="What the GPUs are: a name of docs/devices.md's."
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    help="GB of each GPU.  [default: by its data sheet]",
+)
+@click.option("--sequence", type=click.IntRange(min=1), help="Tokens of a sequence.  [default: 4096 at most]")
+@click.option(
+    "--global-batch", type=click.IntRange(min=1), help="Sequences of a step.  [default: 4 for each GPU]"
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What stays, as tp=8 or recompute=full; again for more.",
+)
+@click.option(
+    "--calibrate",
+    "rows",
+    multiple=True,
+    metavar="LAYOUT:MS",
+    help="A step that was measured, as dp=8,tp=4,pp=2,micro_batch=1:4210ms; again for more.",
+)
+@click.option(
+    "--framework",
+    type=click.Choice(["megatron", "megatron-deepspeed", "nanotron"]),
+    default="megatron",
+    show_default=True,
+    help="Whose kernels, overlap and partition of stages.",
+)
+@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp8"]), default="bf16", show_default=True)
+@click.option(
+    "--top", type=click.IntRange(min=1), default=15, show_default=True, help="How many layouts to show."
+)
+@json_option
+def plan(
+    config: Path,
+    gpus: int,
+    hosts_of: int,
+    device: str,
+    memory: float | None,
+    sequence: int | None,
+    global_batch: int | None,
+    keep: tuple[str, ...],
+    rows: tuple[str, ...],
+    framework: str,
+    precision: str,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Rank all ways of cutting a model over GPUs: throughput, step, memory, and why some do not fit.
+
+    \b
+    dpro plan --model config.json --gpus 256
+    dpro plan --model config.json --gpus 64 --device A100-SXM4-80GB --keep tp=8 --global-batch 512
+    dpro plan --model config.json --gpus 256 --calibrate dp=32,tp=8,micro_batch=2:5230ms
+
+    A layout is a choice of data (dp), tensor (tp), pipeline (pp), context (cp) and expert (ep) parallelism,
+    model chunks on each stage (vpp), sequences of a micro-batch, ZeRO (zero) and recomputation
+    (recompute=none, selective, full). Layers are re-sized to each, timed by data sheets and measured kernels,
+    and their pipeline is replayed. Intervals are meant to hold 90%. One measured step (--calibrate) narrows
+    them; without one the plan says that it is not calibrated, and its order is worth more than its times.
+    """
+    from dpro.analysis.answers.plan import AskedPlan, planned
+    from dpro.replay.layouts.model import read_model
+
+    model = read_model(config, sequence)
+    assumed = []
+    if sequence is None and model.sequence > USUAL_SEQUENCE:
+        model = read_model(config, USUAL_SEQUENCE)
+        assumed.append(f"sequences of {USUAL_SEQUENCE} tokens: --sequence says otherwise")
+    if global_batch is None:
+        global_batch = USUAL_SEQUENCES * gpus
+        assumed.append(f"a batch of {global_batch} sequences: --global-batch says otherwise")
+    measured = [_measured(text, global_batch) for text in rows]
+    kept = {key: value for text in keep for key, value in _kept(text).items()}
+    asked = AskedPlan(
+        model, gpus, hosts_of, device, memory, global_batch, kept, framework, precision, measured, assumed
+    )
+    document = planned(asked, top)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+
+
+def _kept(text: str) -> dict[str, int]:
+    from dpro.replay.layouts.layout import parse_layout
+
+    if "=" not in text:
+        raise UsageError(f"--keep {text}: give the value that stays, as {text}=8")
+    return parse_layout(text)
+
+
+def _measured(text: str, global_batch: int) -> MeasuredLayout:
+    """A measured step of the command line; as many micro-batches as the batch has, unless it says."""
+    from dpro.replay.layouts.layout import parse_layout
+    from dpro.replay.layouts.plan import MeasuredLayout
+
+    found = _ROW.match(text)
+    if not found or "=" not in found["layout"]:
+        raise UsageError(f"--calibrate {text}: give a layout and its step, as dp=8,tp=4,pp=2:4210ms")
+    layout = parse_layout(found["layout"])
+    if "micro_batches" not in layout:
+        each = layout.get("dp", 1) * layout.get("micro_batch", 1)
+        if global_batch % each:
+            raise UsageError(
+                f"--calibrate {text}: {each} sequences at a time do not divide the batch of {global_batch}; "
+                "give micro_batches="
+            )
+        layout["micro_batches"] = global_batch // each
+    return MeasuredLayout(layout, float(found["time"]) * (1000 if found["unit"] == "s" else 1))
+
+
+def _print(document: PlanDocument) -> None:
+    """What was ranked, the fastest, and what does not fit."""
+    out = console()
+    out.print(
+        f"{document.parameters / 1e9:.1f} billion parameters on {document.gpus} x {document.device} "
+        f"({document.gpus_per_host} a host, {document.memory_gb:g} GB), {document.global_batch} sequences of "
+        f"{document.sequence} tokens a step, {document.framework}, {document.precision}"
+    )
+    out.print(f"{document.trust[0].upper()}{document.trust[1:]}")
+    for line in document.assumed:
+        out.print(f"  - assumed: {line}")
+    heads = f"{'tokens/s/GPU':>12}  {'of 90%':>15}  {'step':>9}  {'MFU':>4}  {'bubble':>6}  {'comm.':>5}"
+    fitting = f"{document.num_fitting:,} fit; the fastest" if document.layouts else "none fits"
+    out.print(f"{document.num_layouts:,} layouts, of which {fitting}:")
+    out.print(f"  {heads}  memory  layout")
+    for row in document.layouts:
+        out.print(f"  {_figures(row)}  {row.layout}{' (tight)' if row.fits == 'tight' else ''}")
+    if document.unfitting:
+        which = "The fastest of those that do not fit" if document.layouts else "Those that need the least"
+        out.print(f"{which}:")
+    for row in document.unfitting[:SHOWN_UNFITTING]:
+        out.print(f"  {_figures(row)}  {row.layout}: {row.why}")
+
+
+def _figures(row: LayoutDocument) -> str:
+    between = f"{row.tokens_per_s_per_gpu_low:.0f}–{row.tokens_per_s_per_gpu_high:.0f}"
+    return (
+        f"{row.tokens_per_s_per_gpu:12.0f}  {between:>15}  {row.step_ms / 1e3:7.2f} s  {row.mfu:4.0%}  "
+        f"{row.bubble:6.1%}  {row.exposed:5.1%}  {row.memory_gb:3.0f} GB"
+    )

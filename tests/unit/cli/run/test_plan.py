@@ -1,0 +1,106 @@
+"""`dpro plan`, as it is called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands import dpro
+
+CONFIG = {
+    "num_hidden_layers": 16,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 32000,
+    "max_position_embeddings": 131072,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def test_layouts_are_ranked_in_one_object(config: str) -> None:
+    done = dpro("plan", "--model", config, "--gpus", "16", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["calibrated"] is False
+    assert "not calibrated" in document["trust"]
+    assert [line.split(":")[0] for line in document["assumed"]] == [
+        "sequences of 4096 tokens",
+        "a batch of 64 sequences",
+    ]
+    first = document["layouts"][0]
+    assert (
+        first["tokens_per_s_per_gpu_low"] < first["tokens_per_s_per_gpu"] < first["tokens_per_s_per_gpu_high"]
+    )
+    assert first["dp"] * first["tp"] * first["pp"] * first["cp"] == 16
+    rates = [row["tokens_per_s_per_gpu"] for row in document["layouts"]]
+    assert rates == sorted(rates, reverse=True)
+    assert all(row["why"] for row in document["unfitting"])
+
+
+def test_a_measured_step_narrows_the_intervals(config: str) -> None:
+    asked = ("plan", "--model", config, "--gpus", "16", "--keep", "tp=2", "--json", "--top", "1")
+    plain = json.loads(dpro(*asked).stdout)["layouts"][0]
+    row = f"dp={plain['dp']},tp=2,pp={plain['pp']},micro_batch={plain['micro_batch']}"
+    more = f",vpp={plain['vpp']},zero={plain['zero']},recompute={plain['recompute']}"
+    done = json.loads(dpro(*asked, "--calibrate", f"{row}{more}:{plain['step_ms']:.0f}ms").stdout)
+    assert done["calibrated"]
+    known = done["layouts"][0]
+    assert known["high_ms"] / known["low_ms"] < 0.9 * plain["high_ms"] / plain["low_ms"]
+    assert known["step_ms"] == pytest.approx(plain["step_ms"], rel=0.01)
+
+
+def test_people_get_a_table_and_what_was_assumed(config: str) -> None:
+    done = dpro("plan", "--model", config, "--gpus", "8", "--memory", "20", "--global-batch", "32")
+    assert done.returncode == 0, done.stderr
+    assert "Not calibrated" in done.stdout
+    assert "those that do not fit" in done.stdout
+    assert "assumed: sequences of 4096 tokens" in done.stdout
+    assert "tokens/s/GPU" in done.stdout
+
+
+def test_where_nothing_fits_the_plan_says_what_comes_nearest(config: str) -> None:
+    asked = ("plan", "--model", config, "--gpus", "2", "--memory", "2")
+    document = json.loads(dpro(*asked, "--json").stdout)
+    assert document["num_fitting"] == 0
+    assert not document["layouts"]
+    needed = [row["memory_gb"] for row in document["unfitting"]]
+    assert needed == sorted(needed)
+    assert "none fits" in dpro(*asked).stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (("--keep", "tp"), "give the value"),
+        (("--keep", "zp=3"), "no part of a layout"),
+        (("--keep", "tp=3"), "no layout of 8 GPUs"),
+        (("--device", "Z9000"), "no data sheet"),
+        (("--device", "A100", "--precision", "fp8"), "does not multiply"),
+        (("--calibrate", "dp=8"), "give a layout and its step"),
+        (("--calibrate", "dp=7:100ms"), "do not divide"),
+        (("--calibrate", "dp=8:0ms"), "positive"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line_that_says_why(
+    config: str, more: tuple[str, str], word: str
+) -> None:
+    done = dpro("plan", "--model", config, "--gpus", "8", *more)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_configuration_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = dpro("plan", "--model", tmp_path / "none.json", "--gpus", "8")
+    assert done.returncode == 1
+    assert "cannot be read" in done.stderr
