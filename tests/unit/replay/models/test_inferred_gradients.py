@@ -1,0 +1,67 @@
+"""Which gradients are in which reduction, inferred: against what real jobs recorded of their buckets."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpro.opening import open_path
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.models.gradients.buckets import bucket_table, gradient_passes
+from dpro.replay.models.gradients.inferred import divided, inferred_passes, with_other_sizes
+from dpro.store import open_run
+
+SAMPLE = Path(__file__).resolve().parents[4] / "sample_traces" / "slow_rank"
+
+
+def test_the_buckets_of_a_real_ddp_job_are_inferred_as_they_were_recorded(tmp_path):
+    recorded = build_graph(open_run(SAMPLE)).graph
+    shutil.copytree(SAMPLE, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "buckets")
+    inferred = build_graph(open_run(tmp_path / "run")).graph
+    known, found = gradient_passes(recorded), inferred_passes(inferred)
+    assert len(found) == len(known)
+    for mine, theirs in zip(found, known):
+        assert (mine.rank, mine.step) == (theirs.rank, theirs.step)
+        assert mine.closes.tolist() == theirs.closes.tolist()
+        assert mine.arrive.tolist() == theirs.arrive.tolist()
+        firsts = np.append(0, mine.closes[:-1] + 1)
+        sums = [np.add.reduceat(each.parameters.num_bytes, firsts).tolist() for each in (mine, theirs)]
+        assert sums[0] == sums[1]
+    assert not any(each.parameters.is_recorded for each in found)
+
+
+def test_sizes_that_are_not_known_leave_both_ends_open(tmp_path):
+    shutil.copytree(SAMPLE, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "buckets")
+    each = inferred_passes(build_graph(open_run(tmp_path / "run")).graph)[0]
+    if each.parameters.are_sizes_known:
+        pytest.skip("the sample has shapes")
+    total = each.parameters.num_bytes.sum()
+    for where in (0, -1):
+        sizes = with_other_sizes(each, where).parameters.num_bytes
+        assert sizes.sum() == total
+        assert sizes[0 if where == 0 else each.closes[0]] == sizes[: each.closes[0] + 1].max()
+
+
+def test_a_number_is_divided_without_a_rest():
+    assert divided(10, [1, 1, 1]) == [3, 4, 3]
+    assert divided(12, [1, 2, 3]) == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("trace", "counts", "num_bytes"),
+    [
+        ("nccl_meta/mi300x_ddp_rank0of8.json.gz", [5, 57], [5746640, 17632384]),
+        ("multirank/torchrec_v100_4r_opt4", [4, 6, 4, 4], [-1] * 4),
+    ],
+)
+def test_of_a_trace_that_says_nothing_of_buckets(traces, trace, counts, num_bytes):
+    table = bucket_table(build_graph(open_path(traces / trace)).graph)
+    first = table.filter(rank=table["rank"].min(), step=table["step"].min())
+    assert first["num_gradients"].to_list() == counts
+    assert first["bytes"].to_list() == num_bytes
+    assert first["are_sizes_known"].all() == (num_bytes[0] > 0)
