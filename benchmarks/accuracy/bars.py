@@ -23,20 +23,20 @@ Row = dict[str, Any]
 Check = dict[str, Any]
 
 
-def spread_pct(times: Sequence[float]) -> float:
-    """Median difference between any two rounds of the same job; not a number of a single one."""
+def spread_pct(times: Sequence[float]) -> float | None:
+    """Median difference between any two rounds of the same job; None of a single one."""
     differences = [100 * abs(a / b - 1) for a, b in combinations(times, 2)]
-    return statistics.median(differences) if differences else float("nan")
+    return statistics.median(differences) if differences else None
 
 
-def signs(before: float, after: float, predicted: float, same_job_pct: float) -> Row:
+def signs(before: float, after: float, predicted: float, same_job_pct: float | None) -> Row:
     """Whether a change had an effect, beyond what recordings of one job differ by, and had its sign.
 
     Args:
         before, after, predicted: time for a batch of the size before.
-        same_job_pct: by how much recordings of one job differ; may be not a number.
+        same_job_pct: by how much recordings of one job differ, where it was recorded more than once.
     """
-    noise_pct = max(EFFECT_PCT, same_job_pct if same_job_pct == same_job_pct else 0.0)
+    noise_pct = max(EFFECT_PCT, same_job_pct or 0.0)
     return {
         "has_effect": abs(after / before - 1) > noise_pct / 100,
         "sign_right": (predicted - before) * (after - before) > 0,
@@ -79,11 +79,12 @@ def _check(n: int, figures: Row, bar: Row, holds: bool) -> Check:
 
 def _errors(mine: Sequence[Row], controlled: bool) -> Check:
     errors = [abs(row["error_pct"]) for row in mine]
+    known = [row["same_job_pct"] for row in mine if row["same_job_pct"] is not None]
     figures = {
         "median_error_pct": statistics.median(errors),
         "worst_error_pct": max(errors),
         "held": statistics.fmean(row["held"] for row in mine),
-        "same_job_pct": statistics.median(row["same_job_pct"] for row in mine),
+        "same_job_pct": statistics.median(known) if known else None,
     }
     bar = {"median_error_pct": CONTROLLED_MEDIAN_PCT if controlled else NOISY_MEDIAN_PCT, "held": HELD}
     bar |= {"worst_error_pct": CONTROLLED_WORST_PCT} if controlled else {}
@@ -128,9 +129,10 @@ def table(results: Sequence[Row], found: dict[str, Check]) -> Iterator[str]:
         if "refused" in row:
             yield f"| {row['pair']} | {class_} | | | refused: {row['refused']} | | | | |"
             continue
+        same = f"{row['same_job_pct']:.1f}%" if row["same_job_pct"] is not None else ""
         times = " | ".join(f"{row[key]:.1f}" for key in ("before_ms", "after_ms", "predicted_ms"))
         yield (
-            f"| {row['pair']} | {class_} | {times} | {row['error_pct']:+.1f}% | {row['same_job_pct']:.1f}% "
+            f"| {row['pair']} | {class_} | {times} | {row['error_pct']:+.1f}% | {same} "
             f"| ±{row['interval_pct']:.0f}% | {row['held']:.0%} |"
         )
     for name, check in found.items():

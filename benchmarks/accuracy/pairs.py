@@ -202,7 +202,9 @@ def of_models() -> list[Pair]:
     sharded = Job(PACED, 500, "model_job.py gpt fsdp")
     # Small messages: those that `tc tbf` lets through for free would count here.
     split = Job("--width 384 --block-ms 8 --first", 200, "model_job.py gpt tp", delay_us=1)
-    resnet4, dlrm4, sharded4 = (dataclasses.replace(job, ranks=4) for job in (resnet, dlrm, sharded))
+    gpt4, resnet4, dlrm4, sharded4 = (
+        dataclasses.replace(job, ranks=4) for job in (gpt, resnet, dlrm, sharded)
+    )
     return [
         *tried(
             gpt, "bucket:mb=1", "compress:to=fp16", "local-updates:every=4", "accumulate:steps=2",
@@ -218,7 +220,7 @@ def of_models() -> list[Pair]:
         *tried(sharded, "prefetch:ahead=1", "accumulate:steps=2", "batch:factor=2", LATE),
         undone(sharded, LATE, RANK), linked(sharded, 200),
         *tried(split, "batch:factor=2", LATE), undone(split, LATE, RANK), linked(split, 500),
-        Pair("resnet ddp: 2 to 4 ranks", resnet, resnet4, ("data-parallel:ranks=4",)),
+        Pair("gpt ddp: 2 to 4 ranks", gpt, gpt4, ("data-parallel:ranks=4",)),
         *tried(resnet4, "bucket:mb=1", "accumulate:steps=2", LATE), undone(resnet4, LATE, RANK),
         *tried(dlrm4, "batch:factor=2"), *tried(sharded4, "prefetch:ahead=1"),
     ]  # fmt: skip

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from benchmarks.recording import job as command_of
 from benchmarks.recording import record_window
 from dpro.errors import DproError
 from dpro.opening import ensure_finished
-from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.construction.graph_builder import Built, build_graph
+from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
 from dpro.replay.whatif.predict import apply_all, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
@@ -136,6 +137,14 @@ def typical(steps_ns: list[int], cycle: int = 1) -> float:
     return statistics.median(statistics.fmean(each) for each in cycles) / MS
 
 
+@lru_cache(16)
+def read(folder: Path) -> tuple[Built, Trust]:
+    """The graph of a recording, and how well its replay fits."""
+    run = open_run(folder)
+    built = build_graph(run)
+    return built, assess(built, replay(built.graph), run.manifest)
+
+
 def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
     """What `dpro whatif` says of a run, its interval laid around the typical step.
 
@@ -144,9 +153,7 @@ def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
         edits: what is asked.
         cycle: steps of which the mean counts.
     """
-    run = open_run(folder)
-    built = build_graph(run)
-    trust = assess(built, replay(built.graph), run.manifest)
+    built, trust = read(folder)
     graph = built.predictive
     baseline = baseline_steps(graph)
     wanted = [parse_edit(text) for text in edits]
@@ -170,7 +177,7 @@ def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
 
 def measured(folder: Path, cycle: int = 1) -> float:
     """The typical recorded step, in ms."""
-    steps = measured_step_times(build_graph(open_run(folder)).graph)
+    steps = measured_step_times(read(folder)[0].graph)
     return typical(steps["duration_ns"].to_list(), cycle)
 
 
@@ -203,7 +210,7 @@ def compare(runs: Path, pair: Pair) -> dict[str, object]:
     base = statistics.median(was)
     gained = base - truth / answers[0].samples
     widths = [(each.gain_high - each.gain_low, (each.high - each.low) / each.samples) for each in answers]
-    same_job = max(spread_pct(was), spread_pct(became))
+    same_job = max((each for each in (spread_pct(was), spread_pct(became)) if each is not None), default=None)
     return found | {
         "before_ms": base,
         "after_ms": truth,

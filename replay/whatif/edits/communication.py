@@ -58,6 +58,7 @@ class NoCommunication(Edit):
     needs = "collectives"
     assumes = "nothing else changes"
     source = "the graph without its rendezvous; no formula"
+    proof = "gradients of DDP left as they are, gloo"
     is_advice = False
     effort = "none"
     doubt: float = 0.0

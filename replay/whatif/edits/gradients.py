@@ -273,7 +273,7 @@ class Compress(ReductionEdit):
         "indices, gathered (Aji and Heafield, EMNLP 2017); by bucket: an integer program over what "
         "`dpro try compress:probe` measured (Espresso, EuroSys 2023; L-GreCo, MLSys 2024)"
     )
-    proof = "fp16 and PowerSGD of rank 2, gloo"
+    proof = "fp16, bf16 and PowerSGD of rank 2, gloo"
     effort = "line"
     training = "less exact gradients: as many samples may teach less"
     to: str = key("half precision", "", choices=tuple(HALF))

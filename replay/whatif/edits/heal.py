@@ -66,7 +66,7 @@ class Heal(Edit):
     needs = "ranks that call the same collectives; for a host, others; for a stage, other stages"
     assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
     source = "ours: per phase between collectives the median over steps, against the median of the peers'"
-    proof = "slow ranks of DDP, FSDP2 and tensor parallelism, gloo; a sleep, 4 V100"
+    proof = "slow ranks of DDP, FSDP2 and tensor parallelism, 2 and 4 on gloo; a sleep, 4 V100"
     effort = "code"
     at: RanksAt
     doubt: float = 0.1

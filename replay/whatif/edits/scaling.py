@@ -53,7 +53,7 @@ class Accumulate(Edit):
     needs = "reductions of gradients in one process group, or group="
     assumes = "each pass is like the recorded one, and all reductions of the group are of gradients"
     source = "the step, preceded by copies of itself without these reductions and without its optimizer"
-    proof = "2 passes, gloo"
+    proof = "2 passes, DDP and FSDP2 on gloo"
     effort = "code"
     training = "a larger batch for each update: as many samples may teach less"
     steps: int = key("passes per optimizer step; the step that is predicted has them all", 2, least=1)
@@ -153,6 +153,7 @@ class Recompute(Edit):
     source = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"
     )
+    proof = "blocks of a GPT and a ResNet, CPU"
     effort = "code"
     module: str = key("pattern for the modules, of which the outermost that fit are the blocks")
     doubt: float = 0.1
@@ -217,6 +218,7 @@ class Batch(Edit):
         "ours: duration * factor of GPU work outside the optimizer (on CPUs of operators), an upper bound, "
         "since larger kernels use a GPU better; activations by the cost of so many bytes"
     )
+    proof = "twice the batch of a GPT, a ResNet and a DLRM; DDP, FSDP2 and tensor parallelism on gloo"
     effort = "flag"
     training = "a larger batch: as many samples may teach less"
     factor: float = key("multiple of the batch", 2.0, least=1.0)
@@ -303,6 +305,7 @@ class DataParallelSize(Edit):
         "for the slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work "
         "between collectives"
     )
+    proof = "2 to 4 ranks, DDP on gloo"
     is_advice = False
     effort = "money"
     training = "a batch that grows with the ranks: as many samples may teach less"

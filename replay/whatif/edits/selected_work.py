@@ -223,7 +223,7 @@ class Slow(Edit):
     needs = "the ranks"
     assumes = "all its work slows down equally, and the network does not"
     source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
-    proof = "a rank that sleeps, 4 V100"
+    proof = "a rank that sleeps: DDP, FSDP2 and tensor parallelism on gloo; 4 V100"
     is_advice = False
     effort = "none"
     at: RanksAt

@@ -173,6 +173,7 @@ class Garbage(Edit):
     needs = "pauses of 1 ms or more in deep windows, as `dpro record` notes, or operations named gc"
     assumes = "a planned collection takes what the longest took, and memory does not run out in between"
     source = "planned garbage collection, as in Lin et al., OSDI 2025"
+    proof = "a GPT whose steps make 10,000 objects, CPU"
     effort = "line"
     every: int = key("collect before every so many steps; 0 is never", 0, least=0)
     doubt: float = 0.2
