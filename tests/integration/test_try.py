@@ -300,3 +300,13 @@ def test_a_model_is_compiled_and_run_under_autocast_on_all_ranks(tmp_path):
     )
     assert code == 0, stderr
     assert {made["rank"] for made in document["applied"]} == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("edit", "differs"), [("compress:topk=0.0001", True), ("compress:to=bf16", False)])
+def test_a_change_that_breaks_training_is_seen(tmp_path, edit, differs):
+    code, document, stderr = tried(tmp_path, [edit], DDP.replace("1e-3", "1.0") + "main()", "--repeats", "1")
+    assert code == 0, stderr
+    training = document["training"]
+    assert training["differs"] is differs, training
+    assert (training["changed"] > 1.02 * training["base"]) is differs
