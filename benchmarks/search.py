@@ -6,7 +6,7 @@ Of each run every two candidates that go together are replayed, and the best of 
 best that the search found, both by a plain replay. Without a RUN those that the folder of real traces has.
 Times are user CPU seconds of the whole process, the median of three searches after a first one: with
 POLARS_MAX_THREADS=1 that is what an idle machine takes. The last check searches a run of
-so many spans (0: none): the largest of the runs, repeated at later times.
+this many spans (0: none): the largest of the runs, repeated at later times.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ RUNS = (
     "nccl_meta/mi300x_ddp_rank0of8.json.gz",
     "straggler_parquet/trace-ST.parquet",
 )
-WITHIN_PCT, SECONDS, NODES = 0.5, 2.0, 248_000  # bars: of the best, and of a search of so many nodes
-SPANS, SECONDS_OF_SPANS = 1_000_000, 10.0  # bar: of a search of so many spans
+WITHIN_PCT, SECONDS, NODES = 0.5, 2.0, 248_000  # bars: of the best, and of a search of this many nodes
+SPANS, SECONDS_OF_SPANS = 1_000_000, 10.0  # bar: of a search of this many spans
 ROUNDS = 3
 
 
@@ -113,7 +113,7 @@ def timed(analysis: Analysis, rounds: int) -> tuple[float, list[Prediction]]:
 
 
 def of_spans(source: Path, spans: int) -> dict[str, Any]:
-    """What a search of a run takes that is repeated until it holds so many spans.
+    """What a search of a run takes that is repeated until it holds this many spans.
 
     Args:
         source: the run.

@@ -218,7 +218,7 @@ def measured(run: Path, turns: int) -> dict[str, Any]:
             begin = time.perf_counter()
             browser.execute_script(SEARCH)
             wait(browser, "return document.querySelector('.found').textContent.includes('spans')")
-            searched = time.perf_counter() - begin - 0.25  # it waits so long for more letters
+            searched = time.perf_counter() - begin - 0.25  # it waits this long for more letters
             wait(browser, STILL)
             turn_the_wheel(browser, turns // 3)
             return {

@@ -26,7 +26,7 @@ from dpro.folders import written_whole
 LOOK_S = 1.0  # how often to look for new processes and windows
 BATCH = 32  # windows, or dumps, waiting before a batch is converted while the job runs: spares short jobs
 _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
-FREQUENT_LOOKS = 10  # so many looks for what keeps the recorder out, then one at each power of two
+FREQUENT_LOOKS = 10  # this many looks for what keeps the recorder out, then one at each power of two
 ABSENCE = "absence.txt"  # what they found
 GONE = "gone"  # in a process's folder: when it was first seen to have ended
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed

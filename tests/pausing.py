@@ -25,7 +25,7 @@ KINDS = (
 
 
 class Samples(Dataset[Tensor]):
-    """So many samples of noise."""
+    """This many samples of noise."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -73,7 +73,7 @@ class Validated(nn.Module):
 
 
 def batches(options: argparse.Namespace) -> Any:
-    """The batches of all steps, from a loader that begins again every so many steps."""
+    """The batches of all steps, from a loader that begins again after this many steps."""
     workers = options.kind in ("loader", "persistent")
     loader = DataLoader(
         Samples(BATCH * (options.every if workers else options.steps)),
@@ -92,7 +92,7 @@ def batches(options: argparse.Namespace) -> Any:
 
 
 def pause(options: argparse.Namespace, step: int, model: nn.Module, rank: int) -> None:
-    """What the job does beside training after each so many steps."""
+    """What the job does beside training once per this many steps."""
     if (step + 1) % options.every:
         return
     if options.kind == "collection" and rank == options.rank:

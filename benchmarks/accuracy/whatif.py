@@ -85,7 +85,7 @@ if dist.get_rank() == 0:
 
 
 def seconds_of(runs: Path, job: Job, num_bytes: int) -> float:
-    """Time to reduce so many bytes over a job's link with nothing else on it: the least of three medians.
+    """Time to reduce this many bytes over a job's link with nothing else on it: the least of three medians.
 
     Args:
         runs: where it is kept once it was measured.
@@ -131,7 +131,7 @@ class Answer:
 
 
 def typical(steps_ns: list[int], cycle: int = 1) -> float:
-    """The median of the means of so many steps each, in ms; the mean where there are no so many."""
+    """The median of the means of this many steps each, in ms; the mean where there are fewer."""
     cycle = min(cycle, len(steps_ns))
     cycles = [steps_ns[first : first + cycle] for first in range(0, len(steps_ns) - cycle + 1, cycle)]
     return statistics.median(statistics.fmean(each) for each in cycles) / MS

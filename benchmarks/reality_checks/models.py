@@ -49,7 +49,7 @@ ULTRASCALE: Mapping[str, tuple[int, int, int, int]] = {
 
 
 def named(name: str, layers: int | None, sequence: int) -> Model | None:
-    """A model by its name, shortened to so many layers; None where it is not known."""
+    """A model by its name, shortened to this many layers; None where it is not known."""
     key = re.sub(r"[^a-z0-9]", "", name.lower().replace("3.1", "3").replace("instruct", ""))
     if key in DENSE:
         whole, hidden, heads, kv_heads, ffn, words = DENSE[key]

@@ -171,7 +171,7 @@ def data_parallel(options: argparse.Namespace, rank: int, world: int) -> tuple[n
 
 
 def average_seldom(model: DistributedDataParallel, every: int) -> tuple[nn.Module, Train]:
-    """Train without exchanging gradients; every so many steps, average the parameters."""
+    """Train without exchanging gradients; once per this many steps, average the parameters."""
     averager = PeriodicModelAverager(period=every, warmup_steps=0)
 
     def train(batch: Tensor) -> None:

@@ -33,7 +33,7 @@ class Pace(nn.Module):
         self.late_s = late_ms / 1e3
 
     def forward(self, x: Tensor, samples: int) -> Tensor:
-        """Take the time for so many samples."""
+        """Take the time for this many samples."""
         if self.seconds:
             x = Sleep.apply(x, self.seconds * samples)
         return Late.apply(x, self.late_s, 0.0) if self.late_s else x

@@ -19,7 +19,7 @@ import torch
 
 from .recorder import Recorder
 
-WAIT_S = 1.0  # a capture begins after so long, whatever we still do
+WAIT_S = 1.0  # a capture begins after this long, whatever we still do
 
 
 class RunningCaptures:

@@ -28,7 +28,7 @@ from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rar
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.folders import lock
 
-RARELY = 10  # what changes rarely is read with every so many samples
+RARELY = 10  # what changes rarely is read once per this many samples
 END_S = 3.0  # how long to wait for the sampler to end
 LOCK = ".sampler"
 _NICENESS = 10  # a rank that wants the core goes first

@@ -160,7 +160,7 @@
     if (complete && replay.state === "idle" && !replay.automatic && spans) {
       const ask = make("button", { type: "button", id: "timeline-replay", textContent: "replay it" });
       ask.onclick = () => { T.wantsReplay = true; T.poll(); };
-      T.statusText.append(" The graph of so many spans takes minutes and gigabytes: ", ask, " for the critical path.");
+      T.statusText.append(" The graph of that many spans takes minutes and gigabytes: ", ask, " for the critical path.");
     }
   };
 

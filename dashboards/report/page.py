@@ -32,7 +32,7 @@ from dpro.words import printable
 
 MAX_BYTES = 2_500_000  # of all figures; the drawing library takes 2 MB, and the page has to stay below 5 MB
 MAX_LANES_OF = 8  # ranks in the timeline
-MAX_POINTS = 60_000  # in the timeline; a browser draws so many in a few seconds
+MAX_POINTS = 60_000  # in the timeline; a browser draws this many in a few seconds
 _STEPS = 2  # in the timeline
 
 

@@ -34,7 +34,7 @@ from dpro.units import NS_PER_MS
 NAME = "matrix"
 MAX_RANKS = 400  # of a square
 SCALE = "Cividis"
-_FEW = 24  # across: so many cells have room for a number
+_FEW = 24  # across: this many cells have room for a number
 MIN_PX, MAX_PX, _CELL = 260, 760, 26  # pixels
 _NAMED = 5  # pairs that are named in the figure of bandwidths
 _NO_PAIRS = (

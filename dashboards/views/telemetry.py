@@ -105,7 +105,7 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
 
 
 def _thinned(own: pl.DataFrame) -> pl.DataFrame:
-    """A series with at most so many points, and the least and most of each stretch among them."""
+    """A series with at most this many points, and the least and most of each stretch among them."""
     every = 1 + 2 * own.height // POINTS
     if every <= 2:
         return own

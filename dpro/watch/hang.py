@@ -28,7 +28,7 @@ from dpro.watch.snapshot import Snapshot
 STILL_S = 5.0  # without a step, from which on the job may hang
 AHEAD_S = 2.5  # of the end of patience processes are asked
 MAX_ANSWER_S = 4.0  # without another answer until no further one is waited for
-SILENT_BEATS_S = 3.0  # a process without a record of its clock for so long is stopped, or holds the GIL
+SILENT_BEATS_S = 3.0  # a process without a record of its clock for this long is stopped, or holds the GIL
 MIN_REST_S = 2.0  # between two searches
 SHARE = 0.5  # of the time that searches may take
 MIN_PATIENCE_S = 7.5  # without a step before a hang is reported

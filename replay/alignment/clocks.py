@@ -27,7 +27,7 @@ CLEARLY_STEEP = 6.0
 CLEARLY_LESS = 0.75
 ENOUGH_FOR_DRIFT = 16  # of fewer that only scatter, more than one set in a thousand lies about a steep line
 ENOUGH = 3  # fewer differences cannot show how much they scatter
-# Slopes are taken between all pairs of at most so many differences, evenly chosen.
+# Slopes are taken between all pairs of at most this many differences, evenly chosen.
 _MAX_SAMPLES = 400
 # Comparisons used on each side of a window: the two latest times that clocks were compared.
 NEAREST = 16

@@ -32,8 +32,8 @@ CLEAR_RUNNER_UP_TIMES_PAIRS = 30.0
 UNPLACED = np.iinfo(np.int64).min  # of ranks whose order could not be matched with the others'
 # Below this many pairs, evenness says nothing: two differences are easily even.
 ENOUGH_PAIRS = 3
-# Of more shifts than this, as only long windows have, those are left out whose differences, at so many pairs,
-# are so many times less even than others'.
+# Of more shifts than this, as only long windows have, those are left out whose differences, at this many
+# pairs, are this many times less even than others'.
 MANY_SHIFTS = 512
 SAMPLED_PAIRS = 200
 HOPELESS = 100.0

@@ -15,10 +15,10 @@ from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, NodeKind, Nodes
 
 # Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
 BACK_TO_BACK_NS = 20_000
-# Of so many launches onto an idle stream the median is the rank's own; a GPU that hardly idles shows none.
+# Of this many launches onto an idle stream the median is the rank's own; a GPU that hardly idles shows none.
 ENOUGH_IDLE_LAUNCHES = 20
 # Kernels of one name that leave room on the device after times that differ by less than about this do so for
-# the same reason; of so many the median is that time.
+# the same reason; of this many the median is that time.
 SAME_ROOM = 1.05
 ENOUGH_DRAINED = 3
 # Work that nothing in the trace explains the start of, and that starts later by more than this, is anchored.

@@ -35,6 +35,6 @@ def calibrated(known: Known, own: Sample) -> Known:
     predicted = formula_us(found.numbers, sizes_of(own.operations), own.gpu, own.dtype)
     missed = float(np.std(np.log(own.us / predicted)))
     bands = bands_of(predicted, own.us) if own.us.size >= ENOUGH else known.bands
-    # What is left of the device's bias is known as well as a mean of so many misses.
+    # What is left of the device's bias is known as well as a mean of this many misses.
     bias = min(known.bias or np.inf, missed) / np.sqrt(own.us.size)
     return Known(found, bands, float(bias), known.largest)

@@ -84,7 +84,7 @@ def fit(samples: Sequence[Sample], start: Fit = ASSUMED, weight: float = WEIGHT)
 
 
 def _drawn(sample: Sample, most: int) -> Sample:
-    """At most so many operations, the same each time."""
+    """At most this many operations, the same each time."""
     if sample.operations.height <= most:
         return sample
     rows = np.sort(np.random.default_rng(0).choice(sample.operations.height, most, replace=False))

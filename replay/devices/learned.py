@@ -122,7 +122,7 @@ def _inside(known: Learned, columns: Floats) -> Bools:
     return fits
 
 
-RANGED = 6  # the first so many features are sizes
+RANGED = 6  # this many features, the first, are sizes
 
 
 def features(operations: pl.DataFrame, gpu: Gpu, formula: Floats) -> Floats:

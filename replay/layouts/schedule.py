@@ -65,7 +65,7 @@ def order_of_stage(
         warm_up = min(2 * (stages - stage - 1) + (chunks - 1) * stages, total)
 
     def place(number: int) -> tuple[int, int]:
-        """Chunk and micro-batch of the n-th forward: chunks take turns every so many as stages."""
+        """Chunk and micro-batch of the n-th forward: each chunk has as many in a row as there are stages."""
         if chunks == 1:
             return 0, number
         turn, within = divmod(number, stages * chunks)

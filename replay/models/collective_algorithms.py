@@ -42,7 +42,7 @@ class LinkModel:
 
 
 def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
-    """What an operation of so many ranks costs.
+    """What an operation of this many ranks costs.
 
     Args:
         op: as in the `collectives` table.

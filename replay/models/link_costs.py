@@ -62,11 +62,11 @@ class LinkCost:
     times: tuple[float, ...] = ()
 
     def line_ns(self, num_bytes: Floats | Ints | float) -> Floats:
-        """ns by the line alone, for payloads of so many bytes, one or many."""
+        """ns by the line alone, for payloads of this many bytes, one or many."""
         return self.latency_ns + self.ns_per_byte * np.asarray(num_bytes, np.float64)
 
     def time_ns(self, num_bytes: Floats | Ints | float) -> Floats:
-        """ns for payloads of so many bytes, one or many."""
+        """ns for payloads of this many bytes, one or many."""
         line = self.line_ns(num_bytes)
         if not self.sizes:
             return line
@@ -78,7 +78,7 @@ class LinkCost:
         return through(sizes, times, self.line_ns(sizes))
 
     def moving_ns(self, num_bytes: Floats | Ints | float) -> Floats:
-        """The part of the time that depends on bytes, for payloads of so many bytes, one or many."""
+        """The part of the time that depends on bytes, for payloads of this many bytes, one or many."""
         return np.maximum(self.time_ns(num_bytes) - self.latency_ns, 0)
 
     @property
@@ -138,7 +138,7 @@ def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[obj
 
 
 def _tables(graph: Graph, op: str, num_ranks: int) -> dict[tuple[object, ...], LinkCost]:
-    """Curves that the graph's network table has of an operation among so many ranks.
+    """Curves that the graph's network table has of an operation among this many ranks.
 
     By device, library, version and hosts.
     """

@@ -84,7 +84,7 @@ PARTS = tuple(PART_WORDS)
 
 
 def edit_of(part: str, factor: float) -> Edit:
-    """The edit that makes a part so many times as fast.
+    """The edit that makes a part this many times as fast.
 
     Args:
         part: of the job.

@@ -1,4 +1,4 @@
-"""Small files of every format dpro imports, made here: of a rank, with so many rows.
+"""Small files of every format dpro imports, made here: of a rank, with this many rows.
 
 Tests hold every importer to them (`tests/unit/ingest/test_every_format.py`), and the fuzzer begins with them.
 A new format needs an entry in `SEEDS`.

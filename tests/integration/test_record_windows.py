@@ -14,7 +14,7 @@ from tests.jobs import RECORD, complete, free_port, opened, record, script, star
 
 pytest.importorskip("torch")
 
-# Trains until so many windows of ranks are saved.
+# Trains until this many windows of ranks are saved.
 UNTIL = """
 import pathlib, time
 import torch.distributed as dist
@@ -190,7 +190,7 @@ def test_options_of_windows_are_refused_where_there_are_none(tmp_path, option):
     assert done.stderr.count(b"\n") == 1
 
 
-# Trains until rank 0 has so many windows, wherever its launcher writes them.
+# Trains until rank 0 has this many windows, wherever its launcher writes them.
 APART = UNTIL.replace('"run/.raw"', '"../0/run/.raw"')
 
 

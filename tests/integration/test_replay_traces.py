@@ -386,7 +386,7 @@ def test_without_a_sort_of_edge_starts_are_far_off_even_where_steps_are_not(jobs
 
 
 def _sleeping(graph: Graph, seconds: float, instead: float) -> Graph:
-    """Rank 2's sleeps in the forward pass, of so many seconds, last so many instead."""
+    """Rank 2's sleeps in the forward pass, of this many seconds, last this many instead."""
     nodes = graph.nodes
     near = np.abs(nodes.duration - seconds * 1e9) < 2 * MS
     asleep = near & (nodes.rank == 2) & (nodes.name == graph.names.index(SPARSE_ARCH))

@@ -29,6 +29,7 @@ PHRASES = {
     "longer way": "added network latency",
     "in a circle": "deadlock, cyclic wait",
     "of what nature": "of which kind",
+    "so many ": "this many, this number of, once per",
 }
 CONSTANTS = re.compile(r"\b_?(LEAST|MOST|FEWEST)(_[A-Z]|\b(?! ))")  # MIN_ and MAX_
 READ = {".py", ".md", ".toml", ".sh", ".js", ".html", ".css", ".yml", ".yaml", ""}

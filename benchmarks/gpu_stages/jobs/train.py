@@ -139,7 +139,7 @@ class Samples(Dataset[Tensor]):
     """Samples that take the host some time each, as decoding does."""
 
     def __init__(self, make: Callable[[], Tensor], count: int, work: int) -> None:
-        """So many, each with so much work."""
+        """This many, each with so much work."""
         self.make, self.count, self.work = make, count, work
 
     def __len__(self) -> int:

@@ -14,9 +14,9 @@ from dpro.schema import GPU_WORK_KINDS
 from dpro.words import few
 
 KERNELS, CALLS, TAIL = "kernels", "calls", "tail"
-_SILENT = 0.25  # of a window: so long no call to the GPU at its end is suspicious,
-_LONGER = 3.0  # where it is so many times the longest time without one before,
-_OPERATORS = 20  # and so many operators began meanwhile
+_SILENT = 0.25  # of a window: no call to the GPU for this long at its end is suspicious,
+_LONGER = 3.0  # where it is this many times the longest time without one before,
+_OPERATORS = 20  # and this many operators began meanwhile
 _NAMED = 8
 _SAID = {
     KERNELS: (

@@ -25,8 +25,8 @@ from ..recorder import Recorder
 from ..torch_internals import backends_of, calls_of, dump_of, group_names, handler_of, has_context
 
 NCCL, OTHERS = "nccl", "fr"  # rings: gloo and the like share one
-SETTLED_S = 5.0  # a group that was not used for so long after it was made is not waited for
-WAIT_S = 1.0  # a group is made after so long, whatever we still do
+SETTLED_S = 5.0  # a group that was not used for this long after it was made is not waited for
+WAIT_S = 1.0  # a group is made after this long, whatever we still do
 _BACKENDS = {"ProcessGroupNCCL": NCCL, "ProcessGroupGloo": OTHERS}
 _MAKERS = ("_new_process_group_helper", "split_group", "shrink_group")
 _RECORD = '"record_id":'

@@ -24,7 +24,7 @@ from .pingpong import Address, PingPong
 
 FAN_OUT = 8
 FIRST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 60.0
-NO_STEP_S = 5.0  # begin after so long where no step ends
+NO_STEP_S = 5.0  # begin after this long where no step ends
 LOOK_S = 0.5  # how often to look whether the other host is there
 KEYS = "dpro/clocks"
 

@@ -67,7 +67,7 @@ class PingPong:
 
         Args:
             toward: a host that all of the job can reach.
-            shown: what this host's clock shows when CLOCK_REALTIME shows so many ns; the same, save in tests.
+            shown: what this host's clock shows at this many ns of CLOCK_REALTIME; the same, save in tests.
 
         Raises:
             OSError: there is no network.
@@ -83,7 +83,7 @@ class PingPong:
         self.address = Address(secrets.randbits(63), self._socket.getsockname()[1], tuple(hosts))
 
     def answer(self, for_s: float) -> None:
-        """Answer questions for so many seconds."""
+        """Answer questions for this many seconds."""
         until_s = time.monotonic() + for_s
         while self._answer_to(0, 0, until_s) is not None:
             pass

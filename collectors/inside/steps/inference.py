@@ -28,7 +28,7 @@ from .model_calls import outermost_call
 from .stepping import MODEL_CALL
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
-GRAPHS_S = 120.0  # so long calls that build a graph are not counted: the first update may be yet to come
+GRAPHS_S = 120.0  # for this long, calls that build a graph are not counted: the first update may come yet
 LOOK_S = 0.05  # a call of 10 ms, once a second, is met every five seconds
 
 

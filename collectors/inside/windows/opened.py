@@ -79,7 +79,7 @@ class OpenWindow:
         return self.has_ended and (self._tail is None or self._tail.has_passed())
 
     def finish(self, longest_s: float) -> None:
-        """End the last step now if it has not, and wait so long for the GPU."""
+        """End the last step now if it has not, and wait this long for the GPU."""
         if not self.has_ended:
             self._end(self.window.step)
         if self._tail is not None:

@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
     Attributes:
         number: counts the windows of the job.
-        step: it begins when so many steps have ended.
+        step: it begins when this many steps have ended.
         steps: how many steps it has; none means that no window follows.
         goes_on: whether windows follow it at their usual distance, where that is fixed.
         request: the id of the request for it, empty where it was not requested.
@@ -152,11 +152,11 @@ class Budget:
         return int(median(self._plain)) if self._plain else 0
 
     def opened(self, own_ns: int) -> None:
-        """A window was opened, which took so long."""
+        """A window was opened, which took this long."""
         self._own_ns, self._inside, self._after = own_ns, [], None
 
     def closed(self, own_ns: int) -> None:
-        """It was closed, which took so long."""
+        """It was closed, which took this long."""
         self._own_ns += own_ns
         self._after = -1
 

@@ -40,7 +40,7 @@ class PendingGpuWork:
                 return True
 
     def wait(self, longest_s: float) -> bool:
-        """The same, asked again for so long."""
+        """The same, asked again for this long."""
         deadline = time.monotonic() + longest_s
         while not self.has_passed():
             if time.monotonic() >= deadline:

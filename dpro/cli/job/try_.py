@@ -104,8 +104,8 @@ class TrialPlan:
 )  # fmt: skip
 @click.option(
     "--pairs", type=click.IntRange(min=2), metavar="N",
-    help="Instead: at most so many of both, until it is decided whether the change helps, or known that more "
-    "would be needed.",
+    help="Instead: at most this many of both, until it is decided whether the change helps, or known that "
+    "more would be needed.",
 )  # fmt: skip
 @click.option(
     "--baseline", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUN",

@@ -15,7 +15,7 @@ from dpro.detect.hang.deaths import lost_peer
 from dpro.detect.hang.records import SYNCHRONISING, UNFINISHED, Records
 from dpro.units import NS_PER_S
 
-MIN_SILENT_NS = 4 * NS_PER_S  # a rank whose records lack a call for so long did not make it
+MIN_SILENT_NS = 4 * NS_PER_S  # a rank whose records lack a call for this long did not make it
 
 
 def with_failed(records: Records) -> Records:

@@ -23,7 +23,7 @@ from dpro.units import NS_PER_S
 
 HANGS = ("hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank")
 SLOW = ("slow.compute", "slow.host")
-AROUND_NS = 60 * NS_PER_S  # an error may be reported so long before or after the steps that it spoils
+AROUND_NS = 60 * NS_PER_S  # an error may be reported this long before or after the steps that it spoils
 MAX_LINES = 4  # per finding
 MIN_SLOWER = 0.01  # share by which a clock is below the peers', below which it has no effect
 MIN_SLOWER_UNEXPLAINED = 0.03  # the same where no reason was reported

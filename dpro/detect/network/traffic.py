@@ -45,7 +45,7 @@ class Traffic:
     Attributes:
         transfers: as `recorded_transfers` returns them.
         hosts: which host each rank is on, as far as known.
-        healed: what steps would save if transfers (`instance`) took so many `times` as long.
+        healed: what steps would save if transfers (`instance`) took this many `times` as long.
         replayed: whether that is known; else it is the most: other work may hide some of it.
     """
 

@@ -18,8 +18,8 @@ CPU_KINDS = ("cpu_op", "annotation")
 _TRUSTED = 0.9  # share of the operators found by number that must agree in name for numbers to count
 _FITTING = 0.5  # share of a thread's operators that must agree in name for a stretch to be theirs
 _COMPARISONS = 10_000_000  # pairs of places compared per thread; common names are left out beyond that
-_SKIP = 8  # so many operators may be missing on either side before the next that agree
-_AGREE = 4  # and so many must agree then
+_SKIP = 8  # this many operators may be missing on either side before the next that agree
+_AGREE = 4  # and this many must agree then
 
 Codes = npt.NDArray[np.int64]
 Pairs = list[tuple[int, int]]

@@ -151,7 +151,7 @@ class _Counter(io.RawIOBase):
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause garbage collection: to collect after every so many containers takes longer than to decode them.
+    """Pause garbage collection: to collect once per this many containers takes longer than to decode them.
 
     Best left when the values are gone: the first collection afterwards visits all that were made.
     """

@@ -231,7 +231,7 @@ def _moments(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _shape_of_bytes(text: str, num_bytes: int, dtype: str) -> str | None:
-    """Of the inputs of a call the one that has so many bytes, as JSON; None where none is known to."""
+    """Of the inputs of a call the one that has this many bytes, as JSON; None where none is known to."""
     for shape in json.loads(text) if text else []:
         is_known = shape and all(isinstance(size, int) for size in shape)
         if is_known and math.prod(shape) * ITEM_BYTES.get(dtype, 0) == num_bytes:
@@ -296,7 +296,7 @@ def _sizes_of(own: list[tuple[int, int]], fitting: dict[tuple[int, int], list[in
 
 
 def _is_same(num_bytes: int, recorded: int) -> bool:
-    """Whether a reduction of so many bytes is of a bucket of so many, in the same precision or another."""
+    """Whether a reduction of this many bytes is of a bucket of that many, in the same or another type."""
     return any(0 <= num_bytes / max(recorded * times, 1) - 1 <= PADDING for times in (0.25, 0.5, 1, 2))
 
 

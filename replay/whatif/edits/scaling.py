@@ -216,7 +216,7 @@ class Batch(Edit):
     )
     source = (
         "ours: duration * factor of GPU work outside the optimizer (on CPUs of operators), an upper bound, "
-        "since larger kernels use a GPU better; activations by the cost of so many bytes"
+        "since larger kernels use a GPU better; activations by the cost of this many bytes"
     )
     proof = "twice the batch of a GPT, a ResNet and a DLRM; DDP, FSDP2 and tensor parallelism on gloo"
     effort = "flag"
@@ -271,7 +271,7 @@ class Batch(Edit):
 
 
 def with_larger_batch(graph: Graph, factor: float) -> Graph:
-    """The graph with all work that depends on the batch taking so many times as long.
+    """The graph with all work that depends on the batch taking this many times as long.
 
     Args:
         graph: the graph.
@@ -327,7 +327,7 @@ class DataParallelSize(Edit):
         return self.ranks / _one_group(graph)
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale the transfers, and let each begin later by what the slowest of so many is later."""
+        """Scale the transfers, and let each begin later by what the slowest of this many is later."""
         (changed,) = self._with_noise(graph, 1.0)
         return changed
 
@@ -346,7 +346,7 @@ class DataParallelSize(Edit):
         return tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
 
     def _transfers(self, graph: Graph, recorded: int) -> NDArray[np.int64]:
-        """[N] ns, with transfers that take what they do among so many ranks."""
+        """[N] ns, with transfers that take what they do among this many ranks."""
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
         for kind, messages in messages_by_kind(graph).items():
             if kind not in lines:
@@ -414,7 +414,7 @@ def _one_group(graph: Graph) -> int:
 
 
 def largest_of(count: int) -> float:
-    """What the largest of so many normal deviates is expected to be, in standard deviations (Blom, 1958)."""
+    """What the largest of this many normal deviates is expected to be, in deviations (Blom, 1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 

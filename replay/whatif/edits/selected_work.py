@@ -159,7 +159,7 @@ def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> In
 
 
 def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
-    """[N] durations with which the masked nodes of each span last so long together, as they were divided.
+    """[N] durations with which the masked nodes of each span last this long together, as they were divided.
 
     Args:
         graph: the graph.
@@ -361,7 +361,7 @@ class Drop(Edit):
         return f"{self._what()} is left out"
 
     def how(self) -> str:
-        return "start the job without it, with a batch or learning rate for so many ranks"
+        return "start the job without it, with a batch or learning rate for this many ranks"
 
 
 def _ends_of_steps(graph: Graph, gone: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -46,7 +46,7 @@ class Prefetch(Edit):
     example = "prefetch:ahead=1"
     needs = "a job with FSDP2, whose ranges torch.profiler and dpro record"
     assumes = (
-        "there is memory for so many layers more, what a rank moves shares its link, and copying takes "
+        "there is memory for this many layers more, what a rank moves shares its link, and copying takes "
         "what it did"
     )
     source = (

@@ -64,10 +64,10 @@ class HideInput(Edit):
 
 @dataclass(frozen=True)
 class Workers(Edit):
-    """Each rank's DataLoader has so many worker processes; 0 loads in the training process."""
+    """Each rank's DataLoader has this many worker processes; 0 loads in the training process."""
 
     name = "workers"
-    summary = "the DataLoader has so many workers"
+    summary = "the DataLoader has this many workers"
     example = "workers:count=4"
     needs = (
         "a DataLoader without workers, whose `__next__` shows what a batch takes, or one whose workers "
@@ -175,7 +175,7 @@ class Garbage(Edit):
     source = "planned garbage collection, as in Lin et al., OSDI 2025"
     proof = "a GPT whose steps make 10,000 objects, CPU"
     effort = "line"
-    every: int = key("collect before every so many steps; 0 is never", 0, least=0)
+    every: int = key("collect once per this many steps; 0 is never", 0, least=0)
     doubt: float = 0.2
 
     @classmethod

@@ -19,7 +19,7 @@ KEY = ["rank", "window"]
 
 
 def with_more_activations(graph: Graph, factor: float) -> Graph:
-    """The graph with transfers of activations that take what so many times their bytes do.
+    """The graph with transfers of activations that take what this many times their bytes take.
 
     Args:
         graph: the graph.

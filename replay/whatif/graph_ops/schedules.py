@@ -94,7 +94,7 @@ def zero_bubble(num_stages: int, num_batches: int, num_chunks: int) -> list[Orde
 
 
 def _with_weights(order: Order, held: int) -> Order:
-    """Each backward followed by the weights' gradients of the one so many before; the rest at the end."""
+    """Each backward followed by the weights' gradients of the one this many before; the rest at the end."""
     found: Order = []
     for task in order:
         found.append(task)
@@ -106,7 +106,7 @@ def _with_weights(order: Order, held: int) -> Order:
 
 
 def _alternating(forward: Order, backward: Order, ahead: int) -> Order:
-    """So many forwards first, then one forward and one backward at a time, then the backwards left."""
+    """This many forwards first, then one forward and one backward at a time, then the backwards left."""
     ahead = min(ahead, len(forward))
     order = forward[:ahead]
     for index, task in enumerate(forward[ahead:]):

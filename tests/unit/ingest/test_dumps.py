@@ -20,7 +20,7 @@ S = 10**9
 
 
 def dump(calls: int, rank: int, *, group: str = "0", state: str = "completed", since: int = BEGIN) -> bytes:
-    """A dump of one rank of two that has called so many times, once a second; the last call is in a state."""
+    """A dump of one rank of two that has called this many times, one a second; the last is in a state."""
     entries: list[dict[str, Any]] = [
         {
             "record_id": number,

@@ -19,7 +19,7 @@ S = 10**9
 def process(
     folder: Path, rank: int, calls: int, ahead_s: float, beats: bool = True, ranks: str = "[0, 1, 2]"
 ) -> ProcessTail:
-    """A process of three that has called so many times, the last not over where that is the fourth."""
+    """A process of three that has called this many times, the last not over where that is the fourth."""
     own = folder / str(rank)
     own.mkdir()
     facts = {"rank": rank, "pid": 7, "host": f"node{rank}", "local_rank": 0, "world_size": 3, "gpu_uuid": ""}

@@ -15,7 +15,7 @@ START_US = 1_752_867_229_235_000
 
 
 def step(number: int, wire_us: int = 10, size: int = 100, **more: Any) -> dict[str, Any]:
-    """A step that was on the wire for so long, after waiting for the GPU and the peer."""
+    """A step that was on the wire for this long, after waiting for the GPU and the peer."""
     at = START_US + 1000 * number
     times = {"proxy_step_start_ts": at, "send_gpu_wait_ts": at + 5, "send_peer_wait_ts": at + 80,
              "send_wait_ts": at + 100, "proxy_step_stop_ts": at + 100 + wire_us}  # fmt: skip

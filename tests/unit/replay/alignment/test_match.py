@@ -18,7 +18,7 @@ SKEW_US = np.array([0, 18, -7, 30, 4, -22, 11, 2, -15, 9, 25, -3])
 
 
 def _ends(first: int, count: int, late_ms: int = 0) -> np.ndarray:
-    """Ends on a rank that holds so many collectives of one series, from some number on."""
+    """Ends on a rank that holds this many collectives of one series, from some number on."""
     ends = np.cumsum(UNEVEN_MS) * MS + late_ms * (MS + SKEW_US * US)
     return ends[first : first + count]
 

@@ -15,7 +15,7 @@ from dpro.replay.models.gpus import GPUS
 
 
 def _measured(count: int, slower: float, device: str = "B200") -> pl.DataFrame:
-    """Products of a device that takes so many times what the formula says."""
+    """Products of a device that takes this many times what the formula says."""
     draw = np.random.default_rng(1)
     m, n, k = 2 ** draw.integers(9, 13, (3, count)).astype(np.float64)
     us = slower * formula_us(PRIOR, sizes_of(matmuls("bf16", m, n, k)), GPUS[device], "bf16")

@@ -35,7 +35,7 @@ def only(run: Run, ranks: list[int], folder: Path) -> Run:
 
 
 def _waited(waits: list[float]) -> TinyRun:
-    """One rank of two, whose all-reduces move for 100 after it has waited for the other for so long."""
+    """One rank of two, whose all-reduces move for 100 after it has waited for the other for this long."""
     run = TinyRun()
     begin = 0.0
     for step, wait in enumerate(waits):

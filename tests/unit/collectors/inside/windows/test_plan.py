@@ -10,7 +10,7 @@ from dpro.collectors.inside.windows.plan import SETTLED, WARM_UP, Budget, Window
 
 
 def taken(plan, steps, announcements=()):
-    """The windows that begin within so many steps; announcements are by the step at which they are heard."""
+    """The windows that begin within this many steps; announcements are by the step that hears them."""
     found = []
     for step in range(1, steps + 1):
         for heard, window in announcements:

@@ -124,7 +124,7 @@ def test_that_latency_is_not_known_is_said(tmp_path):
 
 
 def _table(**ranks_per_us: float) -> pl.DataFrame:
-    """A network table of all-reduces that take so many times their bytes, and 10 us, by number of ranks."""
+    """A network table of all-reduces that take this many times their bytes, and 10 us, by number of ranks."""
     rows = [
         (int(name[1:]), 2.0**power, 1e4 + 1e3 * factor * 2**power)
         for name, factor in ranks_per_us.items()

@@ -46,7 +46,7 @@ def launch_bound(num_steps: int = 3) -> TinyRun:
 
 
 def loading(per_batch: float = 100, num_steps: int = 6, workers: str = "_SingleProcess") -> TinyRun:
-    """Steps of 100 with nothing but operators after a batch that takes so long to come."""
+    """Steps of 100 with nothing but operators after a batch that takes this long to come."""
     run = TinyRun()
     begin = 0.0
     for step in range(num_steps):

@@ -40,7 +40,7 @@ def _steps(graph: Graph, *edits: str) -> list[float]:
 
 
 def _sized(kind: type[Job], num_stages: int, num_batches: int, parts: int = 1) -> Job:
-    """A job whose micro-batches are so many parts of those of the usual one."""
+    """A job whose micro-batches are this many parts of those of the usual one."""
     return kind(
         num_stages,
         2,
