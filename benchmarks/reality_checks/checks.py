@@ -27,6 +27,7 @@ from dpro.replay.layouts.layout import layouts
 from dpro.replay.layouts.memory import GB, memory_of, runs, verdicts
 
 HELD = 85.0  # per cent of intervals
+UNCALIBRATED = "this model without calibration, of each row"
 Bar = tuple[float | None, ...]
 
 
@@ -38,11 +39,10 @@ def _pairs(folder: Path, name: str, make: Callable[[pl.DataFrame], Table], bar: 
     table = make(rows)
     if table.rows.is_empty():
         return judged({"n": 0, "reason": f"no row of {name} has a model that is known"}, bar, {})
-    found = judged(
-        of_pairs(table, predict(table)),
-        bar,
-        {NOTHING: yardstick(table, None), BUBBLE: yardstick(table, bubble_alone)},
-    )
+    said, measured = predict(table), table.rows["step_ms"].to_numpy()
+    plain = figures(said.step_ms, measured, measured) | {"order_pct": None}
+    rules = {NOTHING: yardstick(table, None), BUBBLE: yardstick(table, bubble_alone), UNCALIBRATED: plain}
+    found = judged(of_pairs(table, said), bar, rules)
     return found | ({"skipped": table.skipped} if any(table.skipped.values()) else {})
 
 

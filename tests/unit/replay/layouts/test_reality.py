@@ -50,7 +50,7 @@ def test_a_folder_with_one_table_has_figures_of_it_and_reasons_for_the_rest(tmp_
     assert set(mine) == KEYS
     assert mine["n"] == 6
     assert mine["holds"] in (True, False)
-    assert set(mine["yardstick"]) == {"nothing changes", "pipeline bubble alone"}  # type: ignore[call-overload]
+    assert {"nothing changes", "pipeline bubble alone"} < set(mine["yardstick"])  # type: ignore[call-overload]
     for other in found.values():
         assert other["n"] == 0
         assert other["holds"] is None
