@@ -163,6 +163,8 @@ class Graph:
         known: what `once` keeps; graphs that differ in some columns alone share it.
         products: what matrix products take on devices where a user measured them, as
             `devices.sources.PRODUCTS` has them.
+        step_bytes: what a step allocates at most beyond what it found, of a job whose edits change that; None
+            where it is as recorded.
     """
 
     nodes: Nodes
@@ -179,6 +181,7 @@ class Graph:
         default_factory=dict, repr=False, compare=False
     )
     products: pl.DataFrame | None = None
+    step_bytes: int | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -203,7 +206,7 @@ class Graph:
 
     def of_same_job(self, graph: Graph) -> Graph:
         """The same graph with what is known of the job that another graph is of."""
-        names = ("messages", "places", "run", "network", "products")
+        names = ("messages", "places", "run", "network", "products", "step_bytes")
         return dataclasses.replace(self, **{name: getattr(graph, name) for name in names})
 
     def without_edges(self, drop: Bools) -> Graph:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph
 from dpro.schema import COUNTERS, SPANS, STEPS
 from dpro.store import Run
 
@@ -58,6 +59,18 @@ def footprint_of(run: Run | None) -> Footprint:
             "the run holds no allocations within whole steps: record with `dpro record --memory`"
         )
     return Footprint(max(within), _free_bytes(run, peak))
+
+
+def step_bytes_of(graph: Graph) -> int:
+    """The most that a step allocates beyond what it found, as edits so far have left it.
+
+    Args:
+        graph: the graph, changed or not.
+
+    Raises:
+        Unanswerable: its run holds no allocations within whole steps.
+    """
+    return footprint_of(graph.run).within_step_bytes if graph.step_bytes is None else graph.step_bytes
 
 
 def freed_by_recomputing(run: Run | None, names: list[str]) -> int:

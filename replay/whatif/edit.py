@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from dpro.errors import UsageError
 from dpro.replay.graph import Graph
@@ -55,6 +55,7 @@ class Edit(ABC):
         effort: what it takes to make the change, one of `EFFORTS`.
         training: what it changes in the training itself, so that a sample may teach more or less: that is
             not predicted. Empty where nothing changes.
+        memory: whether it takes or frees memory of a step, so that one is tried with the other.
     """
 
     name: ClassVar[str]
@@ -68,6 +69,7 @@ class Edit(ABC):
     proof: ClassVar[str] = ""
     effort: ClassVar[str]
     training: ClassVar[str] = ""
+    memory: ClassVar[Literal["", "takes", "frees"]] = ""
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""

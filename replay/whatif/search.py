@@ -140,6 +140,7 @@ def explore(
     worth = [edit for edit, gain in gains.items() if gain > MIN_GAIN * facts.base_ns]
     predictions = [tries.answer([edit]) for edit in worth]
     predictions = [each for each in predictions if not _heals_the_healthy(each, facts.suspects)]
+    predictions += _with_room(tries, [edit for edit in tried if edit not in gains], bounds)
     usable = _usable(predictions, facts.base_ns)
     pairs, interactions = _pairs(tries, usable)
     predictions += _together(tries, usable, pairs)
@@ -292,6 +293,20 @@ def _usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
         usable,
         key=lambda each: (each.effect != "faster", not each.proven, bool(each.training), -each.speedup),
     )
+
+
+def _with_room(tries: _Tries, refused: Iterable[Edit], every: Iterable[Edit]) -> list[Prediction]:
+    """What edits gain that there is memory for only with others that free some; of each the best."""
+    room = [edit for edit in every if edit.memory == "frees"]
+    found = []
+    for edit in refused:
+        if edit.memory != "takes":
+            continue
+        ways = [way for other in room if (way := tries.together([edit, other])) is not None]
+        best = max(ways, key=lambda way: way.gain_ns, default=None)
+        if best is not None and best.gain_ns > MIN_GAIN * tries.base_ns:
+            found.append(best)
+    return found
 
 
 def _heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:

@@ -7,8 +7,10 @@ have to be all in one group.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -26,7 +28,7 @@ from dpro.replay.models.link_costs import (
     ratio_by_table,
     unknown_latencies,
 )
-from dpro.replay.models.memory import footprint_of
+from dpro.replay.models.memory import footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
@@ -35,8 +37,8 @@ from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.activations import with_more_activations
-from dpro.replay.whatif.graph_ops.repeat import with_copies
-from dpro.replay.whatif.graph_ops.scope import blocks_of, blocks_of_run, in_modules
+from dpro.replay.whatif.graph_ops.repeat import with_copies, with_recomputed_blocks
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run, in_modules, outermost_modules
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.units import format_bytes
 
@@ -149,12 +151,13 @@ class Recompute(Edit):
     summary = "activations of modules are computed again in backward"
     example = "recompute:module=layers.*"
     needs = "modules (`dpro record --modules`), and backward operators with sequence numbers"
-    assumes = "the second forward pass takes what the first took; what memory it frees is not predicted"
+    assumes = "the second forward pass takes what the first took, and one block at a time holds activations"
     source = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"
     )
     proof = "blocks of a GPT and a ResNet, CPU"
     effort = "code"
+    memory = "frees"
     module: str = key("pattern for the modules, of which the outermost that fit are the blocks")
     doubt: float = 0.1
 
@@ -170,26 +173,11 @@ class Recompute(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Make the first backward work of each block longer by its forward work, on CPU and GPU."""
-        blocks = blocks_of(graph, self.module)
-        if blocks.filter("backward").is_empty():
-            raise Unanswerable(f"no backward pass of {self.module!r} in the run has sequence numbers")
-        nodes = graph.nodes
-        at = blocks["node"].to_numpy()
-        if (nodes.kind[at] == NodeKind.TRANSFER).any():
-            raise Unanswerable(f"{self.module!r} communicates: whether that is repeated depends on the job")
-        on_gpu = np.isin(nodes.kind[at], GPU_KINDS)
-        rows = blocks.with_columns(
-            on_gpu=pl.Series(on_gpu),
-            works=pl.Series(on_gpu | np.isin(nodes.kind[at], CPU_KINDS)),
-            ns=pl.Series(nodes.duration[at]),
-            start=pl.Series(nodes.measured_start[at]),
-        ).filter("works")
-        forward = rows.filter(~pl.col("backward")).group_by("block", "on_gpu").agg(pl.col("ns").sum())
-        begins = rows.filter("backward").sort("start", "node").unique(["block", "on_gpu"], keep="first")
-        longer = begins.drop("ns").join(forward, on=["block", "on_gpu"])
-        duration = nodes.duration.copy()
-        np.add.at(duration, longer["node"].to_numpy(), longer["ns"].to_numpy())
-        return graph.with_durations(duration)
+        changed = with_recomputed_blocks(graph, self.module)
+        with suppress(Unanswerable):  # the run does not hold what its allocator gave out
+            freed = freed_by_recomputing(graph.run, outermost_modules(graph, self.module))
+            changed = dataclasses.replace(changed, step_bytes=max(step_bytes_of(graph) - freed, 0))
+        return changed
 
     def describe(self) -> str:
         return f"{self.module} is computed again in backward"
@@ -220,6 +208,7 @@ class Batch(Edit):
     )
     proof = "twice the batch of a GPT, a ResNet and a DLRM; DDP, FSDP2 and tensor parallelism on gloo"
     effort = "flag"
+    memory = "takes"
     training = "a larger batch: as many samples may teach less"
     factor: float = key("multiple of the batch", 2.0, least=1.0)
     memory_gb: float | None = key("free memory, 1e9 bytes, where the run does not say", None, least=0.0)
@@ -227,13 +216,10 @@ class Batch(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Two and four times as much, as far as there is memory for it."""
-        footprint = footprint_of(facts.graph.run)
-        if footprint.free_bytes is None:
+        """Two and four times as much; those without memory are tried where others make room for them."""
+        if footprint_of(facts.graph.run).free_bytes is None:
             raise Unanswerable("the run does not say how much memory there is: give what is free, memory_gb=")
-        within = max(footprint.within_step_bytes, 1)
-        fits = [factor for factor in (2.0, 4.0) if (factor - 1) * within <= footprint.free_bytes]
-        return [cls(factor) for factor in fits or (2.0,)]
+        return [cls(2.0), cls(4.0)]
 
     def bound(self, facts: RunFacts) -> float:
         return facts.base_ns * max(1 - 1 / self.factor, 0.0)
@@ -248,16 +234,17 @@ class Batch(Edit):
         free = round(self.memory_gb * GB) if self.memory_gb is not None else footprint.free_bytes
         if free is None:
             raise Unanswerable("the run does not say how much memory there is: give what is free, memory_gb=")
-        more = round((self.factor - 1) * footprint.within_step_bytes)
+        then = round(self.factor * step_bytes_of(graph))
+        more = then - footprint.within_step_bytes
         if more > free:
             raise Unanswerable(
                 f"a step would allocate {format_bytes(more)} more, and {format_bytes(free)} are free"
             )
-        return with_larger_batch(graph, self.factor)
+        return dataclasses.replace(with_larger_batch(graph, self.factor), step_bytes=then)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What a step is, and what it allocates."""
-        within = footprint_of(graph.run).within_step_bytes
+        within = step_bytes_of(graph)
         return (
             f"a step has {self.factor:g} times the samples: divide by that to compare the time of one",
             f"a step allocates {format_bytes(within)} now, {format_bytes(within * self.factor)} then",

@@ -1,7 +1,8 @@
-"""Steps that do their work several times: copies of a step's nodes put in before it.
+"""Work that is done several times: copies of a step before it, forward passes again before backward.
 
-In: a graph, and what a copy is to be. Out: a graph in which each step begins with its copies, one behind the
-other on every thread and stream. What a copy leaves out is decided by the edits.
+In: a graph, and what is to be repeated. Out: a graph in which each step begins with its copies, one behind
+the other on every thread and stream, or in which the first backward work of each block is longer. What a
+copy leaves out is decided by the edits.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import dataclasses
 from hashlib import blake2b
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
+from dpro.errors import Unanswerable
 from dpro.replay.engine import longest_path
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph, once
 from dpro.replay.timeline import AFTER_STEPS
+from dpro.replay.whatif.graph_ops.scope import blocks_of
 
 
 def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
@@ -39,6 +43,38 @@ def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
     duration = np.concatenate([graph.nodes.duration, copied.nodes.duration])[made.nodes.duration]
     lag = np.concatenate([graph.edges.lag, copied.edges.lag, [0]])[made.edges.lag]
     return made.with_durations(duration).with_lags(lag).of_same_job(graph)
+
+
+def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
+    """Make the first backward work of each block longer by its forward work, on CPU and GPU.
+
+    Args:
+        graph: the graph, with its run.
+        pattern: a shell pattern for modules, of which the outermost that fit are the blocks.
+
+    Raises:
+        Unanswerable: there is no such module, it has no backward pass, or it communicates.
+    """
+    blocks = blocks_of(graph, pattern)
+    if blocks.filter("backward").is_empty():
+        raise Unanswerable(f"no backward pass of {pattern!r} in the run has sequence numbers")
+    nodes = graph.nodes
+    at = blocks["node"].to_numpy()
+    if (nodes.kind[at] == NodeKind.TRANSFER).any():
+        raise Unanswerable(f"{pattern!r} communicates: whether that is repeated depends on the job")
+    on_gpu = np.isin(nodes.kind[at], GPU_KINDS)
+    rows = blocks.with_columns(
+        on_gpu=pl.Series(on_gpu),
+        works=pl.Series(on_gpu | np.isin(nodes.kind[at], CPU_KINDS)),
+        ns=pl.Series(nodes.duration[at]),
+        start=pl.Series(nodes.measured_start[at]),
+    ).filter("works")
+    forward = rows.filter(~pl.col("backward")).group_by("block", "on_gpu").agg(pl.col("ns").sum())
+    begins = rows.filter("backward").sort("start", "node").unique(["block", "on_gpu"], keep="first")
+    longer = begins.drop("ns").join(forward, on=["block", "on_gpu"])
+    duration = nodes.duration.copy()
+    np.add.at(duration, longer["node"].to_numpy(), longer["ns"].to_numpy())
+    return graph.with_durations(duration)
 
 
 def _lasting(graph: Graph) -> list[Ints | Bools]:

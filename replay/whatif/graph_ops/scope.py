@@ -73,16 +73,9 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
         Unanswerable: there is no such module.
     """
     spans = spans_of(_run_of(graph))
-    ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with(MODULE))
-    ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
-    fits = ranges.filter(_fits(ranges, pattern))
-    if fits.is_empty():
-        near = nearest(pattern, ranges["name"].unique().sort().to_list())
-        raise Unanswerable(f"no module in the run fits {pattern!r}{near}: `dpro record --modules` names them")
+    outermost = _outermost(_modules(spans, pattern))
     parts = []
-    for block, outer in enumerate(
-        _outermost(fits).with_row_index("block").partition_by("block", include_key=False)
-    ):
+    for block, outer in enumerate(outermost.with_row_index("block").partition_by("block", include_key=False)):
         forward = _closure(spans, outer)
         every = _with_backward(spans, outer)
         marked = every.join(forward.with_columns(backward=pl.lit(False)), on=["rank", "span_id"], how="left")
@@ -90,6 +83,30 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     members = pl.concat(parts)
     nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
     return nodes.join(members, on=["rank", "span_id"]).select("node", "block", "backward").sort("node")
+
+
+def outermost_modules(graph: Graph, pattern: str) -> list[str]:
+    """Names of the outermost modules that fit a pattern.
+
+    Args:
+        graph: the graph, with its run.
+        pattern: a shell pattern for names of modules.
+
+    Raises:
+        Unanswerable: there is no such module.
+    """
+    return _outermost(_modules(spans_of(_run_of(graph)), pattern))["name"].unique().sort().to_list()
+
+
+def _modules(spans: pl.DataFrame, pattern: str) -> pl.DataFrame:
+    """Calls of the modules that fit a pattern, by their names."""
+    ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with(MODULE))
+    ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
+    fits = ranges.filter(_fits(ranges, pattern))
+    if fits.is_empty():
+        near = nearest(pattern, ranges["name"].unique().sort().to_list())
+        raise Unanswerable(f"no module in the run fits {pattern!r}{near}: `dpro record --modules` names them")
+    return fits
 
 
 def blocks_of_run(run: Run | None) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from dpro.replay.whatif.graph_ops.activations import moves_activations
 from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.pareto import pareto
 from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.search import explore
 from tests.builders import US, TinyRun
 from tests.ddp import ddp_job, gpu_ddp_job
 from tests.edits import step_us
@@ -122,6 +123,26 @@ def test_a_batch_for_which_there_is_no_memory_is_refused(tmp_path):
     assert parse_edit("batch:factor=2,memory_gb=1").apply(untold)
     with pytest.raises(Unanswerable, match="record with `dpro record --memory`"):
         parse_edit("batch:factor=2").apply(built(ddp_job(), tmp_path / "none").graph)
+
+
+def test_a_batch_has_the_memory_that_recomputed_layers_free(tmp_path):
+    graph = built(remembered(ddp_job(), free=4000), tmp_path).graph
+    again = parse_edit("recompute:module=layers.*").apply(graph)
+    assert again.step_bytes == LAYERS * KEPT + INSIDE - (LAYERS - 1) * KEPT
+    larger = parse_edit("batch:factor=4").apply(again)  # refused without
+    assert larger.step_bytes == 4 * again.step_bytes
+    with pytest.raises(Unanswerable, match=r"would allocate 6.1 kB more, and 4.0 kB are free"):
+        parse_edit("batch:factor=8").apply(again)
+
+
+def test_a_search_makes_room_for_batches_that_do_not_fit(tmp_path):
+    run = remembered(ddp_job(), free=4000).write(tmp_path / "run")
+    whole = build_graph(run)
+    found = explore(whole.graph, assess(whole, replay(whole.graph), run.manifest))
+    ways = {" ".join(map(str, each.edits)) for each in found.predictions}
+    assert "recompute:module=layers.* batch:factor=4" in ways
+    assert not any(way.startswith("batch:") for way in ways)
+    assert any(refusal.edit.startswith("batch:") for refusal in found.refused)
 
 
 def test_of_time_against_memory_that_is_best_which_nothing_beats_in_both(tmp_path):
