@@ -14,7 +14,10 @@ from typing import Any
 
 from dpro.errors import InputError, UsageError
 
-GATED = ("silu", "swiglu", "swish", "geglu", "gelu_pytorch_tanh_gated")
+GATED = ("silu", "swiglu", "swish", "geglu")
+# Families whose feed-forward layers have two matrices whatever their activation, and some that have three.
+PLAIN_FAMILIES = ("bloom", "falcon", "gpt", "mpt", "opt", "phi-", "phi_", "starcoder2")
+GATED_FAMILIES = ("gemma",)
 # How configurations call one size, by the family that brought the name.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
@@ -172,7 +175,7 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
         raise UsageError("the configuration has kv_lora_rank but no qk_nope_head_dim: attention is unknown")
     if not latent and not found["head_size"] and hidden % heads:
         raise UsageError(f"hidden size {hidden} does not divide into {heads} heads: give head_dim")
-    gated = str(config.get("hidden_act", config.get("activation_function", "silu"))).lower() in GATED
+    gated = _gated(config)
     ffn = found["ffn"] or 4 * hidden
     experts = found["experts"]
     return Model(
@@ -196,6 +199,17 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
         rope_size=found["rope_size"] if latent else 0,
         value_size=found["value_size"] if latent else 0,
     )
+
+
+def _gated(config: Mapping[str, Any]) -> bool:
+    """Whether feed-forward layers have a third matrix: by the family, else by the activation."""
+    family = str(config.get("model_type", "")).lower()
+    if family.startswith(GATED_FAMILIES):
+        return True
+    if family.startswith(PLAIN_FAMILIES):
+        return False
+    activation = config.get("hidden_act", config.get("activation_function", "silu"))
+    return str(activation).lower() in GATED
 
 
 def read_model(path: Path, sequence: int | None = None) -> Model:

@@ -36,6 +36,24 @@ def test_a_token_takes_six_operations_per_weight_and_half_of_the_scores() -> Non
     assert model.operations_per_token() == 6 * weights + 6 * 2 * 8 * 32
 
 
+@pytest.mark.parametrize(
+    ("family", "activation", "matrices"),
+    [
+        ("llama", "silu", 3),
+        ("gemma2", "gelu_pytorch_tanh", 3),
+        ("bloom", None, 2),
+        ("gpt2", "gelu_new", 2),
+        ("phi3", "silu", 3),
+        ("", "relu", 2),
+    ],
+)
+def test_feed_forward_layers_have_the_matrices_of_their_family(
+    family: str, activation: str | None, matrices: int
+) -> None:
+    named = {"model_type": family} | ({"hidden_act": activation} if activation else {})
+    assert model_of(LLAMA | named).matrices == matrices
+
+
 def test_experts_count_where_they_are_and_are_met_as_many_as_a_token_has() -> None:
     sizes = {
         "num_experts": 4,
