@@ -39,9 +39,11 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
         return changed
     demand, alone, known = _recorded(graph)
     asked, work = np.zeros(changed.num_nodes), changed.nodes.duration.astype(np.float64)
+    instances = int(graph.nodes.collective.max(initial=-1)) + 1
     for node in np.concatenate(links).tolist():
-        recorded = known.get(_identity(changed, node))
-        if recorded is not None:
+        rank, window, collective = _identity(changed, node)
+        recorded = known.get((rank, window, collective % instances))  # copies of steps count on from the last
+        if recorded is not None and _is_copy(changed, node, graph, recorded):
             asked[node] = demand[recorded]
             work[node] *= alone[recorded] / graph.nodes.duration[recorded]
     return _settled(changed, links, asked, work)
@@ -135,6 +137,15 @@ def _identity(graph: Graph, node: int) -> tuple[int, int, int]:
     """What distinguishes a transfer from others, before and after an edit."""
     nodes = graph.nodes
     return int(nodes.rank[node]), int(nodes.window[node]), int(nodes.collective[node])
+
+
+def _is_copy(changed: Graph, node: int, graph: Graph, recorded: int) -> bool:
+    """Whether a transfer is a recorded one, or a copy of it: new ones may have any number."""
+    same_bytes = changed.nodes.bytes[node] == graph.nodes.bytes[recorded]
+    return bool(
+        same_bytes
+        and changed.messages[changed.nodes.message[node]] == graph.messages[graph.nodes.message[recorded]]
+    )
 
 
 def _demand(graph: Graph, timeline: Timeline) -> Floats:

@@ -54,6 +54,18 @@ def _transfers_us(graph: Graph) -> list[float]:
     return (nodes.duration[order] / 1000).tolist()
 
 
+def test_copies_of_a_step_share_its_links_and_leave_what_they_do_not_use(tmp_path):
+    """Without the reduction beside it, an all-to-all has the link to itself: from 2 ms to 1."""
+    ops = ("all_reduce", "all_to_all")
+    graph = _job(0, (0, 2000), (CALL, 2000), ops=ops).build(tmp_path / "r").graph
+    twice = parse_edit("accumulate:steps=2").apply(graph)
+    shared = with_shared_links(graph, twice)
+    alone = (2000 - CALL) / 2
+    moving = [sorted(us for us in _transfers_us(each) if us) for each in (twice, shared)]
+    assert moving[0] == pytest.approx([2000 - CALL] * 2 * STEPS + [2000] * STEPS)
+    assert moving[1] == pytest.approx([alone] * STEPS + [2000 - CALL] * STEPS + [2000] * STEPS, abs=2 * CALL)
+
+
 def test_transfers_that_meet_take_longer(tmp_path):
     graph = _job(3000, (0, 1000), (3010, 4010)).build(tmp_path / "r").graph
     assert _transfers_us(graph) == [1000, 1000] * STEPS
