@@ -105,8 +105,8 @@ class Edit(ABC):
         """How many times as many samples a step of the changed job works on."""
         return 1.0
 
-    def is_proven(self) -> bool:
-        """Whether a pair of recordings before and after such a change has shown what it does."""
+    def is_proven(self, graph: Graph) -> bool:
+        """Whether a pair of recordings of jobs like that of the graph has shown what such a change does."""
         return bool(self.proof)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:

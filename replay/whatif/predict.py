@@ -290,16 +290,17 @@ def compare(
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
-    doubt = _doubt(edits, [base, *between, predicted])
+    proven = [edit.is_proven(at) for edit, at in zip(edits, graphs)]
+    doubts = _doubts(edits, [base, *between, predicted])
     open_ns = max((abs(float(other.mean()) - predicted) for other in others_ns), default=0.0)
-    margin = spread + misfit + doubt + open_ns
+    margin = spread + misfit + sum(doubts) + open_ns
     saved = before_ns - after_ns / samples
     at_ends = _with_each(graphs, edits, lambda edit, at: edit.bounds(at))
     ends = [predicted, *_means_of(at_ends, baseline, graph, trust.overlap)]
     limits = _means_of(_with_each(graphs, edits, _limits_of), baseline, graph, trust.overlap)
     least = min(max(limits, default=0.0), predicted)
-    doubted = _doubt(edits, [base, *between, predicted], PROVEN_DOUBT) / samples
-    unsure = _unsure(before_ns, saved, doubted) + open_ns / samples
+    doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
+    unsure = _unsure(before_ns, saved, doubted / samples) + open_ns / samples
     unsure += misfit / max(predicted, 1.0) * abs(float(saved.mean()))
     return Prediction(
         tuple(edits),
@@ -308,7 +309,7 @@ def compare(
         max(min(ends) - margin, least, 0.0),
         max(ends) + margin,
         tuple(notes),
-        bool(edits) and all(edit.is_proven() for edit in edits),
+        bool(edits) and all(proven),
         samples,
         base - max(ends) / samples - unsure,
         min(base - min(ends) / samples + unsure, base - least / samples),
@@ -347,18 +348,14 @@ def _still_known(graph: Graph, changed: Graph, trust: Trust) -> Trust | None:
     return trust if changed.nodes.measured_start is graph.nodes.measured_start else None
 
 
-def _doubt(edits: Sequence[Edit], steps: Sequence[float], proven: float = 1.0) -> float:
-    """How much of the gain rests on what the edits assume: each one's share of what it alone changed.
+def _doubts(edits: Sequence[Edit], steps: Sequence[float]) -> list[float]:
+    """What of the gain rests on what the edits assume, ns: each one's share of what it alone changed.
 
     Args:
         edits: in order.
         steps: step time before the first and after each.
-        proven: how much of its doubt counts for an edit that is proven.
     """
-    return sum(
-        edit.doubt * (proven if edit.is_proven() else 1.0) * abs(after - before)
-        for edit, (before, after) in zip(edits, pairwise(steps))
-    )
+    return [edit.doubt * abs(after - before) for edit, (before, after) in zip(edits, pairwise(steps))]
 
 
 def _deviation(steps_ns: NDArray[np.int64]) -> float:

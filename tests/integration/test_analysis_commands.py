@@ -305,7 +305,8 @@ def test_edits_given_together_are_predicted_together(imported):
 def test_an_edit_that_the_run_cannot_answer_is_refused_with_the_reason(imported):
     found = one_object(dpro("whatif", imported, "--edit", "heal:rank=9", "--json"), exit_code=1)
     assert found["predictions"] == []
-    assert found["refused"] == [{"edit": "heal:rank=9", "reason": "rank 9 is not in the run"}]
+    reason = "rank 9 is not in the run, which has ranks 0, 1"
+    assert found["refused"] == [{"edit": "heal:rank=9", "reason": reason}]
 
 
 def test_search_keeps_to_its_budget_and_curves_say_what_is_doubtful(imported, here):

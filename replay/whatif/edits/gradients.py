@@ -333,9 +333,9 @@ class Compress(ReductionEdit):
             return bucket
         return compressed(known, bucket, codec)
 
-    def is_proven(self) -> bool:
+    def is_proven(self, graph: Graph) -> bool:
         """Neither sending only the largest nor choosing by bucket was measured."""
-        return self.topk is None and self.budget is None
+        return self.topk is None and self.budget is None and super().is_proven(graph)
 
     def describe(self) -> str:
         if self.budget is not None:

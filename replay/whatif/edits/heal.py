@@ -18,7 +18,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.peers import LABEL, PHASE, peers_by_rank, phase_work, work_keys
 from dpro.replay.whatif.edit import Edit, check, key
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.selected import ranks_at
+from dpro.replay.whatif.graph_ops.selected import absent, ranks_at
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RanksAt:
         """
         found = ranks_at(graph, self.rank, self.host, self.stage)
         if not found:
-            raise Unanswerable(f"{self.describe()} is not in the run")
+            raise Unanswerable(absent(graph, self.describe()))
         return found
 
     def describe(self) -> str:
@@ -93,7 +93,7 @@ class Heal(Edit):
         healed = healed_against_stages if self.at.stage is not None else healed_durations
         return graph.with_durations(healed(graph, ranks, apart=ranks).min(axis=1))
 
-    def is_proven(self) -> bool:
+    def is_proven(self, graph: Graph) -> bool:
         """Hosts and stages as a whole were not."""
         return self.at.rank is not None
 
@@ -199,7 +199,7 @@ def _healed(
     of_rank = keys.sort("rank", maintain_order=True)
     for column, rank in enumerate(ranks):
         if rank not in known:
-            raise Unanswerable(f"rank {rank} is not in the run")
+            raise Unanswerable(absent(graph, f"rank {rank}"))
         ratios = _ratios(phases, labels, rank, peers[rank])
         begin, end = (of_rank["rank"].search_sorted(rank, side) for side in ("left", "right"))
         mine = of_rank[begin:end]

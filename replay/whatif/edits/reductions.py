@@ -37,6 +37,10 @@ class ReductionEdit(Edit):
     def bound(self, facts: RunFacts) -> float:
         return facts.idle(facts.communication | calling(reduced(facts.graph)))
 
+    def is_proven(self, graph: Graph) -> bool:
+        """All pairs are of jobs that recorded which gradients are in which reduction."""
+        return super().is_proven(graph) and reduced(graph).is_recorded
+
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What is inferred of the reductions, and of which operations the latency is not known."""
         return (*reduced(graph).notes(), *unknown_latencies(graph))

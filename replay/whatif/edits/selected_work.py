@@ -17,7 +17,7 @@ from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
-from dpro.replay.whatif.graph_ops.selected import NodeSelection, ranks_at, selection_of
+from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
 from dpro.replay.whatif.graph_ops.shards import why_needed
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
@@ -335,7 +335,7 @@ class Drop(Edit):
         ranks = ranks_at(graph, self.rank, dp=self.dp)
         gone, kept = np.isin(nodes.rank, ranks), (nodes.rank >= 0) & ~np.isin(nodes.rank, ranks)
         if not gone.any():
-            raise Unanswerable(f"{self._what()} is not in the run")
+            raise Unanswerable(absent(graph, self._what()))
         if not kept.any():
             raise Unanswerable("no other rank is in the run")
         handed = gone[edges.source] & kept[edges.target] | kept[edges.source] & gone[edges.target]

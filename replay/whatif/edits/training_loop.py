@@ -16,7 +16,7 @@ from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.selected_work import Scale, first_work, scaled
+from dpro.replay.whatif.edits.selected_work import first_work, scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.schema import COUNTERS, SPANS
@@ -45,7 +45,7 @@ class HideInput(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        NodeSelection(within=DATA_LOADING).chosen(facts.graph)
+        loading_of(facts.graph)
         return [cls()]
 
     def bound(self, facts: RunFacts) -> float:
@@ -53,7 +53,7 @@ class HideInput(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Make the time inside the DataLoader's `__next__` free."""
-        return Scale(NodeSelection(within=DATA_LOADING), 0.0).apply(graph)
+        return graph.with_durations(scaled(graph, loading_of(graph), 0.0))
 
     def describe(self) -> str:
         return "the input is ready when the step asks for it"
@@ -86,7 +86,7 @@ class Workers(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """One, and as few as hide a batch behind the step."""
         graph = facts.graph
-        loading = NodeSelection(within=DATA_LOADING).chosen(graph) & (graph.nodes.step >= 0)
+        loading = loading_of(graph) & (graph.nodes.step >= 0)
         if not loading.any():
             raise Unanswerable("no whole step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
@@ -99,7 +99,7 @@ class Workers(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale each rank's time in `__next__` to what it would wait."""
-        loading = NodeSelection(within=DATA_LOADING).chosen(graph) & (graph.nodes.step >= 0)
+        loading = loading_of(graph) & (graph.nodes.step >= 0)
         if not loading.any():
             raise Unanswerable("no whole step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
@@ -119,6 +119,20 @@ class Workers(Edit):
 
     def how(self) -> str:
         return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0}, pin_memory=True)"
+
+
+def loading_of(graph: Graph) -> NDArray[np.bool_]:
+    """[N] the nodes within a DataLoader's `__next__`.
+
+    Raises:
+        Unanswerable: there is none.
+    """
+    loading = NodeSelection(within=DATA_LOADING).mask(graph)
+    if not loading.any():
+        raise Unanswerable(
+            "no DataLoader was seen: no span of the run is within enumerate(DataLoader), as PyTorch calls it"
+        )
+    return loading
 
 
 def _per_step(graph: Graph, loading: NDArray[np.bool_], ranks: NDArray[np.int64], num_steps: int) -> Floats:

@@ -97,6 +97,11 @@ class Reduced:
         return round(self.ratio * int(each.parameters.num_bytes[first : last + 1].sum()))
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether the run says which gradients are in which reduction; else that is inferred."""
+        return all(each.parameters.is_recorded for each in self.passes)
+
+    @property
     def is_scattered(self) -> bool:
         """Whether each rank gets its shard of the sums only."""
         return self.message.op == "reduce_scatter"
@@ -104,7 +109,7 @@ class Reduced:
     def notes(self) -> tuple[str, ...]:
         """What was inferred of the reductions, a line each."""
         said = []
-        if not self.passes[0].parameters.is_recorded:
+        if not self.is_recorded:
             said.append(
                 "which gradients are in which reduction is inferred from calls, bytes and autograd's spans"
             )

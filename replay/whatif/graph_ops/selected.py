@@ -18,6 +18,7 @@ from dpro.replay.whatif.edit import check, key, text_of
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import WORKERS
+from dpro.words import few
 
 # What users call the kinds of work, and the kinds of nodes of each.
 KINDS: dict[str, tuple[NodeKind, ...]] = {
@@ -158,6 +159,17 @@ def ranks_at(
         places = {each: graph.places[each] for each in found if each in graph.places}
         found = [each for each, at in places.items() if stage in (None, at.stage) and dp in (None, at.dp)]
     return found
+
+
+def absent(graph: Graph, what: str) -> str:
+    """Why there is no answer for a rank, host or stage: it is not in the run, and which ranks are.
+
+    Args:
+        graph: the graph.
+        what: in words.
+    """
+    ranks = ranks_at(graph)
+    return f"{what} is not in the run, which has rank{'s' * (len(ranks) != 1)} {few(ranks, 8)}"
 
 
 def hosts_of(graph: Graph) -> dict[int, str]:

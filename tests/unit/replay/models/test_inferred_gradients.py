@@ -10,8 +10,12 @@ import pytest
 
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.models.gradients.buckets import bucket_table, gradient_passes
 from dpro.replay.models.gradients.inferred import divided, inferred_passes, with_other_sizes
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 
 SAMPLE = Path(__file__).resolve().parents[4] / "sample_traces" / "slow_rank"
@@ -32,6 +36,24 @@ def test_the_buckets_of_a_real_ddp_job_are_inferred_as_they_were_recorded(tmp_pa
         sums = [np.add.reduceat(each.parameters.num_bytes, firsts).tolist() for each in (mine, theirs)]
         assert sums[0] == sums[1]
     assert not any(each.parameters.is_recorded for each in found)
+
+
+def test_a_change_of_inferred_reductions_is_not_proven(tmp_path):
+    proven = {}
+    shutil.copytree(SAMPLE, tmp_path / "inferred")
+    shutil.rmtree(tmp_path / "inferred" / "buckets")
+    for folder in (SAMPLE, tmp_path / "inferred"):
+        built = build_graph(open_run(folder))
+        trust = assess(built, replay(built.graph), built.graph.run.manifest)
+        for edits in (["compress:to=fp16"], ["heal:rank=1"], ["heal:rank=1", "compress:to=fp16"]):
+            each = predict(built.graph, baseline_steps(built.graph), [*map(parse_edit, edits)], trust)
+            proven[folder.name, *edits] = each.proven, round(each.gain_high_ns - each.gain_low_ns)
+    assert {key: shown for key, (shown, _) in proven.items() if not shown} == {
+        ("inferred", "compress:to=fp16"): False,
+        ("inferred", "heal:rank=1", "compress:to=fp16"): False,
+    }
+    wider, recorded = (proven[name, "compress:to=fp16"][1] for name in ("inferred", SAMPLE.name))
+    assert wider > recorded  # all of the doubt counts
 
 
 def test_sizes_that_are_not_known_leave_both_ends_open(tmp_path):
