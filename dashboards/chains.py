@@ -29,7 +29,7 @@ _LISTED = 3  # operations of a box that are listed one by one
 _LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
 _COLUMN_CHARACTERS = 150  # of a label, in all columns together
 _LONGEST_LINE = 32  # characters of a label
-_CHARACTER, _BETWEEN, _SIDES = 6.4, 14, 72  # pixels: of a character, between columns, of both margins
+_CHARACTER, _BETWEEN, _SIDES = 7.4, 14, 72  # pixels: of a capital, between columns, of both margins
 _LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named by all of them
 _ROW, _LINE = 62, 14  # pixels of a box, of each further line of its label
 

@@ -21,7 +21,7 @@
       return made;
     };
     T.findBox = make("input", {
-      id: "timeline-find", type: "search", placeholder: "search names (regular expression)", autocomplete: "off",
+      id: "timeline-find", type: "search", placeholder: "names, a regular expression", autocomplete: "off",
       spellcheck: false,
     });
     T.findBox.setAttribute("aria-label", "Search spans by name, a regular expression");

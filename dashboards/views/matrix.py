@@ -8,6 +8,7 @@ cannot be shown has no panel: one sentence at the end says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import plotly.graph_objects as go
 import polars as pl
 from dash import html
 from dash.development.base_component import Component
+from numpy.typing import NDArray
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -34,7 +36,9 @@ from dpro.units import NS_PER_MS
 NAME = "matrix"
 MAX_RANKS = 400  # of a square
 SCALE = "Cividis"
-_FEW = 24  # across: this many cells have room for a number
+_FEW = 16  # across: this many cells have room for a number
+_TICKS = 24  # across
+_ROOM, _AROUND = 34, 130  # pixels: of a cell that a number is read in, and of the axis and the colours beside
 MIN_PX, MAX_PX, _CELL = 260, 760, 26  # pixels
 _NAMED = 5  # pairs that are named in the figure of bandwidths
 _NO_PAIRS = (
@@ -161,7 +165,7 @@ def square_figure(
     values = np.full((len(names), len(names)), np.nan, np.float32)
     for row, column, value in cells:
         values[place[row], place[column]] = np.nan if value is None else value
-    labels, unit = plain_all(names), metric.unit
+    labels, unit, few = plain_all(names), metric.unit, len(names) <= _FEW
     if unit == "ms":
         scale, unit = time_unit(float(np.nanmax(values)))
         values /= scale
@@ -171,14 +175,23 @@ def square_figure(
         colorbar={"title": {"text": unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
         zmin=None if metric.least is None else min(metric.least, float(np.nanmin(values))),
         zmax=None if metric.most is None else max(metric.most, float(np.nanmax(values))),
-        texttemplate="%{z:,.3~r}" if len(names) <= _FEW else "", customdata=np.array(_ways(labels), object),
+        texttemplate=f"%{{z:,.{_decimals(values)}~f}}" if few else "",
+        customdata=np.array(_ways(labels), object),
         hovertemplate="%{customdata}: %{z:,.4~r} " + unit + f"<extra>{metric.title}</extra>",
     )  # fmt: skip
+    if few:  # a narrow page scrolls
+        figure.update_layout(meta={"least_width": _ROOM * len(names) + _AROUND})
     styled(figure, theme, height=int(np.clip(_CELL * len(names) + 110, MIN_PX, MAX_PX)))
-    every = 1 + len(names) // _FEW
+    every = 1 + len(names) // _TICKS
     ticks = {"tickvals": list(range(len(names)))[::every], "ticktext": labels[::every]}
     figure.update_xaxes(**ticks, showgrid=False, zeroline=False, range=[-0.5, len(names) - 0.5])
     return figure.update_yaxes(**ticks, showgrid=False, zeroline=False, range=[len(names) - 0.5, -0.5])
+
+
+def _decimals(values: NDArray[np.float32]) -> int:
+    """Digits after the point, as the largest value needs to have three: small ones take no more room."""
+    largest = float(np.nanmax(values))
+    return max(1, 2 - math.floor(math.log10(largest))) if largest > 0 else 1
 
 
 def _ways(labels: Sequence[str]) -> list[list[str]]:

@@ -94,6 +94,9 @@ def test_labels_are_whole_on_as_many_lines_as_they_take(stuck):
     assert drawn.layout.height > short.layout.height
     assert least_width(drawn) > least_width(short) > 200  # a narrow page scrolls: labels do not overlap
     assert name.replace(" ", "") in _text(drawn.data[2].text)
+    longest = max(len(line) for line in drawn.data[2].text[0].split("<br>"))
+    between = max(drawn.data[2].x) - min(drawn.data[1].x)  # columns
+    assert least_width(drawn) > 7.3 * longest * between  # 31 capitals of 11 pixels are 224 wide
     standing = standing_info(stuck.case()).with_columns(group=pl.lit(name) + pl.col("group"))
     figure = standing_figure(standing, "light")
     assert all(f"{name}".replace(" ", "") in label for label in _text(figure.layout.yaxis.ticktext))

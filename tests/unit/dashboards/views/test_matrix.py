@@ -11,6 +11,7 @@ import pytest
 
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.theme import least_width
 from dpro.dashboards.views.collectives import arrivals, last_info
 from dpro.dashboards.views.matrix import (
     METRICS,
@@ -139,6 +140,20 @@ def test_names_of_hosts_are_never_markup():
     figure = square_figure([("<b>a</b>", "<i>", 1.0)], ["<b>a</b>", "<i>"], METRICS["time"], "light")
     assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt;", "&lt;i&gt;"]
     assert figure.data[0].customdata[0][1] == "&lt;b&gt;a&lt;/b&gt; → &lt;i&gt;"
+
+
+def test_small_values_in_cells_take_no_more_room_than_large_ones():
+    one = [(0, 1, 3120.0), (1, 0, 0.042)]  # ms, shown in seconds
+    figure = square_figure(one, [0, 1], METRICS["time"], "light")
+    assert figure.data[0].texttemplate == "%{z:,.2~f}"  # 3.12 and 0, where 0.000042 would be tiny
+    assert square_figure([(0, 1, 0.0)], [0, 1], METRICS["time"], "light").data[0].texttemplate == "%{z:,.1~f}"
+
+
+def test_numbers_in_cells_stay_readable_on_a_narrow_page():
+    eight, many = (square_figure([(0, 1, 1.0)], range(each), METRICS["time"], "light") for each in (8, 17))
+    assert least_width(eight) > 390  # the page scrolls
+    assert not many.data[0].texttemplate
+    assert not least_width(many)
 
 
 def _titles(filled):
