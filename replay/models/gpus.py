@@ -175,7 +175,7 @@ def gpu_named(names: Sequence[str]) -> Gpu:
     """
     model = common_model(names)
     if not model:
-        listed = ", ".join(sorted(set(names))) or "no GPU"
+        listed = ", ".join(sorted(set(names))) or "the run names none"
         raise Unanswerable(
             f"what the run's GPUs can do is not known ({listed}): give speedup= of its matmuls"
         )

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
+from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.models.curves import FAR, Between, medians, through
 from dpro.replay.timeline import Timeline, replay
@@ -307,13 +307,35 @@ def messages_by_kind(graph: Graph) -> dict[CollectiveKind, list[int]]:
     return found
 
 
+def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
+    """Why `fit_costs` has no curve of a kind of communication.
+
+    Args:
+        graph: the graph.
+        kind: one that is not in the curves.
+    """
+    mine = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
+    if np.count_nonzero(_of_known_size(graph) & mine) < ENOUGH:
+        return f"too few transfers of known size to fit what {kind[0]} costs"
+    return (
+        f"too few transfers of which other ranks are recorded to fit what {kind[0]} costs: what the recorded "
+        "ones take may be waiting for ranks that are missing"
+    )
+
+
 def _usable(graph: Graph) -> Ints:
     """Transfers of known size; those whose peers are recorded, for the time of others is waiting, too."""
-    nodes, edges = graph.nodes, graph.edges
-    known = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
+    edges = graph.edges
     met = np.zeros(graph.num_nodes, np.bool_)
     met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
-    return np.flatnonzero(known & met)
+    return np.flatnonzero(_of_known_size(graph) & met)
+
+
+def _of_known_size(graph: Graph) -> Bools:
+    """[N] the transfers whose bytes and time are known."""
+    nodes = graph.nodes
+    known: Bools = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
+    return known
 
 
 def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Floats:

@@ -34,6 +34,7 @@ from dpro.replay.models.link_costs import (
     fit_costs,
     messages_by_kind,
     unknown_latencies,
+    why_no_cost,
 )
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
@@ -287,7 +288,7 @@ class Algorithm(Edit):
         """[T] time by the other algorithm over time by the one that ran."""
         now = self._ran(graph, message.op)
         if kind not in lines:
-            raise Unanswerable("too few transfers of known size with all their ranks to fit what one costs")
+            raise Unanswerable(why_no_cost(graph, kind))
         if message.num_ranks < 2:
             raise Unanswerable("how many ranks are in it is not known")
         if lines[kind].bandwidth_only:

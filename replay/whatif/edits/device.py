@@ -202,7 +202,7 @@ def _devices_of(graph: Graph) -> dict[int, str]:
     workers = [] if graph.run is None else graph.run.table(WORKERS, ["rank", "gpu_name"]).rows()
     own = {rank: model_named(name) for rank, name in workers}
     if not all(own.get(rank) for rank in ranks):
-        listed = ", ".join(sorted(set(names))) or "no GPU"
+        listed = ", ".join(sorted(set(names))) or "the run names none"
         raise Unanswerable(f"which GPU the kernels ran on is not known ({listed}): its data sheet is needed")
     return {rank: own[rank] for rank in ranks}
 

@@ -27,6 +27,7 @@ from dpro.replay.models.link_costs import (
     messages_by_kind,
     ratio_by_table,
     unknown_latencies,
+    why_no_cost,
 )
 from dpro.replay.models.memory import footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.peers import ON_GPU, phase_work
@@ -337,7 +338,7 @@ class DataParallelSize(Edit):
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
         for kind, messages in messages_by_kind(graph).items():
             if kind not in lines:
-                raise Unanswerable(f"too few transfers of known size to fit what {kind[0]} costs")
+                raise Unanswerable(why_no_cost(graph, kind))
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0) & (duration > 0))
             ratio = self._by_table(graph, messages[0], mine)
             if ratio is not None:

@@ -108,3 +108,25 @@ def test_sizes_that_are_all_equal_do_not_show_what_a_message_costs(tmp_path):
     graph = ddp_job().build(tmp_path / "run").graph
     with pytest.raises(Unanswerable, match="too similar to separate the cost of a message"):
         changed(graph, "algorithm:to=tree")
+
+
+@pytest.mark.parametrize(
+    ("num_transfers", "reason"),
+    [(8, "may be waiting for ranks that are missing"), (3, "too few transfers of known size to fit")],
+)
+def test_of_one_rank_of_a_group_it_is_said_that_waiting_hides_the_cost(tmp_path, num_transfers, reason):
+    run = TinyRun()
+    for at in range(num_transfers):
+        facts = {
+            "group": "all",
+            "group_ranks": [0, 1, 2, 3],
+            "bytes_in": SIZES[at % 4],
+            "bytes_out": SIZES[at % 4],
+        }
+        run.gloo((100 * at, 100 * at + 10), (100 * at + 20, 100 * at + 90), 0, sequence=at, **facts)
+    run.op("train", 0, 1000)
+    run.step(0, 0, 1000)
+    alone = run.build(tmp_path / "run").graph
+    for edit in ("algorithm:to=tree", "data-parallel:ranks=8"):
+        with pytest.raises(Unanswerable, match=reason):
+            parse_edit(edit).apply(alone)
