@@ -205,7 +205,7 @@ STEPS = Table(
 
 BUCKETS = Table(
     "buckets",
-    "One gradient bucket of a DDP or FSDP module.",
+    "One gradient bucket of a DDP (torch's or Megatron-core's) or FSDP module.",
     {
         "rank": _RANK,
         "module": Column(pl.Int32, "Which wrapped module of the process, in order of construction.", 0),

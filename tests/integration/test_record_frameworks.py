@@ -21,6 +21,8 @@ import pytest
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.collectors.launch.start import RecordOptions
 from dpro.opening import ensure_finished
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.schema import BUCKETS, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run, open_run
 from tests.jobs import imports
@@ -604,10 +606,41 @@ for _ in range(24):
 dist.destroy_process_group()
 """
 
+# Megatron-core allocates gradients on the GPU; given the CPU as its device, it runs there as it is.
+MEGATRON = """
+import contextlib, torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.transformer import TransformerConfig
+from torch import nn
+
+torch.set_num_threads(1)
+torch.cuda.current_device = lambda: "cpu"
+dist.init_process_group("gloo")
+parallel_state.initialize_model_parallel()
+model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1)
+options = DistributedDataParallelConfig(overlap_grad_reduce=True, bucket_size=4000)
+ddp = DistributedDataParallel(config, options, model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(12):
+    ddp.zero_grad_buffer()
+    with ddp.no_sync():
+        ddp(torch.ones(2, 4)).sum().backward()
+    ddp(torch.ones(2, 4)).sum().backward()
+    ddp.finish_grad_sync()
+    for parameter in model.parameters():
+        parameter.grad = parameter.main_grad
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
 OTHERS = {
     "transformers": TRANSFORMERS,
     "accelerate": ACCELERATE,
     "lightning": LIGHTNING,
+    "megatron": MEGATRON,
     "deepspeed": DEEPSPEED.replace("STAGE", "1"),
     "deepspeed with all parameters sharded": DEEPSPEED.replace("STAGE", "3"),
 }
@@ -638,7 +671,23 @@ def test_job_of_another_framework_is_recorded_like_one_of_torch(tmp_path, framew
     assert set(run.table(COLLECTIVES)["rank"]) == {0, 1}
     assert run.table(COLLECTIVES)["group"].str.len_chars().min() > 0
     assert values(run, "step_backward_calls") == {2}
-    if module != "deepspeed":
+    if module == "megatron":
+        check_megatron(run)
+    elif module != "deepspeed":
         buckets = run.table(BUCKETS)
         assert set(buckets["rank"]) == {0, 1}
         assert (buckets["bytes"] == buckets["parameter_bytes"].list.sum()).all()
+
+
+def check_megatron(run: Run) -> None:
+    """What its buckets hold is recorded, and is what its reductions are known by."""
+    own = run.table(BUCKETS).filter(rank=1)
+    assert set(own["source"]) == {"Megatron-core buckets"}
+    assert own["names"].to_list() == [["4.bias", "4.weight", "2.bias", "2.weight"], ["0.bias", "0.weight"]]
+    assert own["bytes"].to_list() == [(4 + 256 + 64 + 4096) * 4, (64 + 256) * 4]
+    passes = gradient_passes(build_graph(run).graph)
+    assert passes
+    for each in passes:
+        assert each.parameters.are_sizes_known
+        assert each.parameters.num_bytes.tolist() == [16, 1024, 256, 16384, 256, 1024]
+        assert each.closes.tolist() == [3, 5]

@@ -1,8 +1,9 @@
 """Gradient buckets: how data-parallel modules group their parameters for communication.
 
-In: modules as DDP wraps them, the modules that FSDP2 has sharded. Out: `buckets.json`, one object per wrapped
-module: `source`, and `buckets`, each with its `bytes`, and the indices (`parameters`), `names`, sizes
-(`parameter_bytes`) and `shapes` of its parameters, and its communication `hook`, where they are known.
+In: modules as DDP wraps them, torch's or Megatron-core's, and the modules that FSDP2 has sharded. Out:
+`buckets.json`, one object per wrapped module: `source`, and `buckets`, each with its `bytes`, and the indices
+(`parameters`), `names`, sizes (`parameter_bytes`) and `shapes` of its parameters, and its communication
+`hook`, where they are known.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import sys
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -26,6 +28,7 @@ from ..torch_internals import (
     fsdp_states,
     is_fsdp_root,
 )
+from .megatron import ddp_class, of_megatron
 
 KNOWN_AT_STEP = 3  # DDP rebuilds its buckets after the first backward
 
@@ -37,10 +40,23 @@ class Buckets:
         """No module is wrapped yet."""
         self._recorder = recorder
         self._modules: list[weakref.ref[Any]] = []
+        self._of_megatron: list[weakref.ref[Any]] = []
+        self._patched: set[Any] = set()
 
     def on_module(self, module: Any) -> None:
         """A module was wrapped for data parallelism."""
         self._modules.append(weakref.ref(module))
+
+    def on_group(self) -> None:
+        """A process group is made: those of Megatron-core are, before it wraps a module."""
+        wrapper = ddp_class()
+        if wrapper is not None and wrapper not in self._patched:
+            self._patched.add(wrapper)
+            patch(wrapper, "__init__", after=lambda module: self._recorder.call(self.on_megatron, module))
+
+    def on_megatron(self, module: Any) -> None:
+        """A module was wrapped by Megatron-core."""
+        self._of_megatron.append(weakref.ref(module))
 
     def on_step(self, step: int) -> None:
         """Buckets are final after a few steps."""
@@ -48,9 +64,11 @@ class Buckets:
             self.save()
 
     def save(self) -> None:
-        """Save what DDP and FSDP2 say of their buckets."""
-        wrapped = [module for reference in self._modules if (module := reference()) is not None]
-        found = [of_ddp(module) for module in wrapped] + _of_fsdp()
+        """Save what DDP, FSDP2 and Megatron-core say of their buckets."""
+        found = [of_ddp(module) for module in _alive(self._modules)] + _of_fsdp()
+        for module in _alive(self._of_megatron):
+            with suppress(Exception):  # another version of it: those of torch are not lost for that
+                found += of_megatron(module)
         if found:
             self._recorder.write_file("buckets.json", json.dumps(found).encode())
 
@@ -59,12 +77,19 @@ def install(recorder: Recorder) -> None:
     """Record gradient buckets."""
     if not dist.is_available():
         return
+    from torch.distributed import distributed_c10d
     from torch.nn.parallel import DistributedDataParallel
 
     buckets = Buckets(recorder)
     patch(DistributedDataParallel, "__init__", after=lambda module: recorder.call(buckets.on_module, module))
+    for module in (distributed_c10d, dist):
+        patch(module, "new_group", before=lambda *_: recorder.call(buckets.on_group))
     recorder.listen("step", buckets.on_step)
     recorder.listen("end", buckets.save)
+
+
+def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
+    return [module for reference in references if (module := reference()) is not None]
 
 
 def of_ddp(module: Any) -> dict[str, Any]:

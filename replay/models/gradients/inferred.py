@@ -269,9 +269,9 @@ def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
     """
     rows = run.table(BUCKETS).filter(pl.col("parameter_bytes").list.len() > 0)
     rows = rows.filter(pl.col("rank") == pl.col("rank").min())
-    backward = pl.col("source").str.starts_with("DDP")  # DDP says them in the order in which they are ready
+    forward = pl.col("source").str.starts_with("FSDP")  # others say them in the order in which they are ready
     rows = rows.with_columns(
-        sizes=pl.when(backward).then("parameter_bytes").otherwise(pl.col("parameter_bytes").list.reverse())
+        sizes=pl.when(forward).then(pl.col("parameter_bytes").list.reverse()).otherwise("parameter_bytes")
     )
     buckets = [
         (int(row[0]), [int(size) for size in row[1]]) for row in rows.select("bytes", "sizes").iter_rows()

@@ -80,7 +80,10 @@ def parameters_of(run: Run | None) -> Parameters:
     buckets = run.table(BUCKETS) if run is not None else BUCKETS.empty()
     if buckets.is_empty():
         raise Unanswerable(NO_BUCKETS)
+    sources = buckets["source"]
     buckets = buckets.filter(pl.col("source").str.starts_with("DDP"))
+    if buckets.is_empty() and sources.str.starts_with("Megatron").any():
+        raise Unanswerable("Megatron-core says what each bucket holds, not the order in which it is ready")
     if buckets.is_empty():
         raise Unanswerable("gradients are reduced by FSDP, which has no buckets of a size to choose")
     if buckets["module"].n_unique() > 1:
