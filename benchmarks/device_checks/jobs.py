@@ -5,6 +5,9 @@ with tensor, context or expert parallelism, with the pipeline's bubble; arithmet
 added smoothly. Its few numbers are fitted to all jobs of a machine, and what a job misses them by on the one
 machine is, by a learned share, what it misses them by on the other. The second is trees on the same counts
 and on how far the job is from what is usual on the first machine.
+
+Of a pair of machines that too few jobs are known on, the data sheets alone speak: arithmetic goes with the
+peaks, the rest of the step is the host's and stays.
 """
 
 from __future__ import annotations
@@ -32,11 +35,15 @@ ASSUMED = np.log([1.0, 1.0, 0.5, 0.3, 1.0, 0.5, 1.0, 0.35])
 FIXED_LAYERS = 20.0  # data, optimizer and logging of a step, in layers
 WEIGHT = 0.3  # of what is assumed of a number
 SPREAD = 0.2  # of misses, in log
+UNKNOWN_HOST = 0.7  # that an unknown host may be faster or slower by, in log: a factor of two
 TREES: dict[str, Any] = {"n_estimators": 300, "min_samples_leaf": 3, "random_state": 0}
 
 
 class _Tried(NamedTuple):
-    """[N] jobs: ms on the first machine; on the second predicted, with interval, and measured; who waits."""
+    """[N] jobs: ms on the first machine; on the second predicted, with interval, and measured; who waits.
+
+    `learned` says whether other jobs were known on both machines.
+    """
 
     first: np.ndarray
     predicted: np.ndarray
@@ -44,15 +51,26 @@ class _Tried(NamedTuple):
     most: np.ndarray
     measured: np.ndarray
     waits: np.ndarray
+    learned: bool
 
 
 def small_jobs(train: Path, data: Path) -> dict[str, Any]:
-    """Each job of `data` from one machine to the next; learned from other configurations of `train`."""
+    """Each job of `data` from one machine to the next; learned from other configurations of `train`.
+
+    Args:
+        train: folder of the jobs that may be learned from.
+        data: folder of the jobs that are tried.
+    """
     if not all((folder / FILE).is_file() for folder in (train, data)):
         return _figures([], f"no {FILE} in both folders")
     known, tried = (_jobs(folder) for folder in (train, data))
-    parts = [_pair(known, tried, *pair, train.resolve() == data.resolve()) for pair in CHAIN]
-    return _figures([part for part in parts if part is not None], "no job on two machines of the chain")
+    same = train.resolve() == data.resolve()
+    pairs = {pair: _pair(known, tried, *pair, same) for pair in CHAIN}
+    parts = {" -> ".join(pair): part for pair, part in pairs.items() if part is not None}
+    note = "learned from jobs of other configurations" if parts else "no job on two machines of the chain"
+    if sheets := [name for name, part in parts.items() if not part.learned]:
+        note += f"; {', '.join(sheets)} from the sheets, for want of jobs on both"
+    return _figures(list(parts.values()), note)
 
 
 def _jobs(folder: Path) -> pl.DataFrame:
@@ -63,7 +81,7 @@ def _jobs(folder: Path) -> pl.DataFrame:
 
 
 def _pair(known: pl.DataFrame, tried: pl.DataFrame, device: str, to: str, same: bool) -> _Tried | None:
-    """Jobs from one machine to the next; None where there are none, or nothing to learn from."""
+    """Jobs from one machine to the next; None where there are none."""
     pairs, wanted = (
         _both(known, known, device, to),
         _both(pl.concat([known, tried], how="diagonal_relaxed"), tried, device, to),
@@ -75,14 +93,26 @@ def _pair(known: pl.DataFrame, tried: pl.DataFrame, device: str, to: str, same: 
             logs.append(_log_ratio(others, rest, mine, device, to))
             jobs.append(mine)
     if not jobs:
-        return None
+        return None if wanted.is_empty() else _from_sheets(wanted, device, to)
     frame, ratios = pl.concat(jobs), np.exp(np.concatenate(logs))
     first, measured = frame["step_ms"].to_numpy(), frame["step_ms_to"].to_numpy()
     missed = np.log(measured / first / ratios) if same else _missed(known, pairs, device, to)
     least, most = np.exp(np.quantile(missed, (0.1, 0.9)))
     predicted = first * ratios
     waits = _flop_share(frame, SOURCES[device]) < LAUNCH_BOUND
-    return _Tried(first, predicted, predicted * least, predicted * most, measured, waits)
+    return _Tried(first, predicted, predicted * least, predicted * most, measured, waits, True)
+
+
+def _from_sheets(jobs: pl.DataFrame, device: str, to: str) -> _Tried:
+    """Of machines that too few jobs are known on: from the ratio of the peaks to a host of half the speed."""
+    first, measured = (jobs[name].to_numpy() for name in ("step_ms", "step_ms_to"))
+    here, there = (GPUS[SOURCES[name]].tflops["bf16"] for name in (device, to))
+    share = np.minimum(_flop_share(jobs, SOURCES[device]), 1)
+    predicted = first * (share * here / there + 1 - share)
+    least = np.minimum(first * here / there, predicted * np.exp(-UNKNOWN_HOST))
+    return _Tried(
+        *(first, predicted, least, predicted * np.exp(UNKNOWN_HOST)), measured, share < LAUNCH_BOUND, False
+    )
 
 
 def _both(first: pl.DataFrame, second: pl.DataFrame, device: str, to: str) -> pl.DataFrame:
@@ -215,24 +245,23 @@ def _flop_share(jobs: pl.DataFrame, device: str) -> np.ndarray:
     return _flops(jobs) / (jobs["step_ms"].to_numpy() * GPUS[device].tflops["bf16"] * 1e9)
 
 
-def _figures(parts: list[_Tried], reason: str) -> dict[str, Any]:
-    empty = _Tried(*np.ones((6, 0)))
-    tried = _Tried(*(np.concatenate(each) for each in zip(*parts))) if parts else empty
+def _figures(parts: list[_Tried], note: str) -> dict[str, Any]:
+    columns = [np.concatenate(each) for each in zip(*(part[:-1] for part in parts))] or [np.zeros(0)] * 6
+    tried = _Tried(*columns, learned=bool(parts))
     clear = np.abs(tried.measured / tried.first - 1) > CHANGED
     right = (tried.predicted < tried.first) == (tried.measured < tried.first)
-    note = "learned from jobs of other configurations" if parts else reason
     return {
         "small jobs, A100 -> H100 -> GB200": compared(tried.predicted, tried.measured, (15, 50), note),
         "small jobs, which machine is faster": _share(
-            right[clear], "90% right", 90, f"where the steps differ by more than {CHANGED:.0%}", reason
+            right[clear], "90% right", 90, f"where the steps differ by more than {CHANGED:.0%}", note
         ),
-        "small jobs, interval": covered(tried.least, tried.most, tried.measured, reason=reason),
+        "small jobs, interval": covered(tried.least, tried.most, tried.measured, reason=note),
         "small jobs, recognised as launch-bound": _share(
             tried.waits > 0,
             "reported",
             None,
             f"share whose operations take less than {LAUNCH_BOUND:.0%} of the peak",
-            reason,
+            note,
         ),
     }
 

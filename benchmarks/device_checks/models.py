@@ -20,7 +20,7 @@ from dpro.replay.models.gpus import GPUS
 MODEL = ["model", "mode", "seq_len", "batch"]
 MODELS, OPERATORS = "neusight_models.csv", "neusight_model_ops.parquet"
 SPECS = "neusight_device_specs.csv"
-TYPES = {"layers": pl.Int64, "e2e_ms": pl.Float64, "option": pl.String, "model": pl.String}
+TYPES = {"layers": pl.Int64, "e2e_ms": pl.Float64, "option": pl.String, "model": pl.String, "mode": pl.String}
 PAIRS = {
     **{"model": pl.String, "mode": pl.String, "seq_len": pl.Int64, "batch": pl.Int64},
     **{"device": pl.String, "device_to": pl.String},

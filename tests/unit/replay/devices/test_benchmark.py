@@ -101,3 +101,49 @@ def test_folders_without_tables_leave_every_check_undecided_and_say_why(made, tm
     for check, figures in found.items():
         assert (figures["n"], figures["holds"]) == (0, None), check
         assert figures["note"], check
+
+
+def test_jobs_on_a_machine_that_no_other_job_is_known_on_are_said_from_the_sheets(tmp_path):
+    """One job computes all of the time, one almost never: the host's part stays."""
+    from benchmarks.device_checks import jobs
+
+    peaks = [GPUS[jobs.SOURCES[name]].tflops["bf16"] for name in ("H100", "GB200")]
+    tokens, layers = 32 * 1024, 24
+    computing_ms = 72 * layers * tokens * 4096**2 / (peaks[0] * 1e9)
+    shared = {"micro_batch": 4, "global_batch": 32, "seq_len": 1024, "layers": layers, "experts": None}
+    rows = [
+        shared
+        | {"job": job, "configuration": 0, "platform": f"dev_dgx_{device.lower()}", "device": device}
+        | {"hidden": hidden, "gpus_from_recipe": 1, "step_ms": ms, "etp": None, "tp": 1, "pp": 1, "cp": 1}
+        for job, hidden, took in (
+            ("gpt/busy", 4096, (computing_ms, computing_ms)),
+            ("gpt/waits", 8, (90.0, 100.0)),
+        )
+        for device, ms in zip(("H100", "GB200"), took)
+    ]
+    jobs_file = pl.DataFrame(rows)
+    for folder, mine in (("train", jobs_file.filter(device="H100")), ("data", jobs_file)):
+        (tmp_path / folder).mkdir()
+        mine.write_csv(tmp_path / folder / jobs.FILE)
+    tried = jobs._pair(
+        *(jobs._jobs(tmp_path / each) for each in ("train", "data")), "H100", "GB200", same=False
+    )
+    assert tried is not None
+    assert not tried.learned
+    assert tried.predicted == pytest.approx([computing_ms * peaks[0] / peaks[1], 90.0], rel=1e-3)
+    assert tried.least[1] == pytest.approx(90.0 * peaks[0] / peaks[1])
+    assert (tried.least < tried.predicted).all()
+    assert (tried.predicted < tried.most).all()
+    found = jobs.small_jobs(tmp_path / "train", tmp_path / "data")
+    assert found["small jobs, interval"]["n"] == 2
+    assert "H100 -> GB200 from the sheets" in found["small jobs, A100 -> H100 -> GB200"]["note"]
+
+
+def test_models_that_were_only_measured_in_inference_are_read(tmp_path):
+    """`inf` alone in a column is a mode, no number."""
+    from benchmarks.device_checks import models
+
+    (tmp_path / models.MODELS).write_text(
+        "device,model,mode,seq_len,batch,option,layers,e2e_ms\nTesla P4,gpt2_large,inf,1024,4,,36,100.0\n"
+    )
+    assert models._plain(tmp_path)["mode"].to_list() == ["inf"]
