@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpro.opening import open_path
-from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.models.gradients.buckets import bucket_table, gradient_passes
 from dpro.replay.models.gradients.inferred import divided, inferred_passes, with_other_sizes
@@ -21,12 +21,17 @@ from dpro.store import open_run
 SAMPLE = Path(__file__).resolve().parents[4] / "sample_traces" / "slow_rank"
 
 
-def test_the_buckets_of_a_real_ddp_job_are_inferred_as_they_were_recorded(tmp_path):
-    recorded = build_graph(open_run(SAMPLE)).graph
-    shutil.copytree(SAMPLE, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "buckets")
-    inferred = build_graph(open_run(tmp_path / "run")).graph
-    known, found = gradient_passes(recorded), inferred_passes(inferred)
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> dict[str, Built]:
+    """A real DDP job: with its buckets, as recorded, and without."""
+    folder = tmp_path_factory.mktemp("inferred") / "run"
+    shutil.copytree(SAMPLE, folder)
+    shutil.rmtree(folder / "buckets")
+    return {"recorded": build_graph(open_run(SAMPLE)), "inferred": build_graph(open_run(folder))}
+
+
+def test_the_buckets_of_a_real_ddp_job_are_inferred_as_they_were_recorded(jobs):
+    known, found = gradient_passes(jobs["recorded"].graph), inferred_passes(jobs["inferred"].graph)
     assert len(found) == len(known)
     for mine, theirs in zip(found, known):
         assert (mine.rank, mine.step) == (theirs.rank, theirs.step)
@@ -38,28 +43,23 @@ def test_the_buckets_of_a_real_ddp_job_are_inferred_as_they_were_recorded(tmp_pa
     assert not any(each.parameters.is_recorded for each in found)
 
 
-def test_a_change_of_inferred_reductions_is_not_proven(tmp_path):
+def test_a_change_of_inferred_reductions_is_not_proven(jobs):
     proven = {}
-    shutil.copytree(SAMPLE, tmp_path / "inferred")
-    shutil.rmtree(tmp_path / "inferred" / "buckets")
-    for folder in (SAMPLE, tmp_path / "inferred"):
-        built = build_graph(open_run(folder))
+    for name, built in jobs.items():
         trust = assess(built, replay(built.graph), built.graph.run.manifest)
-        for edits in (["compress:to=fp16"], ["heal:rank=1"], ["heal:rank=1", "compress:to=fp16"]):
+        for edits in (["compress:to=fp16"], ["heal:rank=1", "compress:to=fp16"]):
             each = predict(built.graph, baseline_steps(built.graph), [*map(parse_edit, edits)], trust)
-            proven[folder.name, *edits] = each.proven, round(each.gain_high_ns - each.gain_low_ns)
+            proven[name, *edits] = each.proven, round(each.gain_high_ns - each.gain_low_ns)
     assert {key: shown for key, (shown, _) in proven.items() if not shown} == {
         ("inferred", "compress:to=fp16"): False,
         ("inferred", "heal:rank=1", "compress:to=fp16"): False,
     }
-    wider, recorded = (proven[name, "compress:to=fp16"][1] for name in ("inferred", SAMPLE.name))
+    wider, recorded = (proven[name, "compress:to=fp16"][1] for name in ("inferred", "recorded"))
     assert wider > recorded  # all of the doubt counts
 
 
-def test_sizes_that_are_not_known_leave_both_ends_open(tmp_path):
-    shutil.copytree(SAMPLE, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "buckets")
-    each = inferred_passes(build_graph(open_run(tmp_path / "run")).graph)[0]
+def test_sizes_that_are_not_known_leave_both_ends_open(jobs):
+    each = inferred_passes(jobs["inferred"].graph)[0]
     if each.parameters.are_sizes_known:
         pytest.skip("the sample has shapes")
     total = each.parameters.num_bytes.sum()
