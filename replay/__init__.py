@@ -4,6 +4,7 @@ graph         read-only arrays, one entry per node and edge, in topological orde
 engine        the compiled loops: longest path, many scenarios in one pass, topological order
 timeline      replay, step times, critical path
 intervals     sets of moments in time
+mesh          where each rank stands on the axes of parallelism
 peers         work of ranks by phase between collectives, and which ranks do the same
 difference    what explains that one run is slower than another
 alignment/    which rows are one collective; each host's clock against the reference

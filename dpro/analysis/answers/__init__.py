@@ -3,6 +3,7 @@
 Each module computes one answer from an `Analysis` or a run, prints nothing, and declares its document:
 
 info, telemetry   what a run holds and what it lacks; what was sampled beside the job
+layout            where each rank stands on the axes of parallelism
 replay            how well the graph explains what was measured, and what decides the step time
 whatif            predictions of given edits, or of a search; sensitivity; time against memory
 diagnosis         what is slow or broken, from dumps, from always-on tables, or from the replay

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from dpro.analysis.after_window import AfterWindow, after_first_window
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.layout import LayoutDocument, layout_document
 from dpro.analysis.answers.telemetry import TelemetryDocument, summarize
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
@@ -151,6 +152,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
 
     Attributes:
         cache: where traces were imported to; null for a run.
+        layout: where each rank stands on the axes of parallelism.
         steps: that were recorded.
         step_time: how long a step takes; null where none was timed.
         hosts, gpus: of the job.
@@ -169,6 +171,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
 
     coverage: InfoCoverage
     cache: str | None
+    layout: LayoutDocument
     steps: int
     step_time: StepTimeDocument | None
     hosts: list[str]
@@ -215,6 +218,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         skipped=manifest.skipped,
         coverage=_coverage(run, steps, unclassified),
         cache=None if run.source is None else str(run.path),
+        layout=layout_document(run),
         steps=steps["step"].n_unique(),
         step_time=step_time_document(steps),
         hosts=manifest.hosts,

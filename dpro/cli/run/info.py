@@ -72,6 +72,8 @@ def in_words(document: InfoDocument) -> list[str]:
         f"run        {document.run}",
         *([f"cache      {document.cache}"] if document.cache else []),
         f"ranks      {_ranks_in_words(document)}",
+        *([f"layout     {document.layout.line}"] if document.layout.line else []),
+        *(f"layout     {line}" for line in document.layout.ambiguity),
         f"hosts      {', '.join(document.hosts) or 'not recorded'}",
         f"GPUs       {', '.join(document.gpus) or 'none recorded'}",
         *_clocks_in_words(document.clocks),

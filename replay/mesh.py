@@ -1,0 +1,280 @@
+"""Where each rank stands: the axes of parallelism of a job, and the coordinates of every rank on them.
+
+In: process groups, and coordinates that the job's own meshes recorded. Out: `Mesh`. It reads no trace, and
+gives no axis a name that neither a mesh, a description nor the use of its groups implies.
+
+An axis is a family of groups of one size that are disjoint. Families are the axes of a grid if ranks that all
+other families connect form as many parts as the axis is long, and each group has one rank in each part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+AXES = ("dp", "pp", "cp", "ep", "tp")  # the order in which a layout is written
+MESH, DESCRIPTIONS, ALGEBRA = "mesh", "descriptions", "algebra"
+_DESCRIBED: Mapping[
+    str, str
+] = {  # of Megatron-core; torch describes the groups of a mesh's axis as `mesh_NAME`
+    "data_parallel_group": "dp",
+    "data_parallel_group_with_cp": "dp",  # the finer grid takes precedence where there is context parallelism
+    "tensor_model_parallel_group": "tp",
+    "pipeline_model_parallel_group": "pp",
+    "context_parallel_group": "cp",
+    "expert_model_parallel_group": "ep",
+    **{f"mesh_{axis}": axis for axis in AXES},
+}
+_NO_GROUP = "no group"
+_MOST_FAMILIES = 12  # whose combinations are tried
+
+Coordinates = Mapping[int, tuple[int, ...]]
+
+
+class Group(NamedTuple):
+    """A process group: its description (empty where unknown), global ranks, and what it was used for."""
+
+    description: str
+    ranks: frozenset[int]
+    ops: frozenset[str] = frozenset()
+
+
+class Axis(NamedTuple):
+    """An axis: its name (empty where nothing implies one), and how many ranks are along it."""
+
+    name: str
+    size: int
+
+
+class Mesh(NamedTuple):
+    """The layout of a job.
+
+    Attributes:
+        num_ranks: of the job.
+        axes: those that are longer than one; empty where nothing tells.
+        coordinates: of each rank whose place is known, one number per axis.
+        source: `mesh`, `descriptions` or `algebra`; empty where nothing tells.
+        ambiguity: what remains open, one sentence each.
+    """
+
+    num_ranks: int
+    axes: tuple[Axis, ...] = ()
+    coordinates: Coordinates = {}  # noqa: RUF012 of a tuple that never changes
+    source: str = ""
+    ambiguity: tuple[str, ...] = ()
+
+
+class _Family(NamedTuple):
+    name: str
+    groups: tuple[frozenset[int], ...]
+    ops: frozenset[str]
+
+    @property
+    def size(self) -> int:
+        return len(self.groups[0])
+
+
+def mesh_of(groups: Iterable[Group], recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mesh:
+    """The layout of a job: from its own meshes, else from its groups.
+
+    Args:
+        groups: process groups, in the order in which they were made.
+        recorded: coordinates by rank and axis, as the job's meshes state them; axes without one are left out.
+        num_ranks: of the job.
+    """
+    stated = _from_mesh(recorded, num_ranks)
+    return stated if stated.axes else _from_groups(list(groups), num_ranks)
+
+
+def in_words(mesh: Mesh) -> str:
+    """One line: `64 ranks = dp 8 x pp 4 x tp 2`; empty where nothing tells."""
+    axes = " x ".join(
+        f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes
+    )
+    return f"{mesh.num_ranks} ranks = {axes}" if axes else ""
+
+
+def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mesh:
+    names = [name for name in AXES if any(at.get(name, -1) >= 0 for at in recorded.values())]
+    sizes = {name: 1 + max(at.get(name, -1) for at in recorded.values()) for name in names}
+    axes = tuple(Axis(name, sizes[name]) for name in names if sizes[name] > 1)
+    if not axes:
+        return Mesh(num_ranks)
+    places = {rank: tuple(at.get(axis.name, -1) for axis in axes) for rank, at in recorded.items()}
+    product = math.prod(axis.size for axis in axes)
+    open_ = () if product == num_ranks else (f"The recorded axes hold {product} of {num_ranks} ranks.",)
+    return Mesh(num_ranks, axes, places, MESH, open_)
+
+
+def _from_groups(groups: Sequence[Group], num_ranks: int) -> Mesh:
+    families = _families(groups, num_ranks)[:_MOST_FAMILIES]
+    grids = _best_grids(families, num_ranks)
+    if not grids:
+        sizes = ", ".join(str(size) for size in sorted({family.size for family in families}))
+        return Mesh(
+            num_ranks, ambiguity=(f"No grid is made of the groups of {sizes} ranks.",) if sizes else ()
+        )
+    grid = sorted(grids[0], key=lambda family: AXES.index(family.name) if family.name else len(AXES))
+    parts = [_parts(grid, number, num_ranks) for number in range(len(grid))]
+    places = {rank: tuple(part[rank] for part in parts) for rank in range(num_ranks)}
+    described = all(family.name in {_name(each) for each in groups} for family in grid)
+    source = DESCRIPTIONS if described and all(family.name for family in grid) else ALGEBRA
+    axes = tuple(Axis(_name_by_use(family), family.size) for family in grid)
+    return Mesh(num_ranks, axes, places, source, _ambiguity(grid, axes, len(grids)))
+
+
+def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) -> tuple[str, ...]:
+    said = []
+    for family, axis in zip(grid, axes):
+        if family.ops == {_NO_GROUP}:
+            said.append(f"No group shows the axis of {axis.size}: ranks in order of their numbers are taken.")
+        elif not family.name:
+            use = ", ".join(sorted(family.ops)) or "no recorded call"
+            kind = f"by its use alone it is {axis.name}" if axis.name else "its kind is unknown"
+            said.append(f"The axis of {axis.size} has no description, only {use}: {kind}.")
+    unnamed = [axis.size for axis in axes if not axis.name]
+    if len(set(unnamed)) < len(unnamed):
+        said.append("Unnamed axes of the same size can be told apart only by the ranks of their groups.")
+    if num_grids > 1:
+        said.append(f"The groups fit {num_grids} grids with as many axes; the one described best is shown.")
+    return tuple(said)
+
+
+def _families(groups: Sequence[Group], num_ranks: int) -> list[_Family]:
+    """Families of disjoint groups of one size that cover all ranks, those with a name first.
+
+    Groups belong together by their description, else by the distances between their ranks, which differ from
+    axis to axis where ranks are numbered along the axes, else in the order in which they were made.
+    """
+    found: dict[frozenset[frozenset[int]], _Family] = {}
+    ops: dict[frozenset[int], frozenset[str]] = {}
+    for each in groups:
+        ops[each.ranks] = ops.get(each.ranks, frozenset()) | each.ops
+    named = [each for each in groups if _name(each) and len(each.ranks) > 1]
+    plain = [ranks for ranks in dict.fromkeys(each.ranks for each in groups) if len(ranks) > 1]
+    sets: list[tuple[str, list[frozenset[int]]]] = []
+    for description in dict.fromkeys(each.description.lower() for each in named):
+        same = [each for each in named if each.description.lower() == description]
+        sets.append((_name(same[0]), list(dict.fromkeys(each.ranks for each in same))))
+    by_distance: dict[tuple[int, ...], list[frozenset[int]]] = {}
+    for ranks in plain:
+        by_distance.setdefault(tuple(rank - min(ranks) for rank in sorted(ranks)), []).append(ranks)
+    sets += [("", own) for own in by_distance.values()]
+    sets += [("", own) for own in _first_fit(plain)]
+    for name, own in sets:
+        if _covers(own, num_ranks):
+            used = frozenset[str]().union(*(ops[ranks] for ranks in own))
+            found.setdefault(frozenset(own), _Family(name, tuple(own), used))
+    return list(found.values())
+
+
+def _first_fit(groups: Iterable[frozenset[int]]) -> list[list[frozenset[int]]]:
+    """Groups of one size that do not meet, each with the first that it fits."""
+    fitted: list[tuple[list[frozenset[int]], set[int]]] = []
+    for ranks in groups:
+        for own, held in fitted:
+            if len(own[0]) == len(ranks) and held.isdisjoint(ranks):
+                own.append(ranks)
+                held |= ranks
+                break
+        else:
+            fitted.append(([ranks], set(ranks)))
+    return [own for own, _ in fitted]
+
+
+def _covers(groups: Sequence[frozenset[int]], num_ranks: int) -> bool:
+    same = len({len(ranks) for ranks in groups}) == 1
+    total = sum(len(ranks) for ranks in groups)
+    return same and total == num_ranks and frozenset[int]().union(*groups) == frozenset(range(num_ranks))
+
+
+def _best_grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Family, ...]]:
+    """Grids of described families, else of those and an axis that no group shows, else of any families.
+
+    Experts are laid over the ranks of other axes, so their groups come second.
+    """
+    named = [family for family in families if family.name]
+    dense = [family for family in named if family.name != "ep"]
+    for candidates in (dense, named, _completed(dense, num_ranks), families):
+        if found := _grids(candidates, num_ranks):
+            return found
+    return []
+
+
+def _completed(families: Sequence[_Family], num_ranks: int) -> list[_Family]:
+    """One family of each name, and the axis that is missing: ranks with the same place in each part."""
+    first = list({family.name: family for family in reversed(families)}.values())
+    if not first:
+        return []
+    part = _parts(first, len(first), num_ranks)
+    blocks = [[rank for rank in range(num_ranks) if part[rank] == number] for number in range(max(part) + 1)]
+    if len(blocks) < 2 or len({len(block) for block in blocks}) > 1:
+        return []
+    return [*first, _Family("", tuple(frozenset(ranks) for ranks in zip(*blocks)), frozenset({_NO_GROUP}))]
+
+
+def _grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Family, ...]]:
+    """Grids of the most axes that hold all ranks; those with most names, then with groups made first, first.
+
+    Two families of one name are never axes of one grid.
+    """
+    for count in range(len(families), 0, -1):
+        found = [
+            each
+            for each in combinations(families, count)
+            if math.prod(family.size for family in each) == num_ranks
+            and _names_differ(each)
+            and _is_grid(each, num_ranks)
+        ]
+        if found:
+            names = [sum(bool(family.name) for family in each) for each in found]
+            return [each for each, named in zip(found, names) if named == max(names)]
+    return []
+
+
+def _names_differ(families: Sequence[_Family]) -> bool:
+    names = [family.name for family in families if family.name]
+    return len(set(names)) == len(names)
+
+
+def _is_grid(families: Sequence[_Family], num_ranks: int) -> bool:
+    for number, family in enumerate(families):
+        part = _parts(families, number, num_ranks)
+        if max(part) + 1 != family.size:
+            return False
+        if any(len({part[rank] for rank in ranks}) != family.size for ranks in family.groups):
+            return False
+    return True
+
+
+def _parts(families: Sequence[_Family], axis: int, num_ranks: int) -> list[int]:
+    """[num_ranks] which part each rank is in: all other axes connect its ranks. Lowest ranks first."""
+    root = list(range(num_ranks))
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            root[rank] = rank = root[root[rank]]
+        return rank
+
+    for number, family in enumerate(families):
+        if number != axis:
+            for ranks in family.groups:
+                lowest = min(find(rank) for rank in ranks)
+                for rank in ranks:
+                    root[find(rank)] = lowest
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(find(rank), len(numbers)) for rank in range(num_ranks)]
+
+
+def _name(group: Group) -> str:
+    return _DESCRIBED.get(group.description.lower(), "")
+
+
+def _name_by_use(family: _Family) -> str:
+    """The name, else what the calls imply: only a pipeline's groups do nothing but send and receive."""
+    if family.name:
+        return family.name
+    messages = {"send", "recv", "send_recv"}
+    return "pp" if family.ops and family.ops <= messages else ""

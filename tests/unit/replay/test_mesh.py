@@ -1,0 +1,147 @@
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.replay.mesh import Axis, Group, in_words, mesh_of
+
+MEGATRON = {
+    "dp": "DATA_PARALLEL_GROUP",
+    "pp": "PIPELINE_MODEL_PARALLEL_GROUP",
+    "tp": "TENSOR_MODEL_PARALLEL_GROUP",
+    "cp": "CONTEXT_PARALLEL_GROUP",
+}
+
+
+def grid(sizes, numbers=None):
+    """Coordinates of each rank, the first axis the slowest; `numbers` renumbers the ranks."""
+    places = list(itertools.product(*(range(size) for size in sizes)))
+    numbers = range(len(places)) if numbers is None else numbers
+    return dict(zip(numbers, places))
+
+
+def groups_along(places, axis, description="", ops=()):
+    along = {}
+    for rank, place in places.items():
+        along.setdefault((*place[:axis], *place[axis + 1 :]), set()).add(rank)
+    return [Group(description, frozenset(ranks), frozenset(ops)) for ranks in along.values()]
+
+
+def test_megatrons_descriptions_name_the_axes_of_64_ranks():
+    places = grid((4, 8, 2))  # Megatron's order: tp fastest, then dp, then pp
+    named = zip(("pp", "dp", "tp"), range(3))
+    groups = [each for name, axis in named for each in groups_along(places, axis, MEGATRON[name])]
+    groups.append(Group("default_pg", frozenset(range(64))))
+    mesh = mesh_of(groups, {}, 64)
+    assert in_words(mesh) == "64 ranks = dp 8 x pp 4 x tp 2"
+    assert (mesh.source, mesh.ambiguity) == ("descriptions", ())
+    assert mesh.coordinates[0] == (0, 0, 0)
+    assert mesh.coordinates[1] == (0, 0, 1)
+    assert mesh.coordinates[2] == (1, 0, 0)
+    assert mesh.coordinates[16] == (0, 1, 0)
+    assert mesh.coordinates[63] == (7, 3, 1)
+
+
+def test_context_parallelism_inside_of_data_parallelism_is_an_axis_of_its_own():
+    places = grid((2, 2, 2))  # dp, cp, tp
+    groups = [Group("DATA_PARALLEL_GROUP_WITH_CP", frozenset({t, t + 2, t + 4, t + 6})) for t in range(2)]
+    for axis, name in enumerate(("dp", "cp", "tp")):
+        groups += groups_along(places, axis, MEGATRON[name])
+    assert in_words(mesh_of(groups, {}, 8)) == "8 ranks = dp 2 x cp 2 x tp 2"
+
+
+def test_experts_are_laid_over_the_ranks_of_data_parallelism():
+    groups = groups_along(grid((8, 2)), 0, MEGATRON["dp"]) + groups_along(grid((8, 2)), 1, MEGATRON["pp"])
+    experts = grid((2, 4, 2))
+    groups += groups_along(experts, 1, "EXPERT_MODEL_PARALLEL_GROUP")
+    groups += groups_along(experts, 0, "EXPERT_DATA_PARALLEL_GROUP")
+    assert in_words(mesh_of(groups, {}, 16)) == "16 ranks = dp 8 x pp 2"
+
+
+def test_coordinates_of_a_device_mesh_come_before_groups():
+    recorded = {rank: {"dp": dp, "tp": tp} for rank, (dp, tp) in grid((2, 2)).items()}
+    mesh = mesh_of([Group("", frozenset(range(4)))], recorded, 4)
+    assert in_words(mesh) == "4 ranks = dp 2 x tp 2"
+    assert mesh.coordinates == {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
+    assert (mesh.source, mesh.ambiguity) == ("mesh", ())
+
+
+def test_axes_of_a_mesh_that_hold_too_few_ranks_are_said():
+    mesh = mesh_of([], {0: {"tp": 0}, 1: {"tp": 1}}, 4)
+    assert mesh.ambiguity == ("The recorded axes hold 2 of 4 ranks.",)
+
+
+def test_groups_that_only_exchange_messages_are_a_pipeline():
+    places = grid((2, 3))
+    groups = groups_along(places, 0, "", {"send", "recv"}) + groups_along(places, 1, "", {"all_reduce"})
+    mesh = mesh_of(groups, {}, 6)
+    assert set(mesh.axes) == {Axis("pp", 2), Axis("", 3)}
+    assert mesh.source == "algebra"
+    assert any("all_reduce: its kind is unknown" in each for each in mesh.ambiguity)
+
+
+def test_two_axes_of_equal_size_and_use_stay_ambiguous():
+    places = grid((2, 2))
+    groups = [each for axis in range(2) for each in groups_along(places, axis, "", {"all_reduce"})]
+    mesh = mesh_of(groups, {}, 4)
+    assert in_words(mesh) == "4 ranks = axis of 2 x axis of 2"
+    assert (
+        "Unnamed axes of the same size can be told apart only by the ranks of their groups." in mesh.ambiguity
+    )
+
+
+def test_an_axis_that_no_group_shows_is_said():
+    mesh = mesh_of(groups_along(grid((4, 2)), 1, MEGATRON["tp"]), {}, 8)
+    assert in_words(mesh) == "8 ranks = tp 2 x axis of 4"
+    assert mesh.coordinates[5] == (1, 2)
+    assert mesh.ambiguity == ("No group shows the axis of 4: ranks in order of their numbers are taken.",)
+
+
+def test_a_job_of_unknown_size_has_no_layout():
+    assert in_words(mesh_of([Group(MEGATRON["tp"], frozenset({0, 1}))], {}, 0)) == ""
+
+
+@pytest.mark.parametrize("groups", [[], [Group("", frozenset({0, 1}))]])
+def test_no_layout_is_told_where_groups_leave_ranks_out(groups):
+    mesh = mesh_of(groups, {}, 4)
+    assert (in_words(mesh), mesh.coordinates, mesh.source) == ("", {}, "")
+
+
+SIZES = st.lists(st.integers(2, 4), min_size=1, max_size=3)
+
+
+@given(sizes=SIZES, order=st.randoms())
+def test_ranks_numbered_along_the_axes_get_their_coordinates_back(sizes, order):
+    places = grid(sizes)
+    groups = [each for axis in range(len(sizes)) for each in groups_along(places, axis)]
+    order.shuffle(groups)
+    assert_same_up_to_names(mesh_of(groups, {}, math.prod(sizes)), places, sizes)
+
+
+@given(sizes=SIZES, seed=st.integers(0, 1000))
+def test_ranks_numbered_in_any_order_get_theirs_from_described_groups(sizes, seed):
+    numbers = list(range(math.prod(sizes)))
+    random.Random(seed).shuffle(numbers)
+    places = grid(sizes, numbers)
+    names = ("dp", "pp", "tp")
+    groups = [
+        each for axis in range(len(sizes)) for each in groups_along(places, axis, MEGATRON[names[axis]])
+    ]
+    random.Random(seed).shuffle(groups)
+    assert_same_up_to_names(mesh_of(groups, {}, len(numbers)), places, sizes)
+
+
+def assert_same_up_to_names(mesh, places, sizes):
+    """Each axis parts the ranks as one of the true axes does."""
+
+    def parts(coordinates, axis):
+        return frozenset(
+            frozenset(rank for rank, place in coordinates.items() if place[axis] == at)
+            for at in {place[axis] for place in coordinates.values()}
+        )
+
+    found = {parts(mesh.coordinates, axis) for axis in range(len(mesh.axes))}
+    assert found == {parts(places, axis) for axis in range(len(sizes))}
