@@ -28,7 +28,7 @@ _DESCRIBED: Mapping[
     **{f"mesh_{axis}": axis for axis in AXES},
 }
 _NO_GROUP = "no group"
-_MOST_FAMILIES = 12  # whose combinations are tried
+_MAX_FAMILIES = 12  # whose combinations are tried
 
 Coordinates = Mapping[int, tuple[int, ...]]
 
@@ -53,9 +53,9 @@ class Mesh(NamedTuple):
 
     Attributes:
         num_ranks: of the job.
-        axes: those that are longer than one; empty where nothing tells.
+        axes: those that are longer than one; empty where nothing implies it.
         coordinates: of each rank whose place is known, one number per axis.
-        source: `mesh`, `descriptions` or `algebra`; empty where nothing tells.
+        source: `mesh`, `descriptions` or `algebra`; empty where nothing implies it.
         ambiguity: what remains open, one sentence each.
     """
 
@@ -89,7 +89,7 @@ def mesh_of(groups: Iterable[Group], recorded: Mapping[int, Mapping[str, int]], 
 
 
 def in_words(mesh: Mesh) -> str:
-    """One line: `64 ranks = dp 8 x pp 4 x tp 2`; empty where nothing tells."""
+    """One line: `64 ranks = dp 8 x pp 4 x tp 2`; empty where nothing implies it."""
     axes = " x ".join(
         f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes
     )
@@ -109,7 +109,7 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mes
 
 
 def _from_groups(groups: Sequence[Group], num_ranks: int) -> Mesh:
-    families = _families(groups, num_ranks)[:_MOST_FAMILIES]
+    families = _families(groups, num_ranks)[:_MAX_FAMILIES]
     grids = _best_grids(families, num_ranks)
     if not grids:
         sizes = ", ".join(str(size) for size in sorted({family.size for family in families}))
@@ -136,7 +136,7 @@ def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) ->
             said.append(f"The axis of {axis.size} has no description, only {use}: {kind}.")
     unnamed = [axis.size for axis in axes if not axis.name]
     if len(set(unnamed)) < len(unnamed):
-        said.append("Unnamed axes of the same size can be told apart only by the ranks of their groups.")
+        said.append("Unnamed axes of the same size can be distinguished only by the ranks of their groups.")
     if num_grids > 1:
         said.append(f"The groups fit {num_grids} grids with as many axes; the one described best is shown.")
     return tuple(said)

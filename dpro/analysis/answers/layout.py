@@ -32,7 +32,7 @@ class LayoutDocument(Part, frozen=True):
         line: the layout in words; empty where it is unknown.
         axes: those that are longer than one.
         coordinates: of each rank, by its number: its place on each axis; -1 where unknown.
-        source: mesh, descriptions or algebra; empty where nothing tells.
+        source: mesh, descriptions or algebra; empty where nothing implies it.
         ambiguity: what remains open.
     """
 
@@ -60,7 +60,7 @@ def layout_document(run: Run) -> LayoutDocument:
 
 
 def groups_of(run: Run) -> list[Group]:
-    """The process groups of a run, in the order in which they were made, as far as their names tell."""
+    """The process groups of a run, in the order in which they were made, as far as their names say."""
     columns = ["group", "group_ranks"]
     said = run.table(PROCESS_GROUPS).select(*columns, op=pl.lit(""))
     used = run.table(COLLECTIVES).select(*columns, "op").unique()

@@ -89,7 +89,8 @@ def test_two_axes_of_equal_size_and_use_stay_ambiguous():
     mesh = mesh_of(groups, {}, 4)
     assert in_words(mesh) == "4 ranks = axis of 2 x axis of 2"
     assert (
-        "Unnamed axes of the same size can be told apart only by the ranks of their groups." in mesh.ambiguity
+        "Unnamed axes of the same size can be distinguished only by the ranks of their groups."
+        in mesh.ambiguity
     )
 
 
@@ -105,7 +106,7 @@ def test_a_job_of_unknown_size_has_no_layout():
 
 
 @pytest.mark.parametrize("groups", [[], [Group("", frozenset({0, 1}))]])
-def test_no_layout_is_told_where_groups_leave_ranks_out(groups):
+def test_no_layout_is_named_where_groups_leave_ranks_out(groups):
     mesh = mesh_of(groups, {}, 4)
     assert (in_words(mesh), mesh.coordinates, mesh.source) == ("", {}, "")
 
