@@ -33,7 +33,7 @@ _MAX_FAMILIES = 12  # whose combinations are tried
 Coordinates = Mapping[int, tuple[int, ...]]
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """A process group: its description (empty where unknown), global ranks, and what it was used for."""
 
     description: str
@@ -76,7 +76,7 @@ class _Family(NamedTuple):
         return len(self.groups[0])
 
 
-def mesh_of(groups: Iterable[Group], recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mesh:
+def mesh_of(groups: Iterable[RankGroup], recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mesh:
     """The layout of a job: from its own meshes, else from its groups.
 
     Args:
@@ -108,7 +108,7 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mes
     return Mesh(num_ranks, axes, places, MESH, open_)
 
 
-def _from_groups(groups: Sequence[Group], num_ranks: int) -> Mesh:
+def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     families = _families(groups, num_ranks)[:_MAX_FAMILIES]
     grids = _best_grids(families, num_ranks)
     if not grids:
@@ -142,7 +142,7 @@ def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) ->
     return tuple(said)
 
 
-def _families(groups: Sequence[Group], num_ranks: int) -> list[_Family]:
+def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     """Families of disjoint groups of one size that cover all ranks, those with a name first.
 
     Groups belong together by their description, else by the distances between their ranks, which differ from
@@ -268,7 +268,7 @@ def _parts(families: Sequence[_Family], axis: int, num_ranks: int) -> list[int]:
     return [numbers.setdefault(find(rank), len(numbers)) for rank in range(num_ranks)]
 
 
-def _name(group: Group) -> str:
+def _name(group: RankGroup) -> str:
     return _DESCRIBED.get(group.description.lower(), "")
 
 

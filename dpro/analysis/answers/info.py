@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from dpro.analysis.after_window import AfterWindow, after_first_window
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.layout import LayoutDocument, layout_document
+from dpro.analysis.answers.layout import MeshDocument, layout_document
 from dpro.analysis.answers.telemetry import TelemetryDocument, summarize
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
@@ -171,7 +171,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
 
     coverage: InfoCoverage
     cache: str | None
-    layout: LayoutDocument
+    layout: MeshDocument
     steps: int
     step_time: StepTimeDocument | None
     hosts: list[str]

@@ -1,6 +1,6 @@
 """Where the ranks of a run stand on the axes of parallelism.
 
-In: a run. Out: `LayoutDocument`, which is part of `InfoDocument`.
+In: a run. Out: `MeshDocument`, which is part of `InfoDocument`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.documents import Part
-from dpro.replay.mesh import AXES, Group, in_words, mesh_of
+from dpro.replay.mesh import AXES, RankGroup, in_words, mesh_of
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, WORKERS
 from dpro.store import Run
 
@@ -25,7 +25,7 @@ class AxisDocument(Part, frozen=True):
     size: int
 
 
-class LayoutDocument(Part, frozen=True):
+class MeshDocument(Part, frozen=True):
     """Where each rank stands.
 
     Attributes:
@@ -43,14 +43,14 @@ class LayoutDocument(Part, frozen=True):
     ambiguity: list[str]
 
 
-def layout_document(run: Run) -> LayoutDocument:
+def layout_document(run: Run) -> MeshDocument:
     """Where each rank of a run stands."""
     places = run.table(WORKERS).select("rank", *AXES).filter(pl.col("rank") >= 0)
     recorded = {
         row["rank"]: {axis: row[axis] for axis in AXES if row[axis] >= 0} for row in places.to_dicts()
     }
     mesh = mesh_of(groups_of(run), recorded, run.manifest.world_size)
-    return LayoutDocument(
+    return MeshDocument(
         in_words(mesh),
         [AxisDocument(*axis) for axis in mesh.axes],
         {str(rank): list(place) for rank, place in sorted(mesh.coordinates.items())},
@@ -59,7 +59,7 @@ def layout_document(run: Run) -> LayoutDocument:
     )
 
 
-def groups_of(run: Run) -> list[Group]:
+def groups_of(run: Run) -> list[RankGroup]:
     """The process groups of a run, in the order in which they were made, as far as their names say."""
     columns = ["group", "group_ranks"]
     said = run.table(PROCESS_GROUPS).select(*columns, op=pl.lit(""))
@@ -71,6 +71,6 @@ def groups_of(run: Run) -> list[Group]:
         number, _, description = name.partition(" ")  # `35 TENSOR_MODEL_PARALLEL_GROUP`
         order = (0, int(number)) if number.isdecimal() else (1, 0)
         groups.append(
-            ((*order, name, sorted(ranks)), Group(description, frozenset(ranks), frozenset(ops) - {""}))
+            ((*order, name, sorted(ranks)), RankGroup(description, frozenset(ranks), frozenset(ops) - {""}))
         )
     return [group for _, group in sorted(groups, key=lambda each: each[0])]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.mesh import Axis, Group, in_words, mesh_of
+from dpro.replay.mesh import Axis, RankGroup, in_words, mesh_of
 
 MEGATRON = {
     "dp": "DATA_PARALLEL_GROUP",
@@ -27,14 +27,14 @@ def groups_along(places, axis, description="", ops=()):
     along = {}
     for rank, place in places.items():
         along.setdefault((*place[:axis], *place[axis + 1 :]), set()).add(rank)
-    return [Group(description, frozenset(ranks), frozenset(ops)) for ranks in along.values()]
+    return [RankGroup(description, frozenset(ranks), frozenset(ops)) for ranks in along.values()]
 
 
 def test_megatrons_descriptions_name_the_axes_of_64_ranks():
     places = grid((4, 8, 2))  # Megatron's order: tp fastest, then dp, then pp
     named = zip(("pp", "dp", "tp"), range(3))
     groups = [each for name, axis in named for each in groups_along(places, axis, MEGATRON[name])]
-    groups.append(Group("default_pg", frozenset(range(64))))
+    groups.append(RankGroup("default_pg", frozenset(range(64))))
     mesh = mesh_of(groups, {}, 64)
     assert in_words(mesh) == "64 ranks = dp 8 x pp 4 x tp 2"
     assert (mesh.source, mesh.ambiguity) == ("descriptions", ())
@@ -47,7 +47,7 @@ def test_megatrons_descriptions_name_the_axes_of_64_ranks():
 
 def test_context_parallelism_inside_of_data_parallelism_is_an_axis_of_its_own():
     places = grid((2, 2, 2))  # dp, cp, tp
-    groups = [Group("DATA_PARALLEL_GROUP_WITH_CP", frozenset({t, t + 2, t + 4, t + 6})) for t in range(2)]
+    groups = [RankGroup("DATA_PARALLEL_GROUP_WITH_CP", frozenset({t, t + 2, t + 4, t + 6})) for t in range(2)]
     for axis, name in enumerate(("dp", "cp", "tp")):
         groups += groups_along(places, axis, MEGATRON[name])
     assert in_words(mesh_of(groups, {}, 8)) == "8 ranks = dp 2 x cp 2 x tp 2"
@@ -63,7 +63,7 @@ def test_experts_are_laid_over_the_ranks_of_data_parallelism():
 
 def test_coordinates_of_a_device_mesh_come_before_groups():
     recorded = {rank: {"dp": dp, "tp": tp} for rank, (dp, tp) in grid((2, 2)).items()}
-    mesh = mesh_of([Group("", frozenset(range(4)))], recorded, 4)
+    mesh = mesh_of([RankGroup("", frozenset(range(4)))], recorded, 4)
     assert in_words(mesh) == "4 ranks = dp 2 x tp 2"
     assert mesh.coordinates == {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
     assert (mesh.source, mesh.ambiguity) == ("mesh", ())
@@ -102,10 +102,10 @@ def test_an_axis_that_no_group_shows_is_said():
 
 
 def test_a_job_of_unknown_size_has_no_layout():
-    assert in_words(mesh_of([Group(MEGATRON["tp"], frozenset({0, 1}))], {}, 0)) == ""
+    assert in_words(mesh_of([RankGroup(MEGATRON["tp"], frozenset({0, 1}))], {}, 0)) == ""
 
 
-@pytest.mark.parametrize("groups", [[], [Group("", frozenset({0, 1}))]])
+@pytest.mark.parametrize("groups", [[], [RankGroup("", frozenset({0, 1}))]])
 def test_no_layout_is_named_where_groups_leave_ranks_out(groups):
     mesh = mesh_of(groups, {}, 4)
     assert (in_words(mesh), mesh.coordinates, mesh.source) == ("", {}, "")
