@@ -32,6 +32,7 @@ GROUP = "dpro.classes"
 
 COMMUNICATION = "communication"
 OTHER = "other"
+REDUCTIONS = ("all_reduce", "reduce_scatter")  # operations that add up gradients
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,17 @@ _DESCRIBED: Mapping[
     **{f"mesh_{axis}": axis for axis in AXES},
 }
 _NO_GROUP = "no group"
+GRADIENTS = "gradients"
 _MAX_FAMILIES = 12  # whose combinations are tried
 
 Coordinates = Mapping[int, tuple[int, ...]]
 
 
 class RankGroup(NamedTuple):
-    """A process group: its description (empty where unknown), global ranks, and what it was used for."""
+    """A process group: its description (empty where unknown), global ranks, and what it was used for.
+
+    What it was used for are the operations called on it, and `GRADIENTS` where it reduces recorded buckets.
+    """
 
     description: str
     ranks: frozenset[int]
@@ -130,7 +134,7 @@ def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) ->
     for family, axis in zip(grid, axes):
         if family.ops == {_NO_GROUP}:
             said.append(f"No group shows the axis of {axis.size}: ranks in order of their numbers are taken.")
-        elif not family.name:
+        elif not family.name and GRADIENTS not in family.ops:
             use = ", ".join(sorted(family.ops)) or "no recorded call"
             kind = f"by its use alone it is {axis.name}" if axis.name else "its kind is unknown"
             said.append(f"The axis of {axis.size} has no description, only {use}: {kind}.")
@@ -276,5 +280,7 @@ def _name_by_use(family: _Family) -> str:
     """The name, else what the calls imply: only a pipeline's groups do nothing but send and receive."""
     if family.name:
         return family.name
+    if GRADIENTS in family.ops:
+        return "dp"
     messages = {"send", "recv", "send_recv"}
     return "pp" if family.ops and family.ops <= messages else ""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from dpro.classify import REDUCTIONS
 from dpro.documents import Part
-from dpro.replay.mesh import AXES, RankGroup, in_words, mesh_of
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS, WORKERS
+from dpro.replay.mesh import AXES, GRADIENTS, RankGroup, in_words, mesh_of
+from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, WORKERS
 from dpro.store import Run
 
 
@@ -63,8 +64,13 @@ def groups_of(run: Run) -> list[RankGroup]:
     """The process groups of a run, in the order in which they were made, as far as their names say."""
     columns = ["group", "group_ranks"]
     said = run.table(PROCESS_GROUPS).select(*columns, op=pl.lit(""))
-    used = run.table(COLLECTIVES).select(*columns, "op").unique()
-    rows = pl.concat([said, used]).filter(pl.col("group_ranks").list.len() > 0)
+    calls = run.table(COLLECTIVES)
+    used = calls.select(*columns, "op").unique()
+    reductions = calls.filter(pl.col("op").is_in(REDUCTIONS)).join(
+        run.table(BUCKETS).select("rank", bytes_in="bytes"), on=["rank", "bytes_in"], how="semi"
+    )
+    gradients = reductions.select(*columns, op=pl.lit(GRADIENTS)).unique()
+    rows = pl.concat([said, used, gradients]).filter(pl.col("group_ranks").list.len() > 0)
     known = rows.group_by(*columns).agg(pl.col("op").unique())
     groups = []
     for name, ranks, ops in known.iter_rows():

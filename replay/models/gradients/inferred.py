@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
+from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.match import group_label
 from dpro.replay.graph import Graph
@@ -38,7 +39,6 @@ from dpro.replay.models.gradients.passes import (
 from dpro.schema import BUCKETS, COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 
-REDUCTIONS = ("all_reduce", "reduce_scatter")
 EVALUATE = "autograd::engine::evaluate_function: "
 SIZED = ("torch::autograd::AccumulateGrad", "torch::distributed::reducer::mul_out")
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

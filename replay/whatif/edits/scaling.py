@@ -19,6 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
+from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
@@ -42,8 +43,6 @@ from dpro.replay.whatif.graph_ops.repeat import with_copies, with_recomputed_blo
 from dpro.replay.whatif.graph_ops.scope import blocks_of_run, in_modules, outermost_modules
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.units import format_bytes
-
-REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True)
