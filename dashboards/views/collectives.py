@@ -82,7 +82,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
             ends = own["bytes"].to_numpy().min(), own["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
             y = line.time_ns(x) / NS_PER_S
-            fitted = f"fitted: {format_duration(line.latency_ns)} + bytes / {line.gbps:.3g} GB/s"
+            fitted = f"fitted curve: latency {format_duration(line.latency_ns)}, up to {line.gbps:.3g} GB/s"
             figure.add_scatter(
                 x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=fitted, hoverinfo="skip"
             )
