@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dpro.replay.layouts.machine import Machine, machine_of
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.inputs.machine import Machine, machine_of
+from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.models.gpus import model_named
 
 VOCABULARY_OF_MEGATRON = 51200  # GPT-2's, padded

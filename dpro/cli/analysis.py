@@ -84,7 +84,7 @@ def _products(paths: Sequence[str]) -> DataFrame:
     from dpro.analysis.analysis import Analysis
     from dpro.cli.runs import open_or_import
     from dpro.replay.devices.sources import is_table, read_products
-    from dpro.replay.whatif.edits.device import products_of
+    from dpro.replay.whatif.edits.gpu.device import products_of
 
     return polars.concat(
         read_products(path)

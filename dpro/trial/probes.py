@@ -14,7 +14,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.choices.by_bucket import Chosen, choose
 from dpro.replay.whatif.choices.by_module import choose_precisions
-from dpro.replay.whatif.graph_ops.reduction import reduced
+from dpro.replay.whatif.graph_ops.reductions.recorded import reduced
 from dpro.trial.changes import BUDGET, Change, parse_change
 
 MODULES_PROBE = "precision:probe"

@@ -1,9 +1,7 @@
 """How long a training step takes in any layout of its GPUs, and whether it fits: behind `dpro plan`.
 
-model      what a model is made of, from a Hugging Face configuration
+inputs/    the model, the machine and the framework
 layout     layouts as rows, all that a number of GPUs allows
-machine    GPUs, links, host and framework, as constants with how sure each is
-frameworks how frameworks in wide use train
 layer      operations of a layer re-sized to a layout, and their time
 traffic    collectives and messages
 schedule   orders of micro-batches, as graphs that the engine replays

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
-from dpro.replay.layouts.machine import SPREADS, Machine, moved
+from dpro.replay.layouts.inputs.machine import SPREADS, Machine, moved
 from dpro.replay.layouts.step import TimedLayouts, step_times
 
 NUDGE = 0.05  # of a logarithm, to see how a step depends on a constant

@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.inputs.model import Model
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 # Names and what stands where a row does not say.

@@ -14,10 +14,10 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
+from dpro.replay.layouts.inputs.machine import Machine, Software
+from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import LayerWork, Work, layer_work
 from dpro.replay.layouts.layout import column, gpus_of
-from dpro.replay.layouts.machine import Machine, Software
-from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.schedule import bound_us, pipeline, replayed_us
 from dpro.replay.layouts.traffic import Exchanges, parameters_of, traffic
 

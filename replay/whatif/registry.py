@@ -11,13 +11,13 @@ from __future__ import annotations
 from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit, keys_of, make
 from dpro.replay.whatif.edits.communication import Algorithm, Delay, Network, NoCommunication
-from dpro.replay.whatif.edits.cuda_graph import CudaGraph
-from dpro.replay.whatif.edits.device import Device
+from dpro.replay.whatif.edits.gpu.cuda_graph import CudaGraph
+from dpro.replay.whatif.edits.gpu.device import Device
+from dpro.replay.whatif.edits.gpu.kernels import Compile, Optimizer, Precision
 from dpro.replay.whatif.edits.gradients import Bucket, Compress, Priority
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
-from dpro.replay.whatif.edits.kernels import Compile, Optimizer, Precision
-from dpro.replay.whatif.edits.pipeline import Balance, Pipeline
+from dpro.replay.whatif.edits.parallelism.pipeline import Balance, Pipeline
 from dpro.replay.whatif.edits.scaling import Accumulate, Batch, DataParallelSize, Recompute
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates, Overlap, Prefetch

@@ -13,11 +13,11 @@ import polars as pl
 
 from dpro.documents import Document, Part
 from dpro.errors import UsageError
-from dpro.replay.layouts.frameworks import framework_named
+from dpro.replay.layouts.inputs.frameworks import framework_named
+from dpro.replay.layouts.inputs.machine import machine_of
+from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import COLUMNS, RECOMPUTE, candidates, in_words, layouts
-from dpro.replay.layouts.machine import machine_of
 from dpro.replay.layouts.memory import KINDS
-from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.models.gpus import GPUS, model_named
 

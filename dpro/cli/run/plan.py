@@ -100,7 +100,7 @@ def plan(
     them; without one the plan says that it is not calibrated, and its order is worth more than its times.
     """
     from dpro.analysis.answers.plan import AskedPlan, planned
-    from dpro.replay.layouts.model import read_model
+    from dpro.replay.layouts.inputs.model import read_model
 
     model = read_model(config, sequence)
     assumed = []

@@ -19,8 +19,8 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.whatif.choices.codecs import Codec, codec_of, compressed
 from dpro.replay.whatif.choices.programs import ReductionPipeline, assign_in_pipeline
-from dpro.replay.whatif.graph_ops.new_reductions import workers_of
-from dpro.replay.whatif.graph_ops.reduction import Reduced, Reduction, on_stream, plain_reductions
+from dpro.replay.whatif.graph_ops.reductions.changed import workers_of
+from dpro.replay.whatif.graph_ops.reductions.recorded import Reduced, Reduction, on_stream, plain_reductions
 from dpro.schema import CODECS
 from dpro.store import Run
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.whatif.graph_ops.reduction import Reduced, Reduction
+from dpro.replay.whatif.graph_ops.reductions.recorded import Reduced, Reduction
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}

@@ -25,8 +25,8 @@ from dpro.replay.whatif.choices.codecs import HALF, ITEM_BYTES, Codec, compresse
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.new_reductions import with_reductions
-from dpro.replay.whatif.graph_ops.reduction import (
+from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
+from dpro.replay.whatif.graph_ops.reductions.recorded import (
     Reduced,
     Reduction,
     dtypes_of,
@@ -63,7 +63,9 @@ class Bucket(ReductionEdit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Sizes that may be best, by what fusing or splitting their buckets would gain."""
-        from dpro.replay.whatif.graph_ops.bucket_candidates import sizes_worth_replaying  # it needs buckets
+        from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import (
+            sizes_worth_replaying,  # it needs buckets
+        )
 
         return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
 

@@ -11,7 +11,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.reduction import Reduced, alternatives, calling, reduced
+from dpro.replay.whatif.graph_ops.reductions.recorded import Reduced, alternatives, calling, reduced
 
 
 class ReductionEdit(Edit):

@@ -34,7 +34,7 @@ from dpro.replay.models.memory import footprint_of, freed_by_recomputing, step_b
 from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
-from dpro.replay.whatif.edits.kernels import OPTIMIZER
+from dpro.replay.whatif.edits.gpu.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts

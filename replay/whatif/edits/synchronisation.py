@@ -22,8 +22,8 @@ from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.new_reductions import with_reductions
-from dpro.replay.whatif.graph_ops.reduction import (
+from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
+from dpro.replay.whatif.graph_ops.reductions.recorded import (
     STEP,
     Reduced,
     Reduction,

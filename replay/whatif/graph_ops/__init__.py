@@ -6,10 +6,8 @@ activations         transfers whose size is that of the batch
 shards              which ranks hold which part of the model
 graph_editor        a graph under change: nodes added, taken out, joined
 repeat              a step several times over
-reduction           how gradients are reduced
-new_reductions      gradient reductions moved, cut or joined
+reductions/         gradient reductions: as recorded, and changed
 shared_links        transfers that meet on a link take longer, those that no longer meet do not
 fewer_bits          matmuls at a lower precision, by a roofline
 schedules           orders of micro-batches
-bucket_candidates   bucket sizes that may be best
 """

@@ -1,7 +1,7 @@
 """In which order the stages of a pipeline do the forward and backward work of each micro-batch.
 
 In: numbers of stages, micro-batches and chunks. Out: for each stage its list of `PipelineTask`s. How long
-they take, and what waits for what, is in `dpro.replay.whatif.edits.pipeline`.
+they take, and what waits for what, is in `dpro.replay.whatif.edits.parallelism.pipeline`.
 """
 
 from __future__ import annotations

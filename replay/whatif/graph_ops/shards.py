@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.edits.pipeline import computes
+from dpro.replay.whatif.edits.parallelism.pipeline import computes
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
 

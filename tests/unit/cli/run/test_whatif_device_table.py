@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from tests.commands import dpro
-from tests.unit.replay.whatif.edits.test_device import JOB
-from tests.unit.replay.whatif.edits.test_precision import matmuls
+from tests.unit.replay.whatif.edits.gpu.test_device import JOB
+from tests.unit.replay.whatif.edits.gpu.test_precision import matmuls
 
 
 def test_a_table_that_is_none_is_refused_in_one_line(tmp_path):

@@ -12,7 +12,7 @@ from dpro.dashboards.views.kernels import VIEW
 from dpro.dashboards.views.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.errors import Unanswerable
 from tests.builders import cpu_job
-from tests.unit.replay.whatif.edits.test_precision import BIG, FLAT, H100, graph_of, matmuls
+from tests.unit.replay.whatif.edits.gpu.test_precision import BIG, FLAT, H100, graph_of, matmuls
 
 BF16 = "nvjet_sm90_tst_128x256"
 

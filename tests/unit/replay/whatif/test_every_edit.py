@@ -26,11 +26,11 @@ from dpro.replay.whatif.search import bounds_of, candidates, replayed_gains
 from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
 from tests.pipelines import Job, written
+from tests.unit.replay.whatif.edits.gpu.test_kernels import ADD, GEMM, pointwise
+from tests.unit.replay.whatif.edits.gpu.test_precision import FLAT, graph_of, matmuls
 from tests.unit.replay.whatif.edits.test_batch import remembered
 from tests.unit.replay.whatif.edits.test_communication import four_ranks
 from tests.unit.replay.whatif.edits.test_host import collecting, loading
-from tests.unit.replay.whatif.edits.test_kernels import ADD, GEMM, pointwise
-from tests.unit.replay.whatif.edits.test_precision import FLAT, graph_of, matmuls
 from tests.unit.replay.whatif.edits.test_synchronisation import fsdp_job
 
 # Edits that change nothing at this strength, wherever they can be answered.

@@ -14,7 +14,7 @@ from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import BACKWARD, TinyRun
-from tests.unit.replay.whatif.edits.test_precision import graph_of, kernel_us
+from tests.unit.replay.whatif.edits.gpu.test_precision import graph_of, kernel_us
 
 SIZE, US = 4096, 3000.0
 KERNEL = "ampere_sgemm"

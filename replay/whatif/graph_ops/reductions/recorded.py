@@ -1,7 +1,7 @@
 """How a graph reduces gradients: the part that all edits of reductions share.
 
 In: a graph. Out: its backward passes with what each reduces, what a reduction costs, and plain reductions of
-buckets that close where an edit says. `new_reductions.py` puts reductions into the graph.
+buckets that close where an edit says. `changed.py` puts reductions into the graph.
 """
 
 from __future__ import annotations

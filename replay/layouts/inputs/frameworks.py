@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpro.errors import UsageError
-from dpro.replay.layouts.machine import Software
+from dpro.replay.layouts.inputs.machine import Software
 
 FRAMEWORKS: Mapping[str, Software] = {
     # Megatron-core with Transformer Engine: fused attention, norms and losses; reductions overlap backward.

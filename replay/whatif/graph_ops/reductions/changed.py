@@ -23,7 +23,7 @@ from dpro.arrays import Ints
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients.passes import MAIN_THREAD, Launches, Pass
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.reduction import STEP, Reduced, Reduction
+from dpro.replay.whatif.graph_ops.reductions.recorded import STEP, Reduced, Reduction
 
 GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
 

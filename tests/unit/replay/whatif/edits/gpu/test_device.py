@@ -16,11 +16,11 @@ from dpro.replay.devices.operations import matmuls as products
 from dpro.replay.graph import NodeKind
 from dpro.replay.models.gpus import GPUS
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.device import products_of
+from dpro.replay.whatif.edits.gpu.device import products_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import WORKERS
 from tests.builders import TinyRun, cpu_job
-from tests.unit.replay.whatif.edits.test_precision import ADD, BIG, graph_of, kernel_us, matmuls
+from tests.unit.replay.whatif.edits.gpu.test_precision import ADD, BIG, graph_of, kernel_us, matmuls
 
 MM = "nvjet_tst_192x192_64x3_2x1_v_bz_coopB_NNN"
 JOB = [

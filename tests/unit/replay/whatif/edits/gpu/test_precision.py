@@ -14,7 +14,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gpus import gpu_named
 from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as
-from dpro.replay.whatif.edits.kernels import Precision
+from dpro.replay.whatif.edits.gpu.kernels import Precision
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun, cpu_job

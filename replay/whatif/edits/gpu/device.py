@@ -23,7 +23,7 @@ from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.models.gpus import GPUS, common_model, model_named
 from dpro.replay.models.roofline import MATMULS, product_of, stored_as
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.kernels import COMPUTES
+from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels

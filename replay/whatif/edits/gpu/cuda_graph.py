@@ -20,8 +20,8 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.gpu.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.host import free_host, require_launches
-from dpro.replay.whatif.edits.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, spans_of

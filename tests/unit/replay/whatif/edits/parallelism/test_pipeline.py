@@ -15,7 +15,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.pipeline import computes, rebuild
+from dpro.replay.whatif.edits.parallelism.pipeline import computes, rebuild
 from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, PipelineTask
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import cpu_job

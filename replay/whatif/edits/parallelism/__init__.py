@@ -1,0 +1,4 @@
+"""Edits of how a model is cut over ranks.
+
+pipeline   another schedule of micro-batches, stages of equal work
+"""
