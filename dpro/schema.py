@@ -29,7 +29,20 @@ SPAN_KINDS = (
 GPU_WORK_KINDS = ("kernel", "memcpy", "memset")
 SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", "device_sync")
 
+OPERATION_KINDS = (
+    "forward",  # of a micro-batch through a model chunk, with the loss where the chunk makes one
+    "backward",  # gradients of inputs and of weights
+    "backward_input",  # gradients of inputs alone, which the stage before waits for
+    "backward_weight",  # gradients of weights alone, which can wait
+    "forward_send",
+    "forward_recv",
+    "backward_send",
+    "backward_recv",
+    "optimizer",  # what follows the last of them in a step
+)
+
 SpanKind = pl.Enum(SPAN_KINDS)
+OperationKind = pl.Enum(OPERATION_KINDS)
 SyncKind = pl.Enum(SYNC_KINDS)
 
 
@@ -203,6 +216,25 @@ STEPS = Table(
     ("rank", "step", "start_ns"),
 )
 
+OPERATIONS = Table(
+    "operations",
+    "A forward or backward of one micro-batch on one model chunk of a pipeline stage, or a message of it.",
+    {
+        "rank": _RANK,
+        "step": Column(pl.Int64, "Step it is in; -1 outside the steps of its rank."),
+        "stage": Column(pl.Int64, "Place of the rank on the pipeline axis, from 0."),
+        "chunk": Column(pl.Int64, "Number of the chunk among those of its stage, in the order of the model."),
+        "place": Column(pl.Int64, "Number of the chunk in the order of the model over all stages, from 0."),
+        "micro_batch": Column(pl.Int64, "Number of the micro-batch in its step, from 0."),
+        "kind": Column(OperationKind, "What it does."),
+        "start_ns": _START,
+        "duration_ns": _DURATION,
+        "peer": Column(pl.Int32, "Rank that a message goes to or comes from; -1 for work."),
+        "source": Column(pl.String, "What recorded it and, where known, the schedule.", ""),
+    },
+    ("rank", "start_ns", "place", "micro_batch"),
+)
+
 BUCKETS = Table(
     "buckets",
     "One gradient bucket of a DDP (torch's or Megatron-core's) or FSDP module.",
@@ -367,8 +399,8 @@ WORKERS = Table(
 )
 
 _ALL = (
-    SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, BUCKETS, MODEL_CALLS, CODECS,
-    SENSITIVITIES, COUNTERS, CLOCK_SAMPLES, WORKERS,
+    SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, BUCKETS, MODEL_CALLS,
+    CODECS, SENSITIVITIES, COUNTERS, CLOCK_SAMPLES, WORKERS,
 )  # fmt: skip
 TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}
 

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert import calls
+from dpro.collectors.convert.operations import operations
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, message_rows, process_groups
@@ -27,6 +28,7 @@ from dpro.schema import (
     CODECS,
     COLLECTIVES,
     MODEL_CALLS,
+    OPERATIONS,
     PROCESS_GROUPS,
     SENSITIVITIES,
     STEPS,
@@ -73,6 +75,7 @@ def convert_process(
     frames = frames_of(process, recorded, status)
     for table in RECORD_TABLES:
         write_part(run, table, process.part, frames[table.name])
+    write_part(run, OPERATIONS, process.part, operations(process, recorded, frames[STEPS.name]))
     write_part(run, BUCKETS, process.part, buckets(process))
     write_part(run, MODEL_CALLS, process.part, model_calls(process))
     for table in (CODECS, SENSITIVITIES):

@@ -1,4 +1,4 @@
-"""Names that both the job and observers outside it use: of files, and of axes of device meshes."""
+"""Names that both the job and observers outside it use: of files, of mesh axes, of pipelines' operations."""
 
 WANTED = "wanted.json"  # beside the folders of the launches: changes when an observer wants the latest calls
 IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
@@ -11,3 +11,9 @@ FAILED = (
     "raised-"  # how names begin of the same, in the folder of the launch, of a process that had not trained
 )
 TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp")  # of meshes of devices
+
+# Operations of pipelines, as records number them. The loss of a micro-batch belongs to its forward.
+FORWARD, BACKWARD = "forward", "backward"
+BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
+LOSS = "loss"
+OPERATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, LOSS)

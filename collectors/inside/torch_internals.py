@@ -17,6 +17,8 @@ import torch
 
 DEFAULT_FIRST_BUCKET_BYTES = 1 << 20  # of DDP, as documented
 PROFILE = "torch.autograd.profiler.profile"
+SCHEDULE = "torch.distributed.pipelining.schedules._PipelineSchedule"
+LOSS_OF_SCHEDULE = "_maybe_compute_loss"
 
 
 class Internal(NamedTuple):
@@ -68,6 +70,9 @@ INTERNALS = (
     Internal("torch.nn.Module._call_impl", "model calls are not recorded"),
     Internal("torch.nn.Module._compiled_call_impl", "model calls are not recorded"),
     Internal("torch.utils.data.dataloader._BaseDataLoaderIter", "waits for data are not recorded"),
+    Internal("torch.distributed.pipelining.stage._PipelineStageBase", "pipelines have no operations"),
+    Internal("torch.distributed.pipelining.schedules._PipelineSchedule", "as `_maybe_compute_loss`"),
+    Internal(f"{SCHEDULE}._maybe_compute_loss", "the loss is no part of a forward"),
     Internal("torch._C._dynamo.eval_frame.set_eval_frame", "the compiler may compile code of ours"),
     Internal("torch._C._dynamo.eval_frame._FrameExecStrategy", "as `skip_code`", since="2.7"),
     Internal("torch._C._dynamo.eval_frame._FrameAction", "as `skip_code`", since="2.7"),
@@ -367,6 +372,14 @@ def worker_of(iterator: Any) -> int:
     tasks = getattr(iterator, "_task_info", None)
     task = tasks.get(getattr(iterator, "_rcvd_idx", None)) if tasks else None
     return int(task[0]) if task else -1
+
+
+def pipeline_classes() -> tuple[Any, Any]:
+    """Return the classes of pipelines' stages and of their schedules; None before the job has loaded them."""
+    package = "torch.distributed.pipelining"
+    stages, schedules = (sys.modules.get(f"{package}.{name}") for name in ("stage", "schedules"))
+    stage = getattr(stages, "_PipelineStageBase", None)
+    return stage, getattr(schedules, "_PipelineSchedule", None)
 
 
 def compiler_callbacks() -> Any:

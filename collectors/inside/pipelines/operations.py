@@ -1,0 +1,69 @@
+"""The operations of one process of a pipeline: what it did with which micro-batch, from when to when.
+
+In: what the hooks of a framework say. Out: records of kind `OPERATION`, and `pipeline.json`: which model chunks
+the process has. Nothing is written of work without gradients, such as a validation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .. import records
+from ..names import OPERATIONS
+from ..recorder import Recorder
+from .facts import PIPELINE
+
+
+class PipelineOperations:
+    """What one process does for micro-batches."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing is known yet."""
+        self._recorder = recorder
+        self._facts: dict[str, Any] = {}
+        self._saved = False
+        recorder.listen("open", self._save)
+        recorder.listen("fork", self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._facts, self._saved = {}, False
+
+    def describe(self, source: str, stage: int, places: Mapping[int, int], num_places: int) -> None:
+        """Say which part of the model the process has; saved where it is new.
+
+        Args:
+            source: what says so and, where known, the schedule.
+            stage: place of the process on the pipeline axis, from 0.
+            places: the number of each of its chunks among its own, by the chunk's place in the model.
+            num_places: chunks of the model, of all stages.
+        """
+        facts = {
+            "source": source,
+            "stage": stage,
+            "num_places": num_places,
+            "chunks": {str(place): chunk for place, chunk in sorted(places.items())},
+        }
+        if facts != self._facts:
+            self._facts, self._saved = facts, False
+            self._save()
+
+    def note(self, kind: str, place: int, micro_batch: int, start_ns: int, end_ns: int) -> None:
+        """Record one operation.
+
+        Args:
+            kind: one of `OPERATIONS`.
+            place: of its chunk in the order of the model.
+            micro_batch: its number in the step.
+            start_ns, end_ns: on the host's clock.
+        """
+        own = self._recorder.records
+        if own is not None:
+            where = place << 32 | micro_batch
+            own.write(records.OPERATION, start_ns, end_ns, where, OPERATIONS.index(kind))
+
+    def _save(self) -> None:
+        if self._facts and not self._saved and self._recorder.folder is not None:
+            self._recorder.write_file(PIPELINE, json.dumps(self._facts).encode())
+            self._saved = True
