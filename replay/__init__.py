@@ -5,6 +5,7 @@ engine        the compiled loops: longest path, many scenarios in one pass, topo
 timeline      replay, step times, critical path
 intervals     sets of moments in time
 mesh          where each rank stands on the axes of parallelism
+run_mesh      the same of a run, and along which axis each of its process groups is
 peers         work of ranks by phase between collectives, and which ranks do the same
 difference    what explains that one run is slower than another
 alignment/    which rows are one collective; each host's clock against the reference

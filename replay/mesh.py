@@ -1,16 +1,19 @@
 """Where each rank stands: the axes of parallelism of a job, and the coordinates of every rank on them.
 
-In: process groups, and coordinates that the job's own meshes recorded. Out: `Mesh`. It reads no trace, and
-gives no axis a name that neither a mesh, a description nor the use of its groups implies.
+In: process groups, and coordinates that the job's own meshes recorded. Out: `Mesh`, and the axes along which
+the ranks of a group differ. It reads no trace (`run_mesh.py` does), and gives no axis a name that neither a
+mesh, a description nor the use of its groups implies.
 
 An axis is a family of groups of one size that are disjoint. Families are the axes of a grid if ranks that all
 other families connect form as many parts as the axis is long, and each group has one rank in each part.
+Experts are no axis of the grid where their groups divide ranks that its axes hold already: they are laid over
+those axes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -29,6 +32,8 @@ _DESCRIBED: Mapping[
 }
 _NO_GROUP = "no group"
 GRADIENTS = "gradients"
+EXPERTS = "ep"
+BY = " x "  # between the names of axes
 _MAX_FAMILIES = 12  # whose combinations are tried
 
 Coordinates = Mapping[int, tuple[int, ...]]
@@ -52,6 +57,22 @@ class Axis(NamedTuple):
     size: int
 
 
+class Overlay(NamedTuple):
+    """An axis whose groups divide ranks that the axes of the grid hold already.
+
+    Attributes:
+        name: `ep`.
+        size: how many ranks are along it.
+        over: the axes along which ranks of one of its groups differ.
+        groups: its groups.
+    """
+
+    name: str
+    size: int
+    over: tuple[str, ...]
+    groups: frozenset[frozenset[int]]
+
+
 class Mesh(NamedTuple):
     """The layout of a job.
 
@@ -61,6 +82,7 @@ class Mesh(NamedTuple):
         coordinates: of each rank whose place is known, one number per axis.
         source: `mesh`, `descriptions` or `algebra`; empty where nothing implies it.
         ambiguity: what remains open, one sentence each.
+        overlays: what is laid over the axes.
     """
 
     num_ranks: int
@@ -68,6 +90,7 @@ class Mesh(NamedTuple):
     coordinates: Coordinates = {}  # noqa: RUF012 of a tuple that never changes
     source: str = ""
     ambiguity: tuple[str, ...] = ()
+    overlays: tuple[Overlay, ...] = ()
 
 
 class _Family(NamedTuple):
@@ -93,23 +116,97 @@ def mesh_of(groups: Iterable[RankGroup], recorded: Mapping[int, Mapping[str, int
 
 
 def in_words(mesh: Mesh) -> str:
-    """One line: `64 ranks = dp 8 x pp 4 x tp 2`; empty where nothing implies it."""
-    axes = " x ".join(
-        f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes
-    )
-    return f"{mesh.num_ranks} ranks = {axes}" if axes else ""
+    """One line: `64 ranks = dp 8 x pp 4 x tp 2, ep 4 over dp`; empty where nothing implies it."""
+    axes = BY.join(f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes)
+    laid = [f", {each.name} {each.size} over {BY.join(each.over)}" for each in mesh.overlays]
+    return f"{mesh.num_ranks} ranks = {axes}{''.join(laid)}" if axes else ""
+
+
+def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> str:
+    """The axis along which the ranks of a group differ: the whole axis, or a part of it.
+
+    Args:
+        mesh: the layout.
+        ranks: global ranks of the group.
+        description: of the group, as the job gave it; empty where unknown.
+
+    Returns:
+        `dp`; `dp x cp` where they differ along several; `ep` of a group of experts. Empty where the group is
+        one rank, or the place of a rank or the name of an axis is unknown.
+    """
+    own = frozenset(ranks)
+    laid = next((each.name for each in mesh.overlays if own in each.groups), "")
+    along = _axes_between(mesh, own)
+    described = _DESCRIBED.get(description.lower(), "")
+    if laid and (described == laid or not _is_whole(mesh, along, own)):
+        return laid
+    return BY.join(along)
+
+
+def _axes_between(mesh: Mesh, ranks: Collection[int]) -> tuple[str, ...]:
+    """Names of the axes along which ranks differ; none where one of them is unknown."""
+    places = [mesh.coordinates.get(rank, ()) for rank in ranks]
+    if not all(places):
+        return ()
+    differ = [axis for axis, own in zip(mesh.axes, zip(*places)) if len(set(own)) > 1]
+    unknown = any(-1 in place for place in places) or not all(axis.name for axis in differ)
+    return () if unknown else tuple(axis.name for axis in differ)
+
+
+def _is_whole(mesh: Mesh, along: Collection[str], ranks: Collection[int]) -> bool:
+    """Whether ranks that differ along some axes are all that there are along these."""
+    return len(ranks) == math.prod(axis.size for axis in mesh.axes if axis.name in along)
 
 
 def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mesh:
     names = [name for name in AXES if any(at.get(name, -1) >= 0 for at in recorded.values())]
     sizes = {name: 1 + max(at.get(name, -1) for at in recorded.values()) for name in names}
     axes = tuple(Axis(name, sizes[name]) for name in names if sizes[name] > 1)
+    dense = tuple(axis for axis in axes if axis.name != EXPERTS)
+    are_laid_over = len(dense) < len(axes) and math.prod(axis.size for axis in dense) == num_ranks
+    axes = dense if are_laid_over else axes
     if not axes:
         return Mesh(num_ranks)
     places = {rank: tuple(at.get(axis.name, -1) for axis in axes) for rank, at in recorded.items()}
     product = math.prod(axis.size for axis in axes)
     open_ = () if product == num_ranks else (f"The recorded axes hold {product} of {num_ranks} ranks.",)
-    return Mesh(num_ranks, axes, places, MESH, open_)
+    mesh = Mesh(num_ranks, axes, places, MESH, open_)
+    if not are_laid_over:
+        return mesh
+    experts = {rank: at[EXPERTS] for rank, at in recorded.items() if at.get(EXPERTS, -1) >= 0}
+    return mesh._replace(overlays=_overlays(mesh, _groups_of_experts(mesh, experts), sizes[EXPERTS]))
+
+
+def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset[int]]:
+    """Groups of experts by their coordinates: along as few axes as these follow from.
+
+    Ranks that have the same place among experts belong to one group after the other, in order.
+    """
+    numbers = range(len(mesh.axes))
+    subsets = [each for count in numbers for each in combinations(numbers, count + 1)]
+    for along in subsets:
+        follows: dict[tuple[int, ...], set[int]] = {}
+        for rank, at in experts.items():
+            follows.setdefault(tuple(mesh.coordinates[rank][axis] for axis in along), set()).add(at)
+        if all(len(each) == 1 for each in follows.values()):
+            break
+    else:
+        return []
+    met: dict[tuple[int, ...], int] = {}
+    groups: dict[tuple[int, ...], set[int]] = {}
+    for rank, at in sorted(experts.items()):
+        others = tuple(place for axis, place in enumerate(mesh.coordinates[rank]) if axis not in along)
+        turn = met[*others, at] = met.get((*others, at), -1) + 1
+        groups.setdefault((*others, turn), set()).add(rank)
+    return [frozenset(ranks) for ranks in groups.values()]
+
+
+def _overlays(mesh: Mesh, groups: Sequence[frozenset[int]], size: int) -> tuple[Overlay, ...]:
+    """Experts over the axes of a grid; nothing where these are an axis of it, or theirs are not known."""
+    over = {_axes_between(mesh, ranks) for ranks in groups}
+    if len(over) != 1 or over == {()} or any(len(ranks) != size for ranks in groups):
+        return ()
+    return (Overlay(EXPERTS, size, over.pop(), frozenset(groups)),)
 
 
 def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
@@ -126,7 +223,12 @@ def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     described = all(family.name in {_name(each) for each in groups} for family in grid)
     source = DESCRIPTIONS if described and all(family.name for family in grid) else ALGEBRA
     axes = tuple(Axis(_name_by_use(family), family.size) for family in grid)
-    return Mesh(num_ranks, axes, places, source, _ambiguity(grid, axes, len(grids)))
+    mesh = Mesh(num_ranks, axes, places, source, _ambiguity(grid, axes, len(grids)))
+    if any(family.name == EXPERTS for family in grid):
+        return mesh
+    experts = list(dict.fromkeys(each.ranks for each in groups if _name(each) == EXPERTS))
+    is_whole = bool(experts) and len(experts[0]) > 1 and _covers(experts, num_ranks)
+    return mesh._replace(overlays=_overlays(mesh, experts, len(experts[0])) if is_whole else ())
 
 
 def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) -> tuple[str, ...]:
@@ -162,6 +264,7 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     for description in dict.fromkeys(each.description.lower() for each in named):
         same = [each for each in named if each.description.lower() == description]
         sets.append((_name(same[0]), list(dict.fromkeys(each.ranks for each in same))))
+    sets.sort(key=lambda each: each[0] == EXPERTS)  # groups that are those of another axis, too, are its
     by_distance: dict[tuple[int, ...], list[frozenset[int]]] = {}
     for ranks in plain:
         by_distance.setdefault(tuple(rank - min(ranks) for rank in sorted(ranks)), []).append(ranks)

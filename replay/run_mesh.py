@@ -1,6 +1,7 @@
-"""Where the ranks of a run stand: what its tables say to `mesh.mesh_of`.
+"""Where the ranks of a run stand, and along which axis each of its process groups is.
 
-In: a run. Out: its `Mesh`.
+In: a run's process groups, calls, buckets and workers. Out: `Mesh`, and an axis for each kind of
+communication of a graph. How coordinates follow from groups is in `mesh.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.classify import REDUCTIONS
-from dpro.replay.mesh import AXES, GRADIENTS, Mesh, RankGroup, mesh_of
+from dpro.replay.alignment.match import group_label
+from dpro.replay.graph import Graph, once
+from dpro.replay.mesh import AXES, GRADIENTS, Mesh, RankGroup, axis_of_group, mesh_of
 from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, WORKERS
 from dpro.store import Run
 
@@ -20,6 +23,43 @@ def mesh_of_run(run: Run) -> Mesh:
         row["rank"]: {axis: row[axis] for axis in AXES if row[axis] >= 0} for row in places.to_dicts()
     }
     return mesh_of(groups_of(run), recorded, run.manifest.world_size)
+
+
+def axes_of_messages(graph: Graph) -> tuple[str, ...]:
+    """The axis along which each kind of communication is, in the order of the graph's messages.
+
+    Messages between two ranks are along the axis in which these two differ, whatever group they are sent in.
+
+    Args:
+        graph: the graph, with its run.
+
+    Returns:
+        As of `axis_of_group`; all empty where the graph has no run.
+    """
+    return once(graph, "axes of messages", (graph.messages,), lambda: _axes_of_messages(graph))
+
+
+def _axes_of_messages(graph: Graph) -> tuple[str, ...]:
+    if graph.run is None:
+        return ("",) * len(graph.messages)
+    mesh = mesh_of_run(graph.run)
+    columns = ["rank", "peer", "op", "group", "group_ranks"]
+    calls = graph.run.table(COLLECTIVES, columns).with_columns(label=group_label())
+    alone = calls.filter(pl.col("peer") < 0).select("op", "label", "group", ranks="group_ranks")
+    pairs = calls.filter(pl.col("peer") >= 0).select(
+        "op", "label", "group", ranks=pl.concat_list("rank", "peer")
+    )
+    found: dict[tuple[str, str], set[str]] = {}
+    for op, label, group, ranks in pl.concat([alone, pairs]).unique().iter_rows():
+        axis = axis_of_group(mesh, ranks, description_of(group))
+        found.setdefault((op, label), set()).add(axis)
+    axes = {message: each.pop() for message, each in found.items() if len(each) == 1}
+    return tuple(axes.get((message.op, message.group), "") for message in graph.messages)
+
+
+def description_of(group: str) -> str:
+    """What the job says of a group, which is in its name in a run (`35 TENSOR_MODEL_PARALLEL_GROUP`)."""
+    return group.partition(" ")[2]
 
 
 def groups_of(run: Run) -> list[RankGroup]:
@@ -36,9 +76,8 @@ def groups_of(run: Run) -> list[RankGroup]:
     known = rows.group_by(*columns).agg(pl.col("op").unique())
     groups = []
     for name, ranks, ops in known.iter_rows():
-        number, _, description = name.partition(" ")  # `35 TENSOR_MODEL_PARALLEL_GROUP`
+        number = name.partition(" ")[0]
         order = (0, int(number)) if number.isdecimal() else (1, 0)
-        groups.append(
-            ((*order, name, sorted(ranks)), RankGroup(description, frozenset(ranks), frozenset(ops) - {""}))
-        )
+        described = RankGroup(description_of(name), frozenset(ranks), frozenset(ops) - {""})
+        groups.append(((*order, name, sorted(ranks)), described))
     return [group for _, group in sorted(groups, key=lambda each: each[0])]

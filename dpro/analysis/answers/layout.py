@@ -23,6 +23,20 @@ class AxisDocument(Part, frozen=True):
     size: int
 
 
+class OverlayDocument(Part, frozen=True):
+    """Experts, laid over axes that hold all ranks already.
+
+    Attributes:
+        name: ep.
+        size: ranks that hold all experts together.
+        over: the axes along which those differ.
+    """
+
+    name: str
+    size: int
+    over: list[str]
+
+
 class MeshDocument(Part, frozen=True):
     """Where each rank stands.
 
@@ -32,6 +46,7 @@ class MeshDocument(Part, frozen=True):
         coordinates: of each rank, by its number: its place on each axis; -1 where unknown.
         source: mesh, descriptions or algebra; empty where nothing implies it.
         ambiguity: what remains open.
+        overlays: experts that are laid over the axes.
     """
 
     line: str
@@ -39,6 +54,7 @@ class MeshDocument(Part, frozen=True):
     coordinates: dict[str, list[int]]
     source: str
     ambiguity: list[str]
+    overlays: list[OverlayDocument]
 
 
 def layout_document(run: Run) -> MeshDocument:
@@ -50,4 +66,5 @@ def layout_document(run: Run) -> MeshDocument:
         {str(rank): list(place) for rank, place in sorted(mesh.coordinates.items())},
         mesh.source,
         list(mesh.ambiguity),
+        [OverlayDocument(each.name, each.size, list(each.over)) for each in mesh.overlays],
     )

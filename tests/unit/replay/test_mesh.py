@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.mesh import Axis, RankGroup, in_words, mesh_of
+from dpro.replay.mesh import Axis, RankGroup, axis_of_group, in_words, mesh_of
 
 MEGATRON = {
     "dp": "DATA_PARALLEL_GROUP",
@@ -58,7 +58,48 @@ def test_experts_are_laid_over_the_ranks_of_data_parallelism():
     experts = grid((2, 4, 2))
     groups += groups_along(experts, 1, "EXPERT_MODEL_PARALLEL_GROUP")
     groups += groups_along(experts, 0, "EXPERT_DATA_PARALLEL_GROUP")
-    assert in_words(mesh_of(groups, {}, 16)) == "16 ranks = dp 8 x pp 2"
+    mesh = mesh_of(groups, {}, 16)
+    assert in_words(mesh) == "16 ranks = dp 8 x pp 2, ep 4 over dp"
+    assert axis_of_group(mesh, range(0, 16, 2), "DATA_PARALLEL_GROUP") == "dp"
+    assert axis_of_group(mesh, {0, 2, 4, 6}, "EXPERT_MODEL_PARALLEL_GROUP") == "ep"
+    assert axis_of_group(mesh, {0, 2, 4, 6}) == "ep"
+    assert axis_of_group(mesh, {0, 8}, "EXPERT_DATA_PARALLEL_GROUP") == "dp"
+    assert axis_of_group(mesh, {0, 1}) == "pp"
+
+
+def test_experts_over_all_of_an_axis_are_known_by_their_description():
+    places = grid((4, 2))
+    groups = groups_along(places, 0, "EXPERT_MODEL_PARALLEL_GROUP")
+    groups += groups_along(places, 0, MEGATRON["dp"]) + groups_along(places, 1, MEGATRON["tp"])
+    mesh = mesh_of(groups, {}, 8)
+    assert in_words(mesh) == "8 ranks = dp 4 x tp 2, ep 4 over dp"
+    assert axis_of_group(mesh, {0, 2, 4, 6}, MEGATRON["dp"]) == "dp"
+    assert axis_of_group(mesh, {0, 2, 4, 6}, "EXPERT_MODEL_PARALLEL_GROUP") == "ep"
+
+
+@pytest.mark.parametrize(("expert", "group"), [(lambda dp: dp % 2, {0, 2}), (lambda dp: dp // 2, {0, 4})])
+def test_coordinates_of_experts_beside_those_of_a_grid_are_laid_over_it(expert, group):
+    recorded = {rank: {"dp": dp, "tp": tp, "ep": expert(dp)} for rank, (dp, tp) in grid((4, 2)).items()}
+    mesh = mesh_of([], recorded, 8)
+    assert in_words(mesh) == "8 ranks = dp 4 x tp 2, ep 2 over dp"
+    assert mesh.ambiguity == ()
+    assert axis_of_group(mesh, group) == "ep"
+    assert axis_of_group(mesh, {0, 2, 4, 6}) == "dp"
+
+
+def test_the_axis_of_a_group_is_where_its_ranks_differ():
+    recorded = {rank: {"dp": dp, "cp": cp, "tp": tp} for rank, (dp, cp, tp) in grid((2, 2, 2)).items()}
+    mesh = mesh_of([], recorded, 8)
+    assert axis_of_group(mesh, {0, 1}) == "tp"
+    assert axis_of_group(mesh, {0, 2, 4, 6}, "DATA_PARALLEL_GROUP_WITH_CP") == "dp x cp"
+    assert axis_of_group(mesh, {3}) == ""
+    assert axis_of_group(mesh, {0, 9}) == ""
+
+
+def test_a_group_along_an_axis_without_a_name_has_none():
+    mesh = mesh_of(groups_along(grid((4, 2)), 1, MEGATRON["tp"]), {}, 8)
+    assert axis_of_group(mesh, {0, 1}) == "tp"
+    assert axis_of_group(mesh, {0, 2}) == axis_of_group(mesh, {0, 3}) == ""
 
 
 def test_coordinates_of_a_device_mesh_come_before_groups():

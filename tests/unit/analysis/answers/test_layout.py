@@ -5,7 +5,7 @@ from dpro.opening import open_path
 from tests.jobs import ROOT
 
 GOLDENS = {
-    "flight_recorder/lock_gil_1st": ("16 ranks = dp 2 x pp 2 x tp 4", "descriptions"),
+    "flight_recorder/lock_gil_1st": ("16 ranks = dp 2 x pp 2 x tp 4, ep 8 over dp x tp", "descriptions"),
     "nccl_meta/nanogpt_h100_hook_rank0of8.json.gz": ("8 ranks = axis of 8", "algebra"),
     "multirank/torchrec_v100_2r_kjt": ("", ""),
 }
