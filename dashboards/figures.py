@@ -63,7 +63,7 @@ class Figures:
             raise UsageError(f"no breakdown by {by!r}: by rank, or by step")
         link = selection(**selected)
         parts = breakdown.part_info(self._run.breakdown, by, link)
-        return breakdown.part_figure(_some(parts, "step"), by, link.theme)
+        return breakdown.with_legend(breakdown.part_figure(_some(parts, "step"), by, link.theme))
 
     def timeline(self, **selected: Any) -> go.Figure:
         """Draw the measured lanes on one clock; without a selection those of the first deep window.

@@ -17,6 +17,7 @@ from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
 from dpro.dashboards.timeline.replayed import Later, make_replayed
 from dpro.dashboards.timeline.tracks import Tracks, make_tracks
 from dpro.dashboards.withdrawn import Earlier
+from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
@@ -28,6 +29,7 @@ from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS
 from dpro.selection import quoted
 from dpro.store import Run
 
@@ -128,6 +130,15 @@ class Loaded(Analysis):
     def num_rows(self) -> dict[str, int]:
         """How many rows each table of the run has."""
         return self.run.rows()
+
+    @cached
+    def has_call_states(self) -> bool:
+        """Whether something says how far ranks had come in their groups."""
+        if self.num_rows[PROCESS_GROUPS.name]:
+            return True
+        columns = ["state", "window", "duration_ns", "group"]
+        parts = self.run.part_by_part(COLLECTIVES, columns)
+        return any(not with_known_state(part).is_empty() for part in parts)
 
     @cached
     def transfers(self) -> pl.DataFrame:

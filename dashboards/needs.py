@@ -1,7 +1,7 @@
 """What each view needs of a run, and the sentence that is shown in its place where a run lacks it.
 
-In: a run and a link. Out: one sentence; empty where the view has something to show. All of it follows from
-how many rows each table has, so that it can be asked with every link.
+In: a run and a link. Out: one sentence; empty where the view has something to show. Most of it follows
+from how many rows each table has; the rest is computed once for a run: it is asked with every link.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 
 _NO_TELEMETRY = (
     "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
+)
+NO_CALL_STATES = (
+    "No call of this run says whether it has finished: `dpro record` keeps that, "
+    "and so do dumps of the flight recorder."
 )
 _NO_OTHER = (
     "There is nothing to compare with: choose another run above, or give one to "
@@ -51,6 +55,13 @@ def calls(loaded: Loaded, _link: Link) -> str:
     return "No collective was recorded: " + (
         "one rank was, which may have no others." if ranks == 1 else "the traces of its ranks hold none."
     )
+
+
+def call_states(loaded: Loaded, _link: Link) -> str:
+    """Need calls that say whether they have finished, or the stacks of ranks that stood still."""
+    stood = loaded.workers["stack"] != ""
+    kept = any(loaded.run.path.glob("findings/hang-*"))
+    return "" if loaded.has_call_states or stood.any() or kept else NO_CALL_STATES
 
 
 def pairs(loaded: Loaded, link: Link) -> str:

@@ -19,7 +19,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import colour, ink_on, styled, time_unit
+from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS, format_duration
 
@@ -29,9 +29,9 @@ UNMARKED = "no steps marked: all of the window"
 FEW_BARS = 16  # more bars than these have no room for their values
 MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
 FEW_LEVEL = 5  # on a phone, more bars than these have room for the whole only if it is written upright
+_TOP = 52  # pixels, for a legend inside the figure, below its buttons
+_MIN_WIDTH = 560  # pixels: with less, that legend would take the place of the bars
 _HEADROOM, _UPRIGHT = 1.1, 1.35  # of the axis, above the longest step
-_TOP = 52  # pixels, for the legend below the buttons of the figure
-_MIN_WIDTH = 560  # pixels: with less, the legend would take the place of the bars
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
@@ -62,7 +62,7 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
 
 
 def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.0) -> go.Figure:
-    """Draw stacked bars of the parts.
+    """Draw stacked bars of the parts; which colour is which part is said beside them.
 
     Args:
         parts: as from `part_info`.
@@ -108,10 +108,25 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     )
     styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
-    figure.update_layout(legend_traceorder="normal", hovermode="closest", margin_t=_TOP)
-    figure.update_layout(meta={"by": by, "least_width": _MIN_WIDTH})
+    figure.update_layout(hovermode="closest", showlegend=False, meta={"by": by})
     figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return figure.update_layout(barmode="stack", bargap=gap)
+
+
+def with_legend(figure: go.Figure) -> go.Figure:
+    """Add the legend inside a figure of `part_figure`, for pages that have none beside it."""
+    figure.update_layout(showlegend=True, legend_traceorder="normal", margin_t=_TOP)
+    return figure.update_layout(meta=figure.layout.meta | {"least_width": _MIN_WIDTH})
+
+
+def _legend(*drawn: pl.DataFrame) -> Component:
+    """Which colour is which of the parts that are drawn; it takes as many lines as a narrow page needs."""
+    named = [
+        html.Li([html.I(style={"background": f"var(--{css_name(column.removesuffix('_ms'))})"}), title])
+        for column, title in PARTS.items()
+        if any((parts[column] > 0).any() for parts in drawn)
+    ]
+    return html.Ul(named, className="legend")
 
 
 def _bars(by: str) -> Any:
@@ -120,16 +135,17 @@ def _bars(by: str) -> Any:
         if parts.is_empty():
             return message(_NONE)
         if other is None:
-            drawn: list[Any] = [graph(f"breakdown-{by}-figure", part_figure(parts, by, link.theme))]
+            figure = part_figure(parts, by, link.theme)
+            drawn: list[Any] = [_legend(parts), graph(f"breakdown-{by}-figure", figure)]
         else:
-            drawn = [_both(parts, other, by, link)]
+            drawn = _both(parts, other, by, link)
         return [*drawn, csv_link(NAME, f"by_{by}", link)]
 
     return fill
 
 
-def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> Component:
-    """Return the bars of this run and of the other, side by side on one scale."""
+def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> list[Component]:
+    """Return the bars of this run and of the other, side by side on one scale, and their legend."""
     try:
         others = part_info(other.breakdown, by, link)
         why = "" if others.height else _NONE
@@ -141,7 +157,10 @@ def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> Component:
     if not why:
         there = graph(f"breakdown-{by}-other", part_figure(others, by, link.theme, longest))
     sides = (("this run", here), (link.against, there))
-    return grid(*(html.Div([html.H3(html.Strong(name)), drawn]) for name, drawn in sides))
+    return [
+        _legend(parts, others),
+        grid(*(html.Div([html.H3(html.Strong(name)), drawn]) for name, drawn in sides)),
+    ]
 
 
 def _layout() -> Component:

@@ -17,6 +17,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from dpro.dashboards import needs
 from dpro.dashboards.chains import Chains, chain_figure, chain_info, wrapped_label
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -35,7 +36,6 @@ from dpro.detect.hang.evidence import (
     verdict_in_words,
 )
 from dpro.detect.hang.waits import victims_of
-from dpro.schema import COLLECTIVES
 
 NAME = "hang"
 MAX_GROUPS = 60  # rows of the figure
@@ -43,9 +43,6 @@ MAX_RANKS = 300  # rows of the table
 LABEL = 48  # characters of a line
 FEW = 40  # cells across that have room for a number
 _ROW, _LINE = 19, 13  # pixels of a row, of each further line of its label
-_NO_CALLS = (
-    "This run holds no calls with their states: `dpro record` keeps them, dumps of the flight recorder too."
-)
 FAULT, WAITS, GOES_ON, UNKNOWN = "at fault", "waits", "not waiting", "unknown"
 
 
@@ -253,7 +250,7 @@ def _hangs(loaded: Loaded) -> list[Finding]:
 
 def _verdict(loaded: Loaded, _link: Link) -> Any:
     if loaded.waiting.records.calls.is_empty():
-        return message(_NO_CALLS)
+        return message(needs.NO_CALL_STATES)
     findings = _hangs(loaded)
     if not findings:
         return html.P("Nothing hangs that the calls of this run can show.", className="health good")
@@ -341,12 +338,6 @@ def _stacks(loaded: Loaded, link: Link) -> Any:
     return [*threads, csv_link(NAME, "stacks", link)]
 
 
-def _missing(loaded: Loaded, _link: Link) -> str:
-    stood = loaded.workers["stack"] != ""
-    kept = any(loaded.run.path.glob("findings/hang-*"))
-    return "" if loaded.num_rows[COLLECTIVES.name] or stood.any() or kept else _NO_CALLS
-
-
 def _stack_table(loaded: Loaded, link: Link) -> pl.DataFrame:
     return stack_info(link.chosen(loaded.workers), loaded.run.path)
 
@@ -365,7 +356,7 @@ def _layout() -> Component:
 VIEW = View(
     NAME,
     "Hang",
-    _missing,
+    needs.call_states,
     _layout,
     {
         "hang-verdict": _verdict,

@@ -33,7 +33,7 @@ class Quantity(NamedTuple):
     """How a counter is shown.
 
     Attributes:
-        label: what it is.
+        label: what it is; short, since the figure of a phone has room for 46 characters with the unit.
         unit: of the values that are shown; empty for numbers without one.
         kind: `level` or `rate`.
         scale: by what a value, or its growth per second, is multiplied to be in `unit`.
@@ -52,7 +52,7 @@ class Quantity(NamedTuple):
 
 def _share(label: str, kind: str = RATE) -> Quantity:
     """Seconds per second, or 0 and 1, in percent of the time."""
-    return Quantity(label, "% of the time", kind, 100.0)
+    return Quantity(label, "% of time", kind, 100.0)
 
 
 def _cores(label: str) -> Quantity:
@@ -83,18 +83,18 @@ QUANTITIES = {
     "temperature_c": Quantity("temperature", "°C"),
     "memory_temperature_c": Quantity("memory temperature", "°C"),
     "hotspot_temperature_c": Quantity("hotspot temperature", "°C"),
-    "utilization_pct": Quantity("GPU in use", "% of the time"),
-    "memory_utilization_pct": Quantity("GPU memory being read or written", "% of the time"),
+    "utilization_pct": Quantity("GPU in use", "% of time"),
+    "memory_utilization_pct": Quantity("GPU memory being read or written", "% of time"),
     "memory_used_bytes": _held("GPU memory in use"),
     "memory_allocated_bytes": _held("memory allocated by PyTorch"),
     "memory_reserved_bytes": _held("memory reserved by PyTorch"),
     "throttled_power_s": _share("clocks held down by the power cap"),
     "throttled_thermal_s": _share("clocks held down by heat"),
-    "throttled_memory_thermal_s": _share("clocks held down by heat of the memory"),
-    "throttled_regulator_thermal_s": _share("clocks held down by heat of the regulator"),
+    "throttled_memory_thermal_s": _share("clocks held down by memory heat"),
+    "throttled_regulator_thermal_s": _share("clocks held down by regulator heat"),
     "throttled_sync_boost_s": _share("clocks held down by sync boost"),
-    "throttled_board_limit_s": _share("clocks held down by a limit of the board"),
-    "throttled_reliability_s": _share("clocks held down by the limit of the voltage"),
+    "throttled_board_limit_s": _share("clocks held down by board limit"),
+    "throttled_reliability_s": _share("clocks held down by voltage limit"),
     "throttled_hardware_s": _share("clocks held down by the hardware"),
     "clocks_gpu_idle": Quantity("clocks down: the GPU is idle"),
     "clocks_application_setting": Quantity("clocks set by an application"),
@@ -139,8 +139,8 @@ QUANTITIES = {
     "cpu_iowait_s": Quantity("CPU idle, waiting for disks", "cores", RATE),
     "main_thread_cpu_s": _share("main thread on a core"),
     "main_thread_runqueue_s": _share("main thread waiting for a core"),
-    "main_thread_switches_voluntary": _per_second("context switches of the main thread, voluntary"),
-    "main_thread_switches_nonvoluntary": _per_second("context switches of the main thread, forced"),
+    "main_thread_switches_voluntary": _per_second("main thread, voluntary switches"),
+    "main_thread_switches_nonvoluntary": _per_second("main thread, forced switches"),
     "telemetry_cpu_s": _cores("CPU of the sampler"),
     "cpus": Quantity("CPU cores"),
     "load_1m": Quantity("load, mean of a minute"),
@@ -161,8 +161,8 @@ QUANTITIES = {
     "pressure_io_full_s": _share("all processes wait for a disk"),
     "pressure_memory_some_s": _share("some processes wait for memory"),
     "pressure_memory_full_s": _share("all processes wait for memory"),
-    "cgroup_throttled_s": _share("no CPU: the limit of the cgroup is used up"),
-    "cgroup_throttled_periods": _per_second("periods without CPU by the limit of the cgroup"),
+    "cgroup_throttled_s": _share("no CPU: cgroup limit used up"),
+    "cgroup_throttled_periods": _per_second("cgroup periods without CPU"),
     "cgroup_cpu_limit_cores": Quantity("CPU limit of the cgroup", "cores"),
     "cgroup_memory_bytes": _held("memory of the cgroup"),
     "cgroup_memory_limit_bytes": _held("memory limit of the cgroup"),

@@ -102,11 +102,7 @@ def make_records(
         world_size: number of ranks of the job.
     """
     said, said_keys = _keyed(process_groups, process_groups, world_size)
-    # What a deep window saw run has finished, also where its state was saved before.
-    ran = (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
-    known = collectives.with_columns(state=pl.when(ran).then(pl.lit("completed")).otherwise("state"))
-    known = known.filter((pl.col("state") != "") & (pl.col("group") != ""))
-    calls, call_keys = _keyed(known, process_groups, world_size)
+    calls, call_keys = _keyed(with_known_state(collectives), process_groups, world_size)
     calls = calls.select(
         "rank",
         "key",
@@ -134,6 +130,16 @@ def make_records(
         _ranks(calls, process_groups, workers, steps, clock_samples),
         world_size,
     )
+
+
+def with_known_state(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of table `collectives` of which the state and the group are known.
+
+    What a deep window saw run has finished, also where its state was saved before.
+    """
+    ran = (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
+    known = collectives.with_columns(state=pl.when(ran).then(pl.lit("completed")).otherwise("state"))
+    return known.filter((pl.col("state") != "") & (pl.col("group") != ""))
 
 
 def _keyed(

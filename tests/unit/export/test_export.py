@@ -21,7 +21,7 @@ from dpro.export.chrome import write_chrome
 from dpro.export.counters import sampled_counters, within
 from dpro.export.drawing import drawing
 from dpro.export.perfetto import write_perfetto
-from dpro.export.quantities import quantity_of, readable_unit
+from dpro.export.quantities import QUANTITIES, quantity_of, readable_unit
 from dpro.export.slices import (
     CRITICAL,
     CRITICAL_REPLAYED,
@@ -243,18 +243,17 @@ def _with_unit(track):
 def test_counters_of_the_schema_have_names_and_units_and_others_keep_theirs():
     assert quantity_of("sm_clock_mhz").title == "SM clock, MHz"
     assert quantity_of("tx_bytes") == ("sent", "B/s", "rate", 1.0)
-    assert quantity_of("throttled_power_s") == (
-        "clocks held down by the power cap",
-        "% of the time",
-        "rate",
-        100,
-    )
+    assert quantity_of("throttled_power_s") == ("clocks held down by the power cap", "% of time", "rate", 100)
     assert quantity_of("rx_odd_errors") == ("rx_odd_errors/s", "", "rate", 1.0)
     assert quantity_of("memory_odd_bytes") == ("memory_odd_bytes", "", "level", 1.0)
     assert readable_unit(999.0, "B/s") == (1.0, "B/s")
     assert readable_unit(1e6, "B/s") == (1e6, "MB/s")
     assert readable_unit(1e9, "bytes") == (1e9, "GB")
     assert readable_unit(1e12, "W") == (1.0, "W")
+
+
+def test_names_of_counters_fit_the_figure_of_a_phone():
+    assert not [each.title for each in QUANTITIES.values() if len(each.title) > 46]  # at 390 pixels
 
 
 def test_both_formats_carry_the_counters_of_the_run(tmp_path):
