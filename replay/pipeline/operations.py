@@ -33,6 +33,7 @@ class Role(IntEnum):
 COMMUNICATION = (Role.SEND, Role.RECEIVE, Role.GATHER, Role.REDUCE)
 FORWARD_NAMES = ("forward", "forward-compute")
 BACKWARD_NAMES = ("backward", "backward-compute")
+WEIGHTS_NAMES = ("backward-weights",)  # gradients of weights, where they are computed apart
 
 
 @dataclass(frozen=True)

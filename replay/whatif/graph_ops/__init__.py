@@ -9,5 +9,5 @@ repeat              a step several times over
 reductions/         gradient reductions: as recorded, and changed
 shared_links        transfers that meet on a link take longer, those that no longer meet do not
 fewer_bits          matmuls at a lower precision, by a roofline
-schedules           orders of micro-batches
+rebuilt             pipelines put together in another order
 """

@@ -6,37 +6,46 @@ These edits are about runs of whole operations, whose nodes are the forward and 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools
-from dpro.errors import Unanswerable
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
+from dpro.arrays import Floats
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES, WEIGHTS_NAMES
+from dpro.replay.pipeline.schedules.catalogue import SCHEDULES, Schedule
+from dpro.replay.pipeline.schedules.tasks import (
+    BACKWARD,
+    FORWARD,
+    HALF,
+    WEIGHTS,
+    Order,
+    PipelineTask,
+    most_in_flight,
+)
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Order
+from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
 
-MESSAGES = ("send", "recv")
-HALF = 0.5  # of a backward goes into the gradients of weights: as many products as for those of inputs
+MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none of them
 
 
 def computes(graph: Graph) -> pl.DataFrame:
-    """Forward and backward operations: `node`, `rank`, `dp`, `stage`, `step`, `kind`, `ns`, by order of time.
+    """Forward and backward operations: a row each, by order of time.
+
+    Returns:
+        `node`, `rank`, `dp`, `stage`, `step`, `kind` (as in `schedules.tasks`), `ns`, `start`, `chunk` (of
+        its stage), `micro_batch` and `place` (number of the chunk in the model).
 
     Raises:
         Unanswerable: the run does not consist of whole operations.
     """
     nodes = graph.nodes
-    kinds = {
-        name: kind for kind, names in ((FORWARD, FORWARD_NAMES), (BACKWARD, BACKWARD_NAMES)) for name in names
-    }
+    kinds = {name: kind for kind, names in _NAMES.items() for name in names}
     kind_of = [kinds.get(name.lower(), "") for name in graph.names]
     at = np.flatnonzero(
         (nodes.kind == NodeKind.KERNEL) & np.array([kind != "" for kind in kind_of])[nodes.name]
@@ -47,7 +56,7 @@ def computes(graph: Graph) -> pl.DataFrame:
             "micro-batch (`dpro import` of operation-level Parquet or pipeline timelines)"
         )
     places = [graph.places[int(rank)] for rank in nodes.rank[at]]
-    return pl.DataFrame(
+    rows = pl.DataFrame(
         {
             "node": at,
             "rank": nodes.rank[at],
@@ -57,8 +66,44 @@ def computes(graph: Graph) -> pl.DataFrame:
             "kind": [kind_of[name] for name in nodes.name[at]],
             "ns": nodes.duration[at],
             "start": nodes.measured_start[at],
+            "around": nodes.around[at],
         }
     ).sort("step", "rank", "start", "node")
+    return _numbered(rows, graph.names)
+
+
+def _numbered(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Computes with `chunk`, `micro_batch` and `place`.
+
+    Chunks and micro-batches are as written around them; else there is one chunk, and micro-batches are in
+    their order.
+    """
+    around = pl.Series("around_name", [*names, ""])
+    written = rows.with_columns(around=around.gather(rows["around"].to_numpy() % len(around)))
+    chunk = pl.col("around").str.extract(r"chunk (\d+)").cast(pl.Int64).fill_null(0)
+    batch = pl.col("around").str.extract(r"micro-batch (\d+)").cast(pl.Int64)
+    order = pl.int_range(pl.len()).over("step", "rank", "kind", "chunk")
+    found = written.with_columns(chunk=chunk, batch=batch).with_columns(
+        micro_batch=pl.coalesce("batch", order)
+    )
+    return _placed(found.drop("around", "batch"))
+
+
+def _placed(rows: pl.DataFrame) -> pl.DataFrame:
+    """Computes with `place`: the number of their chunk in the model.
+
+    Chunks go round the stages, or up and down again (V), as the first forwards of each chunk say.
+    """
+    stages = int(rows["stage"].to_numpy().max()) + 1
+    second = rows.filter((pl.col("chunk") == 1) & (pl.col("kind") == FORWARD) & (pl.col("micro_batch") == 0))
+    first = second.sort("start").unique(["step", "dp"], keep="first", maintain_order=True)
+    is_v = int(rows["chunk"].to_numpy().max()) == 1 and bool(first.select((pl.col("stage") > 0).all()).item())
+    looped_place = pl.col("chunk") * stages + pl.col("stage")
+    down = pl.when(pl.col("chunk") == 1).then(2 * stages - 1 - pl.col("stage")).otherwise("stage")
+    return rows.with_columns(place=down if is_v else looped_place)
+
+
+_NAMES = {FORWARD: FORWARD_NAMES, BACKWARD: BACKWARD_NAMES, WEIGHTS: WEIGHTS_NAMES}
 
 
 MIN_SLOWNESS = (
@@ -158,50 +203,127 @@ class Balance(Edit):
 
 @dataclass(frozen=True)
 class Pipeline(Edit):
-    """Another schedule, another number of micro-batches of the same batch, or both."""
+    """Another schedule, another number of micro-batches of the same batch or of chunks, or all of these."""
 
     name = "pipeline"
-    summary = "another pipeline schedule or number of micro-batches"
+    summary = "another pipeline schedule, number of micro-batches or of chunks"
     example = "pipeline:schedule=1f1b,micro_batches=16"
     needs = "a trace of whole operations with more than one stage"
     assumes = (
-        "work is proportional to the size of a micro-batch, messages between stages are too and are never in "
-        "each other's way, and memory suffices"
+        "work is proportional to the size of a micro-batch and spread evenly within a stage but for what the "
+        "first and last of several take longer (embedding, loss), messages are proportional, too, and never "
+        "in each other's way, memory suffices, and gradients of weights that are computed apart take half of "
+        "a backward, if the run does not say"
     )
-    source = "the published orders: GPipe, 1F1B, interleaved (Megatron-LM), zero-bubble (ZB-H1), replayed"
+    source = (
+        "the published orders, replayed: GPipe, 1F1B, interleaved (PTD-P, SC 2021), ZB-H1 and ZB-V "
+        "(arXiv 2401.10241), DualPipe (arXiv 2412.19437)"
+    )
     effort = "line"
     schedule: str = key("in which order stages work", "1f1b", choices=tuple(SCHEDULES))
     micro_batches: int | None = key("how many there are; as recorded without", None, least=1)
-    chunks: int | None = key("of the model per stage, for interleaved", None, least=1)
+    chunks: int | None = key("of the model per stage, for interleaved and gpipe", None, least=1)
     doubt: float = 0.2
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Schedules with less of a bubble, and more micro-batches."""
         rows = computes(facts.graph)
-        if int(rows["stage"].to_numpy().max()) < 1:
-            raise Unanswerable("the run has one stage: there is no pipeline")
-        recorded = _recorded_batches(rows)
-        more = [cls("1f1b", times * recorded) for times in (2, 4)]
-        return [cls("zero-bubble"), cls("interleaved", chunks=2), *more]
+        shape = shape_of(rows)
+        wanted = [cls("zb-h1"), cls("interleaved", chunks=2), cls("zbv"), cls("dualpipe")]
+        wanted += [cls("1f1b", times * shape.batches) for times in (2, 4)]
+        return [each for each in wanted if each._is_possible(shape)]
 
     def bound(self, facts: RunFacts) -> float:
-        besides = np.ones(facts.graph.num_nodes, np.bool_)
-        besides[computes(facts.graph)["node"].to_numpy()] = False
-        return facts.idle(besides)
+        """All idle time; where chunks move, beside a stage that has as much work as all on average."""
+        rows = computes(facts.graph)
+        if self._keeps_places(rows, shape_of(rows)):
+            besides = np.ones(facts.graph.num_nodes, np.bool_)
+            besides[rows["node"].to_numpy()] = False
+            return facts.idle(besides)
+        even = rows.join(slowness(rows), on=["rank", "kind"], how="left")
+        work = even.group_by("step").agg(each=(pl.col("ns") / pl.col("slowness")).sum())["each"]
+        return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
 
     def apply(self, graph: Graph) -> Graph:
         """Take the operations of the recorded schedule out, and put those of the wanted one in."""
         rows = computes(graph)
-        num_stages = int(rows["stage"].to_numpy().max()) + 1
-        if num_stages < 2:
-            raise Unanswerable("the run has one stage: there is no pipeline")
-        recorded = _recorded_batches(rows)
-        wanted = self.micro_batches or recorded
-        orders = SCHEDULES[self.schedule](num_stages, wanted, self.chunks or 1)
-        if self.schedule != "zero-bubble" and self.chunks is None and _is_order(rows, orders):
+        return self._made(graph, rows, share_of_weights(rows) or HALF)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """With less of a backward in the gradients of weights; with loss and embedding spread like layers."""
+        rows = computes(graph)
+        shape, found = shape_of(rows), []
+        share = share_of_weights(rows)
+        if self._chosen.splits and share is None:
+            found.append(self._made(graph, rows, MIN_SHARE))
+        recorded = shape.stages * shape.chunks
+        if self._places(shape) != recorded and recorded > 2:
+            found.append(self._made(graph, rows, share or HALF, ends_stay=False))
+        return tuple(found)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What the schedule keeps in memory."""
+        rows = computes(graph)
+        shape = shape_of(rows)
+        before = most_held(rows, shape)
+        orders = self._orders(shape)
+        most = max(map(most_in_flight, orders)) / self._chunks(shape)
+        after = most * shape.batches / (self.micro_batches or shape.batches)
+        lines = [
+            f"a stage holds activations of {after:.3g} micro-batches of the recorded size at most, where it "
+            f"held {before:.3g}"
+        ]
+        if self._chosen.copies > 1:
+            lines.append("each stage holds the parameters of two; reducing their gradients is not predicted")
+        if self._chosen.splits and share_of_weights(rows) is None:
+            lines.append(
+                "how much of a backward the gradients of weights are was not recorded: half is assumed, a "
+                "third is the other end of the interval"
+            )
+        return tuple(lines)
+
+    @property
+    def _chosen(self) -> Schedule:
+        return SCHEDULES[self.schedule]
+
+    def _chunks(self, shape: PipelineShape) -> int:
+        if self.chunks is None and self.schedule == "interleaved" and shape.chunks > 1:
+            return shape.chunks
+        return self.chunks or (1 if self.schedule == "interleaved" else self._chosen.chunks)
+
+    def _places(self, shape: PipelineShape) -> int:
+        """How many parts the model is cut into."""
+        return shape.stages * self._chunks(shape)
+
+    def _keeps_places(self, rows: pl.DataFrame, shape: PipelineShape) -> bool:
+        """Whether every stage holds the chunks of the model that it held."""
+        held = rows.select("stage", "chunk", "place").unique().iter_rows()
+        same = all(self._chosen.place(stage, chunk, shape.stages) == at for stage, chunk, at in held)
+        return same and self._chunks(shape) == shape.chunks and self._chosen.copies == 1
+
+    def _orders(self, shape: PipelineShape) -> list[Order]:
+        return self._chosen.orders(shape.stages, self.micro_batches or shape.batches, self._chunks(shape))
+
+    def _is_possible(self, shape: PipelineShape) -> bool:
+        try:
+            self._orders(shape)
+        except UsageError:
+            return False
+        return True
+
+    def _made(self, graph: Graph, rows: pl.DataFrame, share: float, ends_stay: bool = True) -> Graph:
+        shape = shape_of(rows)
+        orders = self._orders(shape)
+        if self._keeps_places(rows, shape) and _is_order(rows, orders):
             return graph
-        return rebuild(graph, rows, orders, recorded / wanted, self.chunks or 1)
+        places, batches = self._places(shape), self.micro_batches or shape.batches
+
+        def resized(work: Floats) -> Floats:
+            return resample(work, places, batches, ends_stay)
+
+        wanted = Wanted(orders, share, resized, shape.batches / batches, self._chosen.place)
+        return rebuild(graph, rows, slowness(rows), wanted)
 
     def describe(self) -> str:
         batches = f" with {self.micro_batches} micro-batches" if self.micro_batches else ""
@@ -209,153 +331,63 @@ class Pipeline(Edit):
         return f"{article} {self.schedule} pipeline{batches}"
 
     def how(self) -> str:
-        names = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved": "ScheduleInterleaved1F1B"}
-        name = names.get(self.schedule, "ScheduleInterleavedZeroBubble")
-        return f"torch.distributed.pipelining.{name}(stage, n_microbatches={self.micro_batches or '…'})"
+        return self._chosen.code.format(self.micro_batches or "…")
 
 
-def _recorded_batches(rows: pl.DataFrame) -> int:
-    """How many micro-batches a step has.
+class PipelineShape(NamedTuple):
+    """How many stages a pipeline has, chunks on each, and micro-batches in a step."""
+
+    stages: int
+    chunks: int
+    batches: int
+
+
+def shape_of(rows: pl.DataFrame) -> PipelineShape:
+    """The shape of a recorded pipeline.
 
     Raises:
-        Unanswerable: stages have several chunks, or ranks and steps differ.
+        Unanswerable: there is one stage, or ranks or steps differ.
     """
-    counts = rows.group_by("rank", "step", "kind").len()["len"].unique().to_list()
-    if len(counts) != 1:
+    stages, chunks = int(rows["stage"].to_numpy().max()) + 1, int(rows["chunk"].to_numpy().max()) + 1
+    if stages < 2:
+        raise Unanswerable("the run has one stage: there is no pipeline")
+    counts = rows.group_by("rank", "step", "kind", "chunk").agg(
+        pieces=pl.len(), batches=pl.col("micro_batch").n_unique(), last=pl.col("micro_batch").max() + 1
+    )
+    found = set(counts.filter(pl.col("kind") != WEIGHTS).select("pieces", "batches", "last").iter_rows())
+    per_rank = set(counts.group_by("rank", "step", "kind").len()["len"].to_list())
+    if len(found) != 1 or len(set(next(iter(found)))) != 1 or per_rank != {chunks}:
         raise Unanswerable("steps or ranks differ in how many forward and backward operations they have")
-    return int(counts[0])
+    return PipelineShape(stages, chunks, int(next(iter(found))[0]))
+
+
+def share_of_weights(rows: pl.DataFrame) -> float | None:
+    """The part of all backward work that the gradients of weights are, where they were recorded apart."""
+    total = rows.group_by("kind").agg(pl.col("ns").sum())
+    ns = dict(total.iter_rows())
+    return ns[WEIGHTS] / (ns[WEIGHTS] + ns[BACKWARD]) if WEIGHTS in ns else None
+
+
+def most_held(rows: pl.DataFrame, shape: PipelineShape) -> float:
+    """Micro-batches whose activations a stage holds at once, at most, in the recorded order.
+
+    Args:
+        rows: as from `computes`.
+        shape: of the pipeline.
+    """
+    most = 0
+    for _, own in rows.group_by("step", "rank", maintain_order=True):
+        most = max(most, most_in_flight([PipelineTask(*task) for task in _tasks(own)]))
+    return most / shape.chunks
+
+
+def _tasks(own: pl.DataFrame) -> list[tuple[str, int, int]]:
+    return list(own.select("kind", "micro_batch", "chunk").iter_rows())
 
 
 def _is_order(rows: pl.DataFrame, orders: list[Order]) -> bool:
     """Whether every rank works in this order already."""
     for (_, _, stage), own in rows.group_by("step", "rank", "stage", maintain_order=True):
-        if own["kind"].to_list() != [task.kind for task in orders[int(stage)]]:
+        if _tasks(own) != [tuple(task) for task in orders[stage]]:
             return False
     return True
-
-
-def rebuild(graph: Graph, rows: pl.DataFrame, orders: list[Order], smaller: float, num_chunks: int) -> Graph:
-    """The graph with the computes of these orders in place of those that were recorded.
-
-    Args:
-        graph: the graph.
-        rows: its computes.
-        orders: of the stages.
-        smaller: the size of the new micro-batches to that of the recorded ones.
-        num_chunks: per stage.
-    """
-    draft = GraphEditor(graph)
-    replaced = np.zeros(graph.num_nodes, np.bool_)
-    replaced[rows["node"].to_numpy()] = True
-    passed, late = _messages(graph), _delays_of(graph, replaced)
-    draft.gone |= replaced | passed | late | _delays_of(graph, passed)
-    message_ns = _message_ns(graph, replaced, passed) * smaller
-    launch_ns = int(graph.nodes.duration[late].sum()) / rows.height
-    borders = _borders(graph, rows, draft.gone)
-    last = num_chunks * len(orders) - 1
-    for _, step in rows.group_by("step", "dp", maintain_order=True):
-        made: dict[tuple[str, int, int], int] = {}
-        for (rank, stage, number), own in step.group_by("rank", "stage", "step", maintain_order=True):
-            order = orders[int(stage)]
-            nodes = _insert(draft, own, order, num_chunks, launch_ns)
-            for source, target, kind, lag in borders[int(number), int(rank)]:
-                draft.link(*((nodes[-1], target) if source < 0 else (source, nodes[0])), kind, lag)
-            for task, node in zip(order, nodes):
-                made[task.kind, task.batch, task.chunk * len(orders) + int(stage)] = node
-        _hand_over(draft, made, last, round(message_ns))
-    return draft.finish()
-
-
-def _hand_over(draft: GraphEditor, made: dict[tuple[str, int, int], int], last: int, message_ns: int) -> None:
-    """Forward goes up the chunks of all stages, turns at the last, and backward goes down."""
-    for (kind, batch, at), node in made.items():
-        follows = {FORWARD: (FORWARD, batch, at + 1), BACKWARD: (BACKWARD, batch, at - 1)}.get(kind)
-        if kind == FORWARD and at == last:
-            draft.link(node, made[BACKWARD, batch, at], EdgeKind.STREAM)
-        elif follows in made:
-            draft.link(node, made[follows], EdgeKind.HANDOVER, message_ns)
-
-
-def _insert(
-    draft: GraphEditor, own: pl.DataFrame, order: Order, num_chunks: int, launch_ns: float
-) -> list[int]:
-    """The computes of one rank in one step, behind one another.
-
-    A new micro-batch takes the time of the stretch of recorded ones that it covers.
-    """
-    num_batches = 1 + max(task.batch for task in order)
-    times, like = {}, {}
-    for kind in (FORWARD, BACKWARD):
-        recorded = own.filter(pl.col("kind") == kind)
-        ends = np.append(0.0, np.cumsum(recorded["ns"].to_numpy()))
-        at = np.linspace(0, recorded.height, num_batches + 1)
-        times[kind] = np.diff(np.interp(at, np.arange(recorded.height + 1), ends)) / num_chunks
-        like[kind] = int(recorded["node"][0])
-    split = any(task.kind == WEIGHTS for task in order)
-    share = {FORWARD: 1.0, BACKWARD: HALF if split else 1.0, WEIGHTS: HALF}
-    nodes = []
-    for task in order:
-        kind = FORWARD if task.kind == FORWARD else BACKWARD
-        duration = round(float(times[kind][task.batch]) * share[task.kind] + launch_ns)
-        nodes.append(draft.add(like[kind], duration=duration))
-    for one, other in pairwise(nodes):
-        draft.link(one, other, EdgeKind.STREAM)
-    return nodes
-
-
-Border = tuple[int, int, EdgeKind, int]
-
-
-def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, int], list[Border]]:
-    """Edges between the computes of each (step, rank) and what stays: source, target, kind, lag.
-
-    -1 stands for the computes. What lay between them comes before the first; only what began with or after
-    the last comes after that.
-    """
-    nodes, edges = graph.nodes, graph.edges
-    owner = dict(zip(rows["node"].to_list(), rows.select("step", "rank").iter_rows()))
-    replaced = np.isin(np.arange(graph.num_nodes), rows["node"].to_numpy())
-    latest = {
-        (step, rank): at
-        for step, rank, at in rows.group_by("step", "rank").agg(pl.col("start").max()).iter_rows()
-    }
-    found: dict[tuple[int, int], list[Border]] = defaultdict(list)
-    for edge in np.flatnonzero(replaced[edges.target] & ~gone[edges.source]).tolist():
-        source, target = int(edges.source[edge]), int(edges.target[edge])
-        if nodes.measured_start[source] < latest[owner[target]]:
-            found[owner[target]].append((source, -1, EdgeKind(edges.kind[edge]), int(edges.lag[edge])))
-    for edge in np.flatnonzero(replaced[edges.source] & ~gone[edges.target]).tolist():
-        source, target = int(edges.source[edge]), int(edges.target[edge])
-        if nodes.measured_start[target] >= latest[owner[source]]:
-            found[owner[source]].append(
-                (-1, target, EdgeKind(edges.kind[edge]), min(int(edges.lag[edge]), 0))
-            )
-    return found
-
-
-def _messages(graph: Graph) -> Bools:
-    """[N] sends and receives between stages, and where they meet."""
-    nodes = graph.nodes
-    between_stages = np.array([message.op in MESSAGES for message in graph.messages] + [False], np.bool_)
-    moves = between_stages[nodes.message] & (nodes.kind == NodeKind.TRANSFER)
-    found: Bools = (nodes.collective >= 0) & np.isin(nodes.collective, nodes.collective[moves])
-    return found
-
-
-def _delays_of(graph: Graph, work: Bools) -> Bools:
-    """[N] launch delays of this work."""
-    edges = graph.edges
-    delays = np.zeros(graph.num_nodes, np.bool_)
-    delays[edges.source[work[edges.target]]] = True
-    found: Bools = delays & (graph.nodes.kind == NodeKind.DELAY)
-    return found
-
-
-def _message_ns(graph: Graph, replaced: Bools, passed: Bools) -> float:
-    """How long what one stage computed takes to the next: as messages, or as what was seen to pass."""
-    moves = passed & (graph.nodes.kind == NodeKind.TRANSFER)
-    if moves.any():
-        return float(np.median(graph.nodes.duration[moves]))
-    edges = graph.edges
-    handed = (edges.kind == EdgeKind.HANDOVER) & replaced[edges.source] & replaced[edges.target]
-    return float(np.median(np.maximum(edges.lag[handed], 0))) if handed.any() else 0.0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.layouts.schedule import bound_us, order_of_stage, pipeline, replayed_us
+from dpro.replay.layouts.schedule import bound_us, pipeline, replayed_us
 
 
 def step(stages: int, count: int, chunks: int = 1, schedule: str = "1f1b", message_us: float = 0.0) -> float:
@@ -29,11 +29,6 @@ def test_chunks_divide_the_bubble() -> None:
     assert step(4, 8, chunks=2) == pytest.approx(3 * (8 + 3 / 2), abs=1e-3)
 
 
-def test_one_forward_and_one_backward_take_turns_after_the_warm_up() -> None:
-    order = list(order_of_stage(0, 3, 1, 4, "1f1b"))
-    assert [backward for backward, _, _ in order] == [False, False, False, True, False, True, True, True]
-
-
 def test_messages_between_two_stages_are_paid_on_the_way_there_and_back() -> None:
     # One micro-batch: forward, message, forward, backward, message, backward.
     assert step(2, 1, message_us=5) == pytest.approx(1 + 5 + 1 + 2 + 5 + 2)
@@ -49,6 +44,8 @@ def test_the_longest_stage_decides() -> None:
 def test_a_schedule_that_cannot_be_made_is_refused() -> None:
     with pytest.raises(UsageError, match="multiple"):
         pipeline(4, 2, 6)
+    with pytest.raises(UsageError, match="even number"):
+        pipeline(3, 1, 6, "dualpipe")
     with pytest.raises(UsageError, match="1f1b"):
         pipeline(4, 1, 6, "any")
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
+from dpro.replay.pipeline.schedules.tasks import FORWARD, HALF
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.parallelism.pipeline import computes, rebuild
-from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, PipelineTask
+from dpro.replay.whatif.edits.parallelism.pipeline import computes, shape_of, slowness
+from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import cpu_job
 from tests.pipelines import MS, Job, written
@@ -90,26 +90,9 @@ def test_zero_bubbles_and_chunks_shorten_the_pipelines_start_and_end_as_publishe
     graph = _graph(job, tmp_path / "r")
     # Work of 240, 4 around it. Forward 10, backward 10 + 10: 90 idle; a third in ZB-H1, half in two chunks.
     assert _steps(graph) == pytest.approx([244 + 90], abs=0.01)
-    assert _steps(graph, "pipeline:schedule=zero-bubble") == pytest.approx([244 + 30], abs=0.01)
-    assert _steps(graph, "pipeline:schedule=interleaved,chunks=2") == pytest.approx([244 + 45], abs=0.01)
-
-
-@given(st.sampled_from(list(SCHEDULES)), st.integers(2, 5), st.integers(1, 4))
-def test_every_schedule_does_each_piece_of_work_once_and_backward_after_forward(schedule, num_stages, times):
-    num_batches, num_chunks = num_stages * times, 2 if schedule == "interleaved" else 1
-    for order in SCHEDULES[schedule](num_stages, num_batches, num_chunks):
-        kinds = [FORWARD, BACKWARD] + ([WEIGHTS] if schedule == "zero-bubble" else [])
-        everything = {
-            PipelineTask(k, b, c) for k in kinds for b in range(num_batches) for c in range(num_chunks)
-        }
-        assert len(order) == len(everything)
-        assert set(order) == everything
-        at = {task: index for index, task in enumerate(order)}
-        for kind, batch, chunk in order:
-            if kind != FORWARD:
-                assert at[PipelineTask(FORWARD, batch, chunk)] < at[PipelineTask(kind, batch, chunk)]
-            if kind == WEIGHTS:
-                assert at[PipelineTask(BACKWARD, batch, chunk)] < at[PipelineTask(kind, batch, chunk)]
+    # In ZB-V stages begin one after the other; in DualPipe one of them is idle for what one piece takes.
+    for schedule, bubble in (("zb-h1", 30), ("interleaved,chunks=2", 45), ("zbv", 15), ("dualpipe", 10)):
+        assert _steps(graph, f"pipeline:schedule={schedule}") == pytest.approx([244 + bubble], abs=0.01)
 
 
 def _work(graph: Graph) -> int:
@@ -153,17 +136,45 @@ def test_jobs_that_are_no_pipelines_and_orders_that_do_not_exist_are_refused(tmp
         parse_edit("pipeline:schedule=gpip")
 
 
-@pytest.mark.parametrize("file", ["straggler_parquet/trace-ST.parquet", "pp_timeline/primus_pp8"])
-def test_a_real_pipeline_rebuilt_as_it_was_takes_as_long(file, traces):
-    graph = build_graph(open_quietly(traces / file)).predictive
+# Real jobs, their schedule, and by how much the mean step may be off once it is put together by the rule.
+REAL = [
+    ("straggler_parquet/trace-ST.parquet", "1f1b", 0.002),
+    ("pp_timeline/primus_pp8", "1f1b", 0.002),
+    ("pp_timeline/megatronapp_pp4", "interleaved", 0.02),
+]
+
+
+def _rebuilt(graph: Graph, schedule: str) -> Graph:
+    """The same job in this order by its rule alone, whatever was recorded."""
     rows = computes(graph)
-    num_stages = int(rows["stage"].max()) + 1  # type: ignore[arg-type]
-    num_batches = rows.group_by("rank", "step", "kind").len()["len"][0]
-    rebuilt = rebuild(graph, rows, SCHEDULES["1f1b"](num_stages, num_batches, 1), 1.0, 1)
+    shape = shape_of(rows)
+    orders = SCHEDULES[schedule].orders(shape.stages, shape.batches, shape.chunks)
+    return rebuild(graph, rows, slowness(rows), Wanted(orders, HALF, lambda work: work))
+
+
+@pytest.mark.parametrize(("file", "schedule", "bar"), REAL)
+def test_a_real_pipeline_rebuilt_as_it_was_takes_as_long(file, schedule, bar, traces):
+    graph = build_graph(open_quietly(traces / file)).predictive
+    rebuilt = _rebuilt(graph, schedule)
     before, after = np.array(_steps(graph)), np.array(_steps(rebuilt))
     assert (graph.nodes.kind == NodeKind.KERNEL).sum() == (rebuilt.nodes.kind == NodeKind.KERNEL).sum()
-    assert abs(after.mean() / before.mean() - 1) < 0.003
-    assert np.median(np.abs(after / before - 1)) < 0.003
+    assert abs(after.mean() / before.mean() - 1) < bar
+    assert np.median(np.abs(after / before - 1)) < bar
+
+
+@pytest.mark.parametrize(
+    ("file", "there", "back"),
+    [
+        ("pp_timeline/primus_pp8", "gpipe", "1f1b"),
+        ("pp_timeline/primus_pp8", "interleaved,chunks=2", "1f1b"),
+        ("pp_timeline/primus_pp8", "zbv", "1f1b"),
+        ("pp_timeline/megatronapp_pp4", "1f1b", "interleaved,chunks=4"),
+    ],
+)
+def test_a_real_pipeline_in_another_schedule_and_back_takes_as_long_as_measured(file, there, back, traces):
+    graph = build_graph(open_quietly(traces / file)).predictive
+    found = np.array(_steps(graph, f"pipeline:schedule={there}", f"pipeline:schedule={back}"))
+    assert np.median(np.abs(found / _steps(graph) - 1)) < 0.03
 
 
 def _as_work(stage: int, dp: int) -> float:

@@ -1,0 +1,272 @@
+"""The computes of a pipeline in another order, of other micro-batches, or cut elsewhere.
+
+In: a graph, its forward and backward work, and an order of work for each stage. Out: the graph with the work
+in this order in place of what was recorded: pieces follow each other on their stage, and wait for the stage
+that their micro-batch comes from. Which order, and why, is decided by the edits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Floats
+from dpro.errors import Unanswerable
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.pipeline.operations import WEIGHTS_NAMES
+from dpro.replay.pipeline.schedules.tasks import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    WEIGHTS,
+    Order,
+    Place,
+    TaskTable,
+    looped,
+    table_of,
+)
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
+
+MESSAGES = ("send", "recv")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The pipeline to rebuild.
+
+    Attributes:
+        orders: of the stages.
+        share: of a backward that the gradients of weights take, where they are computed apart.
+        resized: the work of all new places from that of the recorded ones: forward or backward, [places,
+            micro-batches] ns to [new places, new micro-batches] ns.
+        smaller: the size of the new micro-batches to that of the recorded ones.
+        place: of each chunk in the model.
+    """
+
+    orders: list[Order]
+    share: float
+    resized: Callable[[Floats], Floats]
+    smaller: float = 1.0
+    place: Place = looped
+
+
+def resample(work: Floats, places: int, batches: int, ends_stay: bool = False) -> Floats:
+    """[places, batches] the same work in another number of equal parts, of the model and of the batch.
+
+    What a part takes is spread evenly within it.
+
+    Args:
+        work: [recorded places, recorded micro-batches] ns.
+        places, batches: how many there are to be.
+        ends_stay: whether what the first and the last place take beyond the median of the others stays
+            whole, and at the end: embedding and loss, which no layer is.
+    """
+    inner = np.median(work[1:-1], axis=0) if ends_stay and len(work) > 2 else work.max(axis=0)
+    fixed = np.maximum(work[[0, -1]] - inner, 0)
+    body = work.copy()
+    body[[0, -1]] -= fixed
+    found = _cut(body, places)
+    found[[0, -1]] += fixed
+    return _cut(found.T, batches).T
+
+
+def _cut(work: Floats, parts: int) -> Floats:
+    """[parts, M] of [N, M] work: the first axis cut into equal stretches."""
+    if parts == len(work):
+        return work
+    until = np.concatenate([np.zeros((1, work.shape[1])), np.cumsum(work, axis=0)])
+    at = np.linspace(0, len(work), parts + 1)
+    low = np.minimum(at.astype(np.int64), len(work) - 1)
+    found: Floats = np.diff(until[low] + (at - low)[:, None] * work[low], axis=0)
+    return found
+
+
+def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wanted) -> Graph:
+    """The graph with the computes of these orders in place of those that were recorded.
+
+    Args:
+        graph: the graph.
+        rows: its computes.
+        slowness: of each `rank` and `kind` to the others of its stage: it stays, whatever the rank works on.
+        wanted: the new orders.
+
+    Raises:
+        Unanswerable: ranks of a stage cannot be matched to those of the others.
+    """
+    slow = {(rank, kind): times for rank, kind, times in slowness.iter_rows()}
+    table = table_of(wanted.orders, wanted.place)
+    graph = dataclasses.replace(graph, names=_names(graph, table))
+    draft = GraphEditor(graph)
+    replaced = np.zeros(graph.num_nodes, np.bool_)
+    replaced[rows["node"].to_numpy()] = True
+    passed, late = _messages(graph), _delays_of(graph, replaced)
+    draft.gone |= replaced | passed | late | _delays_of(graph, passed)
+    message_ns = round(_message_ns(graph, replaced, passed) * wanted.smaller)
+    launch_ns = int(graph.nodes.duration[late].sum()) / rows.height
+    borders = _borders(graph, rows, draft.gone)
+    for (step,), own in _side_by_side(rows).group_by(["step"], maintain_order=True):
+        for _, pipe in own.group_by("dp", "side", maintain_order=True):
+            durations = _durations(pipe, table, wanted, slow) + launch_ns
+            nodes = _insert(draft, pipe, table, np.rint(durations).astype(np.int64))
+            for rank, stage in pipe.select("rank", "stage").unique(maintain_order=True).iter_rows():
+                mine = np.flatnonzero(table.stage == stage)
+                first, last = nodes[mine[0]], nodes[mine[-1]]
+                for source, target, kind, lag in borders[step, rank]:
+                    one, other = (last, target) if source < 0 else (source, first)
+                    draft.link(one, other, kind, lag)
+            _hand_over(draft, nodes, table, message_ns)
+    return draft.finish()
+
+
+def _side_by_side(rows: pl.DataFrame) -> pl.DataFrame:
+    """Computes with `side`: which of the ranks that hold one stage of one replica (tensor parallelism)."""
+    found = rows.with_columns(side=pl.col("rank").rank("dense").over("dp", "stage"))
+    if found.group_by("dp", "side").agg(pl.col("stage").n_unique())["stage"].n_unique() > 1:
+        raise Unanswerable("stages are of different numbers of ranks: which pass on to which is not known")
+    return found
+
+
+def _names(graph: Graph, table: TaskTable) -> tuple[str, ...]:
+    """The names of the graph, and those of its new pieces of work."""
+    labels = [label(int(chunk), int(batch)) for chunk, batch in {*zip(table.chunk, table.batch)}]
+    known = set(graph.names)
+    return (*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - known))
+
+
+def label(chunk: int, batch: int) -> str:
+    """What is written around a piece of work.
+
+    Args:
+        chunk: of its stage.
+        batch: micro-batch.
+    """
+    return f"chunk {chunk} micro-batch {batch}" if chunk else f"micro-batch {batch}"
+
+
+def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
+    """[places, micro-batches] ns of the forward or backward work of one pipeline in one step, and its ranks.
+
+    Args:
+        pipe: computes of a step and a replica.
+        kind: forward, or backward, which holds all gradients.
+    """
+    of_kind = pipe.filter(pl.col("kind") == FORWARD if kind == FORWARD else pl.col("kind") != FORWARD)
+    place, batch = of_kind["place"].to_numpy(), of_kind["micro_batch"].to_numpy()
+    found = np.zeros((int(place.max()) + 1, int(batch.max()) + 1))
+    np.add.at(found, (place, batch), of_kind["ns"].to_numpy())
+    ranks = dict(zip(place.tolist(), of_kind["rank"].to_list()))
+    return found, [ranks[at] for at in range(len(found))]
+
+
+def _durations(
+    pipe: pl.DataFrame, table: TaskTable, wanted: Wanted, slow: dict[tuple[int, str], float]
+) -> Floats:
+    """[N] ns of each piece of work."""
+    ranks = dict(zip(pipe["stage"].to_list(), pipe["rank"].to_list()))
+    whole = []
+    for kind in (FORWARD, BACKWARD):
+        work, held_by = recorded_work(pipe, kind)
+        even = work / np.array([slow.get((rank, kind), 1.0) for rank in held_by])[:, None]
+        times = np.array([slow.get((ranks[stage], kind), 1.0) for stage in range(len(wanted.orders))])
+        whole.append(wanted.resized(even)[table.place, table.batch] * times[table.stage])
+    forward, backward = whole
+    apart = np.where(table.apart, 1 - wanted.share, 1.0)
+    found: Floats = np.choose(table.kind, [forward, backward * apart, backward * wanted.share])
+    return found
+
+
+def _insert(
+    draft: GraphEditor, pipe: pl.DataFrame, table: TaskTable, durations: np.typing.NDArray[np.int64]
+) -> list[int]:
+    """The computes of one pipeline in one step, behind one another on each stage."""
+    number = {name: at for at, name in enumerate(draft.graph.names)}
+    nodes: list[int] = []
+    for (stage,), own in pipe.sort("stage", "start", "node").group_by(["stage"], maintain_order=True):
+        mine = np.flatnonzero(table.stage == stage)
+        like = {kind: own.filter(pl.col("kind") == kind)["node"][0] for kind in (FORWARD, BACKWARD)}
+        starts = np.linspace(own["start"][0], own["start"][-1], mine.size).astype(np.int64)
+        made = []
+        for at, start in zip(mine.tolist(), starts.tolist()):
+            kind, duration = KINDS[table.kind[at]], int(durations[at])
+            named = {"name": number[WEIGHTS_NAMES[0]]} if kind == WEIGHTS else {}
+            around = number[label(int(table.chunk[at]), int(table.batch[at]))]
+            template = like[FORWARD if kind == FORWARD else BACKWARD]
+            times = {"duration": duration, "measured_start": start, "measured_end": start + duration}
+            made.append(draft.add(template, around=around, **times, **named))
+        for one, other in pairwise(made):
+            draft.link(one, other, EdgeKind.STREAM)
+        nodes += made
+    return nodes
+
+
+def _hand_over(draft: GraphEditor, nodes: list[int], table: TaskTable, message_ns: int) -> None:
+    """What one stage computed goes to the next, or stays on its own."""
+    for source, target in zip(table.source.tolist(), table.target.tolist()):
+        if table.stage[source] == table.stage[target]:
+            draft.link(nodes[source], nodes[target], EdgeKind.STREAM)
+        else:
+            draft.link(nodes[source], nodes[target], EdgeKind.HANDOVER, message_ns)
+
+
+Border = tuple[int, int, EdgeKind, int]
+
+
+def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, int], list[Border]]:
+    """Edges between the computes of each (step, rank) and what stays: source, target, kind, lag.
+
+    -1 stands for the computes. What lay between them comes before the first; only what began with or after
+    the last comes after that.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    owner = dict(zip(rows["node"].to_list(), rows.select("step", "rank").iter_rows()))
+    replaced = np.isin(np.arange(graph.num_nodes), rows["node"].to_numpy())
+    latest = {
+        (step, rank): at
+        for step, rank, at in rows.group_by("step", "rank").agg(pl.col("start").max()).iter_rows()
+    }
+    found: dict[tuple[int, int], list[Border]] = defaultdict(list)
+    for edge in np.flatnonzero(replaced[edges.target] & ~gone[edges.source]).tolist():
+        source, target = int(edges.source[edge]), int(edges.target[edge])
+        if nodes.measured_start[source] < latest[owner[target]]:
+            found[owner[target]].append((source, -1, EdgeKind(edges.kind[edge]), int(edges.lag[edge])))
+    for edge in np.flatnonzero(replaced[edges.source] & ~gone[edges.target]).tolist():
+        source, target = int(edges.source[edge]), int(edges.target[edge])
+        if nodes.measured_start[target] >= latest[owner[source]]:
+            found[owner[source]].append(
+                (-1, target, EdgeKind(edges.kind[edge]), min(int(edges.lag[edge]), 0))
+            )
+    return found
+
+
+def _messages(graph: Graph) -> Bools:
+    """[N] sends and receives between stages, and where they meet."""
+    nodes = graph.nodes
+    between_stages = np.array([message.op in MESSAGES for message in graph.messages] + [False], np.bool_)
+    moves = between_stages[nodes.message] & (nodes.kind == NodeKind.TRANSFER)
+    found: Bools = (nodes.collective >= 0) & np.isin(nodes.collective, nodes.collective[moves])
+    return found
+
+
+def _delays_of(graph: Graph, work: Bools) -> Bools:
+    """[N] launch delays of this work."""
+    edges = graph.edges
+    delays = np.zeros(graph.num_nodes, np.bool_)
+    delays[edges.source[work[edges.target]]] = True
+    found: Bools = delays & (graph.nodes.kind == NodeKind.DELAY)
+    return found
+
+
+def _message_ns(graph: Graph, replaced: Bools, passed: Bools) -> float:
+    """How long what one stage computed takes to the next: as messages, or as what was seen to pass."""
+    moves = passed & (graph.nodes.kind == NodeKind.TRANSFER)
+    if moves.any():
+        return float(np.median(graph.nodes.duration[moves]))
+    edges = graph.edges
+    handed = (edges.kind == EdgeKind.HANDOVER) & replaced[edges.source] & replaced[edges.target]
+    return float(np.median(np.maximum(edges.lag[handed], 0))) if handed.any() else 0.0
