@@ -122,6 +122,10 @@ def stacks(run: Path, timeout_s: float) -> Answers:
 
     Ranks whose interpreter is held by a call in C are asked by a signal, where they are on this host.
 
+    Args:
+        run: a run that is being recorded.
+        timeout_s: how long to wait for answers, s.
+
     Raises:
         InputError: the run is not being recorded.
     """

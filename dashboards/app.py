@@ -256,7 +256,12 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
 
 
 def outside(loaded: Loaded, link: Link) -> str:
-    """Say which steps or ranks of the selection the run does not have; empty where it has some of both."""
+    """Say which steps or ranks of the selection the run does not have; empty where it has some of both.
+
+    Args:
+        loaded: the run.
+        link: has the selected steps and ranks.
+    """
     said = []
     ranks = loaded.run.manifest.ranks
     if link.ranks and ranks and not set(link.ranks) & set(ranks):

@@ -122,6 +122,12 @@ def selection(
 ) -> Link:
     """Return the selection as a link, the form in which views take it.
 
+    Args:
+        steps: a step, the first and the last, or text as `3-8,12`; None selects all.
+        ranks: none selects all.
+        theme: light or dark.
+        time_ms: from and to, ms since the first span; None is all of the steps.
+
     Raises:
         UsageError: there is no such theme, or the text of steps is no list of numbers.
     """

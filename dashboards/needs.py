@@ -65,7 +65,12 @@ def call_states(loaded: Loaded, _link: Link) -> str:
 
 
 def pairs(loaded: Loaded, link: Link) -> str:
-    """Need several ranks in deep windows."""
+    """Need several ranks in deep windows.
+
+    Args:
+        loaded: the run.
+        link: not used.
+    """
     if len(loaded.run.manifest.ranks) == 1:
         return "One rank was recorded: there are no pairs of ranks to compare."
     return windows(loaded, link)
@@ -78,6 +83,10 @@ def telemetry(loaded: Loaded, _link: Link) -> str:
 
 def another(loaded: Loaded, link: Link) -> str:
     """Need a run to compare with, and deep windows of both.
+
+    Args:
+        loaded: the run.
+        link: names the other one.
 
     Raises:
         DproError: the run that the link names cannot be opened.

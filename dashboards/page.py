@@ -63,7 +63,13 @@ def changes(runs: Runs) -> list[Input]:
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
-    """Return a framed part of a view."""
+    """Return a framed part of a view.
+
+    Args:
+        title: its heading.
+        content: what is below the heading.
+        wide: span all columns of the grid.
+    """
     return html.Section([html.H2(title), *content], className="panel wide" if wide else "panel")
 
 
@@ -73,7 +79,12 @@ def grid(*panels: Component) -> Component:
 
 
 def section(name: str, doing: str) -> Component:
-    """Return an element that a callback fills; until then it shows what is being computed."""
+    """Return an element that a callback fills; until then it shows what is being computed.
+
+    Args:
+        name: id of the element, by which a view names what fills it.
+        doing: what is being computed, as `following which rank waits for which`.
+    """
     return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
 
 
@@ -88,7 +99,13 @@ def empty(why: str) -> Component:
 
 
 def csv_link(view: str, table: str, link: Link) -> Component:
-    """Return links that download the data of a figure as CSV or Parquet."""
+    """Return links that download the data of a figure as CSV or Parquet.
+
+    Args:
+        view: its name.
+        table: name of the data among the view's `tables`.
+        link: the selection.
+    """
     kinds = (("CSV", "csv"), ("Parquet", "parquet"))
     address = f"{view}/{table}{link.query()}"
     return html.Span(
@@ -147,7 +164,14 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
 
 
 def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> Component:
-    """Return links that set one of a view's parameters; the current value is marked."""
+    """Return links that set one of a view's parameters; the current value is marked.
+
+    Args:
+        link: the current one.
+        key: of the parameter.
+        options: value -> what the link to it says.
+        default: the value that links leave out.
+    """
     chosen = link.own.get(key, default)
     chosen = chosen if chosen in options else default
     return html.Div(
@@ -187,6 +211,12 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
 
 
 def in_browser(app: Dash, function: str, *inputs: Input | State) -> None:
-    """Call a function of `assets/dpro.js` when an input changes; it can only change the link."""
+    """Call a function of `assets/dpro.js` when an input changes; it can only change the link.
+
+    Args:
+        app: that gets the callback.
+        function: its name there.
+        inputs: what is passed to it, in this order.
+    """
     call: Any = app.clientside_callback
     call(ClientsideFunction("dpro", function), *inputs, prevent_initial_call=True)

@@ -53,7 +53,12 @@ _ON_LIGHT = {  # ink on a light page and on a dark one -> that on a light page, 
 
 
 def colour(what: str, theme: str) -> str:
-    """Return the colour of a name of the palette, as a hexadecimal number."""
+    """Return the colour of a name of the palette, as a hexadecimal number.
+
+    Args:
+        what: a name of the palette, as `compute`.
+        theme: light or dark.
+    """
     return _PALETTE[what][THEMES.index(theme)]
 
 
@@ -83,7 +88,12 @@ def css_name(part: str) -> str:
 
 
 def series(number: int, theme: str) -> str:
-    """Return the colour of the n-th series of a figure; colours repeat."""
+    """Return the colour of the n-th series of a figure; colours repeat.
+
+    Args:
+        number: from 0.
+        theme: light or dark.
+    """
     hues = ("compute", "exposed_comm", "overlapped_comm", "host_bound", "wait", "cpu", "runtime")
     return colour(hues[number % len(hues)], theme)
 

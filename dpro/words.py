@@ -24,10 +24,20 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most `most` characters; what is cut off is marked: `ncclDevKernel_AllRed…`."""
+    """A text of at most `most` characters; what is cut off is marked: `ncclDevKernel_AllRed…`.
+
+    Args:
+        text: any.
+        most: characters, at least 1.
+    """
     return text if len(text) <= most else text[: most - 1] + _MORE
 
 
 def few(items: Sequence[object], most: int) -> str:
-    """The first `most` items of a list, and whether there are more: `0, 3, 5 …`."""
+    """The first `most` items of a list, and whether there are more: `0, 3, 5 …`.
+
+    Args:
+        items: in the order in which they are named.
+        most: how many are named.
+    """
     return ", ".join(map(str, items[:most])) + (f" {_MORE}" if len(items) > most else "")

@@ -160,7 +160,12 @@ def _write_state(folder: Path, passed: list[int], lost: int) -> None:
 
 
 def with_group_ranks(found: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Add the ranks of groups from the process where the dump lacks them (`group` begins with a name)."""
+    """Add the ranks of groups from the process where the dump lacks them (`group` begins with a name).
+
+    Args:
+        found: rows with `group` and `group_ranks`.
+        path: the file in which the process saved ranks by name of group; it may be missing.
+    """
     groups = json.loads(path.read_text()) if path.is_file() else {}
     if not groups:
         return found

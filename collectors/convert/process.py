@@ -44,7 +44,13 @@ DROPPED = "deep windows dropped, since another profiler or a process was started
 
 
 def convert_so_far(run: Path, process: RecordedProcess, readers: Readers) -> None:
-    """Convert what a process has saved so far, while it may still run."""
+    """Convert what a process has saved so far, while it may still run.
+
+    Args:
+        run: the run directory.
+        process: the process.
+        readers: of the files of PyTorch and NCCL.
+    """
     dumped_ns = calls.latest_dump_ns(process.folder)
     recorded = records.read_records(process.folder / "records.bin")
     _keep_dumps(process, readers)
@@ -135,7 +141,13 @@ def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
 
 
 def move_process(run: Path, process: RecordedProcess, to: Path) -> None:
-    """Move the parts that a process has so far to another run: its steps happened again later."""
+    """Move the parts that a process has so far to another run: its steps happened again later.
+
+    Args:
+        run: the run that has the parts.
+        process: the process.
+        to: the run that gets them; `run` itself changes nothing.
+    """
     for name in TABLES if to != run else ():
         for part in (run / name).glob(f"{process.part}-*.parquet"):
             (to / name).mkdir(parents=True, exist_ok=True)

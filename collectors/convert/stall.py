@@ -99,7 +99,13 @@ def _rows(messages: Sequence[Mapping[str, Any]], rank: int, first_id: int) -> pl
 
 
 def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
-    """Save the groups of a dump, if it is the latest of its backend."""
+    """Save the groups of a dump, if it is the latest of its backend.
+
+    Args:
+        folder: of the process.
+        backend: as `nccl`.
+        said: rows of `process_groups` in the dump, all with its `saved_ns`; None or no rows change nothing.
+    """
     path = folder / f"said-{backend}.parquet"
     if said is None or said.is_empty():
         return
@@ -109,7 +115,12 @@ def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
 
 
 def process_groups(folder: Path, rank: int) -> pl.DataFrame:
-    """Return the groups in the latest dumps, with their ranks filled in where the dumps lack them."""
+    """Return the groups in the latest dumps, with their ranks filled in where the dumps lack them.
+
+    Args:
+        folder: of the process.
+        rank: its rank.
+    """
     frames = [pl.read_parquet(path) for path in sorted(folder.glob("said-*.parquet"))]
     if not frames:
         return PROCESS_GROUPS.empty()

@@ -140,7 +140,13 @@ def _worker(process: RecordedProcess, recorded: Sequence[records.Record], status
 def worker_row(
     process: RecordedProcess, recorded: Sequence[records.Record], status: int | None
 ) -> dict[str, Any]:
-    """The row of `workers` of a process; arguments as those of `frames_of`."""
+    """The row of `workers` of a process; arguments as those of `frames_of`.
+
+    Args:
+        process: the process.
+        recorded: its records.
+        status: its wait status, None where unknown.
+    """
     facts = process.facts
     ended = ending(process.folder, recorded, status)
     # UPDATE and WINDOW records end with a time, CLOCK and ENDING records begin with one.

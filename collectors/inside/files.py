@@ -35,6 +35,10 @@ def written_whole(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all.
 
+    Args:
+        path: where; a file that is there is replaced.
+        content: all of it.
+
     Raises:
         OSError: it cannot be written.
     """

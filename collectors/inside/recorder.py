@@ -152,7 +152,12 @@ class Recorder:
                 log.write(f"{line}\n")
 
     def listen(self, occasion: str, action: Callable[..., None]) -> None:
-        """Have an action of a probe called on an occasion, as by `call`."""
+        """Have an action of a probe called on an occasion, as by `call`.
+
+        Args:
+            occasion: what the action waits for, as `step`.
+            action: gets what the occasion passes.
+        """
         self._listeners[occasion].append(action)
 
     def call(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -240,6 +245,10 @@ class Recorder:
     def answer(self, request: str, facts: dict[str, Any]) -> None:
         """Answer a request with what became of it in this process.
 
+        Args:
+            request: its number, as in the file that asked.
+            facts: JSON values; the rank is added.
+
         Raises:
             OSError: it cannot be written.
         """
@@ -303,6 +312,10 @@ class Recorder:
 
     def write_file(self, name: str, content: bytes) -> None:
         """Write a file of this process, under a name that only a whole file gets.
+
+        Args:
+            name: within the folder of this process.
+            content: all of it.
 
         Raises:
             OSError: it cannot be written.

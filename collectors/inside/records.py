@@ -40,7 +40,9 @@ MISSED = (
 GPU_STEP = 19  # a step that its device timed: when the host began and ended it, ns by events of the device
 CUT = 22  # index of a deep window of a GPU, start and end of its steps, whether all their GPU work was seen
 LOSS = 23  # when gradients of a number were asked for, and the bits of that number
-OPERATION = 24  # of a pipeline: start, end, chunk's place in the model << 32 | micro-batch, index in OPERATIONS
+OPERATION = (
+    24  # of a pipeline: start, end, chunk's place in the model << 32 | micro-batch, index in OPERATIONS
+)
 
 RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 SIZE = RECORD.size
@@ -77,6 +79,10 @@ class RecordWriter:
 
     def write(self, kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
         """Append one record.
+
+        Args:
+            kind: of the record; it says what the values are.
+            a, b, c, d: int64; times in ns.
 
         Raises:
             OSError: the file has to grow and the disk is full.

@@ -54,7 +54,12 @@ ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where 
 
 
 def convert_waiting(launch: Launch, readers: Readers) -> None:
-    """Convert the windows, calls and samples that are whole while the job still runs."""
+    """Convert the windows, calls and samples that are whole while the job still runs.
+
+    Args:
+        launch: one launcher's part of the recording.
+        readers: of the files of PyTorch and NCCL.
+    """
     convert_samples(launch, whole=True)
     for process in processes(launch):
         convert_so_far(launch.run, process, readers)

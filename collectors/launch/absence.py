@@ -133,6 +133,10 @@ def _hidden(pid: int, code: Path, raw: Path) -> str:
 def seen_by(pid: int, path: Path) -> Path:
     """A path as a process sees it: from its own root, its links led on from there, too.
 
+    Args:
+        pid: of the process.
+        path: absolute, as the process sees it.
+
     Raises:
         PermissionError: this user may not look into it.
     """

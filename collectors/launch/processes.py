@@ -89,7 +89,12 @@ def oom_kills() -> int:
 
 
 def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float) -> None:
-    """Sleep until one of the processes that still live ends, or the time is over."""
+    """Sleep until one of the processes that still live ends, or the time is over.
+
+    Args:
+        processes: which.
+        timeout_s: at most, s.
+    """
     poll = select.poll()
     descriptors = [process.descriptor for process in processes if not process.ended()]
     for descriptor in descriptors:

@@ -158,7 +158,13 @@ def make_raw(mine: Launch) -> None:
 
 
 def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[bytes]:
-    """Write what the recorder and readers need to know; the marker comes back open and locked."""
+    """Write what the recorder and readers need to know; the marker comes back open and locked.
+
+    Args:
+        mine: this launcher's part of the recording.
+        command: of the job.
+        options: what to record.
+    """
     mine.marker.parent.mkdir(0o755, exist_ok=True)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     shown = (
@@ -176,7 +182,12 @@ def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[
 
 
 def job_environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
-    """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
+    """The job's environment: torch finds the recorder, and Kineto does not talk on stderr.
+
+    Args:
+        mine: this launcher's part of the recording.
+        options: what to record, and what to change.
+    """
     environment = dict(os.environ)
     copy = mine.raw / COPY
     copied = str(copy) if copy.is_dir() else ""

@@ -39,7 +39,12 @@ def read_node(proc: Path = Path("/proc")) -> dict[str, float]:
 
 
 def read_node_rarely(run: Path, proc: Path = Path("/proc")) -> dict[str, float]:
-    """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk."""
+    """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk.
+
+    Args:
+        run: a folder on the disk whose free space counts.
+        proc: where procfs is mounted.
+    """
     kernel = read_pairs(proc / "vmstat")
     names = {"pswpin": "swapped_in_pages", "pswpout": "swapped_out_pages", "oom_kill": "oom_kills"}
     values: dict[str, float] = {names[name]: kernel[name] for name in names if name in kernel}
@@ -84,7 +89,12 @@ class Cgroup:
 
 
 def find_cgroup(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> Cgroup:
-    """Where this process is limited: for CPU time the innermost cgroup around it that has a limit."""
+    """Where this process is limited: for CPU time the innermost cgroup around it that has a limit.
+
+    Args:
+        sys: where sysfs is mounted.
+        proc: where procfs is mounted.
+    """
     cpu = list(_folders("cpu", ["cpu.stat"], sys, proc))
     memory = _folders("memory", ["memory.current", "memory.usage_in_bytes"], sys, proc)
     limited = (folder for folder in cpu if _quota(folder) is not None)

@@ -82,7 +82,13 @@ def _fork(recording: Launch, period_s: float) -> Sampler:
 
 
 def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) -> None:
-    """Sample until the sidecar closes the lifeline or dies."""
+    """Sample until the sidecar closes the lifeline or dies.
+
+    Args:
+        recording: this launcher's part of the recording.
+        period_s: from one sample to the next, s.
+        lifeline_end: descriptor of a pipe whose other end the sidecar holds.
+    """
     os.nice(_NICENESS)
     host = socket.gethostname()
 
@@ -112,7 +118,12 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
 
 
 def is_over(lifeline: select.poll, due_s: float) -> bool:
-    """Wait until the next sample is due, or the other end of the lifeline is closed; whether it was."""
+    """Wait until the next sample is due, or the other end of the lifeline is closed; whether it was.
+
+    Args:
+        lifeline: registered with the end of the pipe.
+        due_s: when the next sample is due, s of the monotonic clock.
+    """
     left_s = max(due_s - time.monotonic(), 0)  # to poll, less than 0 is forever
     return bool(lifeline.poll(1e3 * left_s))
 
@@ -170,7 +181,14 @@ def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
 def sample_gpus(
     open_: Callable[[Complain], SampledGpus], period_s: float, output: _Output, complain: Complain
 ) -> None:
-    """Sample the GPUs that one library knows for as long as the process lives."""
+    """Sample the GPUs that one library knows for as long as the process lives.
+
+    Args:
+        open_: loads the library and finds the GPUs.
+        period_s: from one sample to the next, s.
+        output: takes the samples.
+        complain: takes a line that the user should read.
+    """
     try:
         try:
             gpus = open_(complain)

@@ -99,7 +99,12 @@ class SampleWriter:
 
 
 def sample_files(folder: Path, *, whole: bool = False) -> list[Path]:
-    """Files of samples in a folder, in the order they were written; only those that are whole, if asked."""
+    """Files of samples in a folder, in the order they were written; only those that are whole, if asked.
+
+    Args:
+        folder: of the launch.
+        whole: leave out the file that is still written to.
+    """
     return sorted(folder.glob("telemetry-*.z")) + ([] if whole else sorted(folder.glob("telemetry-*.z.open")))
 
 

@@ -27,7 +27,12 @@ def convert_samples(launch: Launch, *, whole: bool = False) -> None:
 
 
 def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
-    """Samples as rows of `counters`."""
+    """Samples as rows of `counters`.
+
+    Args:
+        host: name of the host they are from.
+        samples: values by counter, each sample at one time.
+    """
     rows: dict[str, list[object]] = {"rank": [], "device": [], "counter": [], "time_ns": [], "value": []}
     for sample in samples:
         for counter, value in sample.values.items():

@@ -114,7 +114,12 @@ def lanes_of(loaded: Loaded) -> list[int]:
 
 
 def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
-    """Draw the last steps of the first deep window, since its first step includes the profiler's warm-up."""
+    """Draw the last steps of the first deep window, since its first step includes the profiler's warm-up.
+
+    Args:
+        loaded: the run.
+        ranks: whose lanes are drawn; half of them where all have more than `MAX_POINTS` points.
+    """
     steps = loaded.step_extents
     window = steps.filter(window=steps["window"].min())["step"]
     chosen = (int(window[-min(_STEPS, window.len())]), int(window[-1])) if window.len() else None

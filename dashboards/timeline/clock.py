@@ -130,7 +130,12 @@ def _lateness(members: pl.DataFrame) -> dict[int, float]:
 
 
 def arrivals(of: Clocked, rank: int) -> pl.DataFrame:
-    """Return the arrival of the last member of each collective of a rank: `span_id`, `until_ns` (aligned)."""
+    """Return the arrival of the last member of each collective of a rank: `span_id`, `until_ns` (aligned).
+
+    Args:
+        of: what the lanes of the run share.
+        rank: whose calls.
+    """
     own = of.members.filter((pl.col("rank") == rank) & (pl.col("span_id") >= 0))
     return own.group_by("span_id").agg(until_ns=pl.col("rendezvous_ns").max())
 

@@ -48,7 +48,12 @@ class Level:
     item: Ints | None = None
 
     def seen(self, row: int, begin: int, stop: int) -> slice:
-        """Return which spans of a row overlap a time range."""
+        """Return which spans of a row overlap a time range.
+
+        Args:
+            row: its number.
+            begin, stop: the half-open range, ns.
+        """
         low, high = int(self.first[row]), int(self.first[row + 1])
         return slice(
             low + int(np.searchsorted(self.end[low:high], begin, "right")),

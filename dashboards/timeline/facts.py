@@ -72,7 +72,13 @@ def span_info(
 
 
 def place_of(measured: MeasuredLanes, rank: int, item: int) -> dict[str, Any]:
-    """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`."""
+    """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`.
+
+    Args:
+        measured: the lanes of the run.
+        rank: the span's.
+        item: the span's place among those of the rank.
+    """
     lanes = measured.ranks[rank]
     same = np.flatnonzero(lanes.ident == lanes.ident[item])
     return {

@@ -59,7 +59,12 @@ class Rows(NamedTuple):
 
 
 def row_info(tracks: Tracks, link: Link) -> Rows:
-    """Return the tracks that a link selects: the critical path, at measured times, then rank by rank."""
+    """Return the tracks that a link selects: the critical path, at measured times, then rank by rank.
+
+    Args:
+        tracks: all of the run.
+        link: selects ranks, and measured or replayed tracks.
+    """
     asked = link.own.get("show", MEASURED)
     side = asked if asked in SIDES else MEASURED
     found: list[int] = []
@@ -105,7 +110,13 @@ def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) ->
 
 
 def timeline_info(tracks: Tracks, rows: Rows, begin_ms: float, end_ms: float) -> tuple[Segments, Segments]:
-    """Return segments of all work, and of the critical path, between two times and a little beyond."""
+    """Return segments of all work, and of the critical path, between two times and a little beyond.
+
+    Args:
+        tracks: all of the run.
+        rows: those that are drawn.
+        begin_ms, end_ms: the visible range, ms since the first span.
+    """
     beside = (end_ms - begin_ms) * BESIDE
     low, high = (round(ms * NS_PER_MS) for ms in (begin_ms - beside, end_ms + beside))
     pixel_ns = max((end_ms - begin_ms) * NS_PER_MS / PIXELS, 1.0)
@@ -196,7 +207,12 @@ def _shown(loaded: Loaded, link: Link) -> tuple[Rows, tuple[float, float]]:
 
 
 def drawn_timeline(loaded: Loaded, link: Link) -> go.Figure:
-    """Draw the figure of a selection."""
+    """Draw the figure of a selection.
+
+    Args:
+        loaded: the run.
+        link: the selection.
+    """
     rows, extent = _shown(loaded, link)
     return timeline_figure(
         rows, timeline_info(loaded.tracks, rows, *extent), loaded.step_extents, extent, link

@@ -132,7 +132,12 @@ def _like(columns: dict[str, NDArray[Any]], places: Ints, lanes: RankLanes, item
 
 
 def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
-    """[N] which of the measured spans each id is, -1 for none."""
+    """[N] which of the measured spans each id is, -1 for none.
+
+    Args:
+        lanes: the measured spans of one rank.
+        spans: [N] ids of spans, -1 for none.
+    """
     if not lanes.ident.size:
         return np.full(spans.size, -1)
     order = np.argsort(lanes.ident, kind="stable")

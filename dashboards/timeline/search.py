@@ -44,6 +44,10 @@ class FoundSpan(NamedTuple):
 def matching(pattern: str, names: Sequence[str]) -> Bools:
     """Return [names] whether each name matches, ignoring case.
 
+    Args:
+        pattern: a regular expression, of Rust's syntax.
+        names: what it is matched with.
+
     Raises:
         UsageError: that is no regular expression.
     """

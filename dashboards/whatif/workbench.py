@@ -62,6 +62,10 @@ def edits_of(link: Link) -> list[Edit]:
 def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     """Predict the step under the edits together.
 
+    Args:
+        loaded: the run.
+        edits: in the order in which they are applied.
+
     Raises:
         Unanswerable: the run lacks what an edit needs.
     """
@@ -72,6 +76,10 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
 def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """Sum the critical path by kind, before and after: `kind`, `before_ms`, `after_ms` per step.
 
+    Args:
+        loaded: the run.
+        edits: in the order in which they are applied.
+
     Raises:
         Unanswerable: the run lacks what an edit needs.
     """
@@ -81,6 +89,10 @@ def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """Tabulate what leaves the critical path and what joins it, the largest change first.
+
+    Args:
+        loaded: the run.
+        edits: in the order in which they are applied.
 
     Returns:
         `name`, `kind`, `before_ms`, `after_ms`, `delta_ms` per step; the smallest changes are summed last.

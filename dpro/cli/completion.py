@@ -70,7 +70,12 @@ def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> 
 
 
 def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Examples of what `--steps` and `--ranks` take."""
+    """Examples of what `--steps` and `--ranks` take.
+
+    Args:
+        option: the option; its name is `steps` or `ranks`.
+        typed: what has been typed of its value.
+    """
     of = option.name
     known = [
         ("3", f"one of the {of}"),
@@ -85,5 +90,10 @@ def _that_begin(known: list[tuple[str, str]], typed: str) -> list[CompletionItem
 
 
 def commands(known: dict[str, Any], typed: str) -> list[CompletionItem]:
-    """Commands, without any of them being loaded."""
+    """Commands, without any of them being loaded.
+
+    Args:
+        known: by name; of each its module, its attribute there, and a line of help.
+        typed: what has been typed of the name.
+    """
     return _that_begin([(name, line) for name, (_, _, line) in known.items()], typed)

@@ -207,6 +207,10 @@ def ensure_writable(path: Path) -> None:
 def write_text(path: Path, text: str) -> Path:
     """Write a file, and return where.
 
+    Args:
+        path: where; a file that is there is replaced.
+        text: all of it.
+
     Raises:
         UsageError: it cannot be written.
     """

@@ -38,7 +38,12 @@ _WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this)
 
 
 def first_window_ns(process: RecordedProcess, recorded: Sequence[records.Record]) -> int:
-    """When the first window began that is open or still to be converted; the end of time for none."""
+    """When the first window began that is open or still to be converted; the end of time for none.
+
+    Args:
+        process: the process.
+        recorded: its records.
+    """
     over = {r.a for r in recorded if r.kind in (records.WINDOW, records.DROPPED)}
     over -= {int(path.stem.removeprefix("window")) for path in process.folder.glob("**/window*.json")}
     begun = [r.b for r in recorded if r.kind == records.OPENED and r.a not in over]
@@ -49,6 +54,12 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
     """Convert the deep windows that were saved before a moment, a batch of them into one part per table.
 
     A batch is a folder: one that an interrupted conversion left behind gives the same parts again.
+
+    Args:
+        run: the run directory.
+        process: the process.
+        readers: of the files of PyTorch.
+        until_ns: windows saved since then wait, ns since 1970; None converts all.
     """
     saved = sorted(process.folder.glob("window*.json"))
     waiting = [path for path in saved if until_ns is None or path.stat().st_mtime_ns < until_ns]

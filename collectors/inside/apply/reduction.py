@@ -183,6 +183,10 @@ def top_k(group: Any, share: float) -> Hook:
     """A hook that exchanges the largest gradients of each bucket and keeps the others for the next step.
 
     As Aji and Heafield have it (EMNLP 2017), on the bucket as a whole.
+
+    Args:
+        group: the process group that reduces; None is the default one.
+        share: of a bucket's gradients that is exchanged, 0 to 1.
     """
     return _after_plain_steps(group, _largest(group, share))
 

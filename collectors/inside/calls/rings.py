@@ -149,7 +149,12 @@ def _sequences() -> dict[tuple[str, str], int]:
 
 
 def watch_groups(recorder: Recorder, groups: Groups) -> None:
-    """Have it known while groups are made."""
+    """Have it known while groups are made.
+
+    Args:
+        recorder: its `call` keeps what fails in `groups` from the job.
+        groups: is called before and after each group is made.
+    """
     from torch.distributed import device_mesh, distributed_c10d
 
     def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,6 +255,10 @@ def shortened(dump: bytes, last: int) -> bytes:
     """A dump as JSON without the calls up to a number, but the last one and those from an unfinished one on.
 
     JSON is cut as text.
+
+    Args:
+        dump: of PyTorch's flight recorder, JSON or a pickle.
+        last: `record_id` of the last call that was saved before.
     """
     if not dump.startswith(b"{"):
         return _shortened_pickle(dump, last)

@@ -74,7 +74,13 @@ class Exits:
             self.note(code & 0xFF, -1)
 
     def on_raise(self, kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-        """Record an uncaught exception, which is about to end the interpreter."""
+        """Record an uncaught exception, which is about to end the interpreter.
+
+        Args:
+            kind: the exception's type.
+            error: the exception.
+            place: its traceback.
+        """
         self._recorder.ending = "exception"
         if issubclass(kind, KeyboardInterrupt):  # Python then kills itself, so that a shell sees Ctrl-C
             self.note(-1, signal.SIGINT)
@@ -88,12 +94,22 @@ class Exits:
             write_whole(path, content)
 
     def note(self, code: int, number: int) -> None:
-        """Record how this process will end: an exit code or a signal, -1 for the other."""
+        """Record how this process will end: an exit code or a signal, -1 for the other.
+
+        Args:
+            code: exit code, -1 where a signal ends the process.
+            number: of the signal, -1 where there is none.
+        """
         if self._recorder.records is not None:
             self._recorder.records.write(records.ENDING, time.time_ns(), code, number)
 
     def on_reaped(self, pid: int | None, code: int | None) -> None:
-        """A child may have ended; say so where it has recorded. A negative code is a signal."""
+        """A child may have ended; say so where it has recorded. A negative code is a signal.
+
+        Args:
+            pid: of the child; None where there was none.
+            code: its exit code, or minus the number of the signal; None where it is alive.
+        """
         if pid is None or code is None or pid in self._noted:
             return
         self._noted.add(pid)
@@ -147,6 +163,11 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
 
     Of a message that quotes another process's traceback, as `torch.multiprocessing.spawn` does, it is the
     last line. The calls are innermost first, each `file:line function`.
+
+    Args:
+        kind: the exception's type.
+        error: the exception.
+        place: its traceback, outermost call first.
     """
     calls = []
     while place is not None:

@@ -63,7 +63,12 @@ class Data:
             self._begun_ns = time.time_ns()
 
     def on_batch(self, iterator: Any, batch: Any) -> None:
-        """The batch is there, or there are no more: None."""
+        """The batch is there, or there are no more: None.
+
+        Args:
+            iterator: of the loader; one that is not waited for changes nothing.
+            batch: what it returned; None at its end.
+        """
         if self._waiting is not iterator:
             return
         self._waiting = None

@@ -43,7 +43,12 @@ class Host:
         self._collected_ns = 0
 
     def on_collection(self, phase: str, generation: int) -> None:
-        """A garbage collection starts or stops."""
+        """A garbage collection starts or stops.
+
+        Args:
+            phase: `start` or `stop`, as Python passes it.
+            generation: that is collected, 0 to 2.
+        """
         now_ns = time.time_ns()
         if phase == "start":
             self._collecting_ns = now_ns

@@ -41,12 +41,22 @@ class Losses:
         self._count = 0
 
     def on_scaled(self, before: Any, after: Any) -> None:
-        """A GradScaler has scaled a loss."""
+        """A GradScaler has scaled a loss.
+
+        Args:
+            before: the loss, or several of them: those are passed over.
+            after: the same, scaled.
+        """
         if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             self._scaled = weakref.ref(after), before.detach()
 
     def on_backward(self, tensors: Any, gradients: Any) -> None:
-        """Gradients are asked for."""
+        """Gradients are asked for.
+
+        Args:
+            tensors: what backward begins at: a tensor, or several.
+            gradients: of those, where the caller gives them: then it is no loss.
+        """
         if isinstance(tensors, (tuple, list)) and len(tensors) == 1:
             (tensors,) = tensors
         is_number = isinstance(tensors, torch.Tensor) and tensors.numel() == 1

@@ -77,7 +77,12 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
 
 
 def examine(python: str, folder: Path) -> Iterator[Check]:
-    """All checks, in the order in which a user would want to know."""
+    """All checks, in the order in which a user would want to know.
+
+    Args:
+        python: the Python that jobs run with.
+        folder: where runs are to be recorded.
+    """
     from dpro.collectors import readiness
 
     torch, facts = readiness.torch_of(python)

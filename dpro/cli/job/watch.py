@@ -144,6 +144,10 @@ def _wait_for_recording(run: Path) -> None:
 def check_outlets(webhook: str, metrics: str) -> None:
     """Refuse places where no finding can go.
 
+    Args:
+        webhook: a URL, or empty.
+        metrics: a port, or an address and a port; or empty.
+
     Raises:
         UsageError: one of them is nothing to go to.
         MissingExtra: `--metrics` needs a library that is not installed.
@@ -159,6 +163,11 @@ def check_outlets(webhook: str, metrics: str) -> None:
 
 def start_watcher(webhook: str, metrics: str, recording: Launch) -> None:
     """Start `dpro watch` beside a job that is about to begin; it reports on the stderr of this process.
+
+    Args:
+        webhook: a URL that gets each finding, or empty.
+        metrics: where to serve them for Prometheus, or empty.
+        recording: the launch that is about to begin.
 
     Raises:
         OSError: it cannot be started.
