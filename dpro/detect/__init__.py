@@ -3,6 +3,7 @@
 findings            what a detector says: class, component, cost, confidence, evidence
 findings_log        what a watcher found while the job ran, as the run keeps it
 run                 all detectors: what each needs, and what suppresses its findings
+live                the same on a job that runs
 context             what the detectors of one run share: tables, graph, own times, pauses
 baseline            the unchanged graph: its replay, its steps, the work of its ranks, waits in collectives
 significance        whether a gain per step is large, persistent and beyond chance

@@ -3,7 +3,7 @@
 In: the context of a run. Out: findings. Each detector is declared once in `DETECTORS`, in the order in which
 they exclude each other: a detector sees what those before it have found. It is run if the run offers what it
 needs and no condition of `unless` holds; then each of its rules decides what of its findings remains. A job
-that runs is looked at with the same detectors and rules: `diagnose_graph` and `diagnose_calls`.
+that runs is looked at by `dpro.detect.live`, with the same detectors and rules.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import polars as pl
-
 from dpro.detect.context import Context, Need, slow_ranks
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import WORKLOAD
 from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
 from dpro.detect.machine.gpu_state import with_gpus
 from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
@@ -29,7 +26,6 @@ from dpro.detect.notes import note_waiting
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE
-from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_ranks
 from dpro.detect.stragglers.input_bound import find_input_bound, find_slow_input
 from dpro.detect.stragglers.masked import find_masked
 from dpro.detect.stragglers.timed_ranks import find_late_gpus
@@ -93,69 +89,6 @@ def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Findi
 def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
     """The findings, costliest first."""
     return sorted(findings, key=lambda finding: -finding.cost_ns)
-
-
-def diagnose_graph(context: Context) -> list[Finding]:
-    """What deep windows show while the job runs, costliest first.
-
-    Whether hosts have more threads than cores shows better in the steps between windows, so that only takes
-    findings away.
-
-    Args:
-        context: of the windows.
-    """
-    found = costliest_first(run_detectors(context, IN_WINDOWS))
-    if Need.STEPS not in context.has:
-        return found
-    crowds = crowds_of(context.steps, context.counters, context.workers)
-    return not_crowding(found, crowds, context.steps, context.counters)
-
-
-class LatestSteps(NamedTuple):
-    """What is known of the latest steps of a job that runs.
-
-    Attributes:
-        own: own times, as `own_time` returns them, `start_ns` on each host's own clock.
-        calls: as `calls_of` returns them.
-        steps, workers: rows of these tables.
-        amounts: rows of `counters` that say how much work steps had.
-        counters: returns the rows of `counters` of ranks that are late and some others.
-        messages_unseen: whether ranks may also have waited for messages, which calls do not show.
-    """
-
-    own: pl.DataFrame
-    calls: pl.DataFrame
-    steps: pl.DataFrame
-    workers: pl.DataFrame
-    amounts: pl.DataFrame
-    counters: Callable[[Sequence[int]], pl.DataFrame]
-    messages_unseen: bool
-
-
-def diagnose_calls(latest: LatestSteps) -> list[Finding]:
-    """Ranks that the others wait for while the job runs, costliest first.
-
-    What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
-
-    Args:
-        latest: what is known of the latest steps.
-    """
-    late = _late_now(latest, latest.amounts)
-    ranks = [rank for finding in late if finding.component_kind == "rank" for rank in finding.ranks]
-    if not ranks:
-        return late
-    counters = latest.counters(ranks)
-    late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != WORKLOAD)]))
-    crowds = crowds_of(latest.steps, counters, latest.workers)
-    kept = not_crowding(late, crowds, latest.steps, counters)
-    return kept if len(kept) == len(late) else [*find_crowded_hosts(crowds, counters), *kept]
-
-
-def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:
-    found = find_late_ranks(
-        latest.own, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
-    )
-    return [each for each in found if each.severity >= NEGLIGIBLE]
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
@@ -317,22 +250,42 @@ def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Fi
 
 
 def windows_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether deep windows show that links, ports or the fabric are slow."""
+    """Whether deep windows show that links, ports or the fabric are slow.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+    """
     return _is_network_slow(_findings_of(found, IN_WINDOWS))
 
 
 def wires_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether sends show it: they distinguish more than calls."""
+    """Whether sends show it: they distinguish more than calls.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+    """
     return bool(found.get("slow wires"))
 
 
 def timed_calls_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether calls that were timed show it: they distinguish more than hosts."""
+    """Whether calls that were timed show it: they distinguish more than hosts.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+    """
     return bool(found.get("slow timed calls"))
 
 
 def windows_name_ranks(_: Context, found: Found) -> bool:
-    """Whether deep windows name ranks, which may be what hosts wait for."""
+    """Whether deep windows name ranks, which may be what hosts wait for.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+    """
     return bool(_ranks_named(_findings_of(found, IN_WINDOWS)))
 
 
@@ -347,7 +300,12 @@ def others_wait_for_ranks(context: Context, found: Found) -> bool:
 
 
 def windows_show_slow_input(_: Context, found: Found) -> bool:
-    """Whether deep windows show that the input pipeline is slow, of all ranks or of one."""
+    """Whether deep windows show that the input pipeline is slow, of all ranks or of one.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+    """
     return any(INPUT_PIPELINE in (each.component_id, each.cause) for each in _findings_of(found, IN_WINDOWS))
 
 

@@ -232,7 +232,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
     from dpro.analysis.graphs import make_graph
     from dpro.collectors.job.finish import finish
     from dpro.detect.context import Context
-    from dpro.detect.run import diagnose_graph
+    from dpro.detect.live import diagnose_graph
     from dpro.store import open_run
 
     os.nice(NICE)

@@ -17,7 +17,7 @@ from enum import Enum
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.run import LatestSteps, diagnose_calls
+from dpro.detect.live import LatestSteps, diagnose_calls
 from dpro.detect.stragglers.from_calls import HISTORY
 from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock, own_time
 from dpro.schema import COUNTERS
