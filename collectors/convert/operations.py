@@ -1,7 +1,7 @@
 """From the records of a process to its rows of `operations`.
 
-In: its records, its steps, and `pipeline.json`, which says what part of the model it has. Out: a row per forward
-and backward of a micro-batch. What the loss took is added to the forward that it belongs to.
+In: its records, its steps, and `pipeline.json`, which says what part of the model it has. Out: a row per
+forward and backward of a micro-batch. What the loss took is added to the forward that it belongs to.
 """
 
 from __future__ import annotations

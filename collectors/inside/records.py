@@ -40,9 +40,7 @@ MISSED = (
 GPU_STEP = 19  # a step that its device timed: when the host began and ended it, ns by events of the device
 CUT = 22  # index of a deep window of a GPU, start and end of its steps, whether all their GPU work was seen
 LOSS = 23  # when gradients of a number were asked for, and the bits of that number
-OPERATION = (
-    24  # of a pipeline: start, end, chunk's place in the model << 32 | micro-batch, index in OPERATIONS
-)
+OPERATION = 24  # of a pipeline: start, end, place of its chunk << 32 | micro-batch, index in OPERATIONS
 
 RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 SIZE = RECORD.size

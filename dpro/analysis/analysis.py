@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpro.detect.pipeline_slowdown import Slowdown
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
+    from dpro.replay.graph import Graph
     from dpro.replay.models.link_costs import CollectiveKind, LinkCost
     from dpro.replay.timeline import Timeline
     from dpro.replay.whatif.predict import Prediction, Refusal
@@ -166,23 +167,38 @@ class Analysis(Cached):
         return ends.select("window", "step", **ms)
 
     @cached
+    def operations(self) -> Analysis | None:
+        """The run by its whole operations: itself where it consists of them; None where none are replayed."""
+        from dpro.replay.pipeline.recorded import has_operations
+
+        with suppress(DproError):
+            recorded = has_operations(self.run)
+            found = OperationAnalysis(self.run, self._network, self._products) if recorded else self
+            return found if found.built.of_operations and found.trust.answerable else None
+        return None
+
+    @cached
     def slowdown(self) -> Slowdown | None:
-        """The slowdown against evenly fast operations; None where the run does not consist of operations."""
+        """The slowdown against evenly fast operations; None where the run has no operations."""
         from dpro.detect.pipeline_slowdown import analyse_slowdown
 
-        operations = self.built.of_operations and self.trust.answerable
-        return analyse_slowdown(self.built.graph) if operations else None
+        return analyse_slowdown(self.operations.built.graph) if self.operations is not None else None
 
     @cached
     def context(self) -> Context:
         """What the detectors share that judge the run by its deep windows, or without them."""
         from dpro.detect.context import Context
 
-        graph = self.built.graph
-        if self.slowdown is not None:
-            return Context(self.run, graph, self.slowdown)
-        known = graph if self.trust.answerable else None
-        return Context(self.run, known, breakdown=lambda: self.breakdown)
+        if self.built.of_operations:
+            return Context(self.run, operations=self._work)
+        known = self.built.graph if self.trust.answerable else None
+        return Context(self.run, known, self._work, breakdown=lambda: self.breakdown)
+
+    @property
+    def _work(self) -> tuple[Graph, Slowdown] | None:
+        """The graph of operations and what slows it down; None where the run has none."""
+        view, slowdown = self.operations, self.slowdown
+        return None if view is None or slowdown is None else (view.built.graph, slowdown)
 
     @cached
     def verdict_on_hangs(self) -> Verdict | None:
@@ -203,7 +219,7 @@ class Analysis(Cached):
 
         if has_windows(self.run):
             return None
-        context = Context(self.run)
+        context = Context(self.run, operations=self._work)
         return diagnose(context), not_shown_by_calls(self.run, *context.aligned)
 
     @cached
@@ -322,3 +338,21 @@ class Analysis(Cached):
         from dpro.replay.whatif.search import search
 
         return search(self.built.predictive, self.trust, self.suspects)
+
+
+class OperationAnalysis(Analysis):
+    """A recorded job that pipelines, as the whole operations that it consists of.
+
+    Its graph has forward and backward of each micro-batch in place of kernels and CPU work: what asks about
+    stages and schedules starts from it.
+    """
+
+    @cached
+    def graph_and_trust(self) -> tuple[Built, Trust]:
+        """The graph of operations, and how far to believe it: it is small, so it is built each time."""
+        from dpro.replay.construction.graph_builder import build_operation_view
+        from dpro.replay.fidelity.accuracy import assess
+        from dpro.replay.timeline import replay
+
+        built = build_operation_view(self.run)
+        return built, assess(built, replay(built.graph), self.run.manifest)

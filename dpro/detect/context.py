@@ -26,7 +26,7 @@ from dpro.detect.stragglers.persistent import find_persistent
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.replay.graph import Graph
 from dpro.replay.steps.durations import steps_of
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEPS, WORKERS
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 
 
@@ -35,7 +35,7 @@ class Need(Enum):
 
     GRAPH = auto()  # deep windows whose replay fits
     BREAKDOWN = auto()  # where the time of the steps in deep windows went
-    OPERATIONS = auto()  # a pipeline-parallel job of whole operations, which has no other tables
+    OPERATIONS = auto()  # whole operations of a job that pipelines
     ALWAYS_ON = auto()  # enough steps outside deep windows
     STEPS = auto()  # table `steps`, with counters where there are any
 
@@ -53,8 +53,7 @@ class Context:
     """A run as its detectors see it.
 
     Attributes:
-        graph: of deep windows, None where there is none whose replay fits.
-        slowdown: of a job of whole operations, None for others.
+        operations: the graph of whole operations and what slows it down; None where the run has none.
         breakdown: returns `step_breakdown` of the run; None where that is not known.
     """
 
@@ -62,7 +61,7 @@ class Context:
         self,
         run: Run | None = None,
         graph: Graph | None = None,
-        slowdown: Slowdown | None = None,
+        operations: tuple[Graph, Slowdown] | None = None,
         breakdown: Callable[[], pl.DataFrame] | None = None,
     ) -> None:
         """Nothing is read or computed yet.
@@ -70,27 +69,31 @@ class Context:
         Args:
             run: the run, None to look at the graph alone.
             graph: of its deep windows, None where there is none whose replay fits.
-            slowdown: of a job of whole operations, None for others.
+            operations: the graph of whole operations and what slows it down; None where the run has none.
             breakdown: returns `step_breakdown` of the run; None where that is not known.
         """
         self._run = run
         self._graph = graph
-        self.slowdown = slowdown
+        self.operations = operations
         self.breakdown = breakdown
 
     @cached_property
     def has(self) -> frozenset[Need]:
         """What the run offers to detectors."""
-        if self.slowdown is not None:
-            return frozenset({Need.OPERATIONS})
         graph = self._graph is not None
+        run = None if self._run is None or self._only_operations(self._run) else self._run
         offers = {
+            Need.OPERATIONS: self.operations is not None,
             Need.GRAPH: graph,
             Need.BREAKDOWN: graph and self.breakdown is not None,
-            Need.ALWAYS_ON: self._run is not None and self._enough_steps(self._run),
-            Need.STEPS: self._run is not None,
+            Need.ALWAYS_ON: run is not None and self._enough_steps(run),
+            Need.STEPS: run is not None,
         }
         return frozenset(need for need, there in offers.items() if there)
+
+    def _only_operations(self, run: Run) -> bool:
+        """Whether the run consists of operations: its other tables say the same once more."""
+        return self.operations is not None and not run.rows()[OPERATIONS.name]
 
     @staticmethod
     def _enough_steps(run: Run) -> bool:

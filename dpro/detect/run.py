@@ -167,8 +167,8 @@ def _input_bound(context: Context, _: Found) -> list[Finding]:
 
 
 def _operations(context: Context, _: Found) -> list[Finding]:
-    assert context.slowdown is not None
-    return diagnose_operations(context.recorded.graph, context.slowdown)
+    assert context.operations is not None
+    return diagnose_operations(*context.operations)
 
 
 def _regression(context: Context, _: Found) -> list[Finding]:
@@ -198,7 +198,19 @@ def doubted_for_uneven_stages(_: Context, found: Found, new: list[Finding]) -> l
         found: findings so far, by detector.
         new: findings of the detector that has this rule.
     """
-    return with_doubt(new, found["uneven stages"])
+    return with_doubt(new, found.get("uneven stages", []))
+
+
+def not_found_by_operations(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
+    """Without ranks that whole operations name, by themselves or with their stage.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+        new: findings of the detector that has this rule.
+    """
+    ranks = _ranks_named(found.get("operations", []))
+    return [each for each in new if each.component_kind == "job" or not ranks & {*each.ranks}]
 
 
 def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
@@ -279,6 +291,16 @@ def timed_calls_show_a_slow_network(_: Context, found: Found) -> bool:
     return bool(found.get("slow timed calls"))
 
 
+def operations_show_stages(context: Context, _: Found) -> bool:
+    """Whether there are whole operations: they show stages in more steps, and without what stages wait for.
+
+    Args:
+        context: of the run.
+        _: findings so far, by detector; not used.
+    """
+    return Need.OPERATIONS in context.has
+
+
 def windows_name_ranks(_: Context, found: Found) -> bool:
     """Whether deep windows name ranks, which may be what hosts wait for.
 
@@ -347,12 +369,18 @@ _GRAPH, _ALWAYS_ON = frozenset({Need.GRAPH}), frozenset({Need.ALWAYS_ON})
 IN_WINDOWS = (
     Detector("operations", _operations, frozenset({Need.OPERATIONS})),
     Detector("uneven data", lambda context, _: context.balanced.findings, _GRAPH),
-    Detector("uneven stages", lambda context, _: find_uneven_work_of_stages(context.at_equal_work), _GRAPH),
+    Detector(
+        "uneven stages", lambda context, _: find_uneven_work_of_stages(context.at_equal_work), _GRAPH,
+        unless=(operations_show_stages,),
+    ),
     Detector(
         "slow ranks", _slow_ranks, _GRAPH,
-        rules=(not_explained_by_uneven_data, doubted_for_uneven_stages),
+        rules=(not_explained_by_uneven_data, doubted_for_uneven_stages, not_found_by_operations),
     ),
-    Detector("masked ranks", _masked_ranks, _GRAPH, rules=(not_explained_by_uneven_data,)),
+    Detector(
+        "masked ranks", _masked_ranks, _GRAPH,
+        rules=(not_explained_by_uneven_data, not_found_by_operations),
+    ),
     Detector("slow input", _slow_input, _GRAPH),
     Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _GRAPH),
     Detector("idle GPUs", _idle_gpus, frozenset({Need.GRAPH, Need.BREAKDOWN})),

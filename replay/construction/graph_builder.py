@@ -41,6 +41,7 @@ from dpro.replay.graph import (
 )
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
+from dpro.replay.pipeline.recorded import has_operations, operations_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
 
@@ -102,7 +103,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
             "(`dpro record --skip S --every N --window-steps K`), or import a trace"
         )
     if consists_of_operations(spans):
-        return _of_operations(run)
+        return build_operation_view(run)
     names = spans["name"].unique().sort()
     code = spans["name"].cast(pl.Enum(names)).to_physical()
     marks = names.str.contains(STEP_MARKS).gather(code)
@@ -152,10 +153,23 @@ def _places(workers: pl.DataFrame) -> dict[int, MeshPosition]:
     return {rank: MeshPosition(max(dp, 0), max(stage, 0)) for rank, dp, stage in known.iter_rows()}
 
 
-def _of_operations(run: Run) -> Built:
-    """What `build_graph` makes of a run of whole operations; those have one clock and no other threads."""
-    made = build_operations(run)
-    alignment = one_clock(((rank, 0) for rank in made.graph.places), "one trace")
+def build_operation_view(run: Run) -> Built:
+    """The graph of a run's whole operations: of all it holds, or beside the kernels and CPU work it holds.
+
+    Operations have one clock and no other threads.
+
+    Raises:
+        Unanswerable: the run has no operations, or no step can be understood.
+    """
+    operations = operations_of(run)
+    if operations is None:
+        raise Unanswerable(
+            "the run has no forward and backward of micro-batches: record a job that pipelines, or import a "
+            "trace of whole operations"
+        )
+    made = build_operations(run, operations)
+    how = "moved onto one clock" if has_operations(run) else "one trace"
+    alignment = one_clock(((rank, 0) for rank in made.graph.places), how)
     known = made.steps_known
     return Built(made.graph, made.matching, alignment, 0, known, True, made.unknown, made.assumed)
 

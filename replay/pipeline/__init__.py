@@ -1,6 +1,7 @@
-"""Runs of whole operations: pipeline-parallel jobs as their framework traces them.
+"""Whole operations of pipeline-parallel jobs: as their framework traces them, or as they were recorded.
 
 operations     what each operation is, in which step, on which stage
+recorded       the same of jobs that were recorded with all that their operations consist of
 dependencies   what depends on what within a step
 oplevel        the graph
 schedules/     published orders of micro-batches

@@ -1,8 +1,9 @@
 """How long the stages of a pipeline stand still for each other.
 
-In: an opened run whose spans are operations of known role. Out: per stage, how much of the time between the
-first forward of a step on any stage and its last backward on any its ranks did not compute. What else is in a
-step (gathering parameters, reducing gradients, the optimizer) is not the pipeline's.
+In: an opened run that consists of operations of known role, or has them recorded. Out: per stage, how much of
+the time between the first forward of a step on any stage and its last backward on any its ranks did not
+compute. What else is in a step (gathering parameters, reducing gradients, the optimizer) is not of the
+pipeline.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.replay.intervals import covered, union
-from dpro.replay.pipeline.operations import Role, consists_of_operations, read_operations
-from dpro.schema import SPANS
+from dpro.replay.pipeline.operations import Role
+from dpro.replay.pipeline.recorded import operations_of
 from dpro.selection import ALL, Selection
 from dpro.store import Run
 
@@ -25,6 +26,8 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "bubble_share": pl.Float64,
 }
 
+COMPUTES = (Role.FORWARD, Role.BACKWARD, Role.WEIGHTS)
+
 
 def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
     """The bubble of each stage: the pipeline's time in which a rank computes neither forward nor backward.
@@ -37,13 +40,13 @@ def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
         selection: the steps and ranks to average over.
 
     Returns:
-        One row per stage, columns as in `SCHEMA`; none where the run does not consist of operations, or its
+        One row per stage, columns as in `SCHEMA`; none where the run has no operations, or its
         pipeline has one stage.
     """
-    if not consists_of_operations(run.table(SPANS)):
+    operations = operations_of(run)
+    if operations is None:
         return pl.DataFrame(schema=SCHEMA)
-    operations = read_operations(run)
-    rows = operations.rows.filter(pl.col("role").is_in([int(Role.FORWARD), int(Role.BACKWARD)]))
+    rows = operations.rows.filter(pl.col("role").is_in([int(role) for role in COMPUTES]))
     if operations.num_stages < 2 or rows.is_empty():
         return pl.DataFrame(schema=SCHEMA)
     extents = rows.group_by("step", "dp").agg(begin=pl.col("start").min(), finish=pl.col("end").max())

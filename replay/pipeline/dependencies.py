@@ -63,7 +63,7 @@ def find_dependencies(operations: Operations) -> PipelineStructure:
         ids.rename({"span_id": "compute_span_id", "id": "compute"}), on=["rank", "compute_span_id"]
     )
     rows, short = _instances(rows, messages)
-    handed = _handed_over(rows, operations)
+    handed = _handed_over(rows)
     pairs = pl.concat(
         [
             _stream_order(rows),
@@ -105,8 +105,7 @@ def _messages_needed(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame
         `compute_span_id`, `span_id` (of the message; null where there is none), `real` (whether anything is
         sent), `recorded` and `expected` (how many messages there are, and should be).
     """
-    at = pl.col("chunk").clip(lower_bound=0) * operations.num_stages + pl.col("stage")
-    computes = _of(rows, *COMPUTES).with_columns(at=at)
+    computes = _of(rows, *COMPUTES).with_columns(at=pl.col("place"))
     last = operations.num_stages * operations.num_chunks - 1
     parts = []
     for role in (Role.SEND, Role.RECEIVE):
@@ -284,7 +283,7 @@ def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
     )
     during = pl.col("during") & (pl.col("chunk") >= 0) & (pl.col("role") == Role.REDUCE)
     after_chunk = _last_before(waiting.filter(during), _of(rows, Role.BACKWARD), ["chunk"])
-    work = _of(rows, *COMPUTES, Role.WORK)
+    work = _of(rows, *COMPUTES, Role.WEIGHTS, Role.WORK)
     after_all = _last_before(waiting.filter(~during), work, [])
     return pl.concat([_pairs(each, EdgeKind.EVENT) for each in (to_forward, after_chunk, after_all)])
 
@@ -314,17 +313,16 @@ def _next_after(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.D
     return found.filter(pl.col("target").is_not_null()).select("source", "target")
 
 
-def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
+def _handed_over(rows: pl.DataFrame) -> pl.DataFrame:
     """Computes of one micro-batch on neighbouring stages, for directions in which no message was recorded.
 
     Forward goes up the chunks of all stages, backward down. Micro-batches that no number distinguishes
     are by their order, where there is one chunk.
     """
     recorded = _of(rows, Role.SEND, Role.RECEIVE)["direction"].unique().to_list()
-    at = pl.col("chunk").clip(lower_bound=0) * operations.num_stages + pl.col("stage")
     order = pl.int_range(pl.len()).over(*STEP, "role")
     computes = _of(rows, *COMPUTES).with_columns(
-        at=at, batch=pl.when(pl.col("micro_batch") >= 0).then("micro_batch").otherwise(order)
+        at=pl.col("place"), batch=pl.when(pl.col("micro_batch") >= 0).then("micro_batch").otherwise(order)
     )
     key = ["step", "dp", "batch", "at"]
     forward, backward = _of(computes, Role.FORWARD), _of(computes, Role.BACKWARD)

@@ -28,11 +28,13 @@ class Role(IntEnum):
     RECEIVE = 4
     GATHER = 5  # parameters, before the first forward that needs them
     REDUCE = 6  # all other communication: gradients, their norm
+    WEIGHTS = 7  # gradients of weights apart from those of inputs: no stage waits for them
 
 
 COMMUNICATION = (Role.SEND, Role.RECEIVE, Role.GATHER, Role.REDUCE)
 FORWARD_NAMES = ("forward", "forward-compute")
-BACKWARD_NAMES = ("backward", "backward-compute")
+INPUTS_NAME = "backward-inputs"
+BACKWARD_NAMES = ("backward", "backward-compute", INPUTS_NAME)
 WEIGHTS_NAMES = ("backward-weights",)  # gradients of weights, where they are computed apart
 
 
@@ -41,9 +43,10 @@ class Operations:
     """Operations of a run.
 
     Attributes:
-        rows: sorted by step, rank, start; columns `rank`, `dp`, `stage`, `step` (its number), `span_id`,
-            `name`, `role`, `direction` (forward, backward; of sends and receives), `start` and `end` (ns),
-            `stream`, `chunk`, `micro_batch`, `op`, `group`, `sequence`, `peer` (-1 none).
+        rows: sorted by step, rank, start; columns `rank`, `dp`, `stage`, `step` (its number), `span_id`
+            (below -1 for none), `name`, `role`, `direction` (forward, backward; of sends and receives),
+            `start` and `end` (ns), `stream`, `chunk`, `place` (of the chunk in the model over all stages,
+            from 0), `micro_batch`, `op`, `group`, `sequence`, `peer` (-1 none).
         steps: `step`, `begin`, `finish` (ns): from when the first rank begins it until the last has ended it.
         places: of each rank.
         steps_known: whether the run says where steps begin.
@@ -107,6 +110,7 @@ def read_operations(run: Run) -> Operations:
             end=pl.col("start_ns") + pl.col("duration_ns"),
             stream="stream",
             chunk=pl.col("model_chunk").cast(pl.Int64),
+            place=_place(places),
             micro_batch=pl.col("micro_batch").cast(pl.Int64),
             op=pl.col("op").fill_null(""),
             group=pl.col("group").fill_null(""),
@@ -116,6 +120,12 @@ def read_operations(run: Run) -> Operations:
         .sort("step", "rank", "start", "end", "span_id")
     )
     return Operations(rows, _extents(rows, run.table(STEPS) if known else None), places, known)
+
+
+def _place(places: Mapping[int, MeshPosition]) -> pl.Expr:
+    """Chunks go round the stages."""
+    num_stages = max(place.stage for place in places.values()) + 1
+    return pl.col("model_chunk").cast(pl.Int64).clip(lower_bound=0) * num_stages + pl.col("stage")
 
 
 _PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}

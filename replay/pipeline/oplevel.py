@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from dpro.errors import Unanswerable
 from dpro.replay.alignment.match import Matching
 from dpro.replay.graph import EdgeKind, Edges, Graph, Message, NodeKind, Nodes, make_graph
 from dpro.replay.pipeline.dependencies import CLOCK_SLACK_NS, STEP, PipelineStructure, find_dependencies
-from dpro.replay.pipeline.operations import COMMUNICATION, Role, read_operations
+from dpro.replay.pipeline.operations import COMMUNICATION, Operations, Role
 from dpro.schema import COLLECTIVES
 from dpro.store import Run
 from dpro.units import format_duration
@@ -48,13 +49,18 @@ class OperationGraph:
     assumed: tuple[str, ...]
 
 
-def build_operations(run: Run) -> OperationGraph:
-    """Build the graph of a run for which `dpro.replay.pipeline.operations.consists_of_operations` holds.
+def build_operations(run: Run, operations: Operations) -> OperationGraph:
+    """Build the graph of a run's operations.
+
+    Args:
+        run: the run.
+        operations: as from `dpro.replay.pipeline.recorded.operations_of`.
 
     Raises:
         Unanswerable: no step can be understood.
     """
-    operations = read_operations(run)
+    if operations.rows.is_empty():
+        raise Unanswerable("no step outside deep windows has all its operations on every rank")
     pipeline = find_dependencies(operations)
     lanes = pipeline.rows.select("rank", "stream").unique().sort("rank", "stream").with_row_index("lane")
     rows, messages = _with_messages(_numbered(pipeline.rows.join(lanes, on=["rank", "stream"]).sort("id")))
@@ -116,13 +122,14 @@ def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
     pairs = pl.concat(
         [pipeline.pairs.with_columns(handed=pl.lit(False)), pipeline.handed.with_columns(handed=pl.lit(True))]
     )
-    known = pairs.join(rows.select(source="id", ended="end", leaves="last"), on="source").join(
-        rows.select("role", target="id", started="start", enters="first"), on="target"
+    known = pairs.join(rows.select("rank", source="id", ended="end", leaves="last"), on="source").join(
+        rows.select("role", to_rank="rank", target="id", started="start", enters="first"), on="target"
     )
     slack = pl.col("started") - pl.col("ended")
     latest = pl.col("ended") == pl.col("ended").max().over("target")
-    waited = slack.filter(pl.col("handed") & latest & (slack > 0)).median().over("role")
-    pooled = pl.when("handed").then(waited.fill_null(0).round().cast(pl.Int64)).otherwise(0)
+    passed = pl.col("handed") & (pl.col("rank") != pl.col("to_rank"))
+    waited = slack.filter(passed & latest & (slack > 0)).median().over("role")
+    pooled = pl.when(passed).then(waited.fill_null(0).round().cast(pl.Int64)).otherwise(0)
     return known.with_columns(lag=pl.min_horizontal(pooled, slack)).sort("target", "source")
 
 
@@ -163,7 +170,7 @@ def _operation_nodes(rows: pl.DataFrame) -> list[pl.DataFrame]:
     )
     renamed = (
         around.alias("around"),
-        pl.col("span_id").alias("span"),
+        pl.max_horizontal("span_id", pl.lit(-1)).alias("span"),
         pl.col("instance").alias("collective"),
     )
     common = ("rank", "step", "lane", "name", *renamed, pl.col("stage").alias("phase"))

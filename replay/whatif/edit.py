@@ -56,6 +56,7 @@ class Edit(ABC):
         training: what it changes in the training itself, so that a sample may teach more or less: that is
             not predicted. Empty where nothing changes.
         memory: whether it takes or frees memory of a step, so that one is tried with the other.
+        of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
     """
 
     name: ClassVar[str]
@@ -70,6 +71,7 @@ class Edit(ABC):
     effort: ClassVar[str]
     training: ClassVar[str] = ""
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
+    of_operations: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -104,6 +106,10 @@ class Edit(ABC):
     def samples(self, graph: Graph) -> float:
         """How many times as many samples a step of the changed job works on."""
         return 1.0
+
+    def on_operations(self) -> bool:
+        """Whether it is for the whole operations of a job that has both them and what they consist of."""
+        return self.of_operations
 
     def is_proven(self, graph: Graph) -> bool:
         """Whether a pair of recordings of jobs like that of the graph has shown what such a change does."""

@@ -109,6 +109,7 @@ def explore(
     report: Callable[[int, int], None] = lambda *_: None,
     suspects: Collection[int] = (),
     baseline: pl.DataFrame | None = None,
+    kinds: Collection[type[Edit]] = EDITS.values(),
 ) -> Found:
     """Predict every candidate that may gain, and the best of them together.
 
@@ -119,12 +120,13 @@ def explore(
         report: is called with how many were made, and how many there will be at most.
         suspects: ranks that findings name.
         baseline: `baseline_steps` of the graph, if it is at hand or not of all steps.
+        kinds: the edits to consider.
 
     Raises:
         Unanswerable: there is no whole step.
     """
     facts = facts_of(with_kept_tables(graph), baseline, suspects)
-    every, refused = candidates(facts)
+    every, refused = candidates(facts, kinds)
     bounds, refusals = bounds_of(facts, every)
     refused += refusals
     promising = sorted(
@@ -147,15 +149,18 @@ def explore(
     return Found(ranked(predictions), _once(refused), interactions, promising[budget:], little)
 
 
-def candidates(facts: RunFacts) -> tuple[list[Edit], list[Refusal]]:
+def candidates(
+    facts: RunFacts, kinds: Collection[type[Edit]] = EDITS.values()
+) -> tuple[list[Edit], list[Refusal]]:
     """What each edit there is proposes for a run, in the order of the registry, and what has nothing to.
 
     Args:
         facts: what the run shows.
+        kinds: the edits to consider.
     """
     found: list[Edit] = []
     refused = []
-    for kind in EDITS.values():
+    for kind in kinds:
         try:
             found += kind.candidates(facts)
         except (Unanswerable, GraphError) as error:

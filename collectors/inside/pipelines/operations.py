@@ -1,7 +1,7 @@
 """The operations of one process of a pipeline: what it did with which micro-batch, from when to when.
 
-In: what the hooks of a framework say. Out: records of kind `OPERATION`, and `pipeline.json`: which model chunks
-the process has. Nothing is written of work without gradients, such as a validation.
+In: what the hooks of a framework say. Out: records of kind `OPERATION`, and `pipeline.json`: which chunks of
+the model the process has. Nothing is written of work without gradients, such as a validation.
 """
 
 from __future__ import annotations

@@ -37,11 +37,12 @@ from dpro.replay.whatif.documents import (
 )
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.pareto import Point, pareto
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, undominated
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked, undominated
+from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.search import BUDGET, Found, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
-from dpro.units import ms
+from dpro.units import format_duration, ms
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
@@ -157,6 +158,9 @@ def what_if(
         UsageError: no such steps were recorded in depth.
         Unanswerable: the run holds no whole step.
     """
+    view = analysis.operations
+    if view is not None and any(edit.on_operations() for edit in edits):
+        analysis = view
     trust, baseline = of_steps(analysis, selection)
     found = _found(analysis, edits, BUDGET if budget is None else budget, progress, trust, baseline)
     predictions, widened = calibrate(found.predictions)
@@ -216,11 +220,71 @@ def _found(
 ) -> Found:
     graph = analysis.built.predictive
     if not edits:
-        return explore(graph, trust, budget, progress, analysis.suspects, baseline)
+        return explored(analysis, budget, progress, trust, baseline)
     try:
         return Found([predict(graph, baseline, edits, trust)], [], [], [])
     except Unanswerable as error:
         return Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
+
+
+def explored(
+    analysis: Analysis,
+    budget: int,
+    progress: Callable[[int, int], None],
+    trust: Trust,
+    baseline: pl.DataFrame,
+) -> Found:
+    """What a search finds: edits of whole operations in their graph, where the run has both, and all others.
+
+    Args:
+        analysis: of the run.
+        budget: how many predictions a search may make.
+        progress: called with how many were made, and how many there will be at most.
+        trust: how well the replay fits.
+        baseline: `baseline_steps` of it.
+    """
+    graph, suspects, view = analysis.built.predictive, analysis.suspects, analysis.operations
+    if view is None or view is analysis:
+        return explore(graph, trust, budget, progress, suspects, baseline)
+    apart = [kind for kind in EDITS.values() if kind.of_operations]
+    others = [kind for kind in EDITS.values() if not kind.of_operations]
+    found = explore(graph, trust, budget, progress, suspects, baseline, others)
+    beside = explore(
+        view.built.predictive, view.trust, budget, suspects=suspects, baseline=view.baseline, kinds=apart
+    )
+    scale = float(durations_of(baseline)["duration_ns"].to_numpy().mean()) / view.baseline_ns
+    moved = [scaled(each, scale, view) for each in beside.predictions]
+    return Found(
+        ranked([*found.predictions, *moved]),
+        [*found.refused, *beside.refused],
+        [*found.interactions, *beside.interactions],
+        [*found.untried, *beside.untried],
+        [*found.little, *beside.little],
+    )
+
+
+def scaled(prediction: Prediction, scale: float, view: Analysis) -> Prediction:
+    """A prediction by whole operations, as of the mean step of the graph that others start from.
+
+    Args:
+        prediction: the prediction.
+        scale: that mean step to the one of whole operations.
+        view: the run by its whole operations.
+    """
+    steps = view.trust.steps.height
+    note = (
+        f"predicted by the whole operations of {steps} steps, the mean of which takes "
+        f"{format_duration(view.baseline_ns)}; their replay misses the steps by {view.trust.error_pct:.1f}%"
+    )
+    return dataclasses.replace(
+        prediction,
+        predicted_ns=prediction.predicted_ns * scale,
+        low_ns=prediction.low_ns * scale,
+        high_ns=prediction.high_ns * scale,
+        gain_low_ns=prediction.gain_low_ns * scale,
+        gain_high_ns=prediction.gain_high_ns * scale,
+        notes=(*prediction.notes, note),
+    )
 
 
 def _samples_per_s(analysis: Analysis) -> float | None:

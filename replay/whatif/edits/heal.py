@@ -93,6 +93,10 @@ class Heal(Edit):
         healed = healed_against_stages if self.at.stage is not None else healed_durations
         return graph.with_durations(healed(graph, ranks, apart=ranks).min(axis=1))
 
+    def on_operations(self) -> bool:
+        """Stages are compared by the work of their micro-batches."""
+        return self.at.stage is not None
+
     def is_proven(self, graph: Graph) -> bool:
         """Hosts and stages as a whole were not."""
         return self.at.rank is not None

@@ -159,7 +159,7 @@ def test_waiting_for_input_is_not_reported_where_windows_show_the_slow_input():
 
 
 def test_a_job_of_whole_operations_is_judged_by_nothing_else():
-    context = Context(slowdown=object())  # type: ignore[arg-type]
+    context = Context(operations=(object(), object()))  # type: ignore[arg-type]
     assert [each.name for each in ALL if each.needs <= context.has] == ["operations"]
 
 

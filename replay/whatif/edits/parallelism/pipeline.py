@@ -147,6 +147,7 @@ class Balance(Edit):
     assumes = "work can be moved in any amount, and a rank that is slow within its stage stays as slow"
     source = "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean"
     effort = "code"
+    of_operations = True
     over: str = key("what is evened out", choices=("stages", "sequences"))
     doubt: float = 0.2
 
@@ -220,6 +221,7 @@ class Pipeline(Edit):
         "(arXiv 2401.10241), DualPipe (arXiv 2412.19437)"
     )
     effort = "line"
+    of_operations = True
     schedule: str = key("in which order stages work", "1f1b", choices=tuple(SCHEDULES))
     micro_batches: int | None = key("how many there are; as recorded without", None, least=1)
     chunks: int | None = key("of the model per stage, for interleaved and gpipe", None, least=1)

@@ -76,7 +76,7 @@ def is_expected(attribute: Internal) -> bool:
 
 @pytest.mark.parametrize("attribute", INTERNALS, ids=lambda each: each.path)
 def test_attribute_is_there_in_the_versions_that_are_said_to_have_it(attribute):
-    import torch.distributed.pipelining  # noqa: F401 # only jobs that pipeline load it
+    import torch.distributed.pipelining  # only jobs that pipeline load it
 
     there = internal(attribute.path) is not None or attribute.path.endswith("_is_profiler_enabled")
     if attribute.build == "cuda" and torch.version.cuda is None:

@@ -1,0 +1,254 @@
+"""Whole operations of a recorded job that pipelines, from its table `operations`.
+
+In: an opened run. Out: `Operations`, as `dpro.replay.pipeline.operations` has them of runs that hold nothing
+else. They are of steps that no deep window slows down, of which every rank has all operations, laid one
+behind the other: from when the last rank begins a step until the last has ended it.
+
+The time of an operation is that of the thread between its input and its output. Where a data-parallel
+reduction was called within it, as by DDP in the last backward, the operation ends with the last such call,
+and what follows is the reduction: it waits for other ranks. All that a rank does after that is one
+operation, `optimizer`.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from dpro.replay.alignment.align import Alignment, align
+from dpro.replay.alignment.match import POINT_TO_POINT, match_collectives
+from dpro.replay.graph import MeshPosition
+from dpro.replay.pipeline.operations import (
+    INPUTS_NAME,
+    WEIGHTS_NAMES,
+    Operations,
+    Role,
+    consists_of_operations,
+    read_operations,
+)
+from dpro.replay.steps.typical import step_series, undisturbed
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
+from dpro.store import Run
+from dpro.timed import with_times
+
+MAX_STEPS = 32  # the latest: a schedule repeats itself
+WARM_UP = 2  # steps in which a job allocates and compiles
+COMPUTE_STREAM = 0
+OPTIMIZER = "optimizer"
+STEP = ["rank", "step"]
+# What an operation is called, and what it does.
+_NAMES = {
+    "forward": ("forward", Role.FORWARD),
+    "backward": ("backward", Role.BACKWARD),
+    "backward_input": (INPUTS_NAME, Role.BACKWARD),
+    "backward_weight": (WEIGHTS_NAMES[0], Role.WEIGHTS),
+}
+
+
+def operations_of(run: Run) -> Operations | None:
+    """The operations of a run, whether it consists of them or has them beside others; None without any."""
+    if has_operations(run):
+        return read_recorded(run)
+    return read_operations(run) if consists_of_operations(run.table(SPANS)) else None
+
+
+def has_operations(run: Run) -> bool:
+    """Whether the run has a table of operations."""
+    return bool(run.parts(OPERATIONS))
+
+
+def read_recorded(run: Run) -> Operations:
+    """The operations of a run for which `has_operations` holds; no rows where no step has all of them."""
+    known = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
+    table = run.table(OPERATIONS).filter(known & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
+    ranks = sorted(table["rank"].unique().to_list())
+    alignment = _alignment(run, ranks)
+    table, steps = alignment.aligned(_windowless(table)), alignment.aligned(_windowless(run.table(STEPS)))
+    places = _places(run, table)
+    steps = _whole_steps(table, steps.filter(pl.col("rank").is_in(ranks)), run.table(STEPS))
+    rows = _computes(table, steps)
+    rows = _with_reductions(rows, _calls(run, alignment, places))
+    rows = _moved(pl.concat([rows, _rest(rows, steps)], how="diagonal_relaxed"), steps)
+    placed = pl.DataFrame([(rank, *place) for rank, place in places.items()], _PLACED, orient="row")
+    rows = (
+        rows.join(placed, on="rank")
+        .sort("step", "rank", "start", "end")
+        .with_columns(span_id=-2 - pl.int_range(pl.len(), dtype=pl.Int64))
+        .select(*_COLUMNS)
+    )
+    extents = steps.group_by("step").agg(
+        begin=(pl.col("begin") + pl.col("moved")).max(), finish=(pl.col("finish") + pl.col("moved")).max()
+    )
+    return Operations(rows, extents.sort("begin"), places, True)
+
+
+_PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}
+_COLUMNS = (
+    "rank", "dp", "stage", "step", "span_id", "name", "role", "direction", "start", "end", "stream", "chunk",
+    "place", "micro_batch", "op", "group", "sequence", "peer",
+)  # fmt: skip
+
+
+def _windowless(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows as rows outside windows: a rank's first clock is then taken."""
+    return frame.with_columns(window=pl.lit(-1, pl.Int32))
+
+
+def _alignment(run: Run, ranks: list[int]) -> Alignment:
+    """Clocks by the comparisons that were recorded: operations are not matched with collectives."""
+    nothing = match_collectives(COLLECTIVES.empty(), SPANS.empty()).rows
+    return align(nothing, [(rank, -1) for rank in ranks], run.table(WORKERS), run.table(CLOCK_SAMPLES))
+
+
+def _places(run: Run, table: pl.DataFrame) -> dict[int, MeshPosition]:
+    """By the pipeline's own stages; data-parallel ranks without a coordinate by their order on a stage."""
+    stages = table.group_by("rank").agg(pl.col("stage").max()).sort("stage", "rank")
+    dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
+    order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")
+    known = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
+    found = known.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
+    return {rank: MeshPosition(place, stage) for rank, place, stage in found.iter_rows()}
+
+
+def _whole_steps(table: pl.DataFrame, aligned: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+    """Steps that can be laid out: `rank`, `step`, `begin`, `finish` (ns), and `moved`: by how much, ns.
+
+    Args:
+        table: operations.
+        aligned: rows of `steps` on one clock.
+        recorded: the table itself.
+    """
+    usual = undisturbed(with_times(recorded))
+    series = step_series(recorded)
+    paused = [] if series is None else series.steps[series.paused].tolist()
+    steps = aligned.join(usual.select(*STEP), on=STEP, how="semi").filter(
+        (pl.col("duration_ns") >= 0) & ~pl.col("step").is_in(paused)
+    )
+    counts = table.group_by(*STEP).len()
+    mode = counts.group_by("rank").agg(usual=pl.col("len").mode().max())
+    whole = counts.join(mode, on="rank").filter(pl.col("len") == pl.col("usual"))
+    steps = steps.join(whole.select(*STEP), on=STEP, how="semi")
+    num_ranks = table["rank"].n_unique()
+    steps = steps.filter(pl.col("rank").n_unique().over("step") == num_ranks)
+    late = steps.filter(pl.col("step") > WARM_UP)
+    steps = late if late["step"].n_unique() > WARM_UP else steps
+    latest = steps["step"].unique().sort().tail(MAX_STEPS).to_list()
+    extents = (
+        steps.filter(pl.col("step").is_in(latest))
+        .select(*STEP, begin="start_ns", finish=pl.col("start_ns") + pl.col("duration_ns"))
+        .sort("step", "rank")
+    )
+    of_job = extents.group_by("step").agg(pl.col("begin").max(), pl.col("finish").max()).sort("step")
+    lasts = (pl.col("finish") - pl.col("begin")).clip(lower_bound=0)
+    of_job = of_job.select("step", moved=lasts.cum_sum() - lasts - pl.col("begin"))
+    return extents.join(of_job, on="step")
+
+
+def _computes(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Forwards and backwards of these steps, by time."""
+    kind = pl.col("kind").cast(pl.String)
+    names = {kind: name for kind, (name, _) in _NAMES.items()}
+    roles = {kind: int(role) for kind, (_, role) in _NAMES.items()}
+    directions = {kind: kind.split("_")[0] for kind in _NAMES}
+    return (
+        table.join(steps.select(*STEP), on=STEP, how="semi")
+        .select(
+            *(*STEP, "chunk", "place", "micro_batch"),
+            name=kind.replace_strict(names, return_dtype=pl.String),
+            role=kind.replace_strict(roles, return_dtype=pl.Int64),
+            direction=kind.replace_strict(directions, return_dtype=pl.String),
+            start="start_ns",
+            end=pl.col("start_ns") + pl.col("duration_ns"),
+            stream=pl.lit(COMPUTE_STREAM, pl.Int64),
+            op=pl.lit(""),
+            group=pl.lit(""),
+            sequence=pl.lit(-1, pl.Int64),
+            peer=pl.lit(-1, pl.Int32),
+        )
+        .sort(*STEP, "start", "end")
+    )
+
+
+def _calls(run: Run, alignment: Alignment, places: dict[int, MeshPosition]) -> pl.DataFrame:
+    """Collectives among the ranks of one stage: `rank`, `op`, `called` and `over` (ns, -1 not known)."""
+    stage = {rank: place.stage for rank, place in places.items()}
+    columns = ["rank", "op", "group_ranks", "enqueued_ns", "start_ns", "duration_ns"]
+    calls = run.table(COLLECTIVES, columns).filter(
+        ~pl.col("op").is_in(POINT_TO_POINT) & (pl.col("group_ranks").list.len() > 1)
+    )
+    stages = pl.col("group_ranks").list.eval(
+        pl.element().replace_strict(stage, default=-1, return_dtype=pl.Int64)
+    )
+    calls = calls.filter((stages.list.n_unique() == 1) & (stages.list.first() >= 0))
+    called = pl.when(pl.col("enqueued_ns") >= 0).then("enqueued_ns").otherwise("start_ns")
+    over = pl.when(pl.col("duration_ns") >= 0).then(pl.col("start_ns") + pl.col("duration_ns"))
+    ended = calls.with_columns(called=called, over=over.fill_null(-1)).filter(pl.col("called") >= 0)
+    lasts = pl.when(pl.col("over") >= 0).then(pl.col("over") - pl.col("called")).otherwise(-1)
+    moved = alignment.aligned(
+        _windowless(ended.select("rank", "op", start_ns="called", duration_ns=lasts))
+    ).sort("start_ns")
+    over = pl.when(pl.col("duration_ns") >= 0).then(pl.col("start_ns") + pl.col("duration_ns"))
+    return moved.select("rank", "op", called="start_ns", over=over.fill_null(-1))
+
+
+def _with_reductions(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Operations until the last call of a reduction within them, and the reductions that follow.
+
+    Args:
+        rows: computes, by time.
+        calls: as from `_calls`.
+    """
+    backward = rows.filter(pl.col("role") != Role.FORWARD).with_columns(at=pl.col("start"))
+    within = (
+        calls.join_asof(
+            backward.select("rank", "start", "end", "at").sort("at"),
+            left_on="called",
+            right_on="at",
+            by="rank",
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .filter(pl.col("called") < pl.col("end"))
+        .group_by("rank", "start")
+        .agg(pl.col("called").max(), pl.col("over").max(), reduction=pl.col("op").last())
+    )
+    joined = rows.join(within, on=["rank", "start"], how="left", maintain_order="left")
+    reduced = joined.filter(pl.col("called").is_not_null())
+    reductions = reduced.with_columns(
+        start="called",
+        end=pl.max_horizontal("end", "over"),
+        name="reduction",
+        op="reduction",
+        role=pl.lit(int(Role.REDUCE), pl.Int64),
+        direction=pl.lit(None, pl.String),
+        group=pl.format("chunk {}", "place"),
+        chunk=pl.lit(-1, pl.Int64),
+        micro_batch=pl.lit(-1, pl.Int64),
+    )
+    computes = joined.with_columns(end=pl.coalesce("called", "end"))
+    return pl.concat([computes, reductions]).select(rows.columns).sort(*STEP, "start", "end")
+
+
+def _rest(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """What each rank does in a step after the last of its other operations."""
+    ended = rows.group_by(STEP).agg(start=pl.col("end").max())
+    rest = ended.join(steps.select(*STEP, end="finish"), on=STEP).filter(pl.col("end") > pl.col("start"))
+    return rest.select(
+        *(*STEP, "start", "end"),
+        name=pl.lit(OPTIMIZER),
+        role=pl.lit(int(Role.WORK), pl.Int64),
+        direction=pl.lit(None, pl.String),
+        stream=pl.lit(COMPUTE_STREAM, pl.Int64),
+        chunk=pl.lit(-1, pl.Int64),
+        place=pl.lit(-1, pl.Int64),
+        micro_batch=pl.lit(-1, pl.Int64),
+        op=pl.lit(""),
+        group=pl.lit(""),
+        sequence=pl.lit(-1, pl.Int64),
+        peer=pl.lit(-1, pl.Int32),
+    )
+
+
+def _moved(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Operations of steps that lie one behind the other."""
+    found = rows.join(steps.select(*STEP, "moved"), on=STEP, how="left")
+    return found.with_columns(pl.col("start", "end") + pl.col("moved")).drop("moved")
