@@ -13,7 +13,9 @@ construction/ from tables to a graph: rank by rank, then joined by rendezvous
 pipeline/     the same graph from whole operations of pipeline-parallel jobs
 steps/        durations of steps, pauses, host counters, breakdown: from tables alone, without a graph
 fidelity/     how far a replay is from the trace, and how far to trust predictions
+fabric/       the network as flows see it: links, paths, rates
 models/       what communication, gradients, memory and matmuls cost
 devices/      how long operations take on other devices and at other precisions
+layouts/      a job in another layout: its step and its memory
 whatif/       edits: one graph into another, and the search for what helps
 """

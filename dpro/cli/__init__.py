@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "replay": ("dpro.cli.run.replay", "replay", "Replay the run's graph and say how well it fits."),
     "whatif": ("dpro.cli.run.whatif", "whatif", "Predict what a change would do to the step time."),
     "plan": ("dpro.cli.run.plan", "plan", "Rank all layouts of a model on this many GPUs."),
+    "topology": ("dpro.cli.run.topology", "topology", "Describe the fabric: hosts, ports, switches, cables."),
     "try": ("dpro.cli.job.try_", "try_", "Make a change to a job, and measure what was predicted."),
     "ledger": ("dpro.cli.job.ledger", "ledger", "What was predicted and measured so far."),
     "diagnose": ("dpro.cli.run.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),

@@ -22,8 +22,11 @@ from dpro.cli.output import share
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from dpro.collectors.launch.processes import LaunchedProcess
     from dpro.collectors.launch.recording import Launch
+    from dpro.topology.file import TopologyFile
 
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
 _OF_WINDOWS = frozenset(
@@ -109,6 +112,11 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     "shows without deep windows. With CUDA_DEVICE_MAX_CONNECTIONS=1 it breaks the overlap of communication "
     "and compute.",
 )  # fmt: skip
+@click.option(
+    "--topology",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The fabric that the job runs on, as `dpro topology` describes it: it is kept with the run.",
+)
 @click.option("--losses", is_flag=True, hidden=True)  # from `dpro try`
 @click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
 @click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
@@ -121,6 +129,7 @@ def record(
     /,
     run: Path | None,
     command: tuple[str, ...],
+    topology: Path | None,
     watch: bool,
     webhook: str,
     metrics: str,
@@ -146,6 +155,7 @@ def record(
     """
     from dpro.collectors.launch.inspector import check_plugin
     from dpro.collectors.launch.start import RecordOptions, launch
+    from dpro.topology.file import read
 
     chosen = RecordOptions(**options)
     if not chosen.windows:
@@ -162,8 +172,26 @@ def record(
             f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
         )
     check_outlets(webhook, metrics)
-    watcher = partial(start_watcher, webhook, metrics) if watch or webhook or metrics else None
-    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar, watcher)
+    beside: list[Callable[[Launch], None]] = []
+    if topology is not None:
+        beside.append(partial(_keep_topology, read(topology)))
+    if watch or webhook or metrics:
+        beside.append(partial(start_watcher, webhook, metrics))
+    folder = run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S"))
+    launch(folder, command, chosen, _sidecar, partial(_start_all, beside) if beside else None)
+
+
+def _start_all(beside: Sequence[Callable[[Launch], None]], recording: Launch) -> None:
+    """Do what is to be done beside the job before it begins."""
+    for start in beside:
+        start(recording)
+
+
+def _keep_topology(topology: TopologyFile, recording: Launch) -> None:
+    """Put the topology into the run; launchers that share the run write the same."""
+    from dpro.topology.file import FILE, write
+
+    write(topology, recording.run / FILE)
 
 
 def _refuse_options_of_windows(context: click.Context) -> None:

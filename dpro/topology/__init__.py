@@ -1,0 +1,10 @@
+"""The fabric that a job runs on, as `topology.toml` describes it: hosts, GPUs, ports, switches and cables.
+
+file            what the file holds: read, checked, written
+hostlist        lists of names in brackets: node[001-128]
+fabrics         fat trees and rail-optimised fabrics, by their size
+inside          the inside of a host, from NCCL's topology XML
+slurm           switches and hosts, from Slurm's topology.conf
+infiniband      switches, ports and cables, from ibnetdiscover
+
+"""

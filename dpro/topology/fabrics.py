@@ -1,0 +1,140 @@
+"""Fabrics as they are usually built, by their size: fat trees and rail-optimised ones.
+
+In: numbers of hosts and of ports of a switch. Out: a topology. A leaf has as many ports down as up, or
+`oversubscription` times as many. Where each leaf has a cable to each spine the tree has two tiers; else
+pods of leaves and spines are joined by cores (k-ary fat tree: Al-Fares, Loukissas and Vahdat, SIGCOMM
+2008). In a rail-optimised fabric port r of each host goes to a leaf of rail r, so GPUs of one number are
+one switch apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from dpro.errors import UsageError
+from dpro.topology.file import ALL, PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile
+
+
+@dataclass(frozen=True)
+class FabricSize:
+    """What a fabric is made of.
+
+    Attributes:
+        hosts, gpus, nics: how many; the latter of each host.
+        ports: of a switch, all of one speed.
+        gbit: of a cable, 1e9 bits/s.
+        gpu_gbps: what a GPU sends within its host, 1e9 bytes/s.
+        oversubscription: capacity of a leaf towards hosts over that towards spines.
+    """
+
+    hosts: int
+    gpus: int = 8
+    nics: int = 8
+    ports: int = 64
+    gbit: float = 400.0
+    gpu_gbps: float = 450.0
+    oversubscription: float = 1.0
+
+    def down(self) -> int:
+        """Ports of a leaf towards hosts.
+
+        Raises:
+            UsageError: nothing is left towards spines.
+        """
+        down = ceil(self.ports * self.oversubscription / (1 + self.oversubscription))
+        if down >= self.ports or self.oversubscription <= 0:
+            raise UsageError(f"oversubscription {self.oversubscription:g} leaves no port of {self.ports}")
+        return down
+
+
+def fat_tree(size: FabricSize) -> TopologyFile:
+    """A fat tree in which all ports of a host go to one leaf.
+
+    Args:
+        size: of the fabric.
+
+    Raises:
+        UsageError: switches with that number of ports cannot join as many hosts.
+    """
+    of_leaf = size.down() // size.nics
+    if not of_leaf:
+        raise UsageError(f"a leaf with {size.down()} ports down has no room for a host with {size.nics}")
+    leaves = ceil(size.hosts / of_leaf)
+    links = []
+    for leaf in range(leaves):
+        first, last = leaf * of_leaf, min((leaf + 1) * of_leaf, size.hosts) - 1
+        ports = f"{_range('node', first, last)}{PORT}{_range('nic', 0, size.nics - 1)}"
+        links.append(LinkEntry(ports, f"leaf{leaf}", size.gbit))
+    return _joined(size, leaves, links)
+
+
+def rail_optimised(size: FabricSize) -> TopologyFile:
+    """A fabric of rails: leaf r of a unit of hosts has port r of each.
+
+    Args:
+        size: of the fabric.
+
+    Raises:
+        UsageError: switches with that number of ports cannot join as many hosts.
+    """
+    of_unit = size.down()
+    units = ceil(size.hosts / of_unit)
+    links = []
+    for unit in range(units):
+        first, last = unit * of_unit, min((unit + 1) * of_unit, size.hosts) - 1
+        hosts = _range("node", first, last)
+        links += [
+            LinkEntry(f"{hosts}{PORT}nic{rail}", f"leaf{unit * size.nics + rail}", size.gbit)
+            for rail in range(size.nics)
+        ]
+    return _joined(size, units * size.nics, links)
+
+
+def _range(prefix: str, first: int, last: int) -> str:
+    return f"{prefix}{first}" if first == last else f"{prefix}[{first}-{last}]"
+
+
+def _joined(size: FabricSize, leaves: int, links: list[LinkEntry]) -> TopologyFile:
+    """Hosts and leaves with their cables, and what joins the leaves."""
+    hosts = [HostEntry(_range("node", 0, size.hosts - 1), size.gpus, size.gpu_gbps, size.nics, size.gbit)]
+    switches = [SwitchEntry(_range("leaf", 0, leaves - 1), "leaf")]
+    up = size.ports - size.down()
+    if leaves == 1:
+        return TopologyFile(hosts=hosts, switches=switches, links=links)
+    if leaves <= size.ports:
+        spines = _spines(leaves, up, size.ports)
+        switches.append(SwitchEntry(_range("spine", 0, spines - 1), "spine"))
+        links.append(
+            LinkEntry(_range("leaf", 0, leaves - 1), _range("spine", 0, spines - 1), size.gbit, up // spines)
+        )
+        return TopologyFile(hosts=hosts, switches=switches, links=links)
+    return _three_tiers(size, leaves, hosts, switches, links)
+
+
+def _spines(leaves: int, up: int, ports: int) -> int:
+    """The fewest spines that take `up` cables of each leaf, as many from each."""
+    fewest = ceil(leaves * up / ports)
+    return next(count for count in range(fewest, up + 1) if up % count == 0)
+
+
+def _three_tiers(
+    size: FabricSize, leaves: int, hosts: list[HostEntry], switches: list[SwitchEntry], links: list[LinkEntry]
+) -> TopologyFile:
+    """Pods of leaves and spines; core g * half + i joins spine g of each pod."""
+    half, up = size.ports // 2, size.ports - size.down()
+    pods = ceil(leaves / half)
+    if pods > size.ports:
+        most = size.ports * half
+        raise UsageError(f"{leaves} leaves: three tiers of switches with {size.ports} ports join {most}")
+    switches += [
+        SwitchEntry(_range("spine", 0, pods * up - 1), "spine"),
+        SwitchEntry(_range("core", 0, up * half - 1), "core"),
+    ]
+    for pod in range(pods):
+        of_pod = _range("leaf", pod * half, min((pod + 1) * half, leaves) - 1)
+        links.append(LinkEntry(of_pod, _range("spine", pod * up, (pod + 1) * up - 1), size.gbit, connect=ALL))
+    for group in range(up):
+        spines = ",".join(f"spine{pod * up + group}" for pod in range(pods))
+        links.append(LinkEntry(spines, _range("core", group * half, (group + 1) * half - 1), size.gbit))
+    return TopologyFile(hosts=hosts, switches=switches, links=links)

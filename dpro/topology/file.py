@@ -1,0 +1,268 @@
+"""`topology.toml`: what it holds, reading it with a line for each thing that is wrong, and writing it.
+
+In: a file, or entries that a generator or an importer made. Out: `TopologyFile`, whose names are known to
+agree. Entries stand for lists of names (`hostlist`), so a fabric of a thousand hosts has a dozen of them.
+What follows from the entries (nodes, links, paths) is computed in `dpro.replay.fabric`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dpro.errors import InputError, UsageError, first_line
+from dpro.folders import written_whole
+from dpro.topology.hostlist import expand
+
+FILE = "topology.toml"  # in a run
+VERSION = 1
+ALL, EACH = "all", "each"
+MAX_CABLES = 4_000_000
+PORT = ":"  # between a host and its port: node001:nic0
+
+
+class HostEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts of one kind.
+
+    Attributes:
+        names: their list.
+        gpus: of each host.
+        gpu_gbps: what a GPU sends to the others of its host, 1e9 bytes/s, each way.
+        nics: network ports of each host, called nic0, nic1, …
+        nic_gbit: of a port, 1e9 bits/s, each way.
+        near: by GPU, the port that it sends through; else the ports are dealt evenly, in order.
+    """
+
+    names: str
+    gpus: int = 8
+    gpu_gbps: float = 450.0
+    nics: int = 8
+    nic_gbit: float = 400.0
+    near: list[int] = []
+
+
+class SwitchEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Switches of one tier.
+
+    Attributes:
+        names: their list.
+        tier: leaf, spine, core, or any other name.
+    """
+
+    names: str
+    tier: str = "leaf"
+
+
+class LinkEntry(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"begin": "from", "end": "to"}
+):
+    """Cables between two lists of ends.
+
+    Attributes:
+        begin, end: lists of switches, or of ports of hosts as node[001-128]:nic0. In the file: from, to.
+        gbit: of a cable, 1e9 bits/s, each way.
+        count: cables between each two ends.
+        connect: all (each end of one list with each of the other) or each (the first with the first, …).
+    """
+
+    begin: str
+    end: str
+    gbit: float = 400.0
+    count: int = 1
+    connect: str = ALL
+
+
+class TopologyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fabric, by its entries.
+
+    Attributes:
+        version: of the format.
+        hosts, switches, links: the entries.
+    """
+
+    version: int = VERSION
+    hosts: list[HostEntry] = []
+    switches: list[SwitchEntry] = []
+    links: list[LinkEntry] = []
+
+
+class Cable(NamedTuple):
+    """Cables between two ends: names of switches, or of ports.
+
+    Attributes:
+        begin, end: the ends.
+        gbit: of each cable, each way.
+        number: of cables.
+    """
+
+    begin: str
+    end: str
+    gbit: float
+    number: int
+
+
+def read(path: Path) -> TopologyFile:
+    """A topology from its file, checked.
+
+    Raises:
+        InputError: it cannot be read, or an entry is wrong: the line names it.
+    """
+    try:
+        found = msgspec.toml.decode(path.read_bytes(), type=TopologyFile)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InputError(f"{path}: {_placed(first_line(error))}") from error
+    try:
+        check(found)
+    except UsageError as error:
+        raise InputError(f"{path}: {error}") from error
+    return found
+
+
+def _placed(message: str) -> str:
+    """The message of a decoder with the place in the file's words: `links[3].gbit`."""
+    return message.replace(" - at `$.", ", at `").replace("...", "")
+
+
+def check(topology: TopologyFile) -> None:
+    """Hold entries to agree with each other.
+
+    Raises:
+        UsageError: they do not; the line names the entry.
+    """
+    if topology.version != VERSION:
+        raise UsageError(f"version {topology.version} is not known: this is version {VERSION}")
+    ports = _checked_hosts(topology)
+    switches = _checked_switches(topology)
+    both = sorted(switches & {port.partition(PORT)[0] for port in ports})
+    if both:
+        raise UsageError(f"{both[0]!r} is a host and a switch")
+    cables, used = 0, Counter[str]()
+    for at, entry in enumerate(topology.links):
+        with_place = f"links[{at}]"
+        if entry.gbit <= 0 or entry.count < 1:
+            raise UsageError(f"{with_place}: gbit and count are more than 0")
+        ends = _pairs(entry, with_place)
+        for name in {name for pair in ends for name in pair}:
+            if name not in switches and name not in ports:
+                raise UsageError(f"{with_place}: {_unknown(name, switches, ports)}")
+        cables += len(ends)
+        if cables > MAX_CABLES:
+            raise UsageError(f"{with_place}: more than {MAX_CABLES:,} pairs of ends")
+        for pair in ends:
+            if pair[0] == pair[1]:
+                raise UsageError(f"{with_place}: {pair[0]!r} is linked to itself")
+            used.update(name for name in pair if name in ports)
+            if pair[0] in ports and pair[1] in ports and topology.switches:
+                raise UsageError(f"{with_place}: {pair[0]!r} and {pair[1]!r} are both ports of hosts")
+    twice = next((name for name, times in used.items() if times > 1), None)
+    if twice is not None:
+        raise UsageError(f"port {twice!r} is linked {used[twice]} times: a port has one cable")
+
+
+def _unknown(name: str, switches: set[str], ports: set[str]) -> str:
+    host, colon, _ = name.partition(PORT)
+    if colon:
+        of_host = sorted(port for port in ports if port.startswith(f"{host}{PORT}"))
+        return f"no port {name!r}" + (f": {host} has {of_host[0]} to {of_host[-1]}" if of_host else "")
+    if any(port.startswith(f"{host}{PORT}") for port in ports):
+        return f"{name!r} is a host: name its port, as {name}{PORT}nic0"
+    known = ", ".join(sorted(switches)[:3])
+    return f"no switch {name!r}" + (f": there are {known} …" if known else "; there are none")
+
+
+def _checked_hosts(topology: TopologyFile) -> set[str]:
+    """Names of all ports."""
+    ports: set[str] = set()
+    seen: set[str] = set()
+    for at, entry in enumerate(topology.hosts):
+        place = f"hosts[{at}]"
+        if entry.gpus < 0 or entry.nics < 0 or entry.gpu_gbps <= 0 or entry.nic_gbit <= 0:
+            raise UsageError(f"{place}: counts are not negative, and speeds more than 0")
+        if entry.near and len(entry.near) != entry.gpus:
+            raise UsageError(f"{place}: near names {len(entry.near)} ports, and there are {entry.gpus} GPUs")
+        if any(not 0 <= port < entry.nics for port in entry.near):
+            raise UsageError(f"{place}: near names ports from 0 to {entry.nics - 1}")
+        for name in _names(entry.names, place):
+            if name in seen:
+                raise UsageError(f"{place}: host {name!r} is described twice")
+            if PORT in name:
+                raise UsageError(f"{place}: {name!r}: names of hosts have no {PORT!r}")
+            seen.add(name)
+            ports.update(f"{name}{PORT}nic{port}" for port in range(entry.nics))
+    return ports
+
+
+def _checked_switches(topology: TopologyFile) -> set[str]:
+    found: set[str] = set()
+    for at, entry in enumerate(topology.switches):
+        for name in _names(entry.names, f"switches[{at}]"):
+            if name in found:
+                raise UsageError(f"switches[{at}]: switch {name!r} is described twice")
+            found.add(name)
+    return found
+
+
+def _names(text: str, place: str) -> list[str]:
+    try:
+        found = expand(text)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from error
+    if not found:
+        raise UsageError(f"{place}: names is empty")
+    return found
+
+
+def _pairs(entry: LinkEntry, place: str) -> list[tuple[str, str]]:
+    begins, ends = _names(entry.begin, place), _names(entry.end, place)
+    if entry.connect == ALL:
+        if len(begins) * len(ends) > MAX_CABLES:
+            raise UsageError(f"{place}: {len(begins) * len(ends):,} pairs of ends")
+        return list(product(begins, ends))
+    if entry.connect != EACH:
+        raise UsageError(f"{place}: connect is {ALL} or {EACH}, not {entry.connect!r}")
+    if len(begins) != len(ends):
+        raise UsageError(f"{place}: {len(begins)} ends are linked each to one of {len(ends)}")
+    return list(zip(begins, ends))
+
+
+def cables(topology: TopologyFile) -> Iterator[Cable]:
+    """Yield the cables between each two ends, of a topology that was checked."""
+    for at, entry in enumerate(topology.links):
+        for begin, end in _pairs(entry, f"links[{at}]"):
+            yield Cable(begin, end, entry.gbit, entry.count)
+
+
+def as_toml(topology: TopologyFile) -> str:
+    """The text of the file."""
+    parts = [f"version = {topology.version}\n"]
+    for table in ("hosts", "switches", "links"):
+        for entry in getattr(topology, table):
+            values: dict[str, Any] = msgspec.to_builtins(entry)
+            lines = "".join(
+                f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value != []
+            )
+            parts.append(f"\n[[{table}]]\n{lines}")
+    return "".join(parts)
+
+
+def write(topology: TopologyFile, path: Path) -> None:
+    """Write a topology to a file, whole or not at all.
+
+    Args:
+        topology: checked here.
+        path: of the file; its folder exists.
+
+    Raises:
+        UsageError: entries do not agree.
+    """
+    check(topology)
+    with written_whole(path.parent, path.name) as file:
+        file.write(as_toml(topology).encode())

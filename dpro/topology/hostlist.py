@@ -1,0 +1,104 @@
+"""Lists of names as cluster tools write them: `node[001-003,7]` is four names, `rack[1-2]node[1-4]` eight.
+
+In: a text. Out: its names in order. Ranges keep leading zeros; brackets do not nest. Slurm calls this a
+hostlist expression (its manual page of `scontrol show hostnames`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby, product
+
+from dpro.errors import UsageError
+
+MAX_NAMES = 1_000_000  # of one list
+_PART = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
+_NUMBERED = re.compile(r"^(.*?)(\d+)$", re.DOTALL)
+
+
+def expand(text: str) -> list[str]:
+    """The names of a list, in order; commas outside of brackets separate lists.
+
+    Raises:
+        UsageError: a bracket is not closed, or a range is none.
+    """
+    return [name for each in _lists(text) for name in _expand_one(each)]
+
+
+def _lists(text: str) -> list[str]:
+    """The lists that commas outside of brackets separate."""
+    found, depth, begin = [], 0, 0
+    for at, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if depth not in (0, 1):
+            raise UsageError(f"{text!r}: brackets do not match")
+        if character == "," and not depth:
+            found.append(text[begin:at])
+            begin = at + 1
+    if depth:
+        raise UsageError(f"{text!r}: brackets do not match")
+    return [each.strip() for each in (*found, text[begin:]) if each.strip()]
+
+
+def _expand_one(text: str) -> list[str]:
+    pieces = _PART.split(text)  # text, ranges, text, ranges, …, text
+    choices = [_numbers(piece, text) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    count = 1
+    for each in choices:
+        count *= len(each)
+    if count > MAX_NAMES:
+        raise UsageError(f"{text!r}: {count:,} names, of at most {MAX_NAMES:,}")
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _numbers(ranges: str, text: str) -> list[str]:
+    found: list[str] = []
+    for each in ranges.split(","):
+        match = _RANGE.match(each.strip())
+        if not match:
+            raise UsageError(f"{text!r}: {each.strip()!r} is no number and no range as 1-8")
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise UsageError(f"{text!r}: {each.strip()!r} ends before it begins")
+        if int(last) - int(first) >= MAX_NAMES:
+            raise UsageError(f"{text!r}: {each.strip()!r} has more than {MAX_NAMES:,} names")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return found
+
+
+def fold(names: Iterable[str]) -> str:
+    """A list that `expand` makes these names of, in the same order; neighbours in number become a range."""
+    parts: list[str] = []
+    for (prefix, width), group in groupby(names, _stem):
+        members = list(group)
+        if width < 0:
+            parts += members
+            continue
+        numbers = [int(name[len(prefix) :]) for name in members]
+        texts = [_range(run, width) for run in _runs(numbers)]
+        alone = len(numbers) == 1
+        parts.append(prefix + (texts[0] if alone else f"[{','.join(texts)}]"))
+    return ",".join(parts)
+
+
+def _stem(name: str) -> tuple[str, int]:
+    """What comes before the number at the end of a name, and the digits of that number; -1 without one."""
+    match = _NUMBERED.match(name)
+    return (match[1], len(match[2])) if match else (name, -1)
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def _range(run: tuple[int, int], width: int) -> str:
+    first, last = (str(each).zfill(width) for each in run)
+    return first if first == last else f"{first}-{last}"

@@ -1,0 +1,118 @@
+"""The inside of a host, from the XML that NCCL writes where `NCCL_TOPO_DUMP_FILE` names a file.
+
+In: the file. Out: how many GPUs and network ports there are, how fast, and which port each GPU is nearest
+to: the one with which it shares the most of the PCI tree (NCCL's own rule, `graph/paths.cc`). Links between
+GPUs count where the file has them; what passes through a host's processors is not modelled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from dpro.errors import InputError
+from dpro.topology.file import HostEntry
+
+# 1e9 bytes/s of one NVLink, each way, by compute capability (NVIDIA's data sheets; NCCL's `graph/topo.h` has
+# what remains of them for payload).
+NVLINK_GBPS = {60: 20.0, 70: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0, 103: 50.0, 120: 50.0}
+PCIE_LANE_GBPS = {2.5: 0.25, 5.0: 0.5, 8.0: 0.985, 16.0: 1.97, 32.0: 3.94, 64.0: 7.56}
+USUAL_GBPS = 25.0  # of a PCI link that the file says nothing of
+_Place = tuple[int, ...]  # of an element: the number of its ancestors among their siblings
+
+
+def read_inside(path: Path, names: str) -> HostEntry:
+    """Hosts as the file describes one.
+
+    Args:
+        path: of the XML.
+        names: the list of hosts that are such.
+
+    Raises:
+        InputError: it is no topology of NCCL's, or has no GPU.
+    """
+    try:
+        root = ElementTree.fromstring(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except ElementTree.ParseError as error:
+        raise InputError(f"{path}: no XML: {error}") from error
+    if root.tag != "system":
+        raise InputError(f"{path}: begins with <{root.tag}>, and a topology of NCCL's with <system>")
+    gpus: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = []
+    ports: list[tuple[_Place, ElementTree.Element]] = []
+    for place, element, parent in _walk(root):
+        if element.tag == "gpu":
+            gpus.append((place, element, parent))
+        elif element.tag == "net":
+            ports.append((place, element))
+    if not gpus:
+        raise InputError(f"{path}: names no GPU")
+    gpus.sort(key=lambda each: _number(path, each[1], "dev", 0))
+    ports.sort(key=lambda each: _number(path, each[1], "dev", 0))
+    gbit = min((_number(path, port, "speed", 0) / 1e3 for _, port in ports), default=0.0)
+    return HostEntry(
+        names,
+        len(gpus),
+        min(_gpu_gbps(path, gpu, parent) for _, gpu, parent in gpus),
+        len(ports),
+        gbit or HostEntry("").nic_gbit,
+        _near([place for place, *_ in gpus], [place for place, _ in ports]),
+    )
+
+
+def _walk(
+    root: ElementTree.Element,
+) -> list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]]:
+    """All elements with their places and parents."""
+    found = []
+    left: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = [((), root, None)]
+    while left:
+        place, element, parent = left.pop()
+        found.append((place, element, parent))
+        left += [((*place, at), child, element) for at, child in enumerate(element)]
+    return found
+
+
+def _number(path: Path, element: ElementTree.Element, name: str, usual: float) -> float:
+    text = element.get(name)
+    try:
+        return usual if text is None else float(text)
+    except ValueError as error:
+        raise InputError(f"{path}: <{element.tag} {name}={text!r}>: no number") from error
+
+
+def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | None) -> float:
+    """What a GPU sends to others: over its NVLinks, or over PCI where it has none."""
+    links = sum(_number(path, each, "count", 1) for each in gpu.iter("nvlink"))
+    capability = int(_number(path, gpu, "sm", 90))
+    if links:
+        at_most = max((each for each in NVLINK_GBPS if each <= capability), default=70)
+        return links * NVLINK_GBPS[at_most]
+    if pci is None:
+        return USUAL_GBPS
+    speed = (pci.get("link_speed") or "").split(" ")[0]
+    width = _number(path, pci, "link_width", 16)
+    known = speed.replace(".", "", 1).isdigit() and float(speed) in PCIE_LANE_GBPS
+    return PCIE_LANE_GBPS[float(speed)] * width if known and width else USUAL_GBPS
+
+
+def _near(gpus: list[_Place], ports: list[_Place]) -> list[int]:
+    """By GPU, the nearest port; of equally near ones the one that fewest GPUs have, the first of those."""
+    if not ports:
+        return []
+    taken = [0] * len(ports)
+    found = []
+    for gpu in gpus:
+        shared = [_shared(gpu, port) for port in ports]
+        best = min(range(len(ports)), key=lambda port: (-shared[port], taken[port], port))
+        taken[best] += 1
+        found.append(best)
+    return found
+
+
+def _shared(one: _Place, other: _Place) -> int:
+    """How many ancestors two places have in common."""
+    return next(
+        (at for at, (mine, its) in enumerate(zip(one, other)) if mine != its), min(len(one), len(other))
+    )

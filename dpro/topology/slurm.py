@@ -1,0 +1,112 @@
+"""Switches and hosts from Slurm's `topology.conf` (plugin `topology/tree`).
+
+In: the file. Out: a topology of switches in tiers, with one port per host. The file knows no speeds (its
+`LinkSpeed` is a weight) and no number of cables: both are given. Blocks (`topology/block`) say which hosts
+share fast links, not how they are cabled, and are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dpro.errors import InputError, UsageError
+from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile, check
+from dpro.topology.hostlist import expand, fold
+
+TIERS = ("leaf", "spine", "core")
+_PAIR = re.compile(r"(\w+)\s*=\s*(\S+)")
+
+
+def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
+    """A topology from `topology.conf`.
+
+    Args:
+        path: of the file.
+        gbit: of each cable, 1e9 bits/s, which the file does not say.
+        host: what each host is; `names` is not used. All its ports go to the host's switch.
+
+    Raises:
+        InputError: a line is none of the plugin's, or names what no line describes.
+    """
+    switches: dict[str, tuple[list[str], list[str]]] = {}
+    for number, line in _lines(path):
+        pairs = {key.lower(): value for key, value in _PAIR.findall(line)}
+        if "blockname" in pairs:
+            raise InputError(f"{path}:{number}: blocks say nothing of cables: a tree of switches is needed")
+        if "switchname" not in pairs:
+            raise InputError(f"{path}:{number}: begins with no SwitchName: {line[:60]!r}")
+        try:
+            below = [expand(pairs.get(key, "")) for key in ("nodes", "switches")]
+        except UsageError as error:
+            raise InputError(f"{path}:{number}: {error}") from error
+        if pairs["switchname"] in switches:
+            raise InputError(f"{path}:{number}: switch {pairs['switchname']!r} is described twice")
+        switches[pairs["switchname"]] = (below[0], below[1])
+    for name, (_, lower) in switches.items():
+        for each in lower:
+            if each not in switches:
+                raise InputError(f"{path}: {each!r}, below switch {name!r}, is described by no line")
+    if not any(hosts for hosts, _ in switches.values()):
+        raise InputError(f"{path}: no switch has hosts (Nodes=…)")
+    return _topology(path, switches, gbit, host)
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Lines that say something, with their numbers; a backslash joins a line with the next."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    found: list[tuple[int, str]] = []
+    continued = False
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = line.partition("#")[0].strip()
+        joined = plain.removesuffix("\\").strip()
+        if continued and found:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {joined}")
+        elif joined:
+            found.append((number, joined))
+        continued = plain.endswith("\\")
+    return found
+
+
+def _topology(
+    path: Path, switches: dict[str, tuple[list[str], list[str]]], gbit: float, host: HostEntry
+) -> TopologyFile:
+    tiers = {name: _tier(path, name, switches, ()) for name in switches}
+    names = [each for hosts, _ in switches.values() for each in hosts]
+    entry = HostEntry(fold(names), host.gpus, host.gpu_gbps, host.nics, host.nic_gbit, host.near)
+    ports = f"nic[0-{host.nics - 1}]"
+    links = [
+        LinkEntry(",".join(f"{each}{PORT}{ports}" for each in hosts), name, gbit)
+        for name, (hosts, _) in switches.items()
+        if hosts
+    ]
+    links += [LinkEntry(fold(lower), name, gbit) for name, (_, lower) in switches.items() if lower]
+    found = TopologyFile(
+        hosts=[entry],
+        switches=[
+            SwitchEntry(
+                fold(name for name, each in tiers.items() if each == tier),
+                TIERS[tier] if tier < len(TIERS) else f"tier{tier}",
+            )
+            for tier in sorted(set(tiers.values()))
+        ],
+        links=links,
+    )
+    try:
+        check(found)
+    except UsageError as error:
+        raise InputError(f"{path}: {error}") from error
+    return found
+
+
+def _tier(
+    path: Path, name: str, switches: dict[str, tuple[list[str], list[str]]], above: tuple[str, ...]
+) -> int:
+    """How many switches lie between a switch and the nearest hosts below it, at most."""
+    if name in above:
+        raise InputError(f"{path}: switch {name!r} is below itself")
+    lower = switches[name][1]
+    return 1 + max(_tier(path, each, switches, (*above, name)) for each in lower) if lower else 0
