@@ -226,6 +226,23 @@ def of_models() -> list[Pair]:
     ]  # fmt: skip
 
 
+def of_chunks() -> list[Pair]:
+    """Pairs of layers that communicate in the middle of their work, whole and cut up by hand."""
+    split, exchanged = "split:op={},work=Product,chunks=4", "moe-pipeline:chunks=4"
+    found = []
+    for kind, width, edit in (
+        ("row", 4096, split.format("all_reduce")),
+        ("column", 2048, split.format("all_gather")),
+        ("column", 4096, split.format("all_gather")),
+        ("experts", 2048, exchanged),
+        ("experts", 4096, exchanged),
+    ):
+        whole = Job(f"--width {width} --first", 500, f"groups_job.py {kind}", delay_us=1)
+        cut = dataclasses.replace(whole, arguments=f"--width {width} --chunks 4 --first")
+        found.append(Pair(f"{kind} of {width}, 500 Mbit/s: in 4 chunks", whole, cut, (edit,)))
+    return found
+
+
 def of_computing_models() -> list[Pair]:
     """Pairs of real models that compute on the two cores, over loopback."""
     gpt = Job("--width 256 --block-ms 0 --optimizer adamw --first", program="model_job.py gpt ddp")
@@ -245,4 +262,10 @@ def of_computing_models() -> list[Pair]:
 
 def pairs() -> list[Pair]:
     """All pairs, those of real models first."""
-    return [*of_models(), *of_computing_models(), *of_sleeping_layers(), *of_computing_layers()]
+    return [
+        *of_models(),
+        *of_computing_models(),
+        *of_sleeping_layers(),
+        *of_computing_layers(),
+        *of_chunks(),
+    ]

@@ -17,6 +17,8 @@ from dpro.replay.whatif.edits.gpu.kernels import Compile, Optimizer, Precision
 from dpro.replay.whatif.edits.gradients import Bucket, Compress, Priority
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
+from dpro.replay.whatif.edits.parallelism.chunked.moe_pipeline import MoePipeline
+from dpro.replay.whatif.edits.parallelism.chunked.split import Split
 from dpro.replay.whatif.edits.parallelism.pipeline import Balance, Pipeline
 from dpro.replay.whatif.edits.scaling import Accumulate, Batch, DataParallelSize, Recompute
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
@@ -32,7 +34,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Precision": (Precision,),
     "Devices": (Device,),
     "Memory for time": (Accumulate, Recompute, Batch),
-    "Parallelism": (DataParallelSize, Balance, Pipeline),
+    "Parallelism": (DataParallelSize, Balance, Pipeline, Split, MoePipeline),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }

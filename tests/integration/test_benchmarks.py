@@ -58,6 +58,7 @@ PARTS = (
     "accuracy.pairs",
     "by_hand",
     "recording.cpu_job",
+    "recording.groups_job",
     "recording.model_job",
     "recording.models",
     "diagnosis.cases",

@@ -65,13 +65,18 @@ class GraphEditor:
         """
         self._edges.append((source, target, lag, kind))
 
-    def insert(self, after: int, **changed: Any) -> int:
+    def insert(self, after: int, template: int = -1, **changed: Any) -> int:
         """Put a node into the program of a thread, behind a node of it and what was inserted there before.
+
+        Args:
+            after: the node of the thread.
+            template: the node to copy, the same where none is given.
+            changed: columns of `Nodes` with other values.
 
         Returns:
             Its number, for edges of this editor.
         """
-        node = self.add(after, **changed)
+        node = self.add(after if template < 0 else template, **changed)
         self._inserted[after].append(node)
         return node
 

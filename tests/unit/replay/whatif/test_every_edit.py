@@ -28,6 +28,7 @@ from tests.ddp import ddp_job
 from tests.pipelines import Job, written
 from tests.unit.replay.whatif.edits.gpu.test_kernels import ADD, GEMM, pointwise
 from tests.unit.replay.whatif.edits.gpu.test_precision import FLAT, graph_of, matmuls
+from tests.unit.replay.whatif.edits.parallelism.test_chunked import experts_job, tensor_job
 from tests.unit.replay.whatif.edits.test_batch import remembered
 from tests.unit.replay.whatif.edits.test_communication import four_ranks
 from tests.unit.replay.whatif.edits.test_host import collecting, loading
@@ -45,6 +46,8 @@ ZERO = [
         "bucket:mb=100",
         "local-updates:every=1",
         "device:to=V100",
+        "split:chunks=1",
+        "moe-pipeline:chunks=1",
     ),
 ]
 ZERO_ONLY = {
@@ -66,7 +69,11 @@ NEITHER = {
     "priority": "pieces are cut and updates deferred at any size; each time from what was recorded",
     "recompute": "there is no such thing as half of a forward pass",
 }
-NEITHER_WAY = {"device": "another GPU is faster at some operations and slower at others"}
+CHUNKS = "what overlaps gains, and each chunk costs something besides"
+NEITHER_WAY = {
+    "device": "another GPU is faster at some operations and slower at others",
+    **{"split": CHUNKS, "moe-pipeline": CHUNKS},
+}
 # Edits that take work or waiting away.
 LESS = [
     *("scale:factor=0.5", "remove:kind=kernel", "remove:name=*", "heal:rank=0", "heal:rank=1", "drop:rank=1"),
@@ -117,6 +124,8 @@ APART = [
     ("overlap:mode=off", "scale:name=LinearForward,factor=2"),
     ("priority:mb=1", "scale:name=LinearForward,factor=2"),
     ("device:to=H200", "cpu:factor=2"),
+    ("split:chunks=2", "scale:name=update,factor=0.5"),
+    ("moe-pipeline:chunks=2", "scale:name=update,factor=0.5"),
 ]
 NOT_APART = {
     "workers": "how much of reading is hidden depends on how long all else takes",
@@ -149,6 +158,8 @@ def job(tmp_path_factory) -> Callable[[str], Graph]:
     product = [("aten::mm", FLAT, "volta_fp16_s884gemm", 90), ("aten::add", [], ADD, 90)]
     made["v100"] = graph_of(matmuls(product), folder / "v100", "Tesla V100-SXM2-16GB")
     made["rings"] = four_ranks(folder / "rings")
+    made |= {"tensor": tensor_job().build(folder / "tensor").graph}
+    made |= {"experts": experts_job().build(folder / "experts").graph}
     made["pipeline"] = build_graph(written(Job(num_steps=2).run(), folder / "pipeline")).predictive
     return made.__getitem__
 
@@ -159,7 +170,20 @@ def real(traces) -> Graph:
     return build_graph(open_quietly(traces / "multirank" / "torchrec_v100_2r_kjt")).predictive
 
 
-NAMES = ("cpu", "gpu", "ddp", "fsdp", "input", "garbage", "pointwise", "rings", "pipeline", "v100")
+NAMES = (
+    "tensor",
+    "experts",
+    "cpu",
+    "gpu",
+    "ddp",
+    "fsdp",
+    "input",
+    "garbage",
+    "pointwise",
+    "rings",
+    "pipeline",
+    "v100",
+)
 names = st.sampled_from(NAMES)
 
 

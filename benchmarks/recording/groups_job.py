@@ -1,0 +1,159 @@
+"""A training job on the CPU whose layers communicate in the middle of their work, whole or cut into chunks.
+
+torchrun --nproc-per-node 2 benchmarks/recording/groups_job.py KIND [--chunks 4] [--dp 2] …
+
+Products sleep for a known time, forward and backward, and leave the cores free. `row` reduces each product,
+as a layer whose matrix is split by row; `column` gathers before each; `experts` exchanges tokens before
+and after. With chunks each product is cut up by hand, and its chunks run while others are on their way.
+Ranks that are not of one such group are data parallel. It knows nothing of dpro.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+TOKENS = 64
+ROW, COLUMN, EXPERTS = "row", "column", "experts"
+
+
+class Product(torch.autograd.Function):
+    """A matrix product on a device of its own, as the host that waits for it sees it."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, seconds: float) -> Tensor:
+        """Sleep."""
+        context.seconds = seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Sleep as long again."""
+        time.sleep(context.seconds)
+        return gradient, None
+
+
+class Layer(nn.Module):
+    """A product, what its ranks exchange before or after, and parameters."""
+
+    def __init__(self, options: argparse.Namespace, group: dist.ProcessGroup | None) -> None:
+        """On the ranks of a group."""
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(max(options.parameters, options.width)))
+        self.group, self.kind = group, options.kind
+        self.chunks, self.seconds = options.chunks, options.layer_ms / 1e3
+
+    def product(self, x: Tensor) -> Tensor:
+        """Of one chunk."""
+        return Product.apply(x, self.seconds * x.shape[0] / TOKENS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute and communicate, chunk by chunk."""
+        parts = list((x * self.weights[: x.shape[1]]).chunk(self.chunks))
+        if self.kind == ROW:
+            return torch.cat(self.reduced(parts))
+        if self.kind == COLUMN:
+            return torch.cat(self.gathered(parts))
+        return torch.cat(self.routed(parts))
+
+    def reduced(self, parts: list[Tensor]) -> list[Tensor]:
+        """Each product, reduced while the next one is computed."""
+        made, calls = [], []
+        for part in parts:
+            made.append(self.product(part))
+            calls.append(dist.all_reduce(made[-1].detach(), group=self.group, async_op=True))
+        for call in calls:
+            call.wait()
+        return made
+
+    def gathered(self, parts: list[Tensor]) -> list[Tensor]:
+        """All are on their way at once; each product as soon as its part has come."""
+        calls = []
+        for part in parts:
+            whole = [torch.empty_like(part) for _ in range(dist.get_world_size(self.group))]
+            calls.append(dist.all_gather(whole, part.detach().contiguous(), group=self.group, async_op=True))
+        made = []
+        for part, call in zip(parts, calls):
+            call.wait()
+            made.append(self.product(part))
+        return made
+
+    def routed(self, parts: list[Tensor]) -> list[Tensor]:
+        """Tokens go to their experts, and back."""
+        calls = [self.exchange(part) for part in parts]
+        made, back = [], []
+        for part, call in zip(parts, calls):
+            call.wait()
+            made.append(self.product(part))
+            back.append(self.exchange(made[-1]))
+        for call in back:
+            call.wait()
+        return made
+
+    def exchange(self, part: Tensor) -> dist.Work:
+        """As much to each rank."""
+        sent = part.detach().contiguous()
+        return dist.all_to_all_single(torch.empty_like(sent), sent, group=self.group, async_op=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("kind", choices=(ROW, COLUMN, EXPERTS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=4096, help="of a token")
+    parser.add_argument("--parameters", type=int, default=1 << 18, help="of a layer")
+    parser.add_argument("--layer-ms", type=float, default=20.0, help="each product, forward and backward")
+    parser.add_argument("--chunks", type=int, default=1)
+    parser.add_argument("--dp", type=int, default=1, help="data-parallel ranks")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per update")
+    parser.add_argument("--bucket-mb", type=float, default=25.0)
+    parser.add_argument("--first", action="store_true", help="run before all other programs (root)")
+    return parser.parse_args()
+
+
+def parallel(options: argparse.Namespace) -> tuple[nn.Module, Callable[[], Any]]:
+    """The model, and what keeps it from reducing gradients."""
+    world = dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (options.dp, world // options.dp), mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(*(Layer(options, mesh.get_group("tp")) for _ in range(options.layers)))
+    if options.dp == 1:
+        return model, nullcontext
+    replicated = DistributedDataParallel(
+        model, process_group=mesh.get_group("dp"), bucket_cap_mb=options.bucket_mb
+    )
+    return replicated, replicated.no_sync
+
+
+def main() -> None:
+    """Train."""
+    options = parse_arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if options.first:  # and so do the threads that this one starts
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    dist.init_process_group("gloo")
+    model, without = parallel(options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    for _ in range(options.steps):
+        optimizer.zero_grad()
+        for batch in range(options.accumulate):
+            with nullcontext() if batch == options.accumulate - 1 else without():
+                model(torch.ones(TOKENS, options.width)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Exchange tokens of a mixture of experts, compute and exchange back in chunks: three things side by side.
+
+An all-to-all, what experts do with the tokens it brought, and the all-to-all that takes them back depend on
+each other as a whole, and chunk by chunk they do not. What ranks of a host gather or reduce in between is a
+stage of its own, on links of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.models.link_costs import unknown_latencies
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.parallelism.chunked.costs import costs_of
+from dpro.replay.whatif.edits.parallelism.chunked.places import Order, awaited_collectives
+from dpro.replay.whatif.edits.parallelism.chunked.rebuild import cut_nodes, with_chunks
+from dpro.replay.whatif.edits.parallelism.chunked.segments import ALL_TO_ALL, Segment, WorkStage, experts_of
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.selected import messages_fitting
+
+
+@dataclass(frozen=True)
+class MoePipeline(Edit):
+    """Tokens go to their experts, are computed and come back in chunks."""
+
+    name = "moe-pipeline"
+    summary = "all-to-all, experts and all-to-all of a mixture of experts in chunks that overlap"
+    example = "moe-pipeline:chunks=2"
+    needs = "an all-to-all, work that waits for it, and an all-to-all of as many bytes that takes it back"
+    assumes = (
+        "chunks have equal numbers of tokens for each expert, links within and between hosts are not in each "
+        "other's way, and work beside a collective is slowed down as the run shows it, or else as others "
+        "measured (1.19 times, 1.4 at most)"
+    )
+    source = (
+        "Tutel (Hwang et al., MLSys 2023), FSMoE (Pan et al., arXiv 2501.10714): chunks of a stage follow "
+        "each other, all of one exchange before those of the next in its group; times by the run's own curves"
+    )
+    proof = "4 chunks, all-to-all on gloo"
+    effort = "code"
+    chunks: int = key("into how many the tokens of a layer are cut", 2, least=1)
+    group: str = key("pattern for the process group of the all-to-alls; all without", "")
+    doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        cls().segments(facts.graph)
+        return [cls(2), cls(4)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication)
+
+    def is_proven(self, graph: Graph) -> bool:
+        """All pairs are of jobs on CPUs: what kernels beside a collective lose, they do not show."""
+        return super().is_proven(graph) and not (graph.nodes.kind == NodeKind.KERNEL).any()
+
+    def apply(self, graph: Graph) -> Graph:
+        """Cut up all exchanges with what is between them."""
+        return self._with(graph, 0)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """With chunks that cost nothing besides, and with the most that they may cost."""
+        return (self._with(graph, 1), self._with(graph, 2))
+
+    def _with(self, graph: Graph, which: int) -> Graph:
+        segments = self.segments(graph)
+        if self.chunks == 1:
+            return graph
+        costs = costs_of(graph, *cut_nodes(segments, graph.num_nodes), self.chunks)
+        return with_chunks(graph, segments, costs[which])
+
+    def segments(self, graph: Graph) -> list[Segment]:
+        """Exchanges with what is between them.
+
+        Raises:
+            Unanswerable: there are none.
+        """
+        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
+        found: list[Segment] = once(graph, (self.name, self), columns, lambda: self._segments(graph))
+        if not found:
+            there = any(message.op == ALL_TO_ALL for message in graph.messages)
+            raise Unanswerable(
+                "no all-to-all in the run is followed by work and an all-to-all that takes as many bytes back"
+                if there
+                else "the run holds no all-to-all: no tokens are exchanged between experts"
+            )
+        return found
+
+    def _segments(self, graph: Graph) -> list[Segment]:
+        order = Order(graph)
+        fits = messages_fitting(graph, ALL_TO_ALL, self.group) if graph.messages else np.zeros(0, np.bool_)
+        awaited = [
+            members
+            for members in awaited_collectives(graph, order)
+            if fits[members[0].message] or graph.messages[members[0].message].op != ALL_TO_ALL
+        ]
+        return experts_of(graph, order, awaited)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """How many exchanges there are, what is between them, and whose latency the run does not show."""
+        segments = self.segments(graph)
+        inner = [
+            stage for each in segments for stage in each.ranks[0][1:-1] if not isinstance(stage, WorkStage)
+        ]
+        further = f", with {len(inner)} collectives in between" if inner else ""
+        return (f"{len(segments)} exchanges there and back{further}", *unknown_latencies(graph))
+
+    def describe(self) -> str:
+        return f"exchanges of tokens and their experts in {self.chunks} chunks that overlap"
+
+    def how(self) -> str:
+        return (
+            f"Tutel: moe_layer(…, a2a_ffn_overlap_degree={self.chunks}); or by hand: all_to_all_single with "
+            "async_op=True per chunk, the next one on its way while the experts compute"
+        )

@@ -1,0 +1,153 @@
+"""Cut matmuls and the collectives that feed or drain them into chunks that overlap: of tensor parallelism.
+
+A matmul that waits for all of its input, or whose whole result is on its way before anything goes on, leaves
+either the link or the arithmetic idle. Row by row both can be at work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro.arrays import Bools
+from dpro.classify import classify
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.models.link_costs import unknown_latencies
+from dpro.replay.models.roofline import MATMULS
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.parallelism.chunked.costs import Costs, costs_of
+from dpro.replay.whatif.edits.parallelism.chunked.places import Member, Order, awaited_collectives
+from dpro.replay.whatif.edits.parallelism.chunked.rebuild import cut_nodes, with_chunks
+from dpro.replay.whatif.edits.parallelism.chunked.segments import Segment, pairs_of
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.selected import fitting, messages_fitting
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+MATMUL = "gemm"
+
+
+@dataclass(frozen=True)
+class Split(Edit):
+    """A matmul and its collective run in chunks, the one beside the other."""
+
+    name = "split"
+    summary = "a matmul and the collective that feeds or drains it in chunks that overlap"
+    example = "split:op=reduce_scatter,chunks=4"
+    needs = "collectives that work waits for, next to a matmul, of sizes that show what they cost"
+    assumes = (
+        "rows can be cut up, chunks are equal, and work beside a collective is slowed down as the run shows "
+        "it, or else as others measured (1.19 times, 1.4 at most)"
+    )
+    source = (
+        "Flux (Chang et al., arXiv 2406.06858), asynchronous tensor parallelism of PyTorch; a chunk of a "
+        "collective by the run's own curve, a chunk of a matmul by its shape where that is known"
+    )
+    proof = "rows and columns of layers in 4 chunks, gloo"
+    effort = "code"
+    op: str = key("pattern for the operation of collectives; all without", "")
+    chunks: int = key("into how many each is cut", 4, least=1)
+    work: str = key("pattern for the work that is cut; matmuls without", "")
+    group: str = key("pattern for the process group; all without", "")
+    doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Two and four chunks of each operation that stands next to matmuls."""
+        graph = facts.graph
+        ops = Counter(graph.messages[_member(each).message].op for each in cls().segments(graph))
+        return [cls(op, chunks) for op in sorted(ops) for chunks in (2, 4)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication)
+
+    def is_proven(self, graph: Graph) -> bool:
+        """All pairs are of jobs on CPUs: what kernels beside a collective lose, they do not show."""
+        return super().is_proven(graph) and not (graph.nodes.kind == NodeKind.KERNEL).any()
+
+    def apply(self, graph: Graph) -> Graph:
+        """Cut up all pairs."""
+        return self._with(graph, 0)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """With chunks that cost nothing besides, and with the most that they may cost."""
+        return (self._with(graph, 1), self._with(graph, 2))
+
+    def _with(self, graph: Graph, which: int) -> Graph:
+        segments = self.segments(graph)
+        if self.chunks == 1:
+            return graph
+        return with_chunks(graph, segments, self._costs(graph, segments)[which])
+
+    def _costs(self, graph: Graph, segments: list[Segment]) -> tuple[Costs, Costs, Costs]:
+        work, transfers = cut_nodes(segments, graph.num_nodes)
+        return costs_of(graph, work, transfers, self.chunks)
+
+    def segments(self, graph: Graph) -> list[Segment]:
+        """Pairs of a matmul and a collective.
+
+        Raises:
+            Unanswerable: there are none.
+        """
+        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
+        found: list[Segment] = once(graph, (self.name, self), columns, lambda: self._segments(graph))
+        if not found:
+            what = f"work that fits {self.work!r}" if self.work else "a matmul"
+            raise Unanswerable(
+                f"no {self.op or 'collective'} in the run stands next to {what} and is waited for at once"
+            )
+        return found
+
+    def _segments(self, graph: Graph) -> list[Segment]:
+        order = Order(graph)
+        fits = messages_fitting(graph, self.op, self.group) if graph.messages else np.zeros(0, np.bool_)
+        awaited = [
+            members
+            for members in awaited_collectives(graph, order)
+            if fits[members[0].message] and graph.messages[members[0].message].op in OPERATIONS
+        ]
+        return pairs_of(graph, order, awaited, self._work(graph))
+
+    def _work(self, graph: Graph) -> Bools:
+        """[N] what may be cut."""
+        nodes = graph.nodes
+        kernels = nodes.kind == NodeKind.KERNEL
+        work = kernels if kernels.any() else nodes.kind == NodeKind.CPU
+        if self.work:
+            named = fitting(graph.names, self.work)
+        elif kernels.any():
+            named = np.array([classify(name).kind == MATMUL for name in graph.names], np.bool_)
+        else:
+            named = np.array([name in MATMULS for name in graph.names], np.bool_)
+        found: Bools = work & named[nodes.name] & (nodes.span >= 0)
+        return found
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """How many pairs there are, which way round, and whose latency the run does not show."""
+        segments = self.segments(graph)
+        drains = sum(isinstance(each.ranks[0][1], Member) for each in segments)
+        ways = [
+            f"{count} {what}"
+            for count, what in ((drains, "behind its matmul"), (len(segments) - drains, "before its matmul"))
+            if count
+        ]
+        return (f"collectives that are cut up: {' and '.join(ways)}", *unknown_latencies(graph))
+
+    def describe(self) -> str:
+        what = f"{self.op or 'collectives'} next to {self.work or 'matmuls'}"
+        return f"{what} in {self.chunks} chunks that overlap"
+
+    def how(self) -> str:
+        return (
+            "torch.compile with torch._inductor.config._micro_pipeline_tp = True and "
+            "enable_symm_mem_for_group; Transformer Engine: ub_overlap_ag, ub_overlap_rs; or by hand, with "
+            "async_op=True per chunk"
+        )
+
+
+def _member(segment: Segment) -> Member:
+    """Its collective on one rank."""
+    return next(stage for stage in segment.ranks[0] if isinstance(stage, Member))
