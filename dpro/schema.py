@@ -237,7 +237,7 @@ OPERATIONS = Table(
 
 BUCKETS = Table(
     "buckets",
-    "One gradient bucket of a DDP (torch's or Megatron-core's) or FSDP module.",
+    "One gradient bucket of a DDP (torch's or Megatron-core's) or FSDP module, or buffer of DeepSpeed.",
     {
         "rank": _RANK,
         "module": Column(pl.Int32, "Which wrapped module of the process, in order of construction.", 0),

@@ -4,6 +4,7 @@ coverage            turns PyTorch's flight recorder on where it is off; which ca
 flight, rings       dumps of the flight recorder; its rings of calls, and how many calls there were, without
                     asking a GPU
 stalls              messages of gloo, and what a process waits for while no step ends
-buckets, megatron   gradient buckets of DDP and FSDP2; those of Megatron-core
+buckets             gradient buckets of DDP and FSDP2
+megatron, deepspeed those of Megatron-core and DeepSpeed
 mesh                axes of device meshes
 """

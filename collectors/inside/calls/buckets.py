@@ -1,9 +1,9 @@
 """Gradient buckets: how data-parallel modules group their parameters for communication.
 
-In: modules as DDP wraps them, torch's or Megatron-core's, and the modules that FSDP2 has sharded. Out:
-`buckets.json`, one object per wrapped module: `source`, and `buckets`, each with its `bytes`, and the indices
-(`parameters`), `names`, sizes (`parameter_bytes`) and `shapes` of its parameters, and its communication
-`hook`, where they are known.
+In: modules as DDP wraps them, torch's or Megatron-core's, the modules that FSDP2 has sharded, and what
+DeepSpeed reduces. Out: `buckets.json`, one object per wrapped module: `source`, and `buckets`, each with its
+`bytes`, and the indices (`parameters`), `names`, sizes (`parameter_bytes`) and `shapes` of its parameters,
+and its communication `hook`, where they are known.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ..torch_internals import (
     fsdp_states,
     is_fsdp_root,
 )
+from .deepspeed import DeepSpeedBuckets
 from .megatron import ddp_class, of_megatron
 
 KNOWN_AT_STEP = 3  # DDP rebuilds its buckets after the first backward
@@ -42,6 +43,7 @@ class Buckets:
         self._modules: list[weakref.ref[Any]] = []
         self._of_megatron: list[weakref.ref[Any]] = []
         self._patched: set[Any] = set()
+        self.of_deepspeed = DeepSpeedBuckets(recorder)
 
     def on_module(self, module: Any) -> None:
         """A module was wrapped for data parallelism."""
@@ -60,15 +62,20 @@ class Buckets:
 
     def on_step(self, step: int) -> None:
         """Buckets are final after a few steps."""
+        self.of_deepspeed.look()
+        if step == KNOWN_AT_STEP - 1:
+            self.of_deepspeed.forget()
         if step == KNOWN_AT_STEP:
+            self.of_deepspeed.finish()
             self.save()
 
     def save(self) -> None:
-        """Save what DDP, FSDP2 and Megatron-core say of their buckets."""
+        """Save what DDP, FSDP2, Megatron-core and DeepSpeed say of their buckets."""
         found = [of_ddp(module) for module in _alive(self._modules)] + _of_fsdp()
         for module in _alive(self._of_megatron):
             with suppress(Exception):  # another version of it: those of torch are not lost for that
                 found += of_megatron(module)
+        found += self.of_deepspeed.found()
         if found:
             self._recorder.write_file("buckets.json", json.dumps(found).encode())
 
@@ -84,6 +91,8 @@ def install(recorder: Recorder) -> None:
     patch(DistributedDataParallel, "__init__", after=lambda module: recorder.call(buckets.on_module, module))
     for module in (distributed_c10d, dist):
         patch(module, "new_group", before=lambda *_: recorder.call(buckets.on_group))
+    for occasion in ("open", "work"):
+        recorder.listen(occasion, buckets.of_deepspeed.look)
     recorder.listen("step", buckets.on_step)
     recorder.listen("end", buckets.save)
 

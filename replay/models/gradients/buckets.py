@@ -5,11 +5,14 @@ In: a graph and its run. Out: the passes that edits change, and the same as a ta
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, once
+from dpro.replay.models.gradients.buffers import buffered_passes
 from dpro.replay.models.gradients.inferred import inferred_passes
 from dpro.replay.models.gradients.passes import Pass, parameters_of, passes_of
 from dpro.schema import BUCKETS
@@ -50,10 +53,11 @@ def _gradient_passes(graph: Graph) -> list[Pass]:
     hooks = rows.filter(pl.col("hook") != "")["hook"]
     if hooks.len():
         raise Unanswerable(f"gradients already go through a communication hook ({hooks[0]})")
-    try:
+    with suppress(Unanswerable):
         return passes_of(graph, parameters_of(graph.run))
-    except Unanswerable:
-        return inferred_passes(graph)
+    with suppress(Unanswerable):
+        return buffered_passes(graph)
+    return inferred_passes(graph)
 
 
 def bucket_table(graph: Graph) -> pl.DataFrame:

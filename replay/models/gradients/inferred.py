@@ -75,14 +75,19 @@ def inferred_passes(graph: Graph) -> list[Pass]:
             (int(each["first"][0]), _parameters(each))
             for each in own.with_row_index("first").partition_by("step", maintain_order=True)
         ]
-        found += passes_at(graph, launches, issued, own, partial(_given, passes))
+        found += passes_at(graph, launches, issued, own, partial(given_passes, passes))
     if not found:
         raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
     return sorted(found, key=lambda each: (each.rank, each.window, each.step, int(each.ready[0])))
 
 
-def _given(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
-    """The passes that were found, whatever the steps of their nodes."""
+def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
+    """The passes that were found, whatever the steps of their nodes.
+
+    Args:
+        passes: the first moment of each, and what it reduces.
+        step: of each moment.
+    """
     return passes
 
 
@@ -280,7 +285,9 @@ def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
     for num_bytes, count in (
         moments.group_by("call").agg(pl.col("bytes").first(), pl.len())["bytes", "len"].iter_rows()
     ):
-        sizes = {tuple(each) for total, each in buckets if len(each) == count and _is_same(num_bytes, total)}
+        sizes = {
+            tuple(each) for total, each in buckets if len(each) == count and is_same_bucket(num_bytes, total)
+        }
         if len(sizes) == 1:
             fitting[num_bytes, count] = list(sizes.pop())
     known = [
@@ -295,8 +302,13 @@ def _sizes_of(own: list[tuple[int, int]], fitting: dict[tuple[int, int], list[in
     return fitting.get((own[0][1], len(own)), [-1] * len(own))
 
 
-def _is_same(num_bytes: int, recorded: int) -> bool:
-    """Whether a reduction of this many bytes is of a bucket of that many, in the same or another type."""
+def is_same_bucket(num_bytes: int, recorded: int) -> bool:
+    """Whether a reduction of this many bytes is of a bucket of that many, in the same or another type.
+
+    Args:
+        num_bytes: that are reduced.
+        recorded: that the job said of the bucket.
+    """
     return any(0 <= num_bytes / max(recorded * times, 1) - 1 <= PADDING for times in (0.25, 0.5, 1, 2))
 
 

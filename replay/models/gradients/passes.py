@@ -38,6 +38,9 @@ class Parameters:
         hook: what reduces in place of a plain all-reduce, empty for nothing.
         is_recorded: whether the framework itself said so; else it is inferred.
         are_sizes_known: whether each size is known, or only that of each reduction, which was divided evenly.
+        closes_before: whether a bucket closes before the gradient that no longer fits, as DeepSpeed's do;
+            else after the one that fills it, as DDP's do.
+        is_update_shared_out: whether each rank updates a part of the parameters, whatever reduces gradients.
     """
 
     num_bytes: Ints
@@ -45,6 +48,8 @@ class Parameters:
     hook: str = ""
     is_recorded: bool = True
     are_sizes_known: bool = True
+    closes_before: bool = False
+    is_update_shared_out: bool = False
 
 
 @dataclass(frozen=True)

@@ -84,19 +84,25 @@ class Bucket(ReductionEdit):
         return f"gradient buckets of {self.mb:g} MB"
 
     def how(self) -> str:
-        return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
+        elements = round(self.mb * MB / 4)
+        ddp = f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
+        return f"{ddp}; of DeepSpeed reduce_bucket_size={elements}, for gradients in fp32"
 
 
-def closing(num_bytes: Ints, first_cap: int, cap: int) -> Ints:
+def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = False) -> Ints:
     """The last parameter of each bucket: a bucket closes once it holds the cap or more.
 
     Args:
         num_bytes: [P] sizes of gradients in the order in which they are ready.
         first_cap, cap: bytes, of the first bucket and of the others.
+        closes_before: whether it closes before a parameter with which it would hold more.
     """
     closes: list[int] = []
     held = 0
     for parameter, size in enumerate(num_bytes.tolist()):
+        if closes_before and held and held + size > (cap if closes else first_cap):
+            closes.append(parameter - 1)
+            held = 0
         held += size
         if held >= (cap if closes else first_cap):
             closes.append(parameter)
@@ -118,7 +124,13 @@ def closing_of(known: Reduced, each: Pass, first_cap: int, cap: int) -> Ints:
     ends = [at for at in range(len(dtypes)) if at + 1 == len(dtypes) or dtypes[at + 1] != dtypes[at]]
     firsts = [0, *(end + 1 for end in ends[:-1])]
     parts = [
-        first + closing(sizes[first : end + 1], first_cap if first == 0 else cap, cap)
+        first
+        + closing(
+            sizes[first : end + 1],
+            first_cap if first == 0 else cap,
+            cap,
+            each.parameters.closes_before,
+        )
         for first, end in zip(firsts, ends)
     ]
     return np.concatenate(parts)

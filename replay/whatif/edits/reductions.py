@@ -38,8 +38,9 @@ class ReductionEdit(Edit):
         return facts.idle(facts.communication | calling(reduced(facts.graph)))
 
     def is_proven(self, graph: Graph) -> bool:
-        """All pairs are of jobs that recorded which gradients are in which reduction."""
-        return super().is_proven(graph) and reduced(graph).is_recorded
+        """All pairs are of DDP jobs that recorded which gradients are in which reduction."""
+        known = reduced(graph)
+        return super().is_proven(graph) and known.is_recorded and not known.parameters.closes_before
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What is inferred of the reductions, and of which operations the latency is not known."""

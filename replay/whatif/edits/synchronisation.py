@@ -253,10 +253,10 @@ class LocalUpdates(ReductionEdit):
 
     def changed(self, known: Reduced) -> Graph:
         """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
-        if known.is_scattered:
+        if known.is_scattered or known.parameters.is_update_shared_out:
+            by = "reduce_scatter" if known.is_scattered else "ZeRO"
             raise Unanswerable(
-                "ranks hold shards of the optimizer's state (reduce_scatter): none can update all parameters "
-                "by itself"
+                f"ranks hold shards of the optimizer's state ({by}): none can update all parameters by itself"
             )
         if self.every == 1:
             return known.graph

@@ -64,7 +64,8 @@ def sizes_worth_replaying(known: Reduced) -> list[float]:
     gradients = gradients_of(known)
     different: dict[tuple[int, ...], float] = {}
     for size in SIZES_MB:
-        closes = closing(known.parameters.num_bytes, round(size * MB), round(size * MB))
+        own, cap = known.parameters, round(size * MB)
+        closes = closing(own.num_bytes, cap, cap, own.closes_before)
         different.setdefault(tuple(closes.tolist()), size)
     ends = {closes: reductions_end(gradients, closes)[-1] for closes in different}
     by_end = sorted(different, key=lambda closes: (ends[closes], closes))

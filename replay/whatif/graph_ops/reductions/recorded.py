@@ -15,7 +15,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
 from dpro.replay.models.gradients.buckets import dtype_of, gradient_passes
-from dpro.replay.models.gradients.inferred import with_other_sizes
+from dpro.replay.models.gradients.inferred import divided, with_other_sizes
 from dpro.replay.models.gradients.passes import Parameters, Pass
 from dpro.replay.models.link_costs import LinkCost, fit_costs, fit_line
 from dpro.replay.timeline import Timeline, replay
@@ -167,7 +167,15 @@ BYTES_ARE_NS = LinkCost(0.0, 1.0, 0.0, 0.0, 0, 0.0, bandwidth_only=True)
 
 
 def _timed(graph: Graph, each: Pass) -> Pass:
-    """A pass whose sizes are the times of its reductions, each divided evenly."""
+    """A pass whose sizes are the times of its reductions, in proportion where they are known, else even."""
+    if each.parameters.are_sizes_known:
+        parts = np.split(each.parameters.num_bytes, each.closes[:-1] + 1)
+        took = graph.nodes.duration[each.transfer].tolist()
+        shares = [divided(max(ns, part.size), part.tolist()) for ns, part in zip(took, parts)]
+        in_proportion = np.maximum(np.concatenate(shares), 1)
+        return dataclasses.replace(
+            each, parameters=dataclasses.replace(each.parameters, num_bytes=in_proportion)
+        )
     sizes: list[int] = []
     for count, took in zip(np.diff(each.closes, prepend=-1), graph.nodes.duration[each.transfer]):
         sizes += [max(round(int(took) / int(count)), 1)] * int(count)
