@@ -38,3 +38,11 @@ def in_own_process(*arguments: str | Path, cache: Path | None = None) -> subproc
     command = [sys.executable, "-m", "dpro", *map(str, arguments)]
     env = os.environ | ({"DPRO_CACHE": str(cache)} if cache else {})
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+
+
+def refused(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
+    """The one line on stderr of a command that could not do what was asked."""
+    assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dpro: ")
+    return line

@@ -50,3 +50,25 @@ def write_rank(folder: Path, rank: int, world_size: int = 2) -> Path:
     ]
     distributed = {"rank": rank, "world_size": world_size, "backend": "nccl"}
     return write(folder / f"rank{rank}.json.gz", events, distributedInfo=distributed, host_name="node0")
+
+
+def write_dump(folder: Path, rank: int) -> Path:
+    """A flight recorder's dump of one of two ranks, with one all-reduce."""
+    call = {
+        "record_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 1,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 5,
+        "input_sizes": [[2]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[2]],
+        "output_dtypes": ["Float"],
+        "state": "completed",
+        "is_p2p": False,
+    }
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    dump = {"version": "2.9", "pg_config": groups, "nccl_version": "2.27.3", "entries": [call]}
+    path = folder / f"_dump_{rank}"
+    path.write_text(json.dumps(dump), encoding="utf-8")
+    return path

@@ -23,7 +23,8 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.trial.calibrate import as_tried
-from tests.commands import dpro
+from tests.answers import SHAPES, misfits
+from tests.commands import dpro, refused
 from tests.jobs import TRAIN, TWO_RANKS, environment, head_start
 from tests.traces import annotation, cpu_op, kernel, launch, write
 
@@ -33,84 +34,6 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("info", "report", "replay", "whatif", "diagnose")
 GRAPH_COMMANDS = ("replay", "whatif", "diagnose")
-NUMBER = (int, float)
-TEXTS, RANKS = [str], [int]
-CONTENTS = {
-    "run": str,
-    "ranks": RANKS,
-    "world_size": int,
-    "missing_ranks": RANKS,
-    "rows": dict,
-    "warnings": TEXTS,
-    "skipped": dict,
-}
-PREDICTION = {
-    "edits": TEXTS,
-    "predicted_ms": NUMBER,
-    "speedup": NUMBER,
-    "low": NUMBER,
-    "high": NUMBER,
-    "how": str,
-}
-FINDING = {
-    "class": str,
-    "component": {"kind": str, "id": str},
-    "ranks": RANKS,
-    "severity": NUMBER,
-    "confidence": NUMBER,
-    "cost_ms_per_step": NUMBER,
-    "evidence": TEXTS,
-}
-PARTS = (
-    "duration",
-    "compute",
-    "exposed_comm",
-    "exposed_wait",
-    "exposed_transfer",
-    "overlapped_comm",
-    "host_bound",
-    "idle",
-)
-# What programs rely on; commands may say more.
-SHAPES: dict[str, Any] = {
-    "info": CONTENTS | {"steps": int, "hosts": TEXTS, "gpus": TEXTS, "coverage": dict},
-    "report": {
-        "steps": [{"step": int, "rank": int} | {f"{part}_ms": NUMBER for part in PARTS}],
-        "kernels": [{"name": str, "count": int, "total_ms": NUMBER}],
-        "collectives": [
-            {
-                "op": str,
-                "bytes": int,
-                "hosts": (int, type(None)),
-                "count": int,
-                "total_ms": NUMBER,
-                "wait_ms": NUMBER,
-                "transfer_ms": NUMBER,
-                "busbw_gbps": (int, float, type(None)),
-            }
-        ],
-    },
-    "replay": {
-        "steps": [{"step": int, "measured_ms": NUMBER, "replayed_ms": NUMBER, "error_pct": NUMBER}],
-        "error_pct": NUMBER,
-        "span_start_error_us": {"p50": NUMBER, "p95": NUMBER},
-        "coverage": {
-            "collectives_matched": NUMBER,
-            "kernels_classified": (int, float, type(None)),
-            "time_unexplained": NUMBER,
-            "starts_anchored": NUMBER,
-        },
-        "critical_path": [{"rank": int, "name": str, "kind": str, "ms": NUMBER}],
-        "answerable": bool,
-        "reasons": TEXTS,
-    },
-    "whatif": {
-        "baseline_ms": NUMBER,
-        "predictions": [PREDICTION],
-        "refused": [{"edit": str, "reason": str}],
-    },
-    "diagnose": {"findings": [FINDING], "healthy": bool},
-}
 
 
 @functools.cache
@@ -128,24 +51,6 @@ def one_object(done: subprocess.CompletedProcess[str], exit_code: int = 0) -> di
     return found
 
 
-def misfits(found: Any, shape: Any, where: str = "") -> list[str]:
-    """Where a document lacks a key or has another type than it should, as paths."""
-    if isinstance(shape, dict):
-        if not isinstance(found, dict):
-            return [f"{where}: {found!r} is no object"]
-        missing = [f"{where}.{key}: missing" for key in shape if key not in found]
-        present = [key for key in shape if key in found]
-        return missing + [
-            line for key in present for line in misfits(found[key], shape[key], f"{where}.{key}")
-        ]
-    if isinstance(shape, list):
-        if not isinstance(found, list):
-            return [f"{where}: {found!r} is no list"]
-        return [line for i, item in enumerate(found) for line in misfits(item, shape[0], f"{where}[{i}]")]
-    is_truth = isinstance(found, bool) and shape is not bool
-    return [] if isinstance(found, shape) and not is_truth else [f"{where}: {found!r} is not {shape}"]
-
-
 @pytest.fixture
 def here(monkeypatch, capsys):
     """The command line in this process, for the many ways to use it wrongly."""
@@ -159,14 +64,6 @@ def here(monkeypatch, capsys):
         return subprocess.CompletedProcess(command, int(ended.value.code or 0), said.out, said.err)
 
     return call
-
-
-def refused(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
-    """The one line on stderr of a command that could not do what was asked."""
-    assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("dpro: ")
-    return line
 
 
 BEGINNINGS = (0, 1000, 2130, 3070, 4290, 5240, 6400)  # us, as uneven as real steps are

@@ -6,9 +6,6 @@ import collections
 import gzip
 import json
 import os
-import shutil
-import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,11 @@ from dpro.errors import InputError
 from dpro.ingest.derived.steps import find_steps
 from dpro.ingest.importer import import_sources
 from dpro.ingest.kineto import read_trace
-from dpro.ingest.reading.files import Source
 from dpro.opening import open_path
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import open_run
-from tests.commands import dpro, in_own_process
-from tests.traces import cpu_op, kernel, write, write_rank
+from tests.commands import dpro, in_own_process, refused
+from tests.traces import cpu_op, kernel, write, write_dump, write_rank
 
 MULTIRANK = {
     "nanogpt_h100_8r_rs_ag": (8, 8, 4),
@@ -36,15 +32,6 @@ MULTIRANK = {
     "lightllm_h200_8r_deepep_cudagraph": (8, 8, 0),
     "hta_a100_sampled_0_1_of_128": (2, 128, 2),
 }
-
-
-def _refused(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line on stderr of a command that failed as it should."""
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("dpro: ")
-    return line
 
 
 def _plain_reading(path: Path) -> dict[str, float]:
@@ -216,7 +203,7 @@ def _two_of_one_rank(folder: Path) -> Path:
 def test_a_bad_source_is_one_line_and_leaves_nothing(make, what, tmp_path):
     source = make(tmp_path / "in")
     (tmp_path / "out").mkdir()
-    line = _refused(dpro("import", source, "-o", tmp_path / "out" / "run"), code=1)
+    line = refused(dpro("import", source, "-o", tmp_path / "out" / "run"), 1)
     assert what in line
     assert str(source) in line
     assert list((tmp_path / "out").iterdir()) == []
@@ -226,7 +213,7 @@ def test_an_output_that_exists_is_refused_and_untouched(tmp_path):
     write_rank(tmp_path / "in", 0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("mine")
-    line = _refused(dpro("import", tmp_path / "in", "-o", tmp_path / "run"), code=2)
+    line = refused(dpro("import", tmp_path / "in", "-o", tmp_path / "run"), 2)
     assert "exists already" in line
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
@@ -284,7 +271,7 @@ def test_traces_are_imported_once_until_a_file_changes(tmp_path):
 
 
 def test_a_path_that_does_not_exist_is_one_line(tmp_path):
-    assert "no such file or folder" in _refused(dpro("info", tmp_path / "nowhere"), code=1)
+    assert "no such file or folder" in refused(dpro("info", tmp_path / "nowhere"), 1)
 
 
 def test_a_run_directory_is_opened_where_it_is(tmp_path):
@@ -302,34 +289,10 @@ def test_flight_recorder_dumps_of_a_real_hang_are_a_run(traces, tmp_path):
     assert run.table(WORKERS).height == 16
 
 
-def _sent(rank: int, start_ns: int) -> dict[str, Any]:
-    return {
-        "record_id": 0,
-        "process_group": ("0", "default_pg"),
-        "collective_seq_id": 1,
-        "profiling_name": "nccl:all_reduce",
-        "time_created_ns": start_ns,
-        "input_sizes": [[2]],
-        "input_dtypes": ["Float"],
-        "output_sizes": [[2]],
-        "output_dtypes": ["Float"],
-        "state": "completed",
-        "is_p2p": False,
-    }
-
-
-def _write_dump(folder: Path, rank: int) -> Path:
-    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-    dump = {"version": "2.9", "pg_config": groups, "nccl_version": "2.27.3", "entries": [_sent(rank, 5)]}
-    path = folder / f"_dump_{rank}"
-    path.write_text(json.dumps(dump), encoding="utf-8")
-    return path
-
-
 def test_a_rank_may_have_a_kineto_trace_and_a_flight_recorder_dump(tmp_path):
     for rank in (0, 1):
         write_rank(tmp_path / "in", rank)
-        _write_dump(tmp_path / "in", rank)
+        write_dump(tmp_path / "in", rank)
     manifest = import_sources([tmp_path / "in"], tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert manifest.ranks == [0, 1]
@@ -346,7 +309,7 @@ def test_a_rank_may_have_a_kineto_trace_and_a_flight_recorder_dump(tmp_path):
 def test_merged_ranks_are_the_same_bytes_in_processes(tmp_path):
     for rank in (0, 1):
         write_rank(tmp_path / "in", rank)
-        _write_dump(tmp_path / "in", rank)
+        write_dump(tmp_path / "in", rank)
     for name, jobs in (("one", 1), ("two", 2)):
         import_sources([tmp_path / "in"], tmp_path / name, jobs=jobs)
     first, second = (
@@ -362,39 +325,6 @@ def test_two_files_of_different_formats_that_describe_the_same_are_an_error_that
     with pytest.raises(InputError, match=r"rank0\.json\.gz.*pp_rank_0|pp_rank_0.*rank0\.json\.gz") as caught:
         import_sources([tmp_path / "in", pipeline], tmp_path / "run")
     assert "both are rank 0 and have its spans" in str(caught.value)
-
-
-@pytest.mark.parametrize("suffix", ["zip", "tar", "tar.gz"])
-def test_an_archive_is_the_files_in_it(suffix, tmp_path):
-    for rank in (0, 1):
-        write_rank(tmp_path / "in", rank)
-        _write_dump(tmp_path / "in", rank)
-    (tmp_path / "in" / "notes.txt").write_text("hello")
-    form = {"zip": "zip", "tar": "tar", "tar.gz": "gztar"}[suffix]
-    archive = shutil.make_archive(str(tmp_path / "traces"), form, tmp_path / "in")
-    manifest = import_sources([Path(archive)], tmp_path / "run")
-    plain = import_sources([tmp_path / "in"], tmp_path / "plain")
-    assert manifest == plain
-    assert manifest.skipped == {"files that are not traces": 1}
-    for table in (SPANS, COLLECTIVES, WORKERS):
-        assert open_run(tmp_path / "run").table(table).equals(open_run(tmp_path / "plain").table(table))
-
-
-def test_a_damaged_member_of_an_archive_is_named_as_such(tmp_path):
-    write_rank(tmp_path / "in", 0, world_size=1)
-    (tmp_path / "in" / "_dump_1").write_text('{"pg_config": {}, "entries": [3]}')
-    archive = shutil.make_archive(str(tmp_path / "traces"), "zip", tmp_path / "in")
-    (warning,) = import_sources([Path(archive)], tmp_path / "run").warnings
-    assert warning.startswith(f"left out: {archive}!_dump_1: ")
-
-
-def test_a_damaged_archive_among_others_is_left_out(tmp_path):
-    write_rank(tmp_path / "in", 0, world_size=1)
-    (tmp_path / "in" / "more.zip").write_bytes(b"PK\x03\x04 and so on")
-    (warning,) = import_sources([tmp_path / "in"], tmp_path / "run").warnings
-    assert "more.zip: damaged archive" in warning
-    line = _refused(dpro("import", tmp_path / "in" / "more.zip", "-o", tmp_path / "other"), code=1)
-    assert "damaged archive" in line
 
 
 def test_a_rank_that_no_job_has_is_left_out(tmp_path):
@@ -435,7 +365,7 @@ def test_classes_of_the_users_own_count_and_change_what_is_cached(tmp_path, monk
     assert (before["rows"]["collectives"], after["rows"]["collectives"]) == (0, 1)
     classes.write_text("[[class]]\nkind = 'gemm'\n")
     done = in_own_process("import", tmp_path / "in", "-o", tmp_path / "run")
-    assert "class 1 ('')" in _refused(done, code=1)
+    assert "class 1 ('')" in refused(done, 1)
 
 
 def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
@@ -444,7 +374,7 @@ def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
     manifest = import_sources([tmp_path / "in"], tmp_path / "run")
     assert manifest.warnings == []
     assert manifest.skipped == {"JSON files that are not traces": 1, "tables of dpro runs": 3}
-    line = _refused(dpro("import", tmp_path / "run", "-o", tmp_path / "other"), code=1)
+    line = refused(dpro("import", tmp_path / "run", "-o", tmp_path / "other"), 1)
     assert "no trace found" in line
     assert "3 tables of dpro runs" in line
 
@@ -495,33 +425,6 @@ def test_the_peer_of_a_file_without_a_rank_follows_from_the_rank_it_is_given(tmp
     sends = open_run(tmp_path / "run").table(COLLECTIVES)
     # Rank 0 does not send to itself: there, 0 is a number within the group.
     assert sends.select("rank", "op", "peer").rows() == [(0, "send", 1), (1, "send", 0)]
-
-
-def test_a_compressed_tar_is_opened_as_often_whatever_it_holds(monkeypatch, tmp_path):
-    opened: list[str] = []
-    real = Source.open
-    monkeypatch.setattr(Source, "open", lambda source: opened.append(source.label) or real(source))
-    for num_members in (2, 7):
-        archive = tmp_path / f"{num_members}.tar.gz"
-        with tarfile.open(archive, "w:gz") as tar:
-            for rank in range(num_members):
-                tar.add(write_rank(tmp_path / "in", rank, num_members), f"job/rank{rank}.json.gz")
-        run = tmp_path / "out" / f"run{num_members}"
-        assert import_sources([archive], run, jobs=1).ranks == list(range(num_members))
-    assert opened.count(str(tmp_path / "2.tar.gz")) == opened.count(str(tmp_path / "7.tar.gz"))
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"run2", "run7"}
-
-
-def test_the_members_before_the_end_of_a_truncated_tar_are_imported_and_the_rest_is_said(tmp_path):
-    packed, noise = tmp_path / "traces.tar.gz", tmp_path / "noise.json"
-    noise.write_bytes(os.urandom(300_000))
-    with tarfile.open(packed, "w:gz") as tar:
-        for path in (write_rank(tmp_path / "in", 0), noise, write_rank(tmp_path / "in", 1)):
-            tar.add(path, path.name)
-    packed.write_bytes(packed.read_bytes()[:200_000])
-    manifest = import_sources([packed], tmp_path / "run")
-    assert manifest.ranks == [0]
-    assert any("damaged archive" in line and "copy the file again" in line for line in manifest.warnings)
 
 
 def test_what_is_imported_on_the_fly_goes_by_the_name_that_the_user_gave_it(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,10 @@ from dpro.opening import open_path
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching, match_collectives
-from dpro.replay.construction.graph_builder import Built, build_graph
-from dpro.replay.fidelity.accuracy import Trust, assess
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import Timeline, critical_nodes, measured_step_times, replay, step_times
+from dpro.replay.timeline import critical_nodes, measured_step_times, replay, step_times
 from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import search
@@ -26,6 +25,7 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part
 from tests.reference.event_driven import simulate
 from tests.reference.pairing import pair_by_end
+from tests.replayed_jobs import Job, Jobs
 
 NANOGPT = "nanogpt_h100_8r_rs_ag"
 SLEEP_1S = "torchrec_v100_4r_sleep1s_rank2"
@@ -38,48 +38,6 @@ TWO_OF_128 = "hta_a100_sampled_0_1_of_128"
 WHOLE = [NANOGPT, SLEEP_1S, SLEEP_20MS, SMALLEST, PARAM, DECODE]
 MS, US = 1_000_000, 1_000
 SPARSE_ARCH = "# running sparse arch"  # where rank 2 sleeps in the forward pass
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One real job, imported; built and replayed once, when first asked for."""
-
-    run: Run
-
-    @cached_property
-    def built(self) -> Built:
-        return build_graph(self.run)
-
-    @property
-    def graph(self) -> Graph:
-        return self.built.graph
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        return replay(self.graph)
-
-    @cached_property
-    def trust(self) -> Trust:
-        return assess(self.built, self.timeline, self.run.manifest)
-
-    @cached_property
-    def matching(self) -> Matching:
-        return match_collectives(self.run.table(COLLECTIVES), self.run.table(SPANS))
-
-
-class Jobs:
-    """Real jobs by the name of their folder."""
-
-    def __init__(self, traces: Path) -> None:
-        self.traces = traces / "multirank"
-        self._jobs: dict[str, Job] = {}
-
-    def __getitem__(self, name: str) -> Job:
-        if name not in self._jobs:
-            if not (self.traces / name).is_dir():
-                pytest.skip(f"no {name} among the real traces in {self.traces}")
-            self._jobs[name] = Job(open_path(self.traces / name))
-        return self._jobs[name]
 
 
 @pytest.fixture(scope="session")

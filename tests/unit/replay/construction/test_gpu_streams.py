@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from dpro.replay.fidelity.accuracy import unexplained_share
 from dpro.replay.fidelity.evidence import evidence_of
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
-    changed_step_times,
-    durations_of,
-    measured_step_times,
     replay,
-    step_ends,
     step_times,
 )
-from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from tests.builders import COMM, COMPUTE, US, Seen, TinyRun
 
 
-def _replayed(run: TinyRun, folder) -> Seen:
+def replayed(run: TinyRun, folder) -> Seen:
     run.step(0, 0, 2000)
     return Seen(run.build(folder / "r").graph)
+
+
+def step_us(graph) -> float:
+    """How long the one step of a graph takes when it is replayed."""
+    timeline = replay(graph)
+    return step_times(graph, timeline.start, timeline.end)["duration_ns"].item() / US
 
 
 def test_a_launch_releases_its_kernel_at_the_end_of_the_call(tmp_path):
     run = TinyRun()
     run.call(0, 100, 1)
     run.kernel("gemm", 106, 200, 1)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.misses() == 0
     longer = seen.lasting("cudaLaunchKernel", 50)
     assert longer.start("gemm") == 156
@@ -44,7 +44,7 @@ def test_kernels_of_a_stream_run_in_order_of_launch_however_soon_they_are_ready(
     run.call(5, 10, 2)
     run.kernel("first", 11, 300, 1)
     run.kernel("second", 300, 400, 2)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.misses() == 0
     assert seen.lasting("first", 70).start("second") == 370
     assert ("first", "second") in seen.edges(EdgeKind.STREAM)
@@ -59,7 +59,7 @@ def test_a_later_ready_kernel_does_not_run_first(tmp_path):
     run.call(5, 10, 2)
     run.kernel("first", 10, 50, 1)
     run.kernel("second", 50, 60, 2)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     late = seen.lasting("cudaLaunchKernel", 500)
     assert late.start("first") == 510
     assert late.start("second") == 550
@@ -71,7 +71,7 @@ def test_streams_run_beside_each_other(tmp_path):
     run.call(5, 10, 2)
     run.kernel("a", 10, 500, 1)
     run.kernel("b", 15, 400, 2, stream=8)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.misses() == 0
     assert seen.lasting("a", 900).end("b") == 400
 
@@ -83,7 +83,7 @@ def test_a_kernel_may_start_before_its_launching_call_returns(tmp_path):
         begin = 200 * index
         run.call(begin, begin + 60, index)
         run.kernel("gemm", begin + 40, begin + 90, index)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     launch = seen.graph.edges.kind == EdgeKind.LAUNCH
     assert (seen.graph.edges.lag[launch] == -20 * US).all()
     assert seen.misses() == 0
@@ -127,7 +127,7 @@ def _two_streams(with_event: bool) -> TinyRun:
 
 @pytest.mark.parametrize("with_event", [True, False])
 def test_a_stream_that_waits_for_an_event_goes_on_when_the_other_has_come_to_it(tmp_path, with_event):
-    seen = _replayed(_two_streams(with_event), tmp_path)
+    seen = replayed(_two_streams(with_event), tmp_path)
     assert seen.misses() == 0
     assert seen.edges(EdgeKind.EVENT) == [("a", "b")]
     event = seen.graph.edges.kind == EdgeKind.EVENT
@@ -163,7 +163,7 @@ def test_what_is_recorded_and_what_inferred_is_decided_by_pair_of_streams(tmp_pa
     run.sync("stream_wait_event", 8, correlation=3, stream=8, record_stream=COMPUTE, record_correlation=2)
     run.sync("event_record", 16, correlation=5)
     run.sync("stream_wait_event", 18, correlation=6, stream=COMM, record_correlation=lost)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     event = seen.graph.edges.kind == EdgeKind.EVENT
     assert seen.edges(EdgeKind.EVENT) == [("a", "b"), ("b", "ncclDevKernel")]
     assert seen.graph.edges.inferred[event].tolist() == [False, True]
@@ -185,7 +185,7 @@ def test_an_event_recorded_before_the_last_kernel_orders_only_what_came_before_i
     run.kernel("b", 301, 400, 4, stream=8)
     run.sync("event_record", 5, correlation=2)
     run.sync("stream_wait_event", 12, correlation=3, stream=8, record_stream=COMPUTE, record_correlation=2)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.edges(EdgeKind.EVENT) == [("a", "b")]
     assert seen.lasting("c", 500).end("b") == seen.end("b")
 
@@ -253,7 +253,7 @@ def test_a_synchronising_call_makes_the_cpu_wait_for_the_gpu(tmp_path, name):
     run.kernel("gemm", 10, 500, 1)
     run.call(20, 503, 2, name=name)
     run.op("after", 503, 600)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.misses() == 0
     assert seen.lasting("gemm", 100).start("after") == 603
     # The call itself is only what it lasts beyond the GPU's work.
@@ -275,7 +275,7 @@ def _reads_events(silence_ends: int) -> TinyRun:
 
 def test_reading_the_time_of_an_event_after_silence_gives_away_the_wait_for_it(tmp_path):
     # The profiler left the waiting call out: the thread goes on 40 after `a`, whatever else is queued.
-    seen = _replayed(_reads_events(940), tmp_path)
+    seen = replayed(_reads_events(940), tmp_path)
     assert seen.misses() == 0
     assert seen.lasting("a", 400).start("cudaEventElapsedTime") == 1340
     assert seen.lasting("b", 100).start("cudaEventElapsedTime") == 940
@@ -283,7 +283,7 @@ def test_reading_the_time_of_an_event_after_silence_gives_away_the_wait_for_it(t
 
 @pytest.mark.parametrize("silence_ends", [300, 1400])
 def test_silence_that_is_short_or_ends_with_no_work_is_no_wait(tmp_path, silence_ends):
-    seen = _replayed(_reads_events(silence_ends), tmp_path)
+    seen = replayed(_reads_events(silence_ends), tmp_path)
     assert seen.lasting("a", 100).start("cudaEventElapsedTime") == silence_ends
 
 
@@ -294,7 +294,7 @@ def test_a_long_call_that_waits_for_nothing_is_work_of_the_cpu(tmp_path):
     run.kernel("gemm", 10, 50, 1)
     run.call(20, 503, 2, name="cudaMemcpyAsync")
     run.op("after", 503, 600)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.edges(EdgeKind.SYNC) == []
     assert sum(seen.graph.nodes.duration[n] for n in seen.nodes("cudaMemcpyAsync")) == 483 * US
     assert seen.lasting("gemm", 200).start("after") == 503
@@ -310,7 +310,7 @@ def test_a_copy_whose_call_returns_with_it_blocks_and_one_whose_call_returns_at_
     run.call(450, 455, 3, name="cudaMemcpyAsync")
     run.kernel("Memcpy DtoD", 460, 900, 3, kind="memcpy")
     run.op("on", 455, 500)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.misses() < 5  # two copies whose launches took 0 and 5 to arrive share one latency
     slower = seen.lasting("gemm", 1000)
     assert slower.start("item") == 1404
@@ -324,7 +324,7 @@ def test_a_blocking_copy_returns_sooner_when_the_kernel_before_it_gets_faster(tm
     run.call(20, 404, 2, name="cudaMemcpyAsync")
     run.kernel("Memcpy DtoH", 300, 400, 2, kind="memcpy")
     run.op("item", 404, 450)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     # gemm ends at 110, the copy at 210; launching it may cost the call a few microseconds first.
     assert seen.lasting("gemm", -190).start("item") == pytest.approx(214, abs=20)
 
@@ -340,7 +340,7 @@ def test_a_gpu_whose_clock_is_read_wrongly_has_a_launch_latency_of_its_own(tmp_p
             start = begin + 15 + off * rank
             run.kernel("gemm", start, start + 60, index, rank)
         run.op("last", 6000, 6100, rank)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.misses() == 0
     assert unexplained_share(seen.graph) == 0
     # It is still derived: a later launch is a later kernel.
@@ -355,7 +355,7 @@ def test_calls_that_block_do_not_show_the_latency_of_launches(tmp_path):
         run.kernel("Memcpy DtoH", begin + 10, begin + 100, index, kind="memcpy")
     run.call(800, 805, 9, name="cudaMemcpyAsync")
     run.kernel("Memcpy DtoD", 815, 900, 9, kind="memcpy")
-    assert _replayed(run, tmp_path).start("Memcpy DtoD") == 815
+    assert replayed(run, tmp_path).start("Memcpy DtoD") == 815
 
 
 def test_a_staged_copy_that_begins_during_its_call_and_ends_just_after_it_is_not_held_back(tmp_path):
@@ -368,7 +368,7 @@ def test_a_staged_copy_that_begins_during_its_call_and_ends_just_after_it_is_not
         run.kernel(
             "Memcpy HtoD (Pinned -> Device)", 1000 * index + 8, 1000 * index + 30, index, kind="memcpy"
         )
-    assert _replayed(run, tmp_path).start("Memcpy HtoD (Pageable -> Device)") == pytest.approx(10, abs=10)
+    assert replayed(run, tmp_path).start("Memcpy HtoD (Pageable -> Device)") == pytest.approx(10, abs=10)
 
 
 def test_a_thread_that_has_nothing_more_to_do_does_not_hold_up_the_end_of_the_step(tmp_path):
@@ -379,7 +379,7 @@ def test_a_thread_that_has_nothing_more_to_do_does_not_hold_up_the_end_of_the_st
     run.kernel("gemm", 20, 1000, 1)
     run.step(0, 0, 1000)
     graph = run.build(tmp_path / "r").graph
-    assert _step(Scale(NodeSelection(kind="kernel"), 0.5).apply(graph)) == 510
+    assert step_us(Scale(NodeSelection(kind="kernel"), 0.5).apply(graph)) == 510
 
 
 def test_work_launched_before_the_window_is_anchored_and_what_follows_it_is_not(tmp_path):
@@ -388,7 +388,7 @@ def test_work_launched_before_the_window_is_anchored_and_what_follows_it_is_not(
     run.kernel("from before", 140, 300)
     run.call(110, 115, 1)
     run.kernel("gemm", 300, 400, 1)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     nodes = seen.graph.nodes
     anchored = [seen.graph.names[n] for n in nodes.name[nodes.anchored & (nodes.kind == NodeKind.KERNEL)]]
     assert anchored == ["from before"]
@@ -406,7 +406,7 @@ def test_the_launch_of_a_cuda_graph_releases_many_kernels_in_stream_order(tmp_pa
     for index in range(2, 8):  # what plain launches take to arrive: 5
         run.call(400 + 100 * index, 410 + 100 * index, index)
         run.kernel("plain", 415 + 100 * index, 440 + 100 * index, index)
-    seen = _replayed(run, tmp_path)
+    seen = replayed(run, tmp_path)
     assert seen.misses() == pytest.approx(0, abs=10)
     released = [target for source, target in seen.edges(EdgeKind.LAUNCH) if source == "cudaGraphLaunch"]
     assert sorted(released) == ["k0", "side"]
@@ -416,7 +416,7 @@ def test_the_launch_of_a_cuda_graph_releases_many_kernels_in_stream_order(tmp_pa
 
 def test_measured_starts_of_derived_work_do_not_enter_the_replay(tmp_path):
     run = _two_streams(True)
-    graph = _replayed(run, tmp_path).graph
+    graph = replayed(run, tmp_path).graph
     shifted = graph.nodes.measured_start + 77 * US
     nodes = type(graph.nodes)(
         **{
@@ -426,118 +426,3 @@ def test_measured_starts_of_derived_work_do_not_enter_the_replay(tmp_path):
     )
     moved = type(graph)(nodes, graph.edges, graph.indptr, graph.names, graph.lanes, graph.origin_ns)
     assert (replay(moved).start == replay(graph).start).all()
-
-
-def _bound(call: float, kernel: float) -> TinyRun:
-    """Twenty launches and kernels; the step ends when the device has drained."""
-    run = TinyRun()
-    gpu_free = 0.0
-    for index in range(20):
-        begin = call * index
-        run.call(begin, begin + call, index)
-        start = max(begin + call + 5, gpu_free)
-        gpu_free = start + kernel
-        run.kernel("gemm", start, gpu_free, index)
-    end = max(gpu_free, 20 * call)
-    run.call(20 * call, end, 99, name="cudaDeviceSynchronize")
-    run.op("loss", end, end + 10)
-    run.step(0, 0, end + 10)
-    return run
-
-
-def _step(graph) -> float:
-    timeline = replay(graph)
-    return step_times(graph, timeline.start, timeline.end)["duration_ns"].item() / US
-
-
-def test_a_launch_bound_step_hardly_gains_from_faster_kernels_and_becomes_gpu_bound_without_launches(
-    tmp_path,
-):
-    graph = _bound(call=30, kernel=20).build(tmp_path / "r").graph
-    assert _step(graph) == measured_step_times(graph)["duration_ns"].item() / US == 635
-    faster = Scale(NodeSelection(kind="kernel"), 0.1).apply(graph)
-    assert _step(faster) == 617  # only the last kernel, after the last launch
-    free = NoLaunch().apply(graph)
-    assert _step(free) == 20 * 20 + 10
-    # And now the kernels decide.
-    assert _step(Scale(NodeSelection(kind="kernel"), 0.5).apply(free)) == 20 * 10 + 10
-
-
-def test_a_gpu_bound_step_gains_nothing_from_free_launches_and_becomes_launch_bound(tmp_path):
-    graph = _bound(call=10, kernel=50).build(tmp_path / "r").graph
-    assert _step(graph) == 10 + 5 + 20 * 50 + 10
-    assert _step(NoLaunch().apply(graph)) == 20 * 50 + 10
-    assert _step(Scale(NodeSelection(kind="kernel"), 0.01).apply(graph)) == 20 * 10 + 5 + 0.5 + 10
-
-
-def test_a_run_with_nothing_but_gpu_work_still_replays(tmp_path):
-    run = TinyRun()
-    run.kernel("a", 10, 100)
-    run.kernel("b", 100, 150)
-    seen = _replayed(run, tmp_path)
-    assert seen.misses() == 0
-    assert seen.lasting("a", 50).end("b") == 190
-
-
-def test_kernels_that_last_no_time_do_not_make_a_cycle(tmp_path):
-    # Traces in microseconds round short kernels to nothing: several start at once on both streams.
-    run = TinyRun()
-    for index in range(8):
-        run.call(index, index + 1, index)
-        run.kernel(f"k{index}", 100, 100 if index % 3 else 101, index, stream=7 + index % 2)
-    seen = _replayed(run, tmp_path)
-    assert np.isfinite(seen.misses())
-    starts = [seen.start(f"k{index}") for index in (1, 5, 7)]
-    assert starts == sorted(starts)
-
-
-def test_moving_one_kernel_in_the_trace_does_not_move_it_in_the_replay(tmp_path):
-    # Five kernels into an idle stream; the third was seen 4 later than its launch explains.
-    starts = []
-    for late in (0, 4):
-        run = TinyRun()
-        for index in range(5):
-            begin = 200 * index
-            run.call(begin, begin + 5, index)
-            shift = late if index == 2 else 0
-            run.kernel(f"k{index}", begin + 12 + shift, begin + 60 + shift, index)
-        seen = _replayed(run, tmp_path / str(late))
-        starts.append([seen.start(f"k{index}") for index in range(5)])
-    assert starts[0] == starts[1] == [12, 212, 412, 612, 812]
-
-
-def test_work_of_a_trace_without_launches_belongs_to_the_step_it_ran_in(tmp_path):
-    run = TinyRun()
-    for step in range(3):
-        run.kernel("gemm", 100 * step + 5, 100 * step + 90)
-        run.step(step, 100 * step, 100 * (step + 1))
-    nodes = run.build(tmp_path / "r").graph.nodes
-    assert nodes.step[nodes.kind == NodeKind.KERNEL].tolist() == [0, 1, 2]
-
-
-def test_time_before_the_first_span_of_a_window_belongs_to_its_first_step(tmp_path):
-    # The loop sleeps 60 before anything is recorded.
-    run = TinyRun()
-    for step in range(2):
-        run.op("forward", 100 * step + 60, 100 * step + 100)
-        run.step(step, 100 * step, 100 * (step + 1))
-    graph = run.build(tmp_path / "r").graph
-    timeline = replay(graph)
-    assert step_times(graph, timeline.start, timeline.end)["duration_ns"].to_list() == [100 * US, 100 * US]
-    assert graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum() == 120 * US
-
-
-def test_faster_work_before_the_first_step_does_not_make_that_step_longer(tmp_path):
-    run = TinyRun()
-    run.op("launcher", 0, 400)
-    run.kernel("from before", 5, 95)
-    run.call(100, 105, 1)
-    run.kernel("gemm", 200, 300, 1)
-    run.step(0, 100, 400)
-    graph = run.build(tmp_path / "r").graph
-    before = replay(graph)
-    baseline = step_ends(graph, before.start, before.end)
-    faster = Scale(NodeSelection(kind="kernel"), 0.5).apply(graph)
-    after = replay(faster)
-    changed = changed_step_times(baseline, faster, after.start, after.end)
-    assert changed["duration_ns"][0] <= durations_of(baseline)["duration_ns"][0]

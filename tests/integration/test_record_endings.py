@@ -1,0 +1,121 @@
+"""How recorded jobs end: exit codes, signals, and processes that are killed."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from dpro.collectors.launch.recording import wait_until_finished
+from dpro.errors import InputError
+from dpro.schema import COUNTERS, STEPS, WORKERS
+from tests.jobs import (
+    RECORD,
+    TORCHRUN,
+    opened,
+    record,
+    script,
+    sidecar_of,
+    start,
+    wait_for,
+)
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.slow), 5])
+def test_exit_code_of_python_is_passed_on(tmp_path, code):
+    run, done = record(tmp_path, script(tmp_path, f"for _ in range(4): train_step()\nsys.exit({code})"))
+    assert done.returncode == code
+    assert run.manifest.exit_status in (code, None)
+    assert run.table(WORKERS)["exit_code"].to_list() in ([code], [-1])
+
+
+def test_torchrun_keeps_its_exit_code_and_the_rank_its_own(tmp_path):
+    body = """
+    import os
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    train_step()
+    if dist.get_rank() == 1:
+        os._exit(5)
+    dist.barrier()
+    """
+    command = [*TORCHRUN, script(tmp_path, body)[1]]
+    run, done = record(tmp_path, command)
+    assert done.returncode == 1
+    assert run.manifest.ranks == [0, 1]
+    assert run.table(WORKERS).filter(rank=1)["exit_code"].to_list() in ([5], [-1])
+
+
+FOREVER = """
+import pathlib, time
+try:
+    for number in range(100_000):
+        train_step()
+        if number == 40:
+            pathlib.Path("running").touch()
+        if number > 40:
+            time.sleep(0.01)
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, -signal.SIGTERM),
+        (signal.SIGINT, 3),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_signals_reach_the_job_and_the_run_opens(tmp_path, number, code):
+    job = start([*RECORD, "-o", "run", "--", *script(tmp_path, FOREVER)], tmp_path)
+    wait_for(tmp_path / "running")
+    job.send_signal(number)
+    stdout, _ = job.communicate(timeout=30)
+    assert job.returncode == code
+    assert (b"interrupted" in stdout) == (number == signal.SIGINT)
+    run = opened(tmp_path / "run")
+    assert run.table(STEPS)["step"].to_list()[:40] == list(range(1, 41))
+    assert run.manifest.exit_status in (code, None)
+    if number != signal.SIGINT:
+        assert run.table(WORKERS)["exit_signal"].to_list() in ([number], [-1])
+
+
+@pytest.mark.slow
+def test_run_opens_when_a_rank_and_the_launcher_are_killed(tmp_path):
+    body = 'import torch.distributed as dist, os\ndist.init_process_group("gloo")\n' + FOREVER.replace(
+        '"running"', 'f"rank{dist.get_rank()}-{os.getpid()}"'
+    )
+    job = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(tmp_path, body)[1]], tmp_path)
+    deadline = time.monotonic() + 30
+    while len(pids := [int(path.name.split("-")[1]) for path in tmp_path.glob("rank?-*")]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for pid in [job.pid, *pids]:
+        os.kill(pid, signal.SIGKILL)
+    job.communicate(timeout=30)
+    run = opened(tmp_path / "run")
+    assert run.manifest.ranks == [0, 1]
+    for rank in (0, 1):
+        assert run.table(STEPS).filter(rank=rank)["step"].max() >= 40
+    assert set(run.table(WORKERS)["exit_signal"]) <= {signal.SIGKILL, -1}
+
+
+def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
+    job = start([*RECORD, "-o", "run", "--", *script(tmp_path, FOREVER)], tmp_path)
+    wait_for(tmp_path / "running")
+    with pytest.raises(InputError, match="still being recorded"):
+        wait_until_finished(tmp_path / "run")
+    os.kill(sidecar_of(tmp_path / "run"), signal.SIGKILL)
+    job.kill()
+    job.communicate(timeout=30)
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    assert len(wait_until_finished(tmp_path / "run")) == 1
+    run = opened(tmp_path / "run")
+    assert run.table(STEPS).height >= 40
+    assert -1 in run.table(COUNTERS)["rank"]
+    assert {path.name for path in run.path.iterdir() if path.name.startswith(".")} == set()
