@@ -73,6 +73,18 @@ def step_bytes_of(graph: Graph) -> int:
     return footprint_of(graph.run).within_step_bytes if graph.step_bytes is None else graph.step_bytes
 
 
+def peaks_of(run: Run | None) -> dict[int, int]:
+    """The most bytes that the allocator of each rank had given out at once.
+
+    Args:
+        run: the run.
+
+    Raises:
+        Unanswerable: the run holds no allocations.
+    """
+    return {rank: int(value.max()) for rank, (_, value) in _allocated(run).items()}
+
+
 def freed_by_recomputing(run: Run | None, names: list[str]) -> int:
     """What a step would have less at its peak if backward computed modules again, one after the other.
 
@@ -123,15 +135,23 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
     }
 
 
-def _free_bytes(run: Run, peak: int) -> int | None:
-    """What is left at the peak of the smallest GPU of the run; without GPUs, of the host's memory."""
-    rows = run.table(COUNTERS)
+def total_bytes_of(run: Run | None) -> int | None:
+    """How much memory the smallest GPU of the run has; without GPUs, what its hosts had to spare.
+
+    Args:
+        run: the run; None where nothing is known of it.
+    """
+    rows = run.table(COUNTERS) if run is not None else COUNTERS.empty()
     on_gpu = (rows.filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
     reported = rows.filter(
         (pl.col("counter") == FREE["gpu" if on_gpu else "cpu"])
         & ((pl.col("device") != "") if on_gpu else (pl.col("device") == ""))
     )
-    if reported.is_empty():
-        return None
-    least = int(reported["value"].to_numpy().min())
-    return max(least - peak, 0) if on_gpu else least
+    return None if reported.is_empty() else int(reported["value"].to_numpy().min())
+
+
+def _free_bytes(run: Run, peak: int) -> int | None:
+    """What is left at the peak of the smallest GPU of the run; without GPUs, of the host's memory."""
+    total = total_bytes_of(run)
+    on_gpu = (run.table(COUNTERS).filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
+    return max(total - peak, 0) if on_gpu and total is not None else total

@@ -5,5 +5,6 @@ recorded       the same of jobs that were recorded with all that their operation
 dependencies   what depends on what within a step
 oplevel        the graph
 schedules/     published orders of micro-batches
+partition      layers divided over stages
 bubbles        how long stages stand still
 """

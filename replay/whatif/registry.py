@@ -19,7 +19,10 @@ from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
 from dpro.replay.whatif.edits.parallelism.chunked.moe_pipeline import MoePipeline
 from dpro.replay.whatif.edits.parallelism.chunked.split import Split
+from dpro.replay.whatif.edits.parallelism.fill import Fill
 from dpro.replay.whatif.edits.parallelism.pipeline import Balance, Pipeline
+from dpro.replay.whatif.edits.parallelism.skip import Skip
+from dpro.replay.whatif.edits.parallelism.stages import StageLayers
 from dpro.replay.whatif.edits.scaling import Accumulate, Batch, DataParallelSize, Recompute
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates, Overlap, Prefetch
@@ -34,7 +37,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Precision": (Precision,),
     "Devices": (Device,),
     "Memory for time": (Accumulate, Recompute, Batch),
-    "Parallelism": (DataParallelSize, Balance, Pipeline, Split, MoePipeline),
+    "Parallelism": (DataParallelSize, Balance, StageLayers, Pipeline, Skip, Fill, Split, MoePipeline),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }

@@ -26,6 +26,7 @@ from dpro.replay.pipeline.schedules.tasks import (
     KINDS,
     WEIGHTS,
     Order,
+    PipelineTask,
     Place,
     TaskTable,
     looped,
@@ -270,3 +271,30 @@ def _message_ns(graph: Graph, replaced: Bools, passed: Bools) -> float:
     edges = graph.edges
     handed = (edges.kind == EdgeKind.HANDOVER) & replaced[edges.source] & replaced[edges.target]
     return float(np.median(np.maximum(edges.lag[handed], 0))) if handed.any() else 0.0
+
+
+def recorded_orders(rows: pl.DataFrame) -> list[Order]:
+    """The order of each stage, as one pipeline had it in the middle of the run.
+
+    Args:
+        rows: computes.
+    """
+    steps = rows["step"].unique().sort().to_list()
+    own = rows.filter((pl.col("step") == steps[len(steps) // 2]) & (pl.col("dp") == rows["dp"].min()))
+    orders = []
+    for _, stage in own.sort("stage", "start", "node").group_by(["stage"], maintain_order=True):
+        mine = stage.filter(pl.col("rank") == stage["rank"].min())
+        orders.append(
+            [PipelineTask(*each) for each in mine.select("kind", "micro_batch", "chunk").iter_rows()]
+        )
+    return orders
+
+
+def recorded_place(rows: pl.DataFrame) -> Place:
+    """Where each chunk of each stage is in the model.
+
+    Args:
+        rows: computes.
+    """
+    at = {(stage, chunk): place for stage, chunk, place in rows.select("stage", "chunk", "place").iter_rows()}
+    return lambda stage, chunk, num_stages: at.get((stage, chunk), looped(stage, chunk, num_stages))

@@ -2,4 +2,7 @@
 
 pipeline   another schedule of micro-batches, stages of equal work
 chunked/   work and its communication in chunks that overlap
+stages     layers moved between stages
+skip       micro-batches that skip stages
+fill       other work in the bubbles
 """

@@ -48,6 +48,9 @@ ZERO = [
         "device:to=V100",
         "split:chunks=1",
         "moe-pipeline:chunks=1",
+        "stages:layers=2/2/2/2",
+        "skip:share=0",
+        "fill:ms=100000",
     ),
 ]
 ZERO_ONLY = {
@@ -87,6 +90,7 @@ LESS = [
         "overlap:mode=full",
         "workers:count=2",
         "balance:over=stages",
+        "skip:share=0.25",
     ),
 ]
 # Edits that add some.
@@ -94,6 +98,7 @@ MORE = [
     *("scale:factor=2", "slow:rank=1,factor=2", "slow:rank=0,ms=1", "accumulate:steps=2", "cpu:factor=0.5"),
     *("network:bandwidth=0.5", "recompute:module=layers.*", "batch:factor=2", "data-parallel:ranks=16"),
     *("overlap:mode=off", "pipeline:schedule=gpipe", "delay:us=500"),
+    *("stages:layers=5/1/1/1,now=2/2/2/2", "fill:ms=1"),
 ]
 # Edits of different things: what each changes, the other neither reads nor writes.
 APART = [
@@ -131,13 +136,17 @@ NOT_APART = {
     "workers": "how much of reading is hidden depends on how long all else takes",
     "balance": "the mean of all work is of all that others change, too",
     "pipeline": "the order of work depends on how long it takes",
+    "stages": "layers are moved with all that was changed of them",
+    "skip": "what is skipped is skipped with all that was changed of it",
+    "fill": "what fits depends on how long all else takes",
 }
 TABLES = {
     "nothing": [*ZERO, *ONCE],
     "direction": [*LESS, *MORE],
     "order": [text for pair in APART for text in pair],
 }
-UNSOUGHT = {"recompute"}  # jobs here have no modules that are numbered side by side
+# Jobs here have no modules that are numbered side by side, nor commands that name a number of layers.
+UNSOUGHT = {"recompute", "stages"}
 EXCUSED = {"nothing": NEITHER, "direction": NEITHER_WAY, "order": NOT_APART}
 
 
@@ -160,7 +169,7 @@ def job(tmp_path_factory) -> Callable[[str], Graph]:
     made["rings"] = four_ranks(folder / "rings")
     made |= {"tensor": tensor_job().build(folder / "tensor").graph}
     made |= {"experts": experts_job().build(folder / "experts").graph}
-    made["pipeline"] = build_graph(written(Job(num_steps=2).run(), folder / "pipeline")).predictive
+    made["pipeline"] = build_graph(written(Job(4, 2, 2, 2).run(), folder / "pipeline")).predictive
     return made.__getitem__
 
 

@@ -1,0 +1,201 @@
+"""Move layers between the stages of a pipeline: to where the user says, or to where they are balanced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import Graph
+from dpro.replay.models.memory import peaks_of, total_bytes_of
+from dpro.replay.pipeline.partition import balanced, layer_times, regrouped
+from dpro.replay.pipeline.schedules.tasks import BACKWARD, FORWARD, HALF
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.parallelism.pipeline import (
+    PipelineShape,
+    computes,
+    shape_of,
+    share_of_weights,
+    slowness,
+)
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.rebuilt import (
+    Wanted,
+    rebuild,
+    recorded_orders,
+    recorded_place,
+    recorded_work,
+)
+
+GB = 1e9
+LAYERS_FLAGS = ("--num-layers", "--num_layers", "--n-layers", "--n_layers", "--layers")
+
+
+@dataclass(frozen=True)
+class StageLayers(Edit):
+    """Other numbers of layers on the stages, in the recorded order of work."""
+
+    name = "stages"
+    summary = "other numbers of layers on the stages of a pipeline"
+    example = "stages:layers=9/8/8/7,now=8/8/8/8"
+    needs = "a trace of whole operations with more than one stage, and how many layers each has"
+    assumes = (
+        "layers of a stage take equally long, and what the first and last of several stages take longer "
+        "(embedding, loss) stays there; messages are as large at every layer"
+    )
+    source = (
+        "contiguous partition, exact by dynamic programming (as PipeDream, SOSP 2019, and GraphPipe, ASPLOS "
+        "2025, balance stages), of the run's own times"
+    )
+    of_operations = True
+    effort = "code"
+    layers: str = key("of each stage, such as 9/8/8/7; without, balanced by their times", "")
+    now: str = key("layers of each stage as recorded; without, as many on each", "")
+    memory_gb: float | None = key("of each rank, 1e9 bytes, where the run does not say", None, least=0.0)
+    doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Balanced stages, where the run says how many layers there are."""
+        shape = shape_of(computes(facts.graph))
+        now = _layers_of_command(facts.graph, shape)
+        return [cls(now="/".join(map(str, now.tolist())))]
+
+    def bound(self, facts: RunFacts) -> float:
+        """What the step takes longer than stages that all work as long."""
+        rows = computes(facts.graph)
+        even = rows.join(slowness(rows), on=["rank", "kind"], how="left")
+        work = even.group_by("step").agg(each=(pl.col("ns") / pl.col("slowness")).sum())["each"]
+        return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Give each stage the work of its layers, wherever they were."""
+        return self._made(graph, ends_stay=True)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """What the ends of the model take longer may be that of slower layers, which move."""
+        return (self._made(graph, ends_stay=False),) if shape_of(computes(graph)).stages > 2 else ()
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """How many layers stages have then, and what is known of their memory."""
+        rows = computes(graph)
+        now, layers = self._layers(graph, rows)
+        line = f"layers of stages: {_text(now)} now, {_text(layers)} then"
+        most = self._most(graph, rows, now)
+        if most is None:
+            return (line, "memory was not recorded and is no constraint here: record with `--memory`")
+        return (line, f"there is memory for {_text(np.minimum(most, now.sum()))} layers")
+
+    def _made(self, graph: Graph, ends_stay: bool) -> Graph:
+        rows = computes(graph)
+        now, layers = self._layers(graph, rows)
+        if (now == layers).all():
+            return graph
+
+        def resized(work: Floats) -> Floats:
+            return regrouped(work, now, layers, ends_stay)
+
+        share = share_of_weights(rows) or HALF
+        wanted = Wanted(recorded_orders(rows), share, resized, place=recorded_place(rows))
+        return rebuild(graph, rows, slowness(rows), wanted)
+
+    def _layers(self, graph: Graph, rows: pl.DataFrame) -> tuple[Ints, Ints]:
+        """[places] layers as recorded, and as they are to be."""
+        shape = shape_of(rows)
+        wanted = _numbers(self.layers, "layers", shape)
+        now = _numbers(self.now, "now", shape)
+        if now is None:
+            now = _layers_of_command(graph, shape) if wanted is None else _evenly(int(wanted.sum()), shape)
+        if wanted is None:
+            wanted = self._balanced(graph, rows, now)
+        elif wanted.sum() != now.sum():
+            raise UsageError(f"stages: {wanted.sum()} layers are not {now.sum()}: say how they are now, now=")
+        most = self._most(graph, rows, now)
+        if most is not None and (wanted > most).any():
+            stage = int(np.argmax(wanted > most))
+            raise Unanswerable(
+                f"stage {stage % shape.stages} has memory for {most[stage]} layers, not for {wanted[stage]}: "
+                f"each takes as much as those it has"
+            )
+        return now, wanted
+
+    def _balanced(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints:
+        """By the median of what each micro-batch takes there and back."""
+        mean = rows.group_by("step", "dp", maintain_order=True)
+        works = [sum(recorded_work(own, kind)[0] for kind in (FORWARD, BACKWARD)) for _, own in mean]
+        typical = np.median(np.concatenate(works, axis=1), axis=1, keepdims=True)
+        each, besides = layer_times(typical, now)
+        fixed = np.zeros(now.size)
+        fixed[[0, -1]] = besides[:, 0]
+        most = self._most(graph, rows, now)
+        return balanced(each[:, 0], fixed, np.full(now.size, now.sum()) if most is None else most)
+
+    def _most(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints | None:
+        """[places] layers that each stage has memory for; None where that is not known.
+
+        All that a rank had allocated is counted as that of its layers.
+        """
+        try:
+            peaks = peaks_of(graph.run)
+        except Unanswerable:
+            if self.memory_gb is not None:
+                raise
+            return None
+        limit = self.memory_gb * GB if self.memory_gb is not None else total_bytes_of(graph.run)
+        held = rows.select("stage", "rank", "place").unique().iter_rows()
+        if limit is None or not set(rows["rank"].to_list()) <= peaks.keys():
+            return None
+        most = np.full(now.size, now.sum())
+        for stage, rank, place in held:
+            of_stage = rows.filter(pl.col("stage") == stage)["place"].unique().to_numpy()
+            more = limit / max(peaks[rank], 1)  # times what it has
+            most[place] = min(most[place], int(more * now[of_stage].sum() / of_stage.size))
+        return most
+
+    def describe(self) -> str:
+        return f"stages of {self.layers} layers" if self.layers else "stages with balanced numbers of layers"
+
+    def how(self) -> str:
+        return (
+            "build each PipelineStage of these layers; Megatron-core: --pipeline-model-parallel-layout, or "
+            "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"
+        )
+
+
+def _text(layers: Ints) -> str:
+    return "/".join(map(str, layers.tolist()))
+
+
+def _numbers(text: str, name: str, shape: PipelineShape) -> Ints | None:
+    """[places] the numbers of a text such as 8/8/7; None of an empty one."""
+    if not text:
+        return None
+    parts = text.split("/")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"stages: {name} must be whole numbers such as 8/8/7, not {text!r}")
+    if len(parts) != shape.stages * shape.chunks:
+        raise UsageError(
+            f"stages: {name} has {len(parts)} numbers for {shape.stages} stages of {shape.chunks} chunks"
+        )
+    return np.array(parts, np.int64)
+
+
+def _evenly(layers: int, shape: PipelineShape) -> Ints:
+    places = shape.stages * shape.chunks
+    if layers % places:
+        raise UsageError(f"stages: {layers} layers are not as many on each of {places}: say now=")
+    return np.full(places, layers // places)
+
+
+def _layers_of_command(graph: Graph, shape: PipelineShape) -> Ints:
+    """[places] as many layers on each, by the command of the job."""
+    command = graph.run.manifest.command if graph.run else []
+    for flag, value in pairwise(part for word in command for part in word.split("=", 1)):
+        if flag in LAYERS_FLAGS and value.isdigit():
+            return _evenly(int(value), shape)
+    raise Unanswerable("the run does not say how many layers each stage has: give now=, such as now=8/8/8/8")
