@@ -14,3 +14,9 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
     by_hand         torch.profiler without dpro, which recording is compared with
     recording/      the real jobs that several of them record, here or over a limited link
 """
+
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))

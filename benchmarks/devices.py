@@ -24,11 +24,11 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
 
+from benchmarks import TRACES  # noqa: E402
 from benchmarks.device_checks import jobs, models, operators, shipped  # noqa: E402
 from dpro.replay.devices.tables import DeviceTable, read_tables, unknown_devices  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
-TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
 MAX_ROWS = 9000  # of one table: the run ends in minutes
 
 Checks = dict[str, dict[str, Any]]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import TRACES
 from benchmarks.speed.answer import repeated
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
@@ -37,7 +37,6 @@ from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.search import bounds_of, candidates, explore, goes_with, in_order
 
-TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
 RUNS = (
     "multirank/torchrec_v100_2r_kjt",
     "multirank/torchrec_v100_4r_a2a_ar",

@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from benchmarks import TRACES
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.errors import Unanswerable
@@ -30,7 +30,6 @@ from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import EDITS, parse_edit
 
-TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[3] / "shared" / "traces"))
 DEFAULT = (
     "multirank/nanogpt_h100_8r_rs_ag",
     "multirank/torchrec_v100_4r_opt4",

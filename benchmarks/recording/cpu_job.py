@@ -14,7 +14,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -292,14 +292,20 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def begin(*, first: bool) -> None:
+    """Join the job, on one thread and with the same numbers each time; `first` runs before other programs."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if first:  # and so do the threads that this one starts
+        with suppress(PermissionError):  # only root may
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    dist.init_process_group("gloo")
+
+
 def main() -> None:
     """Train."""
     options = parse_arguments()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    if options.first:  # and so do the threads that this one starts
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    dist.init_process_group("gloo")
+    begin(first=options.first)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model, train = KINDS[options.kind](options, rank, world)
     optimizer = optimizer_of(options, model)

@@ -10,10 +10,8 @@ an optimizer of `torch.optim`, one loss.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -22,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.recording.cpu_job import begin
 from benchmarks.recording.models import (
     BATCH,
     Gpt,
@@ -126,12 +125,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Train."""
     options = parse_arguments()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    if options.first:  # and so do the threads that this one starts
-        with suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    dist.init_process_group("gloo")
+    begin(first=options.first)
     model = model_of(options, dist.get_rank())
     optimizer, loss = optimizer_of(options, model), loss_of(options.model)
     kept: list[list[int]] = []

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from benchmarks import TRACES
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli.runs import open_quietly
 from dpro.replay.alignment.match import match_collectives
@@ -37,8 +38,6 @@ from dpro.replay.whatif.search import search
 from dpro.schema import COLLECTIVES, SPANS, STEPS, TABLES
 from dpro.store import Run, open_run, write_manifest, write_part
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
 DEFAULT = TRACES / "multirank" / "nanogpt_h100_8r_rs_ag"
 # Columns that count in one sequence of numbers, which goes on from copy to copy.
 SEQUENCES = (

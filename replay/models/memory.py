@@ -61,16 +61,19 @@ def footprint_of(run: Run | None) -> Footprint:
     return Footprint(max(within), _free_bytes(run, peak))
 
 
-def step_bytes_of(graph: Graph) -> int:
+def step_bytes_of(graph: Graph, footprint: Footprint | None = None) -> int:
     """The most that a step allocates beyond what it found, as edits so far have left it.
 
     Args:
         graph: the graph, changed or not.
+        footprint: of its run, where that is known already.
 
     Raises:
         Unanswerable: its run holds no allocations within whole steps.
     """
-    return footprint_of(graph.run).within_step_bytes if graph.step_bytes is None else graph.step_bytes
+    if graph.step_bytes is not None:
+        return graph.step_bytes
+    return (footprint or footprint_of(graph.run)).within_step_bytes
 
 
 def peaks_of(run: Run | None) -> dict[int, int]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import time
 import weakref
 from typing import Any
@@ -24,6 +23,7 @@ from torch.nn import Module
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
+from .looking import LookingThread
 from .model_calls import outermost_call
 from .stepping import MODEL_CALL
 
@@ -37,13 +37,12 @@ class ModelCalls:
 
     def __init__(self, recorder: Recorder) -> None:
         """Start without looking for models."""
-        self._recorder = recorder
+        self._recorder, self._thread = recorder, LookingThread(recorder, "dpro-calls")
         self.on_fork()
 
     def on_fork(self) -> None:
         """This is a forked child: the thread that looks stayed behind."""
-        self._searcher: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._thread.on_fork()
         self._watched: Any = None
         self._compiled: Any = None  # what `torch.nn.Module.compile` had put there
 
@@ -54,25 +53,21 @@ class ModelCalls:
 
     def search(self) -> None:
         """Begin to look for the model that is called, unless the process trains."""
-        if self._searcher is None and not (self._trains() or self._recorder.is_helper):
-            run, action = self._recorder.call, (self._search_until_found,)
-            self._searcher = threading.Thread(target=run, args=action, name="dpro-calls", daemon=True)
-            self._searcher.start()
+        if not (self._thread.is_started or self._trains() or self._recorder.is_helper):
+            self._thread.start(self._search_until_found)
 
     def on_exit(self) -> None:
         """Called before the interpreter exits: end our thread first."""
-        self._ended.set()
-        if self._searcher is not None:
-            self._searcher.join()
+        self._thread.end()
 
     def _trains(self) -> bool:
         return bool(self._recorder.training_thread or self._recorder.num_updates)
 
     def _search_until_found(self) -> None:
         met: dict[int, weakref.ref[Any]] = {}
-        if self._ended.wait(PATIENCE_S):
+        if self._thread.sleep(PATIENCE_S):
             return
-        while not self._ended.wait(LOOK_S) and not self._trains():
+        while not self._thread.sleep(LOOK_S) and not self._trains():
             found = outermost_module()
             if found is not None and id(found) in met and met[id(found)]() is found:
                 self._watch(found)

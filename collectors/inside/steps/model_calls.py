@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import threading
 import time
 import weakref
 from types import FrameType
@@ -27,6 +26,7 @@ from ..names import TENSOR_AXES
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, module_calls
 from .batches import tensors_in
+from .looking import LookingThread
 
 KNOWN_AT_STEP = 2  # the first step compiles and allocates
 LOOK_S, JOIN_S = 0.05, 5.0
@@ -42,42 +42,37 @@ class TrainedModels:
 
     def __init__(self, recorder: Recorder) -> None:
         """None is known yet."""
-        self._recorder = recorder
+        self._recorder, self._thread = recorder, LookingThread(recorder, "dpro-model")
         self.on_fork()
 
     def on_fork(self) -> None:
         """This is a forked child: the thread that looks stayed behind."""
-        self._searcher: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._thread.on_fork()
         self._models: list[weakref.ref[Any]] = []
         self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by model and backward calls before it
         self._saved = False
 
     def on_step(self, step: int) -> None:
         """Steps take their usual course now."""
-        if step >= KNOWN_AT_STEP and self._searcher is None and self._recorder.training_thread:
-            run, action = self._recorder.call, (self._search,)
-            self._searcher = threading.Thread(target=run, args=action, name="dpro-model", daemon=True)
-            self._searcher.start()
+        if step >= KNOWN_AT_STEP and self._recorder.training_thread:
+            self._thread.start(self._search)
 
     def on_end(self) -> None:
         """Save what was met so far, where the job ends before that was enough."""
-        self._ended.set()
-        if self._searcher is not None and threading.current_thread() is not self._searcher:
-            self._searcher.join(JOIN_S)
+        self._thread.end(JOIN_S)
         self.save()
 
     def _search(self) -> None:
         codes = module_calls()
         for _ in range(MAX_LOOKS if codes else 0):
-            if self._ended.wait(LOOK_S) or len(self._calls) >= MAX_CALLS:
+            if self._thread.sleep(LOOK_S) or len(self._calls) >= MAX_CALLS:
                 break
             frame = sys._current_frames().get(self._recorder.training_thread)
             call = outermost_call(frame, codes)
             if call is not None:
                 self._meet(call.f_locals)
             del frame, call  # what the job holds goes when the job lets it go
-        if not self._ended.is_set():
+        if not self._thread.sleep():
             self.save()
 
     def _meet(self, names: Any) -> None:

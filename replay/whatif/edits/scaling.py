@@ -234,7 +234,7 @@ class Batch(Edit):
         free = round(self.memory_gb * GB) if self.memory_gb is not None else footprint.free_bytes
         if free is None:
             raise Unanswerable("the run does not say how much memory there is: give what is free, memory_gb=")
-        then = round(self.factor * step_bytes_of(graph))
+        then = round(self.factor * step_bytes_of(graph, footprint))
         more = then - footprint.within_step_bytes
         if more > free:
             raise Unanswerable(

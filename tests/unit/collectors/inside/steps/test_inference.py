@@ -37,7 +37,7 @@ def looks(monkeypatch):
 
         def look() -> Any:
             if len(left) == 1:
-                calls._ended.set()
+                calls._thread.end()
             return left.pop(0)
 
         monkeypatch.setattr(inference, "PATIENCE_S", 0.0)

@@ -147,7 +147,7 @@ def test_the_thread_that_trains_is_looked_at_until_its_model_was_met(tmp_path, m
     monkeypatch.setattr(recorder, "write_file", lambda name, content: looked.set())
     inner.during = lambda: looked.wait(60)  # a long forward
     models.on_step(model_calls.KNOWN_AT_STEP - 1)
-    assert models._searcher is None
+    assert not models._thread.is_started
     models.on_step(model_calls.KNOWN_AT_STEP)
     outer(torch.ones(5, 7))
     models.on_end()
