@@ -25,6 +25,7 @@ class Job:
         delay_us: of its link, each way.
         ranks: how many there are.
         change: what `dpro try` changes in it; nothing where empty.
+        shapes: whether shapes of operators are recorded, which other layouts need.
     """
 
     arguments: str
@@ -33,6 +34,7 @@ class Job:
     delay_us: int = 0
     ranks: int = 2
     change: str = ""
+    shapes: bool = False
 
     @property
     def cable(self) -> tuple[str, ...]:
@@ -243,6 +245,16 @@ def of_chunks() -> list[Pair]:
     return found
 
 
+def of_layouts() -> list[Pair]:
+    """Pairs of a GPT whose blocks sleep, in layouts with more ranks."""
+    found = []
+    for kind, axes, link in (("tp", "dp=1,tp=4", 200), ("pp", "dp=1,pp=4", 500), ("ddp", "dp=4", 500)):
+        small = Job("--width 384 --block-ms 8 --first", link, f"model_job.py gpt {kind}", shapes=True)
+        large = dataclasses.replace(small, ranks=4)
+        found.append(Pair(f"gpt {kind}: layout of 2 to 4 ranks", small, large, (f"layout:{axes}",)))
+    return found
+
+
 def of_computing_models() -> list[Pair]:
     """Pairs of real models that compute on the two cores, over loopback."""
     gpt = Job("--width 256 --block-ms 0 --optimizer adamw --first", program="model_job.py gpt ddp")
@@ -264,6 +276,7 @@ def pairs() -> list[Pair]:
     """All pairs, those of real models first."""
     return [
         *of_models(),
+        *of_layouts(),
         *of_computing_models(),
         *of_sleeping_layers(),
         *of_computing_layers(),

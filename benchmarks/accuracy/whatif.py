@@ -48,6 +48,7 @@ LARGE, SMALL = 8 << 20, 16 << 10  # bytes of messages that measure a link
 def place(runs: Path, job: Job, number: int) -> Path:
     """The folder of a job's recording in a round."""
     what = [job.program, str(job.ranks), str(job.link), f"{job.delay_us or ''}", job.arguments, job.change]
+    what += ["shapes"] * job.shapes
     name = "".join(letter if letter.isalnum() else "-" for letter in " ".join(filter(None, what)))
     return runs / f"{name}-{number}"
 
@@ -62,6 +63,7 @@ def record(folder: Path, job: Job) -> None:
     arguments = [*words, *job.arguments.split(), "--steps", str(steps)]
     command = command_of(program, arguments, job.ranks, job.cable if job.link else ())
     options = ["--modules", "--memory"] if program == "model_job.py" else []
+    options += ["--shapes"] if job.shapes else []
     if made:
         options += ["--apply", json.dumps([made.document()])]
     record_window(folder, command, SKIP, WINDOW_STEPS, options)

@@ -2,9 +2,9 @@
 
 torchrun --nproc-per-node 2 benchmarks/recording/model_job.py MODEL PARALLELISM [--steps 30] [--block-ms 8] …
 
-MODEL is gpt, resnet or dlrm (`models.py`), PARALLELISM ddp, fsdp (FSDP2, block by block) or tp (the matrices
-of a GPT split by column and row). What a change can be made to is as scripts have it: a `DataLoader`, DDP,
-an optimizer of `torch.optim`, one loss.
+MODEL is gpt, resnet or dlrm (`models.py`), PARALLELISM ddp, fsdp (FSDP2, block by block), tp (the matrices of
+a GPT split by column and row) or pp (its blocks over stages, one forward and one backward in turn). What a
+change can be made to is as scripts have it: a `DataLoader`, DDP, an optimizer of `torch.optim`, one loss.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, Dataset
 
@@ -88,6 +89,50 @@ def tensor_parallel(model: nn.Module, options: argparse.Namespace) -> nn.Module:
     return model
 
 
+class Stage(nn.Module):
+    """Some blocks of a GPT: with its embeddings on the first rank, with its output layer on the last."""
+
+    def __init__(self, model: Gpt, rank: int, world: int) -> None:
+        """Blocks are dealt evenly, in order."""
+        super().__init__()
+        each = len(model.blocks) // world
+        self.tokens, self.places = (model.tokens, model.places) if rank == 0 else (None, None)
+        self.blocks = model.blocks[rank * each : (rank + 1) * each]
+        self.norm, self.head = (model.norm, model.head) if rank == world - 1 else (None, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens, or what the stage before it made of them, to what the next one takes, or logits."""
+        if self.tokens is not None:
+            x = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        x = self.blocks(x)
+        return x if self.head is None else self.head(self.norm(x)).transpose(1, 2)
+
+
+def pipelined(model: nn.Module, options: argparse.Namespace) -> nn.Module:
+    """The stage of this rank."""
+    return Stage(model, dist.get_rank(), dist.get_world_size())
+
+
+Train = Callable[[list[Tensor], Tensor], None]
+
+
+def train_of(options: argparse.Namespace, model: nn.Module) -> Train:
+    """Forward and backward of a batch."""
+    loss = loss_of(options.model)
+    if options.parallelism != "pp":
+        return lambda inputs, target: loss(model(*inputs), target).backward()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    group = dist.init_device_mesh("cpu", (world,), mesh_dim_names=("pp",)).get_group("pp")
+    stage = PipelineStage(model, rank, world, torch.device("cpu"), group=group)
+    schedule = Schedule1F1B(stage, options.micro_batches, loss_fn=loss)
+
+    def train(inputs: list[Tensor], target: Tensor) -> None:
+        given = inputs if rank == 0 else []
+        schedule.step(*given, **({"target": target} if rank == world - 1 else {}))
+
+    return train
+
+
 def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
     """SGD, or AdamW as a loop over parameters."""
     if options.optimizer == "sgd":
@@ -99,6 +144,7 @@ PARALLEL: dict[str, Callable[[nn.Module, argparse.Namespace], nn.Module]] = {
     "ddp": replicated,
     "fsdp": fully_sharded,
     "tp": tensor_parallel,
+    "pp": pipelined,
 }
 
 
@@ -111,6 +157,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--block-ms", type=float, default=8.0, help="each sleeps, forward and backward")
+    parser.add_argument("--micro-batches", type=int, default=4, help="of a pipeline")
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--slow-rank", type=int, default=-1, help="sleeps in its first block, forward")
     parser.add_argument("--slow-ms", type=float, default=0.0)
@@ -127,12 +174,12 @@ def main() -> None:
     options = parse_arguments()
     begin(first=options.first)
     model = model_of(options, dist.get_rank())
-    optimizer, loss = optimizer_of(options, model), loss_of(options.model)
+    optimizer, train = optimizer_of(options, model), train_of(options, model)
     kept: list[list[int]] = []
     for *inputs, target in DataLoader(Samples(options), batch_size=options.batch):
         optimizer.zero_grad()
         kept[:] = [[at] for at in range(options.objects)]
-        loss(model(*inputs), target).backward()
+        train(inputs, target)
         optimizer.step()
     dist.destroy_process_group()
 

@@ -7,7 +7,8 @@ replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ def plan(
     machine: Machine,
     software: Software,
     measured: Sequence[MeasuredLayout] = (),
+    timed: Callable[[pl.DataFrame], TimedLayouts] | None = None,
 ) -> pl.DataFrame:
     """Rank layouts.
 
@@ -48,6 +50,7 @@ def plan(
         machine: what it runs on.
         software: the framework.
         measured: steps to calibrate with; layouts of the same model and machine.
+        timed: gives layouts their work, where layers were recorded; else `step.job_of` does.
 
     Returns:
         The columns of `rows`; `step_ms`, `low_ms`, `high_ms` (an interval meant to hold 90%),
@@ -60,7 +63,7 @@ def plan(
     """
     known = layouts([each.layout for each in measured]) if measured else rows.clear()
     every = pl.concat([rows.select(list(COLUMNS)), known])
-    job = job_of(model, every, machine, software)
+    job = timed(every) if timed else job_of(model, every, machine, software)
     parts = memory_of(model, rows, software)
     fit = verdicts(parts, machine)
     refused = runs(model, rows, software)
@@ -122,7 +125,7 @@ def _worth_replaying(ms_per_token: Floats, fits: Sequence[str]) -> Ints:
 
 
 def _some(job: TimedLayouts, at: Ints) -> TimedLayouts:
-    return TimedLayouts(job.model, job.rows[at], job.software, job.work[at], job.schedule)
+    return replace(job, rows=job.rows[at], work=job.work[at])
 
 
 def _calibrated(

@@ -7,7 +7,7 @@ pipeline is replayed (`schedule.replayed_us`); reduction of gradients, optimizer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,39 @@ class Stages(NamedTuple):
 
 
 @dataclass(frozen=True)
+class MeasuredSent:
+    """What collectives of a recorded run take, over what is modelled of them; and what its work hides.
+
+    Attributes:
+        forward, backward, message, reduction: factors, of collectives in a layer's passes, of messages from
+            stage to stage, and of the collectives of a step.
+        hidden_us: of the reduction of a step.
+    """
+
+    forward: float = 1.0
+    backward: float = 1.0
+    message: float = 1.0
+    reduction: float = 1.0
+    hidden_us: float = 0.0
+
+    def applied(self, links: Exchanges) -> Exchanges:
+        """Traffic as such a run would have it.
+
+        Args:
+            links: as modelled.
+        """
+        reduction = np.maximum(self.reduction * links.reduction - self.hidden_us, 0)
+        return replace(
+            links,
+            forward=self.forward * links.forward,
+            backward=self.backward * links.backward,
+            message=self.message * links.message,
+            reduction=reduction,
+            gathered=self.reduction * links.gathered,
+        )
+
+
+@dataclass(frozen=True)
 class TimedLayouts:
     """All that the time of a step depends on, but constants of the machine.
 
@@ -45,6 +78,7 @@ class TimedLayouts:
         model, rows, software: as given.
         work: what a GPU computes.
         schedule: of the pipeline.
+        sent: what a recorded run's collectives take.
     """
 
     model: Model
@@ -52,6 +86,7 @@ class TimedLayouts:
     software: Software
     work: LayerWork
     schedule: str = "1f1b"
+    sent: MeasuredSent = MeasuredSent()
 
 
 def job_of(
@@ -179,6 +214,22 @@ def _layer(
     return ahead, _pass(backward + again, sent[1], stalled, machine) + repeated
 
 
+def optimizer_us(job: TimedLayouts, machine: Machine) -> Floats:
+    """[N] microseconds that the optimizer takes for the parameters of the fullest GPU.
+
+    Args:
+        job: layouts with their work.
+        machine: constants.
+    """
+    rows, model = job.rows, job.model
+    own, experts = parameters_of(model, rows)
+    zero, ranks = column(rows, "zero"), column(rows, "dp") * column(rows, "cp")
+    cut = np.where(zero > 0, ranks, 1.0)
+    updated = own / cut + experts / np.maximum(cut / column(rows, "ep"), 1)
+    us: Floats = machine.memory * updated * job.software.optimizer_bytes / (machine.sheet.gbps * 1e3)
+    return us
+
+
 def after_us(job: TimedLayouts, machine: Machine, links: Exchanges) -> tuple[Floats, Floats]:
     """[N] microseconds of what follows the pipeline, and of communication in it.
 
@@ -187,12 +238,7 @@ def after_us(job: TimedLayouts, machine: Machine, links: Exchanges) -> tuple[Flo
         machine: constants.
         links: what the layouts send.
     """
-    rows, model = job.rows, job.model
-    own, experts = parameters_of(model, rows)
-    zero, ranks = column(rows, "zero"), column(rows, "dp") * column(rows, "cp")
-    cut = np.where(zero > 0, ranks, 1.0)
-    updated = own / cut + experts / np.maximum(cut / column(rows, "ep"), 1)
-    optimizer = machine.memory * updated * job.software.optimizer_bytes / (machine.sheet.gbps * 1e3)
+    optimizer = optimizer_us(job, machine)
     sent = links.reduction + links.gathered
     return optimizer + sent + 1e3 * machine.fixed_ms, sent
 
@@ -210,7 +256,7 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
         that the mean stage stands still), `exposed_ms` (communication that nothing hides), a row per layout.
     """
     rows = job.rows
-    links = traffic(job.model, rows, machine, job.software)
+    links = job.sent.applied(traffic(job.model, rows, machine, job.software))
     pp, vpp, count = (column(rows, name) for name in ("pp", "vpp", "micro_batches"))
     working, busy, sent = (np.zeros(rows.height) for _ in range(3))
     for group in stages_of(job, machine, links):

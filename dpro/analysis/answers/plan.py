@@ -1,6 +1,6 @@
 """All layouts of a model on a number of GPUs, ranked.
 
-In: a model, GPUs, a batch, perhaps measured steps. Out: a `PlanDocument`.
+In: a model, or a run whose layers were found, GPUs, a batch, perhaps measured steps. Out: a `PlanDocument`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from dpro.documents import Document, Part
@@ -19,6 +20,8 @@ from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import COLUMNS, RECOMPUTE, candidates, in_words, layouts
 from dpro.replay.layouts.memory import KINDS
 from dpro.replay.layouts.plan import MeasuredLayout, plan
+from dpro.replay.layouts.recorded.job import RecordedJob
+from dpro.replay.layouts.recorded.ranking import own_layout, ranked
 from dpro.replay.models.gpus import GPUS, model_named
 
 SELECTIVE = RECOMPUTE.index("selective")
@@ -53,6 +56,25 @@ class AskedPlan:
     assumed: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class AskedRunPlan:
+    """What to plan of a recorded job.
+
+    Attributes:
+        gpus: how many.
+        global_batch: sequences of a step.
+        keep: columns of layouts that stay.
+        measured: steps of other layouts to calibrate with, besides the run's own.
+        assumed: what was taken for granted before, one line each.
+    """
+
+    gpus: int
+    global_batch: int
+    keep: dict[str, int] = field(default_factory=dict)
+    measured: Sequence[MeasuredLayout] = ()
+    assumed: Sequence[str] = ()
+
+
 class LayoutDocument(Part, frozen=True):
     """One layout and what is predicted of it.
 
@@ -65,7 +87,7 @@ class LayoutDocument(Part, frozen=True):
         recompute: activations computed again: none, selective (attention), full (layers).
         tokens_per_s_per_gpu, tokens_per_s_per_gpu_low, tokens_per_s_per_gpu_high: with an interval of 90%.
         step_ms, low_ms, high_ms: the step, with the same interval.
-        mfu: operations that the model needs, over the peak of the data sheet.
+        mfu: operations that the model needs, over the peak of the data sheet; null of a CPU.
         bubble: share of the pipeline's time in which the mean stage stands still.
         exposed: share of the step in which communication is not hidden.
         memory_gb: of the fullest GPU, 1e9 bytes.
@@ -92,7 +114,7 @@ class LayoutDocument(Part, frozen=True):
     step_ms: float
     low_ms: float
     high_ms: float
-    mfu: float
+    mfu: float | None
     bubble: float
     exposed: float
     memory_gb: float
@@ -106,7 +128,12 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     """All layouts of a job, ranked.
 
     Attributes:
-        device, gpus, gpus_per_host, memory_gb: what the job runs on.
+        device, gpus, gpus_per_host: what the job runs on.
+        memory_gb: of each GPU, 1e9 bytes; null where it is not known, and everything is taken to fit.
+        run: that it starts from; empty where it starts from a model alone.
+        found: what was found in the run, one line each.
+        own: the run's own layout, at its measured step.
+        explained: share of the run's step that its layers, output layer and collectives make up.
         parameters: of the model.
         sequence: tokens of a sequence.
         global_batch: sequences of a step.
@@ -123,7 +150,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     device: str
     gpus: int
     gpus_per_host: int
-    memory_gb: float
+    memory_gb: float | None
     parameters: int
     sequence: int
     global_batch: int
@@ -136,6 +163,10 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     num_fitting: int
     layouts: list[LayoutDocument]
     unfitting: list[LayoutDocument]
+    run: str = ""
+    found: list[str] = msgspec.field(default_factory=list)
+    own: LayoutDocument | None = None
+    explained: float | None = None
 
 
 def planned(asked: AskedPlan, top: int) -> PlanDocument:
@@ -160,27 +191,63 @@ def planned(asked: AskedPlan, top: int) -> PlanDocument:
         software.flash and "recompute" not in asked.keep
     ):  # nothing of the scores is kept: nothing to compute again
         rows = rows.filter(pl.col("recompute") != SELECTIVE)
-    ranked = plan(asked.model, rows, machine, software, asked.measured)
+    ranks = plan(asked.model, rows, machine, software, asked.measured)
+    return _plan_document(asked, ranks, top, device, machine.memory_gb, _trust(asked))
+
+
+def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int) -> PlanDocument:
+    """Rank all layouts of a recorded job.
+
+    Args:
+        job: the job.
+        label: of its run.
+        asked: what to plan.
+        top: how many to return of those that fit, and of those that do not.
+
+    Raises:
+        UsageError: no layout divides model and batch.
+    """
+    ranks = ranked(job, asked.gpus, asked.global_batch, asked.keep, asked.measured)
+    own = _document(own_layout(job).row(0, named=True))
+    machine, memory_gb = job.machine, job.machine.memory_gb or None
+    asked_plan = AskedPlan(
+        job.model, asked.gpus, machine.per_host, machine.gpu, memory_gb, asked.global_batch, dict(asked.keep),
+        "as recorded", job.software.dtype, asked.measured, asked.assumed,
+    )  # fmt: skip
+    more = f", and by {_rows_in_words(asked.measured)}" if asked.measured else ""
+    trust = (
+        f"calibrated by the run itself: {own.layout}: {job.step_ms:.4g} ms{more}; what was found in it makes "
+        f"up {job.explained:.0%} of its step"
+    )
+    document = _plan_document(asked_plan, ranks, top, machine.gpu, memory_gb, trust)
+    return msgspec.structs.replace(
+        document, calibrated=True, run=label, found=list(job.said), own=own, explained=job.explained
+    )
+
+
+def _plan_document(
+    asked: AskedPlan, ranks: pl.DataFrame, top: int, device: str, memory_gb: float | None, trust: str
+) -> PlanDocument:
     fits = pl.col("fits") != "no"
-    others = ranked.filter(~fits)
-    if others.height == ranked.height:
+    others = ranks.filter(~fits)
+    if others.height == ranks.height:
         others = others.sort("memory_gb", maintain_order=True)
     return PlanDocument(
         device=device,
         gpus=asked.gpus,
         gpus_per_host=asked.per_host,
-        memory_gb=machine.memory_gb,
+        memory_gb=memory_gb,
         parameters=asked.model.parameters(),
         sequence=asked.model.sequence,
         global_batch=asked.global_batch,
         framework=asked.framework,
         precision=asked.precision,
         calibrated=bool(asked.measured),
-        trust=_trust(asked),
+        trust=trust,
         assumed=list(asked.assumed),
-        num_layouts=ranked.height,
-        num_fitting=ranked.filter(fits).height,
-        layouts=[_document(row) for row in ranked.filter(fits).head(top).iter_rows(named=True)],
+        num_layouts=ranks.height,
+        num_fitting=ranks.filter(fits).height,
+        layouts=[_document(row) for row in ranks.filter(fits).head(top).iter_rows(named=True)],
         unfitting=[_document(row) for row in others.head(top).iter_rows(named=True)],
     )
 
@@ -191,12 +258,14 @@ def _trust(asked: AskedPlan) -> str:
             "not calibrated: times are those of data sheets and of clusters that others measured; "
             "--calibrate LAYOUT:MS takes a step that you measured"
         )
-    rows = layouts([each.layout for each in asked.measured])
-    listed = "; ".join(
-        f"{in_words(row)}: {each.step_ms:g} ms"
-        for row, each in zip(rows.iter_rows(named=True), asked.measured)
+    return f"calibrated by {_rows_in_words(asked.measured)}"
+
+
+def _rows_in_words(measured: Sequence[MeasuredLayout]) -> str:
+    rows = layouts([each.layout for each in measured])
+    return "; ".join(
+        f"{in_words(row)}: {each.step_ms:g} ms" for row, each in zip(rows.iter_rows(named=True), measured)
     )
-    return f"calibrated by {listed}"
 
 
 def _document(row: dict[str, Any]) -> LayoutDocument:

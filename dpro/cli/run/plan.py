@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from dpro.cli.analysis import analyse
 from dpro.cli.output import console, json_option, print_json
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
     from dpro.analysis.answers.plan import LayoutDocument, PlanDocument
+    from dpro.replay.layouts.inputs.model import Model
     from dpro.replay.layouts.plan import MeasuredLayout
 
 USUAL_SEQUENCE = 4096  # tokens: models are made for longer ones than most are trained on
@@ -22,21 +25,21 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 
 
 @click.command()
+@click.argument("run", type=click.Path(), metavar="[RUN]", required=False)
 @click.option(
     "--model",
     "config",
     metavar="CONFIG",
-    required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A Hugging Face config.json: what the model is made of.",
+    help="A Hugging Face config.json: what the model is made of, where no run shows it.",
 )
-@click.option("--gpus", type=click.IntRange(min=1), required=True, help="How many GPUs the job has.")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="How many GPUs the job has.  [default: as many as RUN]"
+)
 @click.option(
     "--hosts-of", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of each host."
 )
-@click.option(
-    "--device", default="H100", show_default=True, help="What the GPUs are: a name of docs/devices.md's."
-)
+@click.option("--device", help="What the GPUs are: a name of docs/devices.md's.  [default: H100; RUN's own]")
 @click.option(
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
@@ -44,13 +47,22 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 )
 @click.option("--sequence", type=click.IntRange(min=1), help="Tokens of a sequence.  [default: 4096 at most]")
 @click.option(
-    "--global-batch", type=click.IntRange(min=1), help="Sequences of a step.  [default: 4 for each GPU]"
+    "--global-batch",
+    type=click.IntRange(min=1),
+    help="Sequences of a step.  [default: 4 for each GPU; as many as in RUN]",
 )
 @click.option(
     "--keep",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="What stays, as tp=8 or recompute=full; again for more.",
+    metavar="NAME[=VALUE]",
+    help="What stays, as tp=8 or recompute=full, or as RUN has it: tp; again for more.",
+)
+@click.option(
+    "--layout",
+    "own",
+    default="",
+    metavar="LAYOUT",
+    help="RUN's own layout, where it does not say it: dp=8,tp=2,micro_batch=1.",
 )
 @click.option(
     "--calibrate",
@@ -72,62 +84,146 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 )
 @json_option
 def plan(
-    config: Path,
-    gpus: int,
+    run: str | None,
+    config: Path | None,
+    gpus: int | None,
     hosts_of: int,
-    device: str,
+    device: str | None,
     memory: float | None,
     sequence: int | None,
     global_batch: int | None,
     keep: tuple[str, ...],
+    own: str,
     rows: tuple[str, ...],
     framework: str,
     precision: str,
     top: int,
     as_json: bool,
 ) -> None:
-    """Rank all ways of cutting a model over GPUs: throughput, step, memory, and why some do not fit.
+    """Rank all ways of cutting a job over GPUs: throughput, step, memory, and why some do not fit.
 
     \b
+    dpro plan RUN --gpus 256
+    dpro plan RUN --gpus 64 --keep tp --memory 80
     dpro plan --model config.json --gpus 256
     dpro plan --model config.json --gpus 64 --device A100-SXM4-80GB --keep tp=8 --global-batch 512
     dpro plan --model config.json --gpus 256 --calibrate dp=32,tp=8,micro_batch=2:5230ms
 
     A layout is a choice of data (dp), tensor (tp), pipeline (pp), context (cp) and expert (ep) parallelism,
     model chunks on each stage (vpp), sequences of a micro-batch, ZeRO (zero) and recomputation
-    (recompute=none, selective, full). Layers are re-sized to each, timed by data sheets and measured kernels,
-    and their pipeline is replayed. Intervals are meant to hold 90%. One measured step (--calibrate) narrows
-    them; without one the plan says that it is not calibrated, and its order is worth more than its times.
+    (recompute=none, selective, full). Of a RUN the layers are found in its operators, and what they took is
+    scaled to each layout; its own comes out at its measured step. Of a model alone layers are timed by data
+    sheets and measured kernels. Pipelines are replayed. Intervals are meant to hold 90%. One measured step
+    (--calibrate) narrows them; without a run or a step the plan says that it is not calibrated, and its order
+    is worth more than its times.
     """
-    from dpro.analysis.answers.plan import AskedPlan, planned
-    from dpro.replay.layouts.inputs.model import read_model
-
-    model = read_model(config, sequence)
-    assumed = []
-    if sequence is None and model.sequence > USUAL_SEQUENCE:
-        model = read_model(config, USUAL_SEQUENCE)
-        assumed.append(f"sequences of {USUAL_SEQUENCE} tokens: --sequence says otherwise")
-    if global_batch is None:
-        global_batch = USUAL_SEQUENCES * gpus
-        assumed.append(f"a batch of {global_batch} sequences: --global-batch says otherwise")
-    measured = [_measured(text, global_batch) for text in rows]
-    kept = {key: value for text in keep for key, value in _kept(text).items()}
-    asked = AskedPlan(
-        model, gpus, hosts_of, device, memory, global_batch, kept, framework, precision, measured, assumed
-    )
-    document = planned(asked, top)
+    model = _model(config, sequence, run)
+    if run is not None:
+        if device or framework != "megatron" or precision != "bf16":
+            raise UsageError("--device, --framework and --precision are of a model alone: RUN has its own")
+        document = _of_run(run, model, (hosts_of, memory, own), gpus, global_batch, keep, rows, top)
+    elif model is None:
+        raise UsageError("give a RUN, or --model config.json")
+    elif gpus is None:
+        raise UsageError("--gpus is needed: how many GPUs the job has")
+    elif own:
+        raise UsageError("--layout is RUN's own: without a run --keep says what stays")
+    else:
+        named = (device or "H100", framework, precision)
+        document = _of_model(model, sequence, gpus, hosts_of, named, memory, global_batch, keep, rows, top)
     if as_json:
         print_json(document)
     else:
         _print(document)
 
 
-def _kept(text: str) -> dict[str, int]:
+def _model(config: Path | None, sequence: int | None, run: str | None) -> Model | None:
+    """The model of a configuration; of the usual sequence where neither a run nor an option says it."""
+    from dpro.replay.layouts.inputs.model import read_model
+
+    if config is None:
+        return None
+    model = read_model(config, sequence)
+    if sequence is None and run is None and model.sequence > USUAL_SEQUENCE:
+        return read_model(config, USUAL_SEQUENCE)
+    return model
+
+
+def _of_run(
+    path: str,
+    model: Model | None,
+    machine: tuple[int, float | None, str],
+    gpus: int | None,
+    global_batch: int | None,
+    keep: tuple[str, ...],
+    rows: tuple[str, ...],
+    top: int,
+) -> PlanDocument:
+    from dpro.analysis.answers.plan import AskedRunPlan, planned_from_run
+    from dpro.replay.layouts.layout import parse_layout
+    from dpro.replay.layouts.recorded.job import GivenJob, recorded_job
+    from dpro.replay.layouts.recorded.ranking import usual_batch
+
+    hosts_of, memory, own = machine
+    analysis = analyse(path)
+    given = GivenJob(model, parse_layout(own) if own else {}, hosts_of, memory)
+    job = recorded_job(analysis.built.predictive, given)
+    gpus, assumed = gpus or job.ranks, []
+    if global_batch is None:
+        global_batch = usual_batch(job, gpus)
+        if gpus != job.ranks:
+            assumed.append(f"as many sequences for each rank as in the run, {global_batch} of a step")
+    layout = job.own.row(0, named=True)
+    kept = {key: value for text in keep for key, value in _kept(text, layout).items()}
+    measured = [_measured(text, global_batch) for text in rows]
+    asked = AskedRunPlan(gpus, global_batch, kept, measured, assumed)
+    return planned_from_run(job, analysis.run.label, asked, top)
+
+
+def _of_model(
+    model: Model,
+    sequence: int | None,
+    gpus: int,
+    hosts_of: int,
+    named: tuple[str, str, str],
+    memory: float | None,
+    global_batch: int | None,
+    keep: tuple[str, ...],
+    rows: tuple[str, ...],
+    top: int,
+) -> PlanDocument:
+    from dpro.analysis.answers.plan import AskedPlan, planned
+
+    assumed = []
+    if sequence is None and model.sequence == USUAL_SEQUENCE:
+        assumed.append(f"sequences of {USUAL_SEQUENCE} tokens: --sequence says otherwise")
+    if global_batch is None:
+        global_batch = USUAL_SEQUENCES * gpus
+        assumed.append(f"a batch of {global_batch} sequences: --global-batch says otherwise")
+    measured = [_measured(text, global_batch) for text in rows]
+    kept = {key: value for text in keep for key, value in _kept(text).items()}
+    device, framework, precision = named
+    asked = AskedPlan(
+        model, gpus, hosts_of, device, memory, global_batch, kept, framework, precision, measured, assumed
+    )
+    return planned(asked, top)
+
+
+def _kept(text: str, own: Mapping[str, int] | None = None) -> dict[str, int]:
+    """What stays: a value as given, or that of a run's own layout."""
     from dpro.replay.layouts.layout import parse_layout
 
-    if "=" not in text:
-        raise UsageError(f"--keep {text}: give the value that stays, as {text}=8")
-    return parse_layout(text)
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        if "=" in part:
+            found |= parse_layout(part)
+        elif own is None:
+            raise UsageError(f"--keep {part}: give the value that stays, as {part}=8")
+        elif part not in own:
+            raise UsageError(f"--keep {part}: there are {', '.join(own)}")
+        else:
+            found[part] = own[part]
+    return found
 
 
 def _measured(text: str, global_batch: int) -> MeasuredLayout:
@@ -153,11 +249,14 @@ def _measured(text: str, global_batch: int) -> MeasuredLayout:
 def _print(document: PlanDocument) -> None:
     """What was ranked, the fastest, and what does not fit."""
     out = console()
+    memory = f", {document.memory_gb:g} GB" if document.memory_gb else ", memory not known"
     out.print(
         f"{document.parameters / 1e9:.1f} billion parameters on {document.gpus} x {document.device} "
-        f"({document.gpus_per_host} a host, {document.memory_gb:g} GB), {document.global_batch} sequences of "
+        f"({document.gpus_per_host} a host{memory}), {document.global_batch} sequences of "
         f"{document.sequence} tokens a step, {document.framework}, {document.precision}"
     )
+    for line in document.found:
+        out.print(f"  - found: {line}")
     out.print(f"{document.trust[0].upper()}{document.trust[1:]}")
     for line in document.assumed:
         out.print(f"  - assumed: {line}")
@@ -167,6 +266,8 @@ def _print(document: PlanDocument) -> None:
     out.print(f"  {heads}  memory  layout")
     for row in document.layouts:
         out.print(f"  {_figures(row)}  {row.layout}{' (tight)' if row.fits == 'tight' else ''}")
+    if document.own:
+        out.print(f"The run's own:\n  {_figures(document.own)}  {document.own.layout}")
     if document.unfitting:
         which = "The fastest of those that do not fit" if document.layouts else "Those that need the least"
         out.print(f"{which}:")
@@ -176,7 +277,8 @@ def _print(document: PlanDocument) -> None:
 
 def _figures(row: LayoutDocument) -> str:
     between = f"{row.tokens_per_s_per_gpu_low:.0f}–{row.tokens_per_s_per_gpu_high:.0f}"
+    mfu = "   –" if row.mfu is None else f"{row.mfu:4.0%}"
     return (
-        f"{row.tokens_per_s_per_gpu:12.0f}  {between:>15}  {row.step_ms / 1e3:7.2f} s  {row.mfu:4.0%}  "
+        f"{row.tokens_per_s_per_gpu:12.0f}  {between:>15}  {row.step_ms / 1e3:7.2f} s  {mfu}  "
         f"{row.bubble:6.1%}  {row.exposed:5.1%}  {row.memory_gb:3.0f} GB"
     )

@@ -81,9 +81,10 @@ class Machine:
         Raises:
             Unanswerable: there is none.
         """
-        if self.gpu not in GPUS:
-            raise Unanswerable(f"no data sheet of {self.gpu!r}: there are {', '.join(GPUS)}")
-        return GPUS[self.gpu]
+        known = self.sheets.sheets if self.sheets else GPUS
+        if self.gpu not in known:
+            raise Unanswerable(f"no data sheet of {self.gpu!r}: there are {', '.join(known)}")
+        return known[self.gpu]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,436 @@
+"""A recorded job, and its layers re-sized to any layout from what its own kernels took.
+
+In: a graph with its run, perhaps what the run does not say of itself. Out: `RecordedJob`, of which `timed` is
+what `step.step_times` takes. Times of products are those of the run times what `layer.layer_work` says of the
+layout over what it says of the run's own; other work goes with the bytes that it moves; collectives go with
+the rings of both; what of the step nothing explains is the same in every layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats
+from dpro.errors import Unanswerable
+from dpro.replay.devices.estimate import Sources
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.layouts.inputs.machine import Machine, Software, machine_of
+from dpro.replay.layouts.inputs.model import Model
+from dpro.replay.layouts.layer import LayerWork, Work, layer_work
+from dpro.replay.layouts.layout import AXES, column, gpus_of, layouts
+from dpro.replay.layouts.memory import GB, memory_of
+from dpro.replay.layouts.recorded.links import GradientTraffic, reduced_of, with_own_links
+from dpro.replay.layouts.recorded.sequence import work_of, works_on_gpu
+from dpro.replay.layouts.recorded.shapes import embedding_of, shapes_of
+from dpro.replay.layouts.recorded.stack import PassTime, Stack, is_host_bound, stack_of
+from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
+from dpro.replay.layouts.traffic import traffic
+from dpro.replay.mesh import Mesh
+from dpro.replay.models.gpus import Gpu, common_model
+from dpro.replay.models.memory import footprint_of
+from dpro.replay.models.roofline import stored_as
+from dpro.replay.run_mesh import groups_of, mesh_of_run
+from dpro.replay.timeline import Timeline, replay
+from dpro.replay.timeline import step_times as replayed_steps
+from dpro.schema import SPANS
+from dpro.store import Run
+
+CPU = "CPU"
+HEAD_FORWARD = 1 / 3  # of the output layer: one product of three
+WHOLE = 2  # layers are computed again
+MAX_MEMORY_FACTOR = (
+    4.0  # times what is computed, or a part of it: memory that was measured moves no more than that
+)
+
+
+@dataclass(frozen=True)
+class GivenJob:
+    """What a run may not say of itself.
+
+    Attributes:
+        model: what it trains.
+        layout: columns of its own layout.
+        per_host: GPUs of a host.
+        memory_gb: of each GPU.
+    """
+
+    model: Model | None = None
+    layout: Mapping[str, int] = field(default_factory=dict)
+    per_host: int = 8
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class RecordedJob:
+    """A job as it was recorded.
+
+    Attributes:
+        model, machine, software: what it computes, on what, and how.
+        own: [1] its layout.
+        step_ms: its mean step.
+        explained: share of the step that layers, output layer and exposed communication make up.
+        stack: layers of its first stage.
+        head: of its last.
+        sent: what its collectives took.
+        on_gpu: whether GPUs worked.
+        cut_head: whether tensor parallelism cuts the output layer.
+        said: what was found, one line each.
+    """
+
+    model: Model
+    machine: Machine
+    software: Software
+    own: pl.DataFrame
+    step_ms: float
+    explained: float
+    stack: Stack
+    head: PassTime
+    sent: MeasuredSent
+    on_gpu: bool
+    cut_head: bool
+    said: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many it ran on."""
+        return int(gpus_of(self.own)[0])
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        row = self.own.row(0, named=True)
+        return int(row["dp"] * row["micro_batch"] * row["micro_batches"])
+
+    def timed(self, rows: pl.DataFrame) -> TimedLayouts:
+        """Layouts with the run's own layers, re-sized.
+
+        Args:
+            rows: layouts.
+        """
+        work = _resized(self, rows)
+        return TimedLayouts(self.model, rows, self.software, work, sent=self.sent)
+
+
+def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
+    """Find the layers of a run, its model, its layout and its links.
+
+    Args:
+        graph: the graph, with its run.
+        given: what the run does not say.
+
+    Raises:
+        Unanswerable: there is no stack of equal layers, or the layout, the model or the GPU is not known.
+    """
+    given = given or GivenJob()
+    if graph.run is None:
+        raise Unanswerable("the graph does not know the run it is from: its operators are unknown")
+    timeline = replay(graph)
+    mesh, own = _own_degrees(graph.run, given)
+    stages = _a_rank_of_each_stage(graph, mesh, own["pp"])
+    count = _micro_batches(graph, stages, own)
+    stacks = [stack_of(timeline, rank, count) for rank in stages]
+    first = stacks[0]
+    layers = sum(stack.layers for stack in stacks) if len(stacks) == own["pp"] else first.layers * own["pp"]
+    model, micro_batch, cut_head = _model(graph.run, first, stacks[-1], layers, own, given, stages[0])
+    if own["dp"] * own["cp"] > 1:
+        own.setdefault("zero", _zero(graph, first))
+    own |= {"micro_batch": micro_batch, "micro_batches": first.micro_batches}
+    row = layouts([own])
+    machine, software, said = _machine(timeline, given, first, model, row)
+    step_ms = (
+        float(replayed_steps(graph, timeline.start, timeline.end)["duration_ns"].to_numpy().mean()) / 1e6
+    )
+    groups = [group.ranks for group in groups_of(graph.run) if len(group.ranks) == own["dp"] * own["cp"]]
+    work, _ = work_of(timeline, stages[0])
+    reduced = (
+        reduced_of(timeline, stages[0], work.node, groups)
+        if own["dp"] * own["cp"] > 1
+        else GradientTraffic(0, 0)
+    )
+    said = (_found_line(first, layers), *said)
+    head, on_gpu = stacks[-1].head, works_on_gpu(graph)
+    job = RecordedJob(
+        model, machine, software, row, step_ms, 0.0, first, head, MeasuredSent(), on_gpu, cut_head, said
+    )
+    return _with_own_memory(_calibrated(job, reduced, _message_us(graph, stages)), graph.run)
+
+
+def _message_us(graph: Graph, ranks: list[int]) -> float:
+    """Microseconds that a message between two ranks moves data; 0 where there is none."""
+    nodes = graph.nodes
+    numbers = [n for n, each in enumerate(graph.messages) if each.op in ("recv", "send_recv")]
+    mine = (nodes.kind == NodeKind.TRANSFER) & np.isin(nodes.message, numbers) & np.isin(nodes.rank, ranks)
+    return float(np.median(nodes.duration[mine])) / 1e3 if mine.any() else 0.0
+
+
+def _found_line(stack: Stack, layers: int) -> str:
+    ahead, back = stack.forward, stack.backward
+    return (
+        f"{layers} equal layers, micro-batches: {stack.micro_batches}; a layer works {ahead.work / 1e3:.3g} "
+        f"ms forward and {back.work / 1e3:.3g} ms backward on a rank, "
+        f"{(ahead.product + back.product) / max(ahead.work + back.work, 1e-9):.0%} of it products"
+    )
+
+
+def _own_degrees(run: Run, given: GivenJob) -> tuple[Mesh, dict[str, int]]:
+    """The degrees of the run's own layout: as given, else by its mesh.
+
+    Raises:
+        Unanswerable: neither says it.
+    """
+    mesh = mesh_of_run(run)
+    world = max(run.manifest.world_size, 1)
+    said = {axis.name: axis.size for axis in mesh.axes if axis.name}
+    own = dict.fromkeys(AXES, 1) | said | {axis: given.layout[axis] for axis in AXES if axis in given.layout}
+    if own["dp"] * own["tp"] * own["pp"] * own["cp"] != world:
+        known = ", ".join(f"{axis}={size}" for axis, size in own.items() if size > 1) or "no axis"
+        raise Unanswerable(
+            f"the layout of its {world} ranks is not known ({known}): give it, as --layout dp={world}"
+        )
+    return mesh, own | {key: value for key, value in given.layout.items() if key not in AXES}
+
+
+def _zero(graph: Graph, stack: Stack) -> int:
+    """Stage of ZeRO by what reduces gradients: all-reduces shard nothing."""
+    ops = {message.op for message in graph.messages}
+    if "all_gather" in ops and "reduce_scatter" in ops:
+        return 3 if stack.forward.sent > 0 else 1
+    return 0 if "all_reduce" in ops else 1
+
+
+def _a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> list[int]:
+    """The lowest rank of each stage that is recorded."""
+    ranks = [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
+    names = [axis.name for axis in mesh.axes]
+    if stages == 1 or "pp" not in names:
+        return ranks[:1]
+    at = names.index("pp")
+    first: dict[int, int] = {}
+    for rank in ranks:
+        if rank in mesh.coordinates:
+            first.setdefault(mesh.coordinates[rank][at], rank)
+    return [first[stage] for stage in sorted(first)]
+
+
+def _micro_batches(graph: Graph, stages: list[int], own: Mapping[str, int]) -> int:
+    """Micro-batches of a pipeline by the messages that its first stage receives; 0 without a pipeline.
+
+    Raises:
+        Unanswerable: the messages do not say it.
+    """
+    if own["pp"] == 1 or own.get("micro_batches"):
+        return own.get("micro_batches", 0)
+    nodes = graph.nodes
+    receives = [number for number, each in enumerate(graph.messages) if each.op == "recv"]
+    mine = (nodes.kind == NodeKind.TRANSFER) & np.isin(nodes.message, receives) & (nodes.step >= 0)
+    mine &= nodes.rank == stages[0]
+    steps = np.unique(nodes.step[(nodes.rank == stages[0]) & (nodes.step >= 0)]).size
+    count = round(int(mine.sum()) / max(steps, 1))
+    if not count:
+        raise Unanswerable(
+            "how many micro-batches its pipeline has is not known: give --layout micro_batches="
+        )
+    return count
+
+
+def _model(
+    run: Run, first: Stack, last: Stack, layers: int, own: Mapping[str, int], given: GivenJob, rank: int
+) -> tuple[Model, int, bool]:
+    """The model, sequences of a micro-batch, and whether the output layer is cut."""
+    try:
+        spans = run.table(SPANS, ["name", "shapes"]).filter(pl.col("name") == "aten::embedding")
+        table = embedding_of(spans["shapes"].unique().to_list())
+        found = shapes_of(
+            first.products, (*first.outside, *last.outside), table, layers, own["tp"], own["cp"]
+        )
+    except Unanswerable:
+        if given.model is None:
+            raise
+        if "micro_batch" not in given.layout:
+            raise Unanswerable(
+                "how many sequences a micro-batch has is not known: give --layout micro_batch="
+            ) from None
+        return given.model, given.layout["micro_batch"], own["tp"] > 1
+    model = given.model or found.model
+    return model, own.get("micro_batch", found.micro_batch), found.cut_head
+
+
+def _machine(
+    timeline: Timeline, given: GivenJob, stack: Stack, model: Model, row: pl.DataFrame
+) -> tuple[Machine, Software, tuple[str, ...]]:
+    """The machine with the run's own links, and how the job does what every job does.
+
+    Raises:
+        Unanswerable: which GPU it ran on is not known.
+    """
+    graph = timeline.graph
+    assert graph.run is not None
+    if works_on_gpu(graph):
+        gpu = common_model(graph.run.manifest.gpus)
+        if not gpu:
+            raise Unanswerable("which GPU the kernels ran on is not known: its data sheet is needed")
+        machine = machine_of(gpu, given.per_host, given.memory_gb)
+        machine = replace(machine, sheets=Sources())
+    else:
+        machine = _cpu(given, stack, model, row)
+    machine = replace(machine, compute=1.0, memory=1.0, host_us=1.0, crossed_us=0.0)
+    machine, said = with_own_links(machine, timeline, not works_on_gpu(graph))
+    return machine, _software(graph, stack, machine), said
+
+
+def _cpu(given: GivenJob, stack: Stack, model: Model, row: pl.DataFrame) -> Machine:
+    """A CPU as the run shows it: as many operations as its products made in their time."""
+    tflops = _operations(model, row)[0] / max(stack.forward.product, 1e-9) / 1e6
+    sheet = Gpu({"fp32": float(tflops), "bf16": float(tflops)}, 10.0, "this run's products")
+    return Machine(
+        CPU,
+        given.per_host,
+        given.memory_gb or 0.0,
+        inside_gbps=1.0,
+        outside_gbps=float(given.per_host),
+        inside_us=100.0,
+        outside_us=100.0,
+        message_us=100.0,
+        sheets=Sources(sheets={CPU: sheet}),
+    )
+
+
+def _software(graph: Graph, stack: Stack, machine: Machine) -> Software:
+    """How the job trains, as far as its operators and kernels say it."""
+    ops = {message.op for message in graph.messages}
+    flash = any(
+        word in each.lower() for each in stack.products for word in ("flash", "efficient", "cudnn", "fmha")
+    )
+    dtype = next((stored_as(each) for each in stack.products if stored_as(each)), "")
+    if not dtype:
+        names = [name for name in graph.names if "gemm" in name or "nvjet" in name]
+        dtype = next((stored_as(name) for name in names if stored_as(name)), "")
+    return Software(
+        flash=flash,
+        sequence_parallel="reduce_scatter" in ops and stack.forward.sent > 0,
+        dtype=dtype if dtype in machine.sheet.tflops else next(iter(machine.sheet.tflops)),
+        overlap=0.0,
+        tensor_overlap=0.0,
+    )
+
+
+def _operations(model: Model, rows: pl.DataFrame) -> Floats:
+    """[N] operations of the products of a layer, forward, on one rank."""
+    micro_batch, tp, cp = (column(rows, name) for name in ("micro_batch", "tp", "cp"))
+    tokens = micro_batch * model.sequence / cp
+    weights = 2 * tokens * (model.attention_parameters + model.dense_ffn_parameters) / tp
+    found: Floats = weights + 4 * tokens * model.sequence * model.heads / tp * model.widths[1]
+    return found
+
+
+def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
+    """What the layers and the output layer of the run take in each layout."""
+    both = pl.concat([job.own.select(rows.columns), rows])
+    tokens = _ratio(column(both, "micro_batch") / column(both, "cp"))
+    cut = _ratio(1 / column(both, "tp")) if job.cut_head else np.ones(rows.height)
+    stack = job.stack
+    if job.on_gpu:
+        said = layer_work(job.model, both, job.machine, job.software)
+        ahead, back = (
+            _work(timed, _ratio(each.compute), _ratio(each.memory), is_host_bound(timed))
+            for timed, each in ((stack.forward, said.forward), (stack.backward, said.backward))
+        )
+        again = said.scores[np.arange(1, both.height)]
+    else:
+        products = _ratio(_operations(job.model, both))
+        ahead, back = (_work(timed, products, tokens, False) for timed in (stack.forward, stack.backward))
+        again = Work(*(0 * part for part in ahead.parts()))
+    if int(job.own["recompute"][0]) == WHOLE:
+        back = Work(*(np.maximum(mine - its, 0) for mine, its in zip(back.parts(), ahead.parts())))
+    share = tokens * cut
+    heads = [
+        Work(
+            job.head.product * part * share,
+            (job.head.other + job.head.host) * part * tokens,
+            0 * tokens,
+            0 * tokens,
+        )
+        for part in (HEAD_FORWARD, 1 - HEAD_FORWARD)
+    ]
+    return LayerWork(ahead, back, ahead, back, again, *heads)
+
+
+def _ratio(values: Floats) -> Floats:
+    """Of the first, the run's own, how many times as much all others are."""
+    found: Floats = np.where(values[0] > 0, values[1:] / max(float(values[0]), 1e-12), 1.0)
+    return found
+
+
+def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) -> Work:
+    """One pass over a layer: products by their operations, other work by its bytes, the host as it is.
+
+    A host that the GPU waits for takes as long for a layer of any size.
+    """
+    one = np.ones_like(compute)
+    return Work(
+        timed.product * compute,
+        timed.other * memory + timed.host * one,
+        (timed.whole if host_bound else 0.0) * one,
+        0 * one,
+    )
+
+
+def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -> RecordedJob:
+    """The job with its collectives as measured, and what nothing explains as a fixed part of the step."""
+    machine = replace(job.machine, fixed_ms=0.0, growth=0.0)
+    said = traffic(job.model, job.own, machine, job.software)
+    stack, usual = job.stack, 2.0 if job.software.dtype == "fp32" else 1.0  # vectors of four bytes
+    modelled = float(said.reduction[0] + said.gathered[0])
+    sent = MeasuredSent(
+        forward=_over(stack.forward.sent, float(said.forward[0]), usual),
+        backward=_over(stack.backward.sent, float(said.backward[0]), usual),
+        message=_over(message_us, float(said.message[0]), usual),
+        reduction=_over(reduced.moving, modelled, 1.0),
+        hidden_us=reduced.moving - reduced.exposed if modelled else 0.0,
+    )
+    probe = replace(job.software, optimizer_bytes=1.0)
+    unit = float(optimizer_us(TimedLayouts(job.model, job.own, probe, _resized(job, job.own)), machine)[0])
+    software = replace(job.software, optimizer_bytes=stack.optimizer_us / max(unit, 1e-12))
+    job = replace(job, sent=sent, software=software)
+    first = _said_ms(job, machine)
+    if first > job.step_ms:  # work that the run does beside other work: all of it takes as much less
+        half = _said_ms(job, _faster(machine, 0.5))
+        share = np.clip((job.step_ms - half) / max(first - half, 1e-9), 0.0, 1.0)
+        machine = _faster(machine, 0.5 + 0.5 * float(share))
+    left = max(job.step_ms - _said_ms(job, machine), 1e-6)
+    return replace(job, machine=replace(machine, fixed_ms=left), explained=first / job.step_ms)
+
+
+def _said_ms(job: RecordedJob, machine: Machine) -> float:
+    return float(step_times(job.timed(job.own), machine)["step_ms"][0])
+
+
+def _faster(machine: Machine, factor: float) -> Machine:
+    return replace(machine, compute=factor, memory=factor, host_us=factor)
+
+
+def _over(measured: float, modelled: float, usual: float) -> float:
+    """How many times as much as modelled was measured; the usual where either is not there."""
+    return measured / modelled if measured > 0 and modelled > 0 else usual
+
+
+def _with_own_memory(job: RecordedJob, run: Run) -> RecordedJob:
+    """The job with activations as its allocator gave them out, where that was recorded."""
+    try:
+        within = footprint_of(run).within_step_bytes / GB
+    except Unanswerable:
+        return replace(job, said=(*job.said, "memory is computed: `dpro record --memory` measures it"))
+    parts = memory_of(job.model, job.own, job.software).row(0, named=True)
+    modelled = parts["activations"] + parts["logits"] + parts["gradients"]
+    factor = float(np.clip(within / max(modelled, 1e-12), 1 / MAX_MEMORY_FACTOR, MAX_MEMORY_FACTOR))
+    software = replace(
+        job.software,
+        activations=job.software.activations * factor,
+        logit_bytes=job.software.logit_bytes * factor,
+    )
+    line = f"a step allocates {within:.3g} GB beyond what it found, {factor:.2f} of what is computed"
+    return replace(job, software=software, said=(*job.said, line))

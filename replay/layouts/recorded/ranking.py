@@ -1,0 +1,127 @@
+"""Layouts of a recorded job, ranked; and one of them, beside the run's own.
+
+In: a recorded job, and what to rank. Out: frames as from `plan.plan`. The run's own layout calibrates all,
+so that it comes out at its measured step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.layouts.inputs.machine import Machine
+from dpro.replay.layouts.layout import COLUMNS, RECOMPUTE, candidates, gpus_of, layouts
+from dpro.replay.layouts.memory import runs
+from dpro.replay.layouts.plan import MeasuredLayout, plan
+from dpro.replay.layouts.recorded.job import RecordedJob
+
+SELECTIVE = RECOMPUTE.index("selective")
+SHARDED = 3  # stage of ZeRO that shards parameters
+
+
+def ranked(
+    job: RecordedJob,
+    gpus: int,
+    global_batch: int,
+    keep: Mapping[str, int] | None = None,
+    measured: Sequence[MeasuredLayout] = (),
+) -> pl.DataFrame:
+    """Rank all layouts of a recorded job.
+
+    Args:
+        job: the job.
+        gpus: how many it may have.
+        global_batch: sequences of a step.
+        keep: values of columns that stay as given.
+        measured: steps of other layouts that were measured, too.
+    """
+    keep = dict(keep or {})
+    rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep)
+    if job.software.flash and "recompute" not in keep:
+        rows = rows.filter(pl.col("recompute") != SELECTIVE)
+    unsharded = min(int(job.own["zero"][0]), SHARDED - 1)  # as the job's framework has it
+    if "zero" not in keep:
+        kept = pl.when(pl.col("zero") < SHARDED).then(unsharded).otherwise(pl.col("zero"))
+        rows = rows.with_columns(zero=kept.cast(pl.Int64))
+    if (
+        gpus == job.ranks
+        and global_batch == job.global_batch
+        and all(int(job.own[name][0]) == value for name, value in keep.items())
+    ):
+        rows = pl.concat([rows, job.own.select(rows.columns)])
+    return _planned(job, rows.unique(maintain_order=True), measured)
+
+
+def own_layout(job: RecordedJob) -> pl.DataFrame:
+    """The run's own layout, as `ranked` has it.
+
+    Args:
+        job: the job.
+    """
+    return _planned(job, job.own, ())
+
+
+def changed_layout(job: RecordedJob, layout: Mapping[str, int]) -> pl.DataFrame:
+    """The job in another layout: what is not given stays.
+
+    Args:
+        job: the job.
+        layout: columns of it.
+
+    Raises:
+        Unanswerable: the layout does not divide the model, or cannot be run.
+    """
+    row = layouts([job.own.row(0, named=True) | dict(layout)])
+    new, model = row.row(0, named=True), job.model
+    if model.heads % new["tp"] or model.ffn % new["tp"]:
+        raise Unanswerable(f"tp={new['tp']} does not divide {model.heads} heads and {model.ffn} columns")
+    if new["pp"] * new["vpp"] > model.layers or model.layers % (new["pp"] * new["vpp"]):
+        raise Unanswerable(f"{model.layers} layers do not divide into {new['pp'] * new['vpp']} stages")
+    if model.sequence % new["cp"]:
+        raise Unanswerable(f"cp={new['cp']} does not divide sequences of {model.sequence} tokens")
+    if new["ep"] > 1 and (not model.experts or model.experts % new["ep"]):
+        raise Unanswerable(f"ep={new['ep']}: the model has {model.experts or 'no'} experts")
+    why = runs(model, row, job.software)[0]
+    if why:
+        raise Unanswerable(why)
+    return _planned(job, row, ())
+
+
+def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLayout]) -> pl.DataFrame:
+    own = {name: int(job.own[name][0]) for name in COLUMNS}
+    known = [MeasuredLayout(own, job.step_ms), *measured]
+    found = plan(job.model, rows, with_memory(job), job.software, known, job.timed)
+    return found if job.on_gpu else found.with_columns(mfu=pl.lit(None, pl.Float64))
+
+
+def with_memory(job: RecordedJob) -> Machine:
+    """The job's machine; where its memory is not known, everything fits.
+
+    Args:
+        job: the job.
+    """
+    return replace(job.machine, memory_gb=job.machine.memory_gb or inf)
+
+
+def is_own(job: RecordedJob) -> pl.Expr:
+    """Which rows are the run's own layout.
+
+    Args:
+        job: the job.
+    """
+    same = [pl.col(name) == int(job.own[name][0]) for name in COLUMNS]
+    return pl.all_horizontal(same)
+
+
+def usual_batch(job: RecordedJob, gpus: int) -> int:
+    """Sequences of a step where each rank keeps as many as it has.
+
+    Args:
+        job: the job.
+        gpus: how many.
+    """
+    return max(round(job.global_batch * gpus / int(gpus_of(job.own)[0])), 1)

@@ -1,0 +1,272 @@
+"""The layers that a rank works through in a step: how many, and what one of them takes.
+
+In: the replay of a run, and a rank. Out: `Stack`. A layer is the stretch of products that repeats, as often
+forward as backward; it lasts from its first product to that of the next one, so that what lies between
+products is in it. What the stretches do not hold is the output layer and the loss, between forward and
+backward of a micro-batch, and the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dpro.arrays import Bools, Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.layouts.recorded.repeats import find_pattern, occurrences
+from dpro.replay.layouts.recorded.sequence import WorkSequence, work_of
+from dpro.replay.timeline import Timeline
+
+NO_STACK = "no stack of equal layers is found: {}; layouts are computed of models that repeat one layer"
+HOST_BOUND = 1.1
+MIN_SHARE = 0.25  # of the time of a pass's products that its layers hold
+
+
+class PassTime(NamedTuple):
+    """Microseconds of one pass over one layer, or over what is outside of layers.
+
+    Attributes:
+        product: of matrix products and attention.
+        other: of all other operators.
+        host: the host's own, whatever the size.
+        sent: of collectives that began meanwhile.
+        whole: from its beginning to that of the next.
+    """
+
+    product: float
+    other: float
+    host: float
+    sent: float
+    whole: float
+
+    @property
+    def work(self) -> float:
+        """Microseconds of all but communication."""
+        return self.product + self.other + self.host
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The layers of one rank.
+
+    Attributes:
+        layers: how many it has.
+        micro_batches: that go through them in a step.
+        forward, backward: of one layer and micro-batch.
+        head: between forward and backward of a micro-batch, without the layers.
+        rest_us: work of a step that is in neither.
+        optimizer_us: work of a step after the last backward, a part of the former.
+        products: of one layer, forward, in order, as operators with shapes or as kernels.
+        outside: the other products of forward passes.
+    """
+
+    layers: int
+    micro_batches: int
+    forward: PassTime
+    backward: PassTime
+    head: PassTime
+    rest_us: float
+    optimizer_us: float
+    products: tuple[str, ...]
+    outside: tuple[str, ...]
+
+
+class _Found(NamedTuple):
+    """Of one pass of a step: [K] rows at which layers begin, and whether another follows at once."""
+
+    begins: Ints
+    follows: Bools
+
+
+def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
+    """Find the layers of a rank.
+
+    Args:
+        timeline: the replay of a graph with its run.
+        rank: whose.
+        micro_batches: of a step, where the run's messages say it; 0 where it follows from the layers.
+
+    Raises:
+        Unanswerable: no stretch of products repeats equally often forward and backward.
+    """
+    work, names = work_of(timeline, rank)
+    steps = np.unique(work.step)
+    parts = [work.part(work.step == step) for step in steps.tolist()]
+    first = parts[min(1, len(parts) - 1)]
+    patterns = [_pattern(first, backward) for backward in (False, True)]
+    found = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
+    counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in found)
+    (ahead, back), _ = counts.most_common(1)[0]
+    if ahead != back:
+        raise Unanswerable(NO_STACK.format(f"{ahead} stretches repeat forward and {back} backward"))
+    whole = [
+        (part, ways)
+        for part, ways in zip(parts, found)
+        if ways[0].begins.size == ways[1].begins.size == ahead
+    ]
+    count = micro_batches or int((~whole[0][1][0].follows).sum())
+    if ahead % count:
+        raise Unanswerable(NO_STACK.format(f"{ahead} of them do not divide into {count} micro-batches"))
+    sent = _sent(timeline, rank)
+    layers = ahead // count
+    times = [_times([(part, ways[way]) for part, ways in whole], sent) for way in (0, 1)]
+    heads = [each for part, ways in whole for each in _heads(part, ways, times[0], layers, sent)]
+    work_us = float(np.median([part.ns.sum() for part, _ in whole])) / 1e3
+    head = _median(heads)
+    inside = count * (layers * (times[0].work + times[1].work) + head.work)
+    outside = _outside(whole[0][0], whole[0][1][0], patterns[0].size)
+    return Stack(
+        layers,
+        count,
+        times[0],
+        times[1],
+        head,
+        max(work_us - inside, 0.0),
+        float(np.median([_after(part) for part, _ in whole])),
+        tuple(names[token] for token in patterns[0].tolist()),
+        tuple(names[token] for token in outside),
+    )
+
+
+def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
+    """[T] rows of the products of a pass, and [T] how long each is."""
+    heads = np.flatnonzero(part.token >= 0)
+    if not heads.size:
+        return heads, np.zeros(0)
+    took = np.add.reduceat(np.where(part.product, part.ns, 0), heads).astype(np.float64)
+    mine = part.backward[heads] == backward
+    return heads[mine], took[mine]
+
+
+def _pattern(part: WorkSequence, backward: bool) -> Ints:
+    rows, weight = _tokens(part, backward)
+    pattern = find_pattern(part.token[rows], weight)
+    way = "backward" if backward else "forward"
+    if not pattern.size:
+        raise Unanswerable(NO_STACK.format(f"its products repeat in no stretch, {way}"))
+    at = occurrences(part.token[rows], pattern)
+    covered = sum(float(weight[begin : begin + pattern.size].sum()) for begin in at.tolist())
+    if covered < MIN_SHARE * weight.sum():
+        share = covered / max(float(weight.sum()), 1.0)
+        raise Unanswerable(NO_STACK.format(f"what repeats {way} is {share:.0%} of its products"))
+    return pattern
+
+
+def _found(part: WorkSequence, pattern: Ints, backward: bool) -> _Found:
+    rows, _ = _tokens(part, backward)
+    at = occurrences(part.token[rows], pattern)
+    begins = rows[at]
+    follows = np.zeros(at.size, np.bool_)
+    if at.size > 1:
+        others = np.flatnonzero((part.token >= 0) & (part.backward != backward))
+        between = np.searchsorted(others, begins[1:]) - np.searchsorted(others, begins[:-1])
+        follows[:-1] = (np.diff(at) == pattern.size) & (between == 0)
+    return _Found(begins, follows)
+
+
+def _sent(timeline: Timeline, rank: int) -> tuple[Ints, Floats]:
+    """When collectives of a rank begin to move data, in order, and how long each takes, ns."""
+    nodes = timeline.graph.nodes
+    at = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0))
+    at = at[[not _is_message(timeline.graph, int(node)) for node in at]] if at.size else at
+    order = np.argsort(timeline.start[at], kind="stable")
+    return timeline.start[at][order], nodes.duration[at][order].astype(np.float64)
+
+
+def _is_message(graph: Graph, node: int) -> bool:
+    number = int(graph.nodes.message[node])
+    return number >= 0 and graph.messages[number].op in ("send", "recv", "send_recv")
+
+
+def _time(part: WorkSequence, begin: int, end: int, sent: tuple[Ints, Floats]) -> PassTime:
+    """What lies between two rows of a step."""
+    ns, product, host = (column[begin:end] for column in (part.ns, part.product, part.host))
+    start = int(part.start[begin])
+    stop = int(part.start[end]) if end < part.start.size else int(part.start[-1] + part.ns[-1])
+    first, last = np.searchsorted(sent[0], [start, stop])
+    other = ~product & ~host
+    return PassTime(
+        float(ns[product].sum()) / 1e3,
+        float(ns[other].sum()) / 1e3,
+        float(ns[host].sum()) / 1e3,
+        float(sent[1][first:last].sum()) / 1e3,
+        (stop - start) / 1e3,
+    )
+
+
+def _times(found: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
+    """The typical layer of a pass: of those that another follows, else until the other pass begins."""
+    times = [
+        _time(part, int(each.begins[at]), int(each.begins[at + 1]), sent)
+        for part, each in found
+        for at in np.flatnonzero(each.follows).tolist()
+    ]
+    if not times:
+        for part, each in found:
+            for begin in each.begins.tolist():
+                turn = np.flatnonzero(part.backward[begin:] != part.backward[begin])
+                end = begin + int(turn[0]) if turn.size else part.ns.size
+                times.append(_time(part, begin, end, sent))
+    return _median(times)
+
+
+def _median(times: list[PassTime]) -> PassTime:
+    if not times:
+        return PassTime(0.0, 0.0, 0.0, 0.0, 0.0)
+    return PassTime(*(float(np.median(column)) for column in zip(*times)))
+
+
+def _heads(
+    part: WorkSequence, ways: list[_Found], layer: PassTime, layers: int, sent: tuple[Ints, Floats]
+) -> list[PassTime]:
+    """From each micro-batch's first layer to the next backward, without the layers."""
+    begins = ways[0].begins[::layers]
+    found = []
+    for begin in begins.tolist():
+        after = ways[1].begins[ways[1].begins > begin]
+        between = ways[0].begins[
+            (ways[0].begins > begin) & (ways[0].begins < (after[0] if after.size else 0))
+        ]
+        if not after.size or between.size != layers - 1:
+            continue  # another micro-batch's forward comes first
+        whole = _time(part, begin, _end_of_head(part, begin, int(after[0])), sent)
+        found.append(PassTime(*(max(mine - layers * its, 0.0) for mine, its in zip(whole, layer))))
+    return found
+
+
+def _end_of_head(part: WorkSequence, begin: int, end: int) -> int:
+    """The row after the loss and the output layer's products; what follows them begins a layer's backward."""
+    back = begin + np.flatnonzero(part.backward[begin:end])
+    if not back.size:
+        return end
+    products = back[part.product[back]]
+    return int(products[-1]) + 1 if products.size else int(back[0])
+
+
+def _outside(part: WorkSequence, found: _Found, period: int) -> list[int]:
+    """Tokens of forward products that are in no layer, each once."""
+    rows, _ = _tokens(part, False)
+    first = np.searchsorted(rows, found.begins)
+    inside = np.zeros(rows.size, np.bool_)
+    for at in first.tolist():
+        inside[at : at + period] = True
+    return list(dict.fromkeys(part.token[rows[~inside]].tolist()))
+
+
+def _after(part: WorkSequence) -> float:
+    """Microseconds of work after the last backward."""
+    last = np.flatnonzero(part.backward)
+    return float(part.ns[int(last[-1]) + 1 :].sum()) / 1e3 if last.size else 0.0
+
+
+def is_host_bound(timed: PassTime) -> bool:
+    """Whether a GPU stood still for a tenth of a layer: its host decides how long it takes.
+
+    Args:
+        timed: of a layer on a GPU.
+    """
+    return timed.whole > HOST_BOUND * (timed.work + timed.sent)

@@ -1,0 +1,97 @@
+"""A recorded job of equal layers, and its other layouts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.opening import open_path
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.graph import Graph
+from dpro.replay.layouts.layout import in_words
+from dpro.replay.layouts.recorded.job import GivenJob, RecordedJob, recorded_job
+from dpro.replay.layouts.recorded.ranking import changed_layout, is_own, own_layout, ranked
+from tests.jobs import record
+from tests.layers import BATCH, GPT, HEADS, LAYERS, LENGTH, OPTIONS, VOCABULARY, WIDE, WIDTH
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    folder = tmp_path_factory.mktemp("gpt")
+    (folder / "job.py").write_text(GPT)
+    run, done = record(folder, [sys.executable, "job.py"], *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    return build_graph(run).predictive
+
+
+@pytest.fixture(scope="module")
+def job(graph: Graph) -> RecordedJob:
+    return recorded_job(graph)
+
+
+def test_the_model_of_a_real_job_is_found_in_its_operators(job: RecordedJob) -> None:
+    model = job.model
+    assert (model.layers, model.hidden, model.heads, model.ffn) == (LAYERS, WIDTH, HEADS, WIDE)
+    assert (model.vocabulary, model.sequence, model.gated) == (VOCABULARY, LENGTH, False)
+    assert in_words(job.own.row(0, named=True)) == f"dp 1, micro-batch {BATCH} x 1"
+
+
+def test_the_run_s_own_layout_comes_out_at_its_measured_step(job: RecordedJob) -> None:
+    own = own_layout(job)
+    assert own["step_ms"][0] == pytest.approx(job.step_ms, rel=1e-6)
+    rows = ranked(job, 1, job.global_batch)
+    assert rows.filter(is_own(job))["step_ms"].to_list() == pytest.approx([job.step_ms], rel=1e-6)
+    assert own["low_ms"][0] < job.step_ms < own["high_ms"][0]
+
+
+def test_half_the_sequences_at_a_time_take_no_longer(job: RecordedJob) -> None:
+    one, two = (
+        changed_layout(job, {"micro_batch": size, "micro_batches": 2})["step_ms"][0] for size in (1, 2)
+    )
+    assert one < two
+
+
+def test_ranks_that_share_a_layer_or_a_stack_take_less_work_each(job: RecordedJob) -> None:
+    work = job.timed(changed_layout(job, {"tp": 2}).select(job.own.columns)).work
+    own = job.timed(job.own).work
+    assert np.allclose(work.forward.compute, own.forward.compute / 2)
+    assert np.allclose(work.forward.memory, own.forward.memory)
+
+
+@pytest.mark.parametrize(
+    ("layout", "word"), [({"tp": 8}, "heads"), ({"pp": 2}, "stages"), ({"ep": 2}, "experts")]
+)
+def test_layouts_that_divide_nothing_are_refused(job: RecordedJob, layout: dict[str, int], word: str) -> None:
+    with pytest.raises(Unanswerable, match=word):
+        changed_layout(job, layout)
+
+
+def test_what_is_given_of_a_layout_has_to_be_whole(graph: Graph) -> None:
+    with pytest.raises(Unanswerable, match="--layout"):
+        recorded_job(graph, GivenJob(layout={"dp": 4}))
+
+
+def test_no_layout_of_too_many_ranks_is_an_error_of_use(job: RecordedJob) -> None:
+    with pytest.raises(UsageError, match="no layout"):
+        ranked(job, 7, 1)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        "multirank/torchrec_v100_2r_kjt",
+        "nccl_meta/mi300x_ddp_rank0of8.json.gz",
+        "robust/kineto2021_v100.json.gz",
+    ],
+)
+def test_real_jobs_without_a_stack_of_layers_are_refused_in_one_line(traces: Path, trace: str) -> None:
+    path = traces / trace
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    with pytest.raises(Unanswerable) as refused:
+        recorded_job(build_graph(open_path(path)).predictive)
+    assert "\n" not in str(refused.value)
