@@ -100,8 +100,8 @@ class TinyRun:
         row = {"rank": rank, "step": number, "window": 0, "start_ns": round(start * US)}
         self.rows[STEPS.name].append(row | {"duration_ns": round((end - start) * US)})
 
-    def worker(self, rank: int, host: str) -> None:
-        self.rows[WORKERS.name].append({"rank": rank, "host": host})
+    def worker(self, rank: int, host: str, **more: Any) -> None:
+        self.rows[WORKERS.name].append({"rank": rank, "host": host} | more)
 
     def counter(self, counter: str, time: float, value: float, rank: int = 0, device: str = "") -> None:
         row = {

@@ -2,5 +2,8 @@
 
 network    a topology as arrays: nodes and links of one direction
 routes     shortest paths, and the choice among equally short ones
-fairness   rates of flows that share links
+placement  which GPU each rank computes on, and what ranks exchange
+flows      what communication puts on links
+planning   paths that are chosen ahead, so that flows meet least
+fairness   rates of what shares links, and when it ends
 """

@@ -32,6 +32,7 @@ class Fabric:
         hosts: names of hosts, in the order of the file.
         gpus: by host, the nodes of its GPUs.
         port: by the node of a GPU, the node of the port that it sends through; a GPU may have none.
+        hub: by the node of a GPU, the hub of its host; the only GPU of a host has none.
         source, target: [L] nodes of each link.
         gbps: [L] 1e9 bytes/s.
     """
@@ -42,6 +43,7 @@ class Fabric:
     hosts: tuple[str, ...]
     gpus: tuple[tuple[int, ...], ...]
     port: dict[int, int]
+    hub: dict[int, int]
     source: Ints
     target: Ints
     gbps: Floats
@@ -87,6 +89,7 @@ def fabric_of(topology: TopologyFile) -> Fabric:
     hosts: list[str] = []
     gpus: list[tuple[int, ...]] = []
     port: dict[int, int] = {}
+    hubs: dict[int, int] = {}
     links: list[tuple[int, int, float]] = []  # both directions are added below
     for entry in topology.hosts:
         for host in expand(entry.names):
@@ -97,6 +100,7 @@ def fabric_of(topology: TopologyFile) -> Fabric:
             gpus.append(own)
             if entry.gpus > 1:
                 hub = add(host, HUB)
+                hubs |= dict.fromkeys(own, hub)
                 links += [(gpu, hub, entry.gpu_gbps) for gpu in own]
             if ports:
                 near = entry.near or [at * entry.nics // entry.gpus for at in range(entry.gpus)]
@@ -116,6 +120,7 @@ def fabric_of(topology: TopologyFile) -> Fabric:
         tuple(hosts),
         tuple(gpus),
         port,
+        hubs,
         np.concatenate([begin, end]),
         np.concatenate([end, begin]),
         np.concatenate([gbps, gbps]),

@@ -11,6 +11,13 @@ from __future__ import annotations
 from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit, keys_of, make
 from dpro.replay.whatif.edits.communication import Algorithm, Delay, Network, NoCommunication
+from dpro.replay.whatif.edits.fabric import (
+    FailedCable,
+    HashedPaths,
+    Oversubscription,
+    PlannedPaths,
+    SprayedPaths,
+)
 from dpro.replay.whatif.edits.gpu.cuda_graph import CudaGraph
 from dpro.replay.whatif.edits.gpu.device import Device
 from dpro.replay.whatif.edits.gpu.kernels import Compile, Optimizer, Precision
@@ -39,6 +46,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Memory for time": (Accumulate, Recompute, Batch),
     "Parallelism": (DataParallelSize, Balance, StageLayers, Pipeline, Skip, Fill, Split, MoePipeline),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
+    "Fabric": (PlannedPaths, SprayedPaths, HashedPaths, FailedCable, Oversubscription),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

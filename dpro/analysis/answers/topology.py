@@ -17,6 +17,7 @@ from dpro.topology.hostlist import fold
 
 with needs_extra("replay"):
     from dpro.replay.fabric.network import NIC, SWITCH, Fabric, fabric_of
+    from dpro.replay.fabric.placement import host_named
     from dpro.replay.fabric.routes import Routes, routes_of
 
 MAX_LEAVES = 64  # pairs of these are counted
@@ -94,20 +95,6 @@ def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> Topo
         ),
         missing_hosts=[host for host in hosts if host_named(network, host) is None],
     )
-
-
-def host_named(network: Fabric, name: str) -> int | None:
-    """The host that a run calls by a name, with or without its domain; None where the topology lacks it.
-
-    Args:
-        network: the fabric.
-        name: as the run has it.
-    """
-    short = name.partition(".")[0]
-    for at, known in enumerate(network.hosts):
-        if name == known or short == known.partition(".")[0]:
-            return at
-    return None
 
 
 def _distance(network: Fabric) -> Ints:

@@ -7,6 +7,7 @@ training_loop    input, garbage collection
 gpu/             kernels: compilation, precision, CUDA graphs, another device
 parallelism/     pipelines: schedules and stages
 scaling          batch, accumulation, recomputation, number of replicas
+fabric           paths and cables of the fabric
 communication    network, algorithms, added delays
 reductions       what all edits of gradient reductions share
 gradients        buckets, order and compression of gradient reductions

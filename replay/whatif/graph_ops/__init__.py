@@ -8,6 +8,7 @@ graph_editor        a graph under change: nodes added, taken out, joined
 repeat              a step several times over
 reductions/         gradient reductions: as recorded, and changed
 shared_links        transfers that meet on a link take longer, those that no longer meet do not
+shared_fabric       transfers over other cables of the fabric, or other paths
 fewer_bits          matmuls at a lower precision, by a roofline
 rebuilt             pipelines put together in another order
 """

@@ -55,7 +55,7 @@ def _recorded(graph: Graph) -> tuple[Floats, Floats, dict[tuple[int, int, int], 
 
     def compute() -> tuple[Floats, Floats, dict[tuple[int, int, int], int]]:
         timeline = replay(graph)
-        demand = _demand(graph, timeline)
+        demand = moving_shares(graph, timeline)
         known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
         return demand, _alone(graph, timeline, demand), known
 
@@ -148,10 +148,14 @@ def _is_copy(changed: Graph, node: int, graph: Graph, recorded: int) -> bool:
     )
 
 
-def _demand(graph: Graph, timeline: Timeline) -> Floats:
+def moving_shares(graph: Graph, timeline: Timeline) -> Floats:
     """[N] the share of its time for which a transfer needs its link: what it takes apart from its latency.
 
-    Where no curve shows that, it is all of its time.
+    Where no curve shows that, it is all of its time; 0 of what is no transfer.
+
+    Args:
+        graph: the graph.
+        timeline: its replay.
     """
     nodes = graph.nodes
     demand: Floats = ((nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)).astype(np.float64)

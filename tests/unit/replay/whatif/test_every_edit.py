@@ -25,6 +25,7 @@ from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.replay.whatif.search import bounds_of, candidates, replayed_gains
 from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
+from tests.fabrics import crossing_pairs
 from tests.pipelines import Job, written
 from tests.unit.replay.whatif.edits.gpu.test_kernels import ADD, GEMM, pointwise
 from tests.unit.replay.whatif.edits.gpu.test_precision import FLAT, graph_of, matmuls
@@ -51,6 +52,7 @@ ZERO = [
         "stages:layers=2/2/2/2",
         "skip:share=0",
         "fill:ms=100000",
+        "oversubscription:ratio=1",
     ),
 ]
 ZERO_ONLY = {
@@ -77,6 +79,7 @@ NEITHER_WAY = {
     "device": "another GPU is faster at some operations and slower at others",
     **{"split": CHUNKS, "moe-pipeline": CHUNKS},
 }
+NEITHER |= dict.fromkeys(("ecmp", "fail", "paths", "spray"), "paths are chosen again, from those of the run")
 # Edits that take work or waiting away.
 LESS = [
     *("scale:factor=0.5", "remove:kind=kernel", "remove:name=*", "heal:rank=0", "heal:rank=1", "drop:rank=1"),
@@ -91,6 +94,8 @@ LESS = [
         "workers:count=2",
         "balance:over=stages",
         "skip:share=0.25",
+        "paths",
+        "spray:headroom=0",
     ),
 ]
 # Edits that add some.
@@ -99,6 +104,7 @@ MORE = [
     *("network:bandwidth=0.5", "recompute:module=layers.*", "batch:factor=2", "data-parallel:ranks=16"),
     *("overlap:mode=off", "pipeline:schedule=gpipe", "delay:us=500"),
     *("stages:layers=5/1/1/1,now=2/2/2/2", "fill:ms=1"),
+    *("ecmp", "fail:link=leaf0/spine0", "oversubscription:ratio=2"),
 ]
 # Edits of different things: what each changes, the other neither reads nor writes.
 APART = [
@@ -139,6 +145,9 @@ NOT_APART = {
     "stages": "layers are moved with all that was changed of them",
     "skip": "what is skipped is skipped with all that was changed of it",
     "fill": "what fits depends on how long all else takes",
+    **dict.fromkeys(
+        ("ecmp", "fail", "oversubscription", "paths", "spray"), "what meets depends on when it begins"
+    ),
 }
 TABLES = {
     "nothing": [*ZERO, *ONCE],
@@ -170,6 +179,7 @@ def job(tmp_path_factory) -> Callable[[str], Graph]:
     made |= {"tensor": tensor_job().build(folder / "tensor").graph}
     made |= {"experts": experts_job().build(folder / "experts").graph}
     made["pipeline"] = build_graph(written(Job(4, 2, 2, 2).run(), folder / "pipeline")).predictive
+    made["fabric"] = crossing_pairs(folder / "fabric", 2000)
     return made.__getitem__
 
 
@@ -192,6 +202,7 @@ NAMES = (
     "rings",
     "pipeline",
     "v100",
+    "fabric",
 )
 names = st.sampled_from(NAMES)
 

@@ -1,0 +1,239 @@
+"""What communication puts on the fabric: flows between GPUs, and the links that each communication loads.
+
+In: which ranks take part, in which operation, and which GPU each rank computes on. Out: flows with their
+share of the bytes, and after routing the load on links per byte. A ring passes everything on from neighbour
+to neighbour (Thakur, Rabenseifner and Gropp, IJHPCA 19, 2005); across hosts NCCL makes a ring for each
+port, each with its share of the bytes, from and to the port of one number. In an all-to-all each pair has a
+flow of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.fabric.network import Fabric
+from dpro.replay.fabric.routes import NO_LINK, Choice, Routes, paths
+
+PAIRWISE = ("all_to_all",)
+MESSAGES = ("send", "recv")
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Flows of several communications.
+
+    Attributes:
+        of: [F] which communication each belongs to.
+        begin, end: [F] nodes: ports of two hosts, or GPUs of one.
+        share: [F] of the bytes that the busiest rank of its communication sends.
+        key: [F] what identifies a flow to routers: the same ranks have the same connection.
+        count: communications.
+    """
+
+    of: Ints
+    begin: Ints
+    end: Ints
+    share: Floats
+    key: Ints
+    count: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """What communications put on links.
+
+    Attributes:
+        indptr: [C + 1] communication i loads `links[indptr[i]:indptr[i + 1]]`.
+        links: links, each once per communication.
+        share: what crosses each, over what the busiest rank sends.
+    """
+
+    indptr: Ints
+    links: Ints
+    share: Floats
+
+
+def flows_of(fabric: Fabric, members: Sequence[Sequence[int]], ops: Sequence[str]) -> Flows:
+    """The flows of communications.
+
+    Args:
+        fabric: what they run over.
+        members: by communication, the GPU (its node) of each rank, in the order of ranks.
+        ops: by communication, its operation.
+
+    Raises:
+        Unanswerable: a GPU that sends to another host has no port.
+    """
+    host_of = {gpu: host for host, gpus in enumerate(fabric.gpus) for gpu in gpus}
+    found: list[tuple[int, int, int, float, int]] = []
+    for number, (gpus, op) in enumerate(zip(members, ops)):
+        make = _pairs if op in PAIRWISE else _chain if op in MESSAGES else _ring
+        made = make(fabric, list(gpus), host_of)
+        found += [(number, begin, end, share, _key(begin, end, each)) for begin, end, share, each in made]
+    columns = [np.array([flow[at] for flow in found]) for at in range(5)]
+    of, begin, end, key = (columns[at].astype(np.int64) for at in (0, 1, 2, 4))
+    return Flows(of, begin, end, columns[3].astype(np.float64), key, len(ops))
+
+
+def _key(begin: int, end: int, ring: int) -> int:
+    return (begin * 1_000_003 + end) * 64 + ring % 64
+
+
+def _port(fabric: Fabric, gpu: int) -> int:
+    if gpu not in fabric.port:
+        raise Unanswerable(f"{fabric.names[gpu]} has no port: the topology gives its host none")
+    return fabric.port[gpu]
+
+
+_Flow = tuple[int, int, float, int]
+
+
+def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
+    """Hosts in order, as many rings between them as the host with the fewest ports in use has."""
+    by_host: dict[int, list[int]] = {}
+    for gpu in gpus:
+        by_host.setdefault(host_of[gpu], []).append(gpu)
+    found: list[_Flow] = [(one, other, 1.0, 0) for own in by_host.values() for one, other in pairwise(own)]
+    if len(by_host) == 1:
+        return [*found, (gpus[-1], gpus[0], 1.0, 0)] if len(gpus) > 1 else []
+    ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in own)) for own in by_host.values()]
+    rings = min(map(len, ports))
+    for at, own in enumerate(ports):
+        after = ports[(at + 1) % len(ports)]
+        found += [(own[ring], after[ring], 1.0 / rings, ring) for ring in range(rings)]
+    return found
+
+
+def _chain(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
+    """A message from the first to the last."""
+    return _between(fabric, gpus[0], gpus[-1], host_of, 1.0) if gpus[0] != gpus[-1] else []
+
+
+def _pairs(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
+    """Each rank sends a share to each other one."""
+    share = 1.0 / max(len(gpus) - 1, 1)
+    return [
+        flow
+        for one in gpus
+        for other in gpus
+        if one != other
+        for flow in _between(fabric, one, other, host_of, share)
+    ]
+
+
+def _between(fabric: Fabric, one: int, other: int, host_of: dict[int, int], share: float) -> list[_Flow]:
+    if host_of[one] == host_of[other]:
+        return [(one, other, share, 0)]
+    return [(_port(fabric, one), _port(fabric, other), share, one)]
+
+
+def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
+    """The load on links, each flow on one path.
+
+    Args:
+        flows: the flows.
+        routes: next hops.
+        choose: which link each flow takes where several lead on.
+
+    Raises:
+        Unanswerable: no path leads from a port to another.
+    """
+    across = np.flatnonzero(~inside(flows, routes.network))
+
+    def of_flows(rows: Ints, here: Ints, number: Ints) -> Ints:
+        return choose(across[rows], here, number)
+
+    taken = paths(routes, flows.begin[across], flows.end[across], of_flows)
+    row, hop = np.nonzero(taken != NO_LINK)
+    return _summed(flows, routes.network, across[row], taken[row, hop], flows.share[across[row]])
+
+
+def sprayed(flows: Flows, routes: Routes) -> Load:
+    """The load on links, each flow spread evenly over all equally short paths.
+
+    Args:
+        flows: the flows.
+        routes: next hops.
+
+    Raises:
+        Unanswerable: no path leads from a port to another.
+    """
+    network = routes.network
+    across = np.flatnonzero(~inside(flows, network))
+    rows: list[Ints] = []
+    links: list[Ints] = []
+    shares: list[Floats] = []
+    spread: dict[tuple[int, int], tuple[Ints, Floats]] = {}
+    for flow in across.tolist():
+        out, into = int(routes.out[flows.begin[flow]]), int(routes.into[flows.end[flow]])
+        if NO_LINK in (out, into):
+            port = flows.begin[flow] if out == NO_LINK else flows.end[flow]
+            raise Unanswerable(f"{network.names[int(port)]} has no cable that works")
+        between = (int(network.target[out]), int(network.source[into]))
+        if between not in spread:
+            spread[between] = _spread(routes, *between)
+        on, share = spread[between]
+        ends = [out] if network.target[out] == flows.end[flow] else [out, into]
+        links.append(np.concatenate([ends, on]).astype(np.int64))
+        shares.append(np.concatenate([np.ones(len(ends)), share]) * flows.share[flow])
+        rows.append(np.full(links[-1].size, flow, np.int64))
+    if not rows:
+        none = np.zeros(0, np.int64)
+        return _summed(flows, network, none, none, np.zeros(0))
+    return _summed(flows, network, np.concatenate(rows), np.concatenate(links), np.concatenate(shares))
+
+
+def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
+    """Links between two switches, and the share of a flow on each when every group is used evenly."""
+    found: dict[int, float] = {}
+    amounts = {here: 1.0}
+    while amounts and to not in amounts:
+        further: dict[int, float] = {}
+        for switch, amount in amounts.items():
+            group = routes.choices(switch, to)
+            if not group.size:
+                names = routes.network.names
+                raise Unanswerable(f"no path leads from {names[here]} to {names[to]}")
+            for link in group.tolist():
+                found[link] = found.get(link, 0.0) + amount / group.size
+                end = int(routes.network.target[link])
+                further[end] = further.get(end, 0.0) + amount / group.size
+        amounts = further
+    return np.array(list(found), np.int64), np.array(list(found.values()), np.float64)
+
+
+def inside(flows: Flows, fabric: Fabric) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """[F] whether both ends are GPUs of one host.
+
+    Args:
+        flows: the flows.
+        fabric: what they run over.
+    """
+    gpus = np.zeros(fabric.num_nodes, np.bool_)
+    gpus[[gpu for own in fabric.gpus for gpu in own]] = True
+    inside: np.ndarray[tuple[int], np.dtype[np.bool_]] = gpus[flows.begin] & gpus[flows.end]
+    return inside
+
+
+def _summed(flows: Flows, fabric: Fabric, row: Ints, links: Ints, share: Floats) -> Load:
+    """Loads of each communication on each link, those within hosts added."""
+    own = np.flatnonzero(inside(flows, fabric))
+    hubs = [
+        fabric.links_from[ends][0]
+        for flow in own.tolist()
+        for one, other in [(int(flows.begin[flow]), int(flows.end[flow]))]
+        for ends in ((one, fabric.hub[one]), (fabric.hub[other], other))
+    ]
+    row = np.concatenate([row, np.repeat(own, 2)])
+    links = np.concatenate([links, np.array(hubs, np.int64)])
+    share = np.concatenate([share, np.repeat(flows.share[own], 2)])
+    count = fabric.source.size
+    cell, at = np.unique(flows.of[row] * count + links, return_inverse=True)
+    indptr = np.searchsorted(cell, np.arange(flows.count + 1) * count)
+    return Load(indptr.astype(np.int64), cell % count, np.bincount(at, share, cell.size).astype(float))

@@ -1,0 +1,114 @@
+"""Where the ranks of a run are in its fabric, and what they exchange there.
+
+In: a graph with its run, and the topology that the run keeps. Out: `Communications`: transfers that meet,
+the GPUs of their ranks, their operation. A rank computes on the GPU of its host that has the rank's local
+number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro.arrays import Ints
+from dpro.errors import Unanswerable
+from dpro.replay.fabric.network import Fabric, fabric_of
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
+from dpro.schema import WORKERS
+from dpro.store import Run
+from dpro.topology.file import FILE, read
+
+
+@dataclass(frozen=True)
+class Communications:
+    """What ranks exchange over the fabric.
+
+    Attributes:
+        transfers: [T] nodes of the graph.
+        of: [T] which communication each belongs to.
+        members: by communication, the GPU of each rank that takes part, in the order of ranks.
+        ops: by communication, its operation.
+    """
+
+    transfers: Ints
+    of: Ints
+    members: tuple[tuple[int, ...], ...]
+    ops: tuple[str, ...]
+
+
+def fabric_of_run(run: Run | None) -> Fabric:
+    """The fabric that a run keeps.
+
+    Raises:
+        Unanswerable: it keeps none.
+        InputError: its file is wrong.
+    """
+    if run is None or not (run.path / FILE).is_file():
+        raise Unanswerable("the run has no topology: `dpro topology FILE --attach RUN` gives it one")
+    return fabric_of(read(run.path / FILE))
+
+
+def host_named(fabric: Fabric, name: str) -> int | None:
+    """The host that a run calls by a name, with or without its domain; None where the fabric lacks it.
+
+    Args:
+        fabric: the fabric.
+        name: as the run has it.
+    """
+    short = name.partition(".")[0]
+    for at, known in enumerate(fabric.hosts):
+        if name == known or short == known.partition(".")[0]:
+            return at
+    return None
+
+
+def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
+    """The GPU (its node) that each rank computes on.
+
+    Args:
+        run: the run.
+        fabric: in which.
+
+    Raises:
+        Unanswerable: the run does not say where its ranks are, or the fabric lacks a host or a GPU.
+    """
+    found: dict[int, int] = {}
+    for rank, local, name in run.table(WORKERS).select("rank", "local_rank", "host").iter_rows():
+        if not name or local is None or local < 0:
+            raise Unanswerable(f"the run does not say on which GPU of which host rank {rank} is")
+        host = host_named(fabric, name)
+        if host is None:
+            raise Unanswerable(f"host {name}, of rank {rank}, is not in the run's topology")
+        if local >= len(fabric.gpus[host]):
+            raise Unanswerable(f"host {name} has {len(fabric.gpus[host])} GPUs by the topology")
+        found[rank] = fabric.gpus[host][local]
+    if not found:
+        raise Unanswerable("the run does not say on which hosts its ranks are")
+    return found
+
+
+def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
+    """What the ranks of a graph exchange with each other.
+
+    Args:
+        graph: the graph.
+        gpus: of ranks.
+    """
+    nodes, edges = graph.nodes, graph.edges
+
+    def compute() -> Communications:
+        is_transfer = (nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0) & (nodes.duration > 0)
+        met = np.flatnonzero((edges.kind == EdgeKind.RENDEZVOUS) & is_transfer[edges.target])
+        order = np.lexsort((nodes.rank[edges.target[met]], edges.source[met]))
+        transfers, meeting = edges.target[met][order], edges.source[met][order]
+        _, of = np.unique(meeting, return_inverse=True)
+        first = np.flatnonzero(np.diff(of, prepend=-1))
+        ranks = np.split(nodes.rank[transfers], first[1:]) if transfers.size else []
+        members = tuple(tuple(gpus[rank] for rank in each.tolist()) for each in ranks)
+        messages = nodes.message[transfers[first]].tolist() if transfers.size else []
+        ops = tuple(graph.messages[message].op for message in messages)
+        return Communications(transfers, of.astype(np.int64), members, ops)
+
+    columns = (nodes.kind, nodes.message, nodes.rank, edges.source, edges.kind)
+    return once(graph, "communications", columns, compute)

@@ -1,0 +1,163 @@
+"""Paths chosen ahead: each flow on one path, such that no link carries more than it must.
+
+In: flows that run together, and next hops. Out: a choice for `routes.paths`. Between leaves that all have
+one cable to each spine (or as many to each), equal flows are edges between leaves that send and leaves that
+receive, and a path is a colour: edges at a leaf get different ones. With as many colours as the busiest
+leaf has flows that always succeeds (König 1916; alternating chains: Kempe 1879), so no up- or down-link
+carries more than the busiest leaf's flows over its links, rounded up: what spraying all packets over all
+paths reaches, but for the rounding. Elsewhere flows are placed one after the other, the largest first,
+where they meet least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro.arrays import Floats, Ints
+from dpro.replay.fabric.flows import Flows, inside
+from dpro.replay.fabric.routes import Choice, Routes
+
+MAX_TRIED = 256  # paths of a flow that are compared
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A path for each flow.
+
+    Attributes:
+        places: for each flow, by the switch that it is at, the place of its link in the equal-cost group.
+    """
+
+    places: tuple[dict[int, int], ...]
+
+    def choice(self) -> Choice:
+        """What `routes.paths` asks."""
+
+        def choose(flows: Ints, here: Ints, number: Ints) -> Ints:
+            found = [
+                self.places[flow].get(switch, 0) % count
+                for flow, switch, count in zip(flows.tolist(), here.tolist(), number.tolist())
+            ]
+            return np.array(found, np.int64)
+
+        return choose
+
+
+def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
+    """Paths for flows that may all run together.
+
+    Args:
+        flows: the flows.
+        routes: next hops.
+        capacity: [L] of links.
+    """
+    network = routes.network
+    leaves = [
+        (-1, -1)
+        if within
+        else (int(network.target[routes.out[begin]]), int(network.source[routes.into[end]]))
+        for within, begin, end in zip(inside(flows, network), flows.begin, flows.end)
+    ]
+    crossing = [at for at, (begin, end) in enumerate(leaves) if begin != end]
+    equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
+    if equal and _is_two_tiers(routes, {leaves[at] for at in crossing}):
+        return _coloured(routes, leaves, crossing)
+    return _greedy(flows, routes, leaves, crossing, capacity)
+
+
+def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
+    """Whether all paths between leaves lead over one more switch, the same cables over the same ones."""
+    target = routes.network.target
+    seen: set[tuple[int, ...]] = set()
+    for one, other in pairs:
+        middle = target[routes.choices(one, other)]
+        seen.add(tuple(middle.tolist()))
+        for switch in set(middle.tolist()):
+            down = routes.choices(switch, other)
+            if (target[down] != other).any() or down.size != np.count_nonzero(middle == switch):
+                return False
+    return len(seen) == 1
+
+
+def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]) -> Plan:
+    """Edge colours of the bipartite graph of leaves, folded onto the cables of a leaf."""
+    degree: dict[tuple[int, int], int] = {}
+    for at in crossing:
+        for side, leaf in enumerate(leaves[at]):
+            degree[side, leaf] = degree.get((side, leaf), 0) + 1
+    colours = max(degree.values())
+    edge_of: dict[tuple[int, int, int], int] = {}  # by side, leaf and colour
+    colour_of: dict[int, int] = {}
+
+    def free(side: int, leaf: int) -> int:
+        return next(colour for colour in range(colours) if (side, leaf, colour) not in edge_of)
+
+    def paint(edge: int, colour: int) -> None:
+        colour_of[edge] = colour
+        for side, leaf in enumerate(leaves[edge]):
+            edge_of[side, leaf, colour] = edge
+
+    for edge in crossing:
+        begin, end = leaves[edge]
+        mine, its = free(0, begin), free(1, end)
+        if mine != its:
+            # The chain of both colours from the receiving leaf swaps them: `mine` is then free there.
+            chain, side, leaf, colour = [], 1, end, mine
+            while (side, leaf, colour) in edge_of:
+                other = edge_of[side, leaf, colour]
+                chain.append(other)
+                side = 1 - side
+                leaf = leaves[other][side]
+                colour = its if colour == mine else mine
+            for other in chain:
+                for at, place in enumerate(leaves[other]):
+                    edge_of.pop((at, place, colour_of[other]), None)
+            for other in chain:
+                paint(other, its if colour_of[other] == mine else mine)
+        paint(edge, mine)
+    return Plan(tuple(_over(routes, leaves[at], colour_of.get(at, 0)) for at in range(len(leaves))))
+
+
+def _over(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
+    """The way over the cable that a colour stands for: up by its number, down by its number among equals."""
+    if pair[0] == pair[1]:
+        return {}
+    group = routes.choices(*pair)
+    up = colour % group.size
+    middle = routes.network.target[group]
+    beside = int(np.count_nonzero(middle[:up] == middle[up]))
+    return {pair[0]: up, int(middle[up]): beside}
+
+
+def _greedy(
+    flows: Flows, routes: Routes, leaves: list[tuple[int, int]], crossing: list[int], capacity: Floats
+) -> Plan:
+    """Each flow where the fullest link of its path is the least full, the largest flow first."""
+    load = np.zeros(capacity.size)
+    places: list[dict[int, int]] = [{} for _ in leaves]
+    for at in sorted(crossing, key=lambda flow: -flows.share[flow]):
+        best, chosen = np.inf, None
+        for way, links in _ways(routes, *leaves[at]):
+            fullest = float(((load[links] + flows.share[at]) / capacity[links]).max())
+            if fullest < best - 1e-12:
+                best, chosen = fullest, (way, links)
+        assert chosen is not None
+        places[at] = chosen[0]
+        load[chosen[1]] += flows.share[at]
+    return Plan(tuple(places))
+
+
+def _ways(routes: Routes, here: int, to: int) -> list[tuple[dict[int, int], list[int]]]:
+    """Shortest paths between two switches: places in groups, and links."""
+    found: list[tuple[dict[int, int], list[int]]] = []
+    left: list[tuple[int, dict[int, int], list[int]]] = [(here, {}, [])]
+    while left and len(found) < MAX_TRIED:
+        switch, way, links = left.pop()
+        if switch == to:
+            found.append((way, links))
+            continue
+        for place, link in enumerate(routes.choices(switch, to).tolist()):
+            left.append((int(routes.network.target[link]), way | {switch: place}, [*links, link]))
+    return found

@@ -1,0 +1,387 @@
+"""Other paths over the fabric, and other cables: hashes, planned paths, spraying, failures, oversubscription.
+
+All need the topology of the run. How its routers hash is not known, so what depends on hashes is predicted
+over many seeds: the step is that of the median one, its interval reaches from the best to the worst but for
+one in twenty. A change for the better starts from hashed paths, one for the worse from paths that meet
+nowhere.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.fabric.fairness import max_min_rates
+from dpro.replay.fabric.flows import Flows, Load, flows_of, loaded, sprayed
+from dpro.replay.fabric.network import GPU, HUB, NIC, SWITCH, Fabric
+from dpro.replay.fabric.placement import Communications, communications, fabric_of_run, gpus_of_ranks
+from dpro.replay.fabric.planning import planned
+from dpro.replay.fabric.routes import Routes, hashed, routes_of
+from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
+
+SEEDS = 40
+TAIL = 0.05  # of seeds, on either side of the interval
+NAMED = 3  # links with the most flows
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A run in its fabric.
+
+    Attributes:
+        fabric: the fabric.
+        routes: next hops as it is.
+        found: what its ranks exchange.
+        flows: the flows of that.
+    """
+
+    fabric: Fabric
+    routes: Routes
+    found: Communications
+    flows: Flows
+
+
+def placed(graph: Graph) -> Placed:
+    """Where the ranks of a graph are in the fabric of its run, and what they exchange.
+
+    Raises:
+        Unanswerable: the run has no topology, or the topology lacks a host, or no rank sends to another host.
+    """
+
+    def compute() -> Placed:
+        fabric = fabric_of_run(graph.run)
+        assert graph.run is not None
+        found = communications(graph, gpus_of_ranks(graph.run, fabric))
+        flows = flows_of(fabric, found.members, found.ops)
+        if not (fabric.kind[flows.begin] == NIC).any():
+            raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
+        return Placed(fabric, routes_of(fabric), found, flows)
+
+    nodes, edges = graph.nodes, graph.edges
+    return once(graph, "placed", (nodes.kind, nodes.message, nodes.rank, edges.source, edges.kind), compute)
+
+
+def hashed_loads(at: Placed, routes: Routes) -> list[Load]:
+    """The load by the hash of each seed, those that slow communication least first.
+
+    Args:
+        at: the run.
+        routes: next hops.
+    """
+    loads = [loaded(at.flows, routes, hashed(at.flows.key, seed)) for seed in range(SEEDS)]
+    return sorted(loads, key=lambda load: _cost(at, load, at.fabric.gbps))
+
+
+def _cost(at: Placed, load: Load, gbps: Floats) -> float:
+    """How slow communications are when each runs alone and when all that have the same members' hosts do."""
+    rates = max_min_rates(load, gbps)
+    return float((1 / np.maximum(rates, 1e-12)).sum())
+
+
+def quantile(loads: Sequence[Load], share: float) -> Load:
+    """The load at a share of the seeds.
+
+    Args:
+        loads: in order.
+        share: 0 for the first, 1 for the last.
+    """
+    return loads[round(share * (len(loads) - 1))]
+
+
+class FabricEdit(Edit):
+    """Other paths or other cables."""
+
+    needs: ClassVar[str] = "a topology (`dpro topology FILE --attach RUN`), and ranks on several hosts of it"
+    source: ClassVar[str] = "max-min fair rates, Bertsekas and Gallager, section 6.5.2"
+    is_better: ClassVar[bool] = True
+
+    @abstractmethod
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        """What is loaded after the change, by the share of seeds that do better; as they are in `at`.
+
+        Raises:
+            Unanswerable: the fabric lacks what the edit names, or no path is left.
+        """
+
+    def apply(self, graph: Graph) -> Graph:
+        return self._at(graph, 0.5, 0.5)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        if self.is_better:  # from the hash that was luckiest, and from the one that was not
+            return tuple(self._at(graph, share, 0.5) for share in (TAIL, 1 - TAIL))
+        return tuple(self._at(graph, 0.5, share) for share in (TAIL, 1 - TAIL))
+
+    def _at(self, graph: Graph, before: float, after: float) -> Graph:
+        at = placed(graph)
+        begin = quantile(_as_hashed(graph, at), before) if self.is_better else sprayed(at.flows, at.routes)
+        return with_fabric(graph, at.found, Cables(begin, at.fabric.gbps), self.cables(at)(after))
+
+    def bound(self, facts: RunFacts) -> float:
+        if not self.is_better:
+            return 0.0
+        return facts.idle(facts.graph.nodes.kind == NodeKind.TRANSFER)
+
+
+def _as_hashed(graph: Graph, at: Placed) -> list[Load]:
+    columns = (graph.nodes.kind, graph.nodes.message, graph.nodes.rank, graph.edges.source, graph.edges.kind)
+    return once(graph, "hashed loads", columns, lambda: hashed_loads(at, at.routes))
+
+
+@dataclass(frozen=True)
+class HashedPaths(FabricEdit):
+    """Each flow takes the path that a hash of its ports and addresses gives it."""
+
+    name = "ecmp"
+    summary = "paths by hash: how much collisions cost"
+    example = "ecmp"
+    assumes = "no flows collided when the run was recorded"
+    is_advice = False
+    is_better = False
+    effort = "none"
+    doubt: float = 0.0
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        placed(facts.graph)
+        return [cls()]
+
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        loads = hashed_loads(at, at.routes)
+        return lambda share: Cables(quantile(loads, share), at.fabric.gbps)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        at = placed(graph)
+        return fullest(at, quantile(_as_hashed(graph, at), 0.5))
+
+    def describe(self) -> str:
+        return "paths by hash, where flows may collide"
+
+    def how(self) -> str:
+        return "what routers do unless paths are planned; edit `paths` says what that would gain"
+
+
+@dataclass(frozen=True)
+class PlannedPaths(FabricEdit):
+    """Each flow on one path, chosen such that flows meet least: C4P's idea (arXiv 2406.04594)."""
+
+    name = "paths"
+    summary = "paths that are planned, so that flows meet least"
+    example = "paths"
+    assumes = "paths are by hash now, and flows that meet at all may meet at any time"
+    effort = "code"
+    doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        placed(facts.graph)
+        return [cls()]
+
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        plan = planned(distinct(at.flows), at.routes, at.fabric.gbps)
+        load = loaded(at.flows, at.routes, plan_for(at.flows, plan.choice()))
+        return lambda share: Cables(load, at.fabric.gbps)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        at = placed(graph)
+        return fullest(at, self.cables(at)(0.5).load)
+
+    def describe(self) -> str:
+        return "paths planned for the job's flows"
+
+    def how(self) -> str:
+        return (
+            "give each connection a source port whose hash takes the planned path "
+            "(NCCL_IB_QPS_PER_CONNECTION, UDP source ports of RoCE), or routes by source in the leaves"
+        )
+
+
+@dataclass(frozen=True)
+class SprayedPaths(FabricEdit):
+    """Packets of each flow go over all paths."""
+
+    name = "spray"
+    summary = "packets over all paths at once"
+    example = "spray:headroom=0.05"
+    assumes = "paths are by hash now, and ports put packets in order again"
+    effort = "money"
+    headroom: float = key("share of a cable that is lost to packets out of order", 0.05, least=0.0, most=0.9)
+    doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        placed(facts.graph)
+        return [cls()]
+
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        load = sprayed(at.flows, at.routes)
+        gbps = np.where(_between_switches(at.fabric), at.fabric.gbps * (1 - self.headroom), at.fabric.gbps)
+        return lambda share: Cables(load, gbps)
+
+    def describe(self) -> str:
+        return "packets sprayed over all paths"
+
+    def how(self) -> str:
+        return (
+            "switches and ports that spray packets and put them in order (adaptive routing, UEC, EFA's SRD)"
+        )
+
+
+@dataclass(frozen=True)
+class FailedCable(FabricEdit):
+    """A cable between two switches fails, or a port; flows take other paths."""
+
+    name = "fail"
+    summary = "a cable of the fabric fails"
+    example = "fail:link=leaf0/spine0,then=hash"
+    assumes = "no flows collided before"
+    is_advice = False
+    is_better = False
+    effort = "none"
+    link: str = key("the ends of the cable, as leaf0/spine0; one of several side by side")
+    then: str = key("what paths are chosen by then", "hash", choices=("hash", "plan", "spray"))
+    doubt: float = 0.0
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        at = placed(facts.graph)
+        used = at.routes.out[at.flows.begin[at.fabric.kind[at.flows.begin] == NIC]]
+        leaves = set(at.fabric.target[used].tolist())
+        up = np.flatnonzero(_between_switches(at.fabric) & np.isin(at.fabric.source, list(leaves)))[:1]
+        ends = zip(at.fabric.source[up].tolist(), at.fabric.target[up].tolist())
+        return [cls("/".join(at.fabric.names[end] for end in pair)) for pair in ends]
+
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        routes = routes_of(at.fabric, _cable(at.fabric, self.link))
+        gbps = at.fabric.gbps
+        if self.then == "spray":
+            load = sprayed(at.flows, routes)
+            return lambda share: Cables(load, gbps)
+        if self.then == "plan":
+            plan = planned(distinct(at.flows), routes, gbps)
+            load = loaded(at.flows, routes, plan_for(at.flows, plan.choice()))
+            return lambda share: Cables(load, gbps)
+        loads = hashed_loads(at, routes)
+        return lambda share: Cables(quantile(loads, share), gbps)
+
+    def describe(self) -> str:
+        return f"a failed cable {self.link}, paths then by {self.then}"
+
+    def how(self) -> str:
+        return "cannot be wished for: it says what a failure would cost, and what planning then saves"
+
+
+@dataclass(frozen=True)
+class Oversubscription(FabricEdit):
+    """Switches pass on less than they take: cables between switches are fewer, or slower."""
+
+    name = "oversubscription"
+    summary = "fewer cables between switches"
+    example = "oversubscription:ratio=2"
+    assumes = "packets are spread evenly, so that nothing is lost to collisions besides"
+    is_advice = False
+    is_better = False
+    effort = "money"
+    ratio: float = key("how many times less switches pass on", 2.0, least=1 / MAX_TIMES)
+    doubt: float = 0.0
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        placed(facts.graph)
+        return [cls()]
+
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        gbps = np.where(_between_switches(at.fabric), at.fabric.gbps / self.ratio, at.fabric.gbps)
+        load = sprayed(at.flows, at.routes)
+        return lambda share: Cables(load, gbps)
+
+    def describe(self) -> str:
+        return f"cables between switches with 1/{self.ratio:g} of their capacity"
+
+    def how(self) -> str:
+        return "fewer or slower cables from leaves to spines: it says what that would cost"
+
+
+def _between_switches(fabric: Fabric) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """[L] whether a link joins two switches."""
+    switch = fabric.kind == SWITCH
+    between: np.ndarray[tuple[int], np.dtype[np.bool_]] = switch[fabric.source] & switch[fabric.target]
+    return between
+
+
+def _cable(fabric: Fabric, text: str) -> Ints:
+    """Both links of one cable.
+
+    Raises:
+        UsageError: the text names no two ends.
+        Unanswerable: no cable has these ends.
+    """
+    begin, arrow, end = (part.strip() for part in text.partition("/"))
+    if not (begin and arrow and end):
+        raise UsageError(f"fail: link={text!r}: name both ends of the cable, as leaf0/spine0")
+    for name in (begin, end):
+        if name not in fabric.node_of or fabric.kind[fabric.node_of[name]] in (GPU, HUB):
+            raise Unanswerable(f"the topology has no switch and no port {name!r}")
+    ends = (fabric.node_of[begin], fabric.node_of[end])
+    both = [fabric.links_from.get(pair, []) for pair in (ends, ends[::-1])]
+    if not both[0]:
+        raise Unanswerable(f"no cable of the topology joins {begin} and {end}")
+    return np.array([links[0] for links in both], np.int64)
+
+
+def distinct(flows: Flows) -> Flows:
+    """Each connection once: communications of the same ranks use the same ones, one after the other."""
+    _, first = np.unique(np.stack([flows.key, flows.begin, flows.end]), axis=1, return_index=True)
+    first = np.sort(first)
+    return replace(
+        flows,
+        of=np.arange(first.size),
+        begin=flows.begin[first],
+        end=flows.end[first],
+        share=flows.share[first],
+        key=flows.key[first],
+        count=first.size,
+    )
+
+
+def plan_for(flows: Flows, choose: Callable[[Ints, Ints, Ints], Ints]) -> Callable[[Ints, Ints, Ints], Ints]:
+    """The choice of a plan for `distinct` flows, for all that use the same connections.
+
+    Args:
+        flows: all flows.
+        choose: for the distinct ones.
+    """
+    _, first, which = np.unique(
+        np.stack([flows.key, flows.begin, flows.end]), axis=1, return_index=True, return_inverse=True
+    )
+    rank = np.argsort(np.argsort(first))
+    return lambda rows, here, number: choose(rank[which.ravel()[rows]], here, number)
+
+
+def fullest(at: Placed, load: Load) -> tuple[str, ...]:
+    """The links between switches that most connections cross, a line each.
+
+    Args:
+        at: the run.
+        load: what its communications load.
+    """
+    between = _between_switches(at.fabric)
+    rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
+    crossing: dict[int, set[tuple[int, ...]]] = {}
+    for row, link in zip(rows.tolist(), load.links.tolist()):
+        if between[link]:
+            crossing.setdefault(link, set()).add(at.found.members[row])
+    most = sorted(crossing, key=lambda link: (-len(crossing[link]), link))[:NAMED]
+    return tuple(
+        f"{at.fabric.link_name(link)} carries {len(crossing[link])} groups of ranks"
+        for link in most
+        if len(crossing[link]) > 1
+    )

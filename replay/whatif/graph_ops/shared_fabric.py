@@ -1,0 +1,163 @@
+"""Transfers that share the cables of a fabric, once the cables, or the paths over them, are others.
+
+In: a graph, and what its communications load on links before and after. Out: the graph with transfers as
+long as they then take. What each has to move is what it moved when recorded, beside those that ran then:
+nothing changes where paths and cables stay. None becomes faster than the fastest of its kind was recorded,
+since what limits that (a GPU's port, the protocol) stays. Starts follow from durations, and durations from
+starts: both are found in turns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dpro.arrays import Floats
+from dpro.errors import Unanswerable
+from dpro.replay.fabric.fairness import ends_of, moved_by
+from dpro.replay.fabric.flows import Load
+from dpro.replay.fabric.placement import Communications
+from dpro.replay.graph import Graph
+from dpro.replay.models.collective_algorithms import RING, cost
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.graph_ops.shared_links import moving_shares
+
+ROUNDS = 20
+SETTLED_NS = 1000.0
+REFUTED = 1.05  # times the recorded time: paths over which it cannot have been that fast
+CONTRADICTED = 1.2  # times what the cables carry: the topology is not that of the job
+
+
+class Cables(NamedTuple):
+    """What communications load on a fabric.
+
+    Attributes:
+        load: on links.
+        gbps: [L] of links, 1e9 bytes/s, which is bytes per ns.
+    """
+
+    load: Load
+    gbps: Floats
+
+
+class _Moves(NamedTuple):
+    """[C] per communication, ns: until it moves bytes, and for how long it does, as recorded."""
+
+    latency: Floats
+    moving: Floats
+
+
+def with_fabric(graph: Graph, found: Communications, before: Cables, after: Cables) -> Graph:
+    """The graph, with transfers as long as they take over other paths or cables.
+
+    Args:
+        graph: as recorded.
+        found: its communications.
+        before, after: what they load.
+
+    Raises:
+        Unanswerable: transfers were faster than the cables of the topology are.
+    """
+    nodes = graph.nodes
+    timeline = replay(graph)
+    if not found.ops:
+        return graph
+    share = moving_shares(graph, timeline)[found.transfers]
+    lasted = nodes.duration[found.transfers].astype(np.float64)
+    moves = _moves(found, lasted, share)
+    sent = _sent(graph, found)
+    begin = _begins(found, timeline.start) + moves.latency
+    ceiling = _ceilings(found, moves, sent, begin, before)
+    own, its = _with_ceilings(before, ceiling), _with_ceilings(after, ceiling)
+    work = np.maximum(moved_by(begin, begin + moves.moving, own.load, own.gbps), sent)
+    expected = ends_of(begin, work, own.load, own.gbps) - begin
+    # Faster than they can have been over these paths: they took others, and what is gained is not known.
+    known = (moves.moving > 0) & (expected <= REFUTED * moves.moving)
+    duration = nodes.duration
+    for _ in range(ROUNDS):
+        taken = ends_of(begin, work, its.load, its.gbps) - begin
+        times = np.where(known, taken / np.where(known, expected, 1.0), 1.0)[found.of]
+        changed = nodes.duration.copy()
+        changed[found.transfers] = np.rint(lasted * (1 - share + share * times))
+        settled = np.abs(changed - duration).max() <= SETTLED_NS
+        duration = changed
+        if settled:
+            break
+        begin = _begins(found, replay(graph.with_durations(duration)).start) + moves.latency
+    return graph if np.array_equal(duration, nodes.duration) else graph.with_durations(duration)
+
+
+def _moves(found: Communications, lasted: Floats, share: Floats) -> _Moves:
+    """Of the longest transfer of each; the least part of a transfer that moves bytes counts."""
+    longest, part = np.zeros(len(found.ops)), np.ones(len(found.ops))
+    np.maximum.at(longest, found.of, lasted)
+    np.minimum.at(part, found.of, share)
+    return _Moves(longest * (1 - part), longest * part)
+
+
+def _sent(graph: Graph, found: Communications) -> Floats:
+    """[C] bytes that the busiest rank of each sends, 0 where unknown."""
+    num_bytes = np.zeros(len(found.ops))
+    np.maximum.at(num_bytes, found.of, graph.nodes.bytes[found.transfers].astype(np.float64))
+    sent: Floats = num_bytes * [_share(op, len(each)) for op, each in zip(found.ops, found.members)]
+    return sent
+
+
+def _begins(found: Communications, start: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Floats:
+    """[C] when the first transfer of each begins, ns."""
+    begin = np.full(len(found.ops), np.inf)
+    np.minimum.at(begin, found.of, start[found.transfers].astype(np.float64))
+    return begin
+
+
+def _ceilings(found: Communications, moves: _Moves, sent: Floats, begin: Floats, before: Cables) -> Floats:
+    """[C] bytes per ns that each reaches by itself: what its kind reached at most of what its paths allow.
+
+    Raises:
+        Unanswerable: a kind was much faster than the cables are.
+    """
+    known = (sent > 0) & (moves.moving > 0)
+    speed = np.where(known, sent / np.maximum(moves.moving, 1e-9), 0.0)
+    slowest = np.append(before.gbps[before.load.links] / before.load.share, np.inf)
+    alone = np.minimum.reduceat(slowest, before.load.indptr[:-1])
+    if (speed > CONTRADICTED * alone).any():
+        worst = int(np.argmax(speed / alone))
+        raise Unanswerable(
+            f"{found.ops[worst]} of {len(found.members[worst])} ranks moved {speed[worst]:.3g} GB/s, and the "
+            f"cables of the topology carry {alone[worst]:.3g}: is it this job's topology?"
+        )
+    allowed = moved_by(begin, begin + moves.moving, *before) / np.maximum(moves.moving, 1e-9)
+    reached: dict[tuple[str, tuple[int, ...]], float] = {}
+    kinds = list(zip(found.ops, found.members))
+    for kind, part in zip(kinds, (speed / np.maximum(allowed, 1e-12)).tolist()):
+        reached[kind] = max(part, reached.get(kind, 0.0))
+    part = np.array([reached[kind] for kind in kinds])
+    ceiling: Floats = np.where(known & (part < 1), part * alone, np.inf)
+    return ceiling
+
+
+def _share(op: str, num_ranks: int) -> float:
+    """What the busiest rank sends, over the payload."""
+    try:
+        return cost(op, RING, num_ranks).share
+    except Unanswerable:
+        return 1.0
+
+
+def _with_ceilings(cables: Cables, ceiling: Floats) -> Cables:
+    """A link of its own for each communication that has a ceiling; links that none crosses are left out."""
+    load = cables.load
+    used, links = np.unique(load.links, return_inverse=True)
+    own = np.flatnonzero(np.isfinite(ceiling))
+    place = np.full(ceiling.size, -1)
+    place[own] = used.size + np.arange(own.size)
+    rows = np.concatenate([np.repeat(np.arange(ceiling.size), np.diff(load.indptr)), own])
+    order = np.argsort(rows, kind="stable")
+    indptr = np.searchsorted(rows[order], np.arange(ceiling.size + 1))
+    all_links = np.concatenate([links, place[own]])[order]
+    share = np.concatenate([load.share, np.ones(own.size)])[order]
+    return Cables(
+        Load(indptr.astype(np.int64), all_links.astype(np.int64), share),
+        np.concatenate([cables.gbps[used], ceiling[own]]),
+    )
