@@ -1,13 +1,14 @@
 """Whole operations of a recorded job that pipelines, from its table `operations`.
 
-In: an opened run. Out: `Operations`, as `dpro.replay.pipeline.operations` has them of runs that hold nothing
-else. They are of steps that no deep window slows down, of which every rank has all operations, laid one
-behind the other: from when the last rank begins a step until the last has ended it.
+In: an opened run; where it is an imported trace, ranges show them. Out: `Operations`, as
+`dpro.replay.pipeline.operations` has them of runs that hold nothing else. They are of steps that no deep
+window slows down, of which every rank has all operations, laid one behind the other: from when the last rank
+begins a step until the last has ended it.
 
-The time of an operation is that of the thread between its input and its output. Where a data-parallel
-reduction was called within it, as by DDP in the last backward, the operation ends with the last such call,
-and what follows is the reduction: it waits for other ranks. All that a rank does after that is one
-operation, `optimizer`.
+The time of an operation is that of its kernels where there are GPUs, in deep windows (`device_times.py`),
+else that of the thread between its input and its output. Where a thread called a data-parallel reduction
+within it, as DDP does in the last backward, the operation ends with the last such call, and what follows is
+the reduction: it waits for other ranks. All that a rank does after that is one operation, `optimizer`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import polars as pl
 from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.match import POINT_TO_POINT, match_collectives
 from dpro.replay.graph import MeshPosition
+from dpro.replay.pipeline.device_times import on_device
 from dpro.replay.pipeline.operations import (
     INPUTS_NAME,
     WEIGHTS_NAMES,
@@ -25,6 +27,7 @@ from dpro.replay.pipeline.operations import (
     consists_of_operations,
     read_operations,
 )
+from dpro.replay.pipeline.ranges import has_ranges, operations_by_ranges
 from dpro.replay.steps.typical import step_series, undisturbed
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.store import Run
@@ -32,7 +35,7 @@ from dpro.timed import with_times
 
 MAX_STEPS = 32  # the latest: a schedule repeats itself
 WARM_UP = 2  # steps in which a job allocates and compiles
-COMPUTE_STREAM = 0
+COMPUTE_STREAM, REDUCTION_STREAM = 0, 5
 OPTIMIZER = "optimizer"
 STEP = ["rank", "step"]
 # What an operation is called, and what it does.
@@ -52,21 +55,26 @@ def operations_of(run: Run) -> Operations | None:
 
 
 def has_operations(run: Run) -> bool:
-    """Whether the run has a table of operations."""
-    return bool(run.parts(OPERATIONS))
+    """Whether the run has operations beside other work: a table of them, or ranges that show them."""
+    return bool(run.parts(OPERATIONS)) or has_ranges(run)
 
 
 def read_recorded(run: Run) -> Operations:
     """The operations of a run for which `has_operations` holds; no rows where no step has all of them."""
     known = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
-    table = run.table(OPERATIONS).filter(known & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
+    table = run.table(OPERATIONS) if run.parts(OPERATIONS) else operations_by_ranges(run)
+    table = table.filter(known & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
     ranks = sorted(table["rank"].unique().to_list())
-    alignment = _alignment(run, ranks)
-    table, steps = alignment.aligned(_windowless(table)), alignment.aligned(_windowless(run.table(STEPS)))
-    places = _places(run, table)
-    steps = _whole_steps(table, steps.filter(pl.col("rank").is_in(ranks)), run.table(STEPS))
+    alignment, places = _alignment(run, ranks), _places(run, table)
+    device = on_device(run, table) if run.manifest.gpus else None
+    table, recorded = (device.table, device.steps) if device else (table, run.table(STEPS))
+    table, steps = alignment.aligned(_windowless(table)), alignment.aligned(_windowless(recorded))
+    steps = _whole_steps(table, steps.filter(pl.col("rank").is_in(ranks)), recorded)
     rows = _computes(table, steps)
-    rows = _with_reductions(rows, _calls(run, alignment, places))
+    if device:
+        rows = pl.concat([rows, _on_streams(device.reductions, alignment, places, steps, rows)])
+    else:
+        rows = _with_reductions(rows, _calls(run, alignment, places))
     rows = _moved(pl.concat([rows, _rest(rows, steps)], how="diagonal_relaxed"), steps)
     placed = pl.DataFrame([(rank, *place) for rank, place in places.items()], _PLACED, orient="row")
     rows = (
@@ -170,15 +178,10 @@ def _computes(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 def _calls(run: Run, alignment: Alignment, places: dict[int, MeshPosition]) -> pl.DataFrame:
     """Collectives among the ranks of one stage: `rank`, `op`, `called` and `over` (ns, -1 not known)."""
-    stage = {rank: place.stage for rank, place in places.items()}
     columns = ["rank", "op", "group_ranks", "enqueued_ns", "start_ns", "duration_ns"]
     calls = run.table(COLLECTIVES, columns).filter(
-        ~pl.col("op").is_in(POINT_TO_POINT) & (pl.col("group_ranks").list.len() > 1)
+        ~pl.col("op").is_in(POINT_TO_POINT) & _of_one_stage(places)
     )
-    stages = pl.col("group_ranks").list.eval(
-        pl.element().replace_strict(stage, default=-1, return_dtype=pl.Int64)
-    )
-    calls = calls.filter((stages.list.n_unique() == 1) & (stages.list.first() >= 0))
     called = pl.when(pl.col("enqueued_ns") >= 0).then("enqueued_ns").otherwise("start_ns")
     over = pl.when(pl.col("duration_ns") >= 0).then(pl.col("start_ns") + pl.col("duration_ns"))
     ended = calls.with_columns(called=called, over=over.fill_null(-1)).filter(pl.col("called") >= 0)
@@ -226,6 +229,48 @@ def _with_reductions(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     )
     computes = joined.with_columns(end=pl.coalesce("called", "end"))
     return pl.concat([computes, reductions]).select(rows.columns).sort(*STEP, "start", "end")
+
+
+def _on_streams(
+    reductions: pl.DataFrame,
+    alignment: Alignment,
+    places: dict[int, MeshPosition],
+    steps: pl.DataFrame,
+    rows: pl.DataFrame,
+) -> pl.DataFrame:
+    """Reductions among the ranks of one stage on a GPU, which run beside what it computes.
+
+    Args:
+        reductions: as `OnDevice` has them.
+        alignment: clocks.
+        places: of ranks.
+        steps: as from `_whole_steps`.
+        rows: computes, for their columns.
+    """
+    own = reductions.filter(_of_one_stage(places)).join(steps.select(*STEP), on=STEP, how="semi")
+    moved = alignment.aligned(_windowless(own))
+    return moved.select(
+        *(*STEP, "op", "group"),
+        name="op",
+        role=pl.lit(int(Role.REDUCE), pl.Int64),
+        direction=pl.lit(None, pl.String),
+        start="start_ns",
+        end=pl.col("start_ns") + pl.col("duration_ns"),
+        stream=pl.lit(REDUCTION_STREAM, pl.Int64),
+        chunk=pl.lit(-1, pl.Int64),
+        place=pl.lit(-1, pl.Int64),
+        micro_batch=pl.lit(-1, pl.Int64),
+        sequence=pl.lit(-1, pl.Int64),
+        peer=pl.lit(-1, pl.Int32),
+    ).select(rows.columns)
+
+
+def _of_one_stage(places: dict[int, MeshPosition]) -> pl.Expr:
+    """Whether the ranks of a group are several of one stage."""
+    stage = {rank: place.stage for rank, place in places.items()}
+    number = pl.element().replace_strict(stage, default=-1, return_dtype=pl.Int64)
+    stages = pl.col("group_ranks").list.eval(number)
+    return (stages.list.len() > 1) & (stages.list.n_unique() == 1) & (stages.list.first() >= 0)
 
 
 def _rest(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
