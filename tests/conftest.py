@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dpro.store import Run
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # No deadlines: a shared machine is slow at times. CI repeats the same examples on every run, and fewer:
@@ -56,3 +58,11 @@ def traces() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real traces in {folder} (DPRO_TRACES names another folder)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def layered(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A real run of a model of equal layers, recorded once; tests do not change it."""
+    from tests.layers import recorded
+
+    return recorded(tmp_path_factory.mktemp("layered"))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.jobs import TINY
+import sys
+from pathlib import Path
+
+from dpro.store import Run
+from tests.jobs import TINY, record
 
 LAYERS, WIDTH, HEADS, WIDE, VOCABULARY, BATCH, LENGTH = 3, 32, 4, 96, 64, 2, 8
 GPT = (
@@ -37,3 +41,11 @@ for _ in range(12):
 """
 )
 OPTIONS = ("--shapes", "--skip", "4", "--every", "1000", "--window-steps", "4")
+
+
+def recorded(folder: Path) -> Run:
+    """The job's run, recorded into `folder/run`."""
+    (folder / "job.py").write_text(GPT)
+    run, done = record(folder, [sys.executable, "job.py"], *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    return run

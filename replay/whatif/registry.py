@@ -27,6 +27,7 @@ from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
 from dpro.replay.whatif.edits.parallelism.chunked.moe_pipeline import MoePipeline
 from dpro.replay.whatif.edits.parallelism.chunked.split import Split
 from dpro.replay.whatif.edits.parallelism.fill import Fill
+from dpro.replay.whatif.edits.parallelism.layout import ParallelLayout
 from dpro.replay.whatif.edits.parallelism.pipeline import Balance, Pipeline
 from dpro.replay.whatif.edits.parallelism.skip import Skip
 from dpro.replay.whatif.edits.parallelism.stages import StageLayers
@@ -44,7 +45,17 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Precision": (Precision,),
     "Devices": (Device,),
     "Memory for time": (Accumulate, Recompute, Batch),
-    "Parallelism": (DataParallelSize, Balance, StageLayers, Pipeline, Skip, Fill, Split, MoePipeline),
+    "Parallelism": (
+        DataParallelSize,
+        ParallelLayout,
+        Balance,
+        StageLayers,
+        Pipeline,
+        Skip,
+        Fill,
+        Split,
+        MoePipeline,
+    ),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
     "Fabric": (PlannedPaths, SprayedPaths, HashedPaths, FailedCable, Oversubscription),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),

@@ -189,7 +189,7 @@ def _own_degrees(run: Run, given: GivenJob) -> tuple[Mesh, dict[str, int]]:
     if own["dp"] * own["tp"] * own["pp"] * own["cp"] != world:
         known = ", ".join(f"{axis}={size}" for axis, size in own.items() if size > 1) or "no axis"
         raise Unanswerable(
-            f"the layout of its {world} ranks is not known ({known}): give it, as --layout dp={world}"
+            f"the layout of its {world} ranks is not known ({known}): `dpro plan` takes --layout dp={world}"
         )
     return mesh, own | {key: value for key, value in given.layout.items() if key not in AXES}
 

@@ -1,5 +1,6 @@
 """Edits of how a model is cut over ranks.
 
+layout     other degrees of parallelism, on as many ranks or others
 pipeline   another schedule of micro-batches, stages of equal work
 chunked/   work and its communication in chunks that overlap
 stages     layers moved between stages

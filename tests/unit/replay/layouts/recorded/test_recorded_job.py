@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +14,13 @@ from dpro.replay.graph import Graph
 from dpro.replay.layouts.layout import in_words
 from dpro.replay.layouts.recorded.job import GivenJob, RecordedJob, recorded_job
 from dpro.replay.layouts.recorded.ranking import changed_layout, is_own, own_layout, ranked
-from tests.jobs import record
-from tests.layers import BATCH, GPT, HEADS, LAYERS, LENGTH, OPTIONS, VOCABULARY, WIDE, WIDTH
+from dpro.store import Run
+from tests.layers import BATCH, HEADS, LAYERS, LENGTH, VOCABULARY, WIDE, WIDTH
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    folder = tmp_path_factory.mktemp("gpt")
-    (folder / "job.py").write_text(GPT)
-    run, done = record(folder, [sys.executable, "job.py"], *OPTIONS)
-    assert done.returncode == 0, done.stderr
-    return build_graph(run).predictive
+def graph(layered: Run) -> Graph:
+    return build_graph(layered).predictive
 
 
 @pytest.fixture(scope="module")
