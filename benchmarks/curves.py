@@ -26,7 +26,7 @@ from dpro.errors import InputError, Unanswerable
 from dpro.replay.models.curves import medians
 from dpro.replay.models.link_costs import fit_curve
 from dpro.replay.models.network_costs import Estimate, estimate
-from dpro.replay.models.network_tables import NVLINK, Group, NetworkTable, network_table, read_frame
+from dpro.replay.models.network_tables import NVLINK, CurveGroup, NetworkTable, network_table, read_frame
 
 REALITY = Path(os.environ.get("DPRO_REALITY", Path(__file__).resolve().parents[2] / "shared" / "reality"))
 TABLES = {
@@ -41,11 +41,11 @@ DEEPEP = {
 FOLDS = 4
 SIZES, GROUPS = (3.0, 14.0), (5.0, 18.0)  # bars: median and 90th percentile of the error, %
 INSIDE = 80.0  # % of measurements in their intervals
-COLUMNS = [*Group._fields, "link", "bytes", "time_ns"]
+COLUMNS = [*CurveGroup._fields, "link", "bytes", "time_ns"]
 
 
 @dataclass
-class Tried:
+class CurveErrors:
     """Errors of what was predicted, whether intervals held, and how much was refused."""
 
     errors: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Tried:
             self.errors += np.abs(predicted.time_ns / measured - 1).tolist()
         self.inside += ((predicted.low_ns <= measured) & (measured <= predicted.high_ns)).tolist()
 
-    def ask(self, table: NetworkTable, group: Group, rows: pl.DataFrame) -> None:
+    def ask(self, table: NetworkTable, group: CurveGroup, rows: pl.DataFrame) -> None:
         """Say the times of rows of one group, and compare."""
         measured = rows["time_ns"].to_numpy()
         try:
@@ -70,17 +70,17 @@ class Tried:
 def points(frame: pl.DataFrame) -> pl.DataFrame:
     """One row per group and size, with the median time."""
     return (
-        frame.group_by(*Group._fields, "link", "bytes")
+        frame.group_by(*CurveGroup._fields, "link", "bytes")
         .agg(pl.col("time_ns").median())
-        .sort(*Group._fields, "bytes")
+        .sort(*CurveGroup._fields, "bytes")
         .select(COLUMNS)
     )
 
 
-def by_group(frame: pl.DataFrame) -> Iterator[tuple[Group, pl.DataFrame]]:
+def by_group(frame: pl.DataFrame) -> Iterator[tuple[CurveGroup, pl.DataFrame]]:
     """The points of each group."""
-    for key, rows in frame.group_by(Group._fields, maintain_order=True):
-        yield Group(*key), rows
+    for key, rows in frame.group_by(CurveGroup._fields, maintain_order=True):
+        yield CurveGroup(*key), rows
 
 
 def table_of(frame: pl.DataFrame) -> NetworkTable:
@@ -88,9 +88,9 @@ def table_of(frame: pl.DataFrame) -> NetworkTable:
     return network_table(frame, "table")
 
 
-def sizes_within(train: pl.DataFrame, data: pl.DataFrame) -> Tried:
+def sizes_within(train: pl.DataFrame, data: pl.DataFrame) -> CurveErrors:
     """Sizes that lie between those of the same group in the training points, and are none of them."""
-    tried, known = Tried(), table_of(train)
+    tried, known = CurveErrors(), table_of(train)
     for group, rows in by_group(data):
         if group not in known.curves:
             continue
@@ -105,32 +105,32 @@ def sizes_within(train: pl.DataFrame, data: pl.DataFrame) -> Tried:
     return tried
 
 
-def sizes_left_out(frame: pl.DataFrame) -> Tried:
+def sizes_left_out(frame: pl.DataFrame) -> CurveErrors:
     """Every `FOLDS`-th size between the ends of each curve, predicted from the others."""
-    tried = Tried()
-    place, last = pl.int_range(pl.len()).over(Group._fields), pl.len().over(Group._fields) - 1
+    tried = CurveErrors()
+    place, last = pl.int_range(pl.len()).over(CurveGroup._fields), pl.len().over(CurveGroup._fields) - 1
     for fold in range(FOLDS):
         out = (place % FOLDS == fold) & (place > 0) & (place < last)
         each = sizes_within(frame.filter(~out), frame.filter(out))
-        tried = Tried(tried.errors + each.errors, tried.inside + each.inside)
+        tried = CurveErrors(tried.errors + each.errors, tried.inside + each.inside)
     return tried
 
 
-def unseen(train: pl.DataFrame, data: pl.DataFrame) -> tuple[Tried, Tried]:
+def unseen(train: pl.DataFrame, data: pl.DataFrame) -> tuple[CurveErrors, CurveErrors]:
     """Groups within a host that no version has in the training points: behind NVLink, and others."""
     known = table_of(train)
     seen = {group._replace(version="") for group in known.curves}
-    switched, others = Tried(), Tried()
+    switched, others = CurveErrors(), CurveErrors()
     for group, rows in by_group(data):
         if group._replace(version="") not in seen and group.hosts == 1:
             (switched if rows["link"][0] == NVLINK else others).ask(known, group, rows)
     return switched, others
 
 
-def groups_left_out(frame: pl.DataFrame) -> tuple[Tried, Tried]:
+def groups_left_out(frame: pl.DataFrame) -> tuple[CurveErrors, CurveErrors]:
     """Each operation and number of ranks of each device and library, predicted from the rest."""
-    switched, others = Tried(), Tried()
-    keys = [name for name in Group._fields if name != "version"]
+    switched, others = CurveErrors(), CurveErrors()
+    keys = [name for name in CurveGroup._fields if name != "version"]
     for _, rows in frame.filter(pl.col("hosts") == 1).group_by(keys, maintain_order=True):
         rest = frame.join(rows.select(keys).unique(), on=keys, how="anti")
         if rest.is_empty():
@@ -142,23 +142,23 @@ def groups_left_out(frame: pl.DataFrame) -> tuple[Tried, Tried]:
     return switched, others
 
 
-def more_hosts(train: pl.DataFrame, data: pl.DataFrame) -> Tried:
+def more_hosts(train: pl.DataFrame, data: pl.DataFrame) -> CurveErrors:
     """Numbers of hosts above those of the training points."""
-    tried, known = Tried(), table_of(train)
+    tried, known = CurveErrors(), table_of(train)
     for group, rows in by_group(data):
         if group.hosts > 1 and group not in known.curves:
             tried.ask(known, group, rows)
     return tried
 
 
-def hosts_left_out(frame: pl.DataFrame) -> Tried:
+def hosts_left_out(frame: pl.DataFrame) -> CurveErrors:
     """All numbers of hosts above each one, predicted from those up to it."""
-    tried = Tried()
+    tried = CurveErrors()
     for most in sorted(set(frame["hosts"].to_list()) - {1}):
         fewer, more = frame.filter(pl.col("hosts") <= most), frame.filter(pl.col("hosts") > most)
         if more.height:
             each = more_hosts(fewer, more)
-            tried = Tried(tried.errors, tried.inside + each.inside, tried.refused + each.refused)
+            tried = CurveErrors(tried.errors, tried.inside + each.inside, tried.refused + each.refused)
     return tried
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 
 
-class StackFrame(Part, frozen=True):
+class StackFrame(DocumentPart, frozen=True):
     """A call that has not returned.
 
     Attributes:
@@ -24,7 +24,7 @@ class StackFrame(Part, frozen=True):
     function: str
 
 
-class ThreadStack(Part, frozen=True):
+class ThreadStack(DocumentPart, frozen=True):
     """A thread of a process.
 
     Attributes:
@@ -36,7 +36,7 @@ class ThreadStack(Part, frozen=True):
     frames: list[StackFrame]
 
 
-class RankStacks(Part, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class RankStacks(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Where the threads of a rank are.
 
     Attributes:
@@ -50,7 +50,7 @@ class RankStacks(Part, frozen=True, kw_only=True, forbid_unknown_fields=False):
     threads: list[ThreadStack]
 
 
-class RankWindow(Part, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class RankWindow(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """What became of a requested deep window on one rank.
 
     Attributes:

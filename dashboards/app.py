@@ -23,10 +23,10 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
 from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
-from dpro.dashboards.runs import Offer, Runs, StillOpening, runs_of
+from dpro.dashboards.runs import OfferedRun, Runs, StillOpening, runs_of
 from dpro.dashboards.server.bodies import check_bodies
 from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.shown import ShownRun
 from dpro.dashboards.theme import css_variables
 from dpro.dashboards.timeline import view as timeline
 from dpro.dashboards.views import (
@@ -93,7 +93,7 @@ _THEME = """(() => {
 
 
 def make_app(
-    run: Loaded | Shown | Runs, token: str | None = None, names: Collection[str] | None = LOOPBACK
+    run: Loaded | ShownRun | Runs, token: str | None = None, names: Collection[str] | None = LOOPBACK
 ) -> Dash:
     """Make the application.
 
@@ -285,7 +285,7 @@ def _chosen(search: str | None) -> Link:
         return Link()
 
 
-def _named(run: Shown) -> tuple[str, str]:
+def _named(run: ShownRun) -> tuple[str, str]:
     """Return the short and the whole name of a run."""
     label = run.loaded.run.label
     return Path(label).name or label, label
@@ -309,7 +309,7 @@ def _pickers(runs: Runs, link: Link) -> list[Component]:
     ]
 
 
-def _option(offer: Offer, value: str, selected: bool) -> Any:
+def _option(offer: OfferedRun, value: str, selected: bool) -> Any:
     why = offer.why or ("being recorded" if offer.lives else "")
     words = f"{offer.name} ({shortened(why, _LONGEST_WHY)})" if why else offer.name
     return html.Option(
@@ -317,7 +317,7 @@ def _option(offer: Offer, value: str, selected: bool) -> Any:
     )
 
 
-def _navigation(run: Shown, link: Link, current: str) -> list[Component]:
+def _navigation(run: ShownRun, link: Link, current: str) -> list[Component]:
     """A link to each view that keeps the selection; those without anything to show are dimmed."""
     links: list[Component] = []
     for key, view in zip(_VIEW_KEYS, VIEWS):
@@ -330,7 +330,7 @@ def _navigation(run: Shown, link: Link, current: str) -> list[Component]:
     return links
 
 
-def _missing(run: Shown, link: Link, view: View) -> str:
+def _missing(run: ShownRun, link: Link, view: View) -> str:
     """Why a view has nothing to show; of a run that is being recorded that may change."""
     try:
         return "" if run.lives else view.missing(run.loaded, link)

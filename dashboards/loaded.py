@@ -14,9 +14,9 @@ from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
 from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
-from dpro.dashboards.timeline.replayed import Later, make_replayed
+from dpro.dashboards.timeline.replayed import BackgroundResult, make_replayed
 from dpro.dashboards.timeline.tracks import Tracks, make_tracks
-from dpro.dashboards.withdrawn import Earlier
+from dpro.dashboards.withdrawn import EarlierFindings
 from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
@@ -54,7 +54,7 @@ class Loaded(Analysis):
         super().__init__(run)
         self.as_tried = as_tried
         self.others: Callable[[str], Loaded] = _no_other
-        self.earlier, self.opened_ns = Earlier(), time.time_ns()
+        self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()
         self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
         self._difference: tuple[Callable[[], Analysis | None], Difference] | None = None
@@ -78,9 +78,9 @@ class Loaded(Analysis):
         return MeasuredLanes(self.run)
 
     @cached
-    def replay_lanes(self) -> Later:
+    def replay_lanes(self) -> BackgroundResult:
         """The replayed lanes and the critical path of its timeline, computed on request."""
-        return Later(lambda: make_replayed(self.timeline, self.measured))
+        return BackgroundResult(lambda: make_replayed(self.timeline, self.measured))
 
     @cached
     def tracks(self) -> Tracks:
@@ -175,7 +175,7 @@ def _no_other(name: str) -> Loaded:
     raise UsageError(f"no run {quoted(name)} is offered here: give it to `dpro dashboard`, too")
 
 
-class Passing(Loaded):
+class RecordingCopy(Loaded):
     """A copy of a run that is being recorded: its graph is not cached on disk, since it is soon outdated."""
 
     @cached

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.shown import ShownRun
 from dpro.errors import Unanswerable, UsageError
 from dpro.selection import quoted
 
@@ -27,7 +27,7 @@ class StillOpening(Unanswerable):
     """A run takes long to open, which goes on."""
 
 
-class Offer(NamedTuple):
+class OfferedRun(NamedTuple):
     """A run that the page offers.
 
     Attributes:
@@ -54,10 +54,10 @@ class Runs:
 
     def __init__(
         self,
-        opened: Shown,
+        opened: ShownRun,
         name: str = "",
-        offers: Callable[[], Sequence[Offer]] = list,
-        show: Callable[[Offer], Shown] | None = None,
+        offers: Callable[[], Sequence[OfferedRun]] = list,
+        show: Callable[[OfferedRun], ShownRun] | None = None,
         against: str = "",
     ) -> None:
         """Offer runs.
@@ -71,7 +71,7 @@ class Runs:
         """
         self.opened, self.name, self.against = opened, name, against
         self._offers, self._show = offers, show
-        self._open: OrderedDict[str, Future[Shown]] = OrderedDict()
+        self._open: OrderedDict[str, Future[ShownRun]] = OrderedDict()
         self._lock = threading.Lock()
         opened.loaded.others = self.loaded
 
@@ -80,7 +80,7 @@ class Runs:
         """Whether what a link shows may change by itself: a run is being recorded, or can be chosen."""
         return self.opened.lives or self._show is not None
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[OfferedRun]:
         """All runs that a link can name."""
         return self._offers()
 
@@ -95,7 +95,7 @@ class Runs:
         """
         return self.shown(name).loaded
 
-    def shown(self, name: str) -> Shown:
+    def shown(self, name: str) -> ShownRun:
         """A run by its name; it is opened where it is not open, and the one used longest ago is closed.
 
         Args:
@@ -124,18 +124,20 @@ class Runs:
                     del self._open[name]
             raise
 
-    def _begin(self, name: str) -> Future[Shown]:
+    def _begin(self, name: str) -> Future[ShownRun]:
         """Open a run in a thread."""
         offer = next((each for each in self._offers() if each.name == name), None)
         if offer is None or self._show is None:
             raise UsageError(f"no run {quoted(name)} is offered here: choose one of the list above")
         if offer.why:
             raise UsageError(f"{name}: {offer.why}")
-        future: Future[Shown] = Future()
+        future: Future[ShownRun] = Future()
         threading.Thread(target=self._follow, args=(self._show, offer, future), daemon=True).start()
         return future
 
-    def _follow(self, show: Callable[[Offer], Shown], offer: Offer, future: Future[Shown]) -> None:
+    def _follow(
+        self, show: Callable[[OfferedRun], ShownRun], offer: OfferedRun, future: Future[ShownRun]
+    ) -> None:
         gc.collect()  # what was closed has cycles
         try:
             shown = show(offer)
@@ -147,11 +149,11 @@ class Runs:
         shown.follow()
 
 
-def runs_of(run: Loaded | Shown | Runs) -> Runs:
+def runs_of(run: Loaded | ShownRun | Runs) -> Runs:
     """A run alone, where it is not given among others."""
     if isinstance(run, Runs):
         return run
-    return Runs(run if isinstance(run, Shown) else Shown(run))
+    return Runs(run if isinstance(run, ShownRun) else ShownRun(run))
 
 
 def first_link(runs: Runs) -> str:
@@ -159,6 +161,6 @@ def first_link(runs: Runs) -> str:
     return Link(against=runs.against).query() if runs.against else ""
 
 
-def _leave(closed: Future[Shown]) -> None:
+def _leave(closed: Future[ShownRun]) -> None:
     if closed.exception() is None:
         closed.result().leave()

@@ -16,7 +16,7 @@ from dpro.errors import DproError
 log = logging.getLogger(__name__)
 
 
-class Shown:
+class ShownRun:
     """A run in its latest state.
 
     Attributes:

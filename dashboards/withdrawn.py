@@ -31,7 +31,7 @@ class Withdrawn(NamedTuple):
     why: str
 
 
-class Earlier(NamedTuple):
+class EarlierFindings(NamedTuple):
     """What readers of earlier copies of a run were shown.
 
     Attributes:
@@ -43,12 +43,12 @@ class Earlier(NamedTuple):
     withdrawn: tuple[Withdrawn, ...] = ()
 
 
-def shown_by(loaded: Loaded) -> Earlier:
+def shown_by(loaded: Loaded) -> EarlierFindings:
     """Return what a copy and those before it showed; nothing is computed for it."""
     computed = (loaded.values.get(name) for name in _VERDICTS)
     if not any(isinstance(verdict, tuple) for verdict in computed):
         return loaded.earlier
-    return Earlier(tuple(loaded.verdict[0]), withdrawn_of(loaded))
+    return EarlierFindings(tuple(loaded.verdict[0]), withdrawn_of(loaded))
 
 
 def withdrawn_of(loaded: Loaded) -> tuple[Withdrawn, ...]:

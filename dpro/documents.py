@@ -1,6 +1,6 @@
 """What programs are given: typed documents, their JSON, and their JSON schema.
 
-In: a document, made of `Part`s that are declared beside what they describe. Out: one line of JSON, or
+In: a document, made of `DocumentPart`s that are declared beside what they describe. Out: one line of JSON, or
 a schema whose descriptions are those of the docstrings. An answer in JSON is encoded here and nowhere else.
 """
 
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1  # of all documents; new keys do not change it
 _ATTRIBUTE = re.compile(r"(?ms)^ {4}((?:\w+(?:, )?)+): (.*?)(?=^ {4}\w|\Z)")
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DocumentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a document: its keys are its fields, in their order."""
 
 

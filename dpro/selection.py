@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.errors import UsageError
 from dpro.words import few, one_line, shortened
 
@@ -85,7 +85,7 @@ class Selection:
 ALL = Selection()
 
 
-class SelectionDocument(Part, frozen=True):
+class SelectionDocument(DocumentPart, frozen=True):
     """What was selected, as options write it: `3,5,7-9`.
 
     Attributes:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from dpro.documents import Part, plain
+from dpro.documents import DocumentPart, plain
 from dpro.errors import InputError, first_line
 from dpro.folders import refuse_link, written_whole
 from dpro.limits import MAX_RANKS
@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 
 
-class ChangedPlace(Part, frozen=True, forbid_unknown_fields=False):
+class ChangedPlace(DocumentPart, frozen=True, forbid_unknown_fields=False):
     """Where in a job a change was made.
 
     Attributes:
@@ -44,7 +44,7 @@ class ChangedPlace(Part, frozen=True, forbid_unknown_fields=False):
     times: int
 
 
-class AppliedChange(Part, frozen=True, forbid_unknown_fields=False):
+class AppliedChange(DocumentPart, frozen=True, forbid_unknown_fields=False):
     """What became of one change on one rank.
 
     Attributes:

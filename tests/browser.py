@@ -14,7 +14,7 @@ import pytest
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.server.serve import listen
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.shown import ShownRun
 from dpro.store import Run
 from tests.builders import TinyRun
 
@@ -50,7 +50,7 @@ def start_browser() -> Any:
 
 
 @contextmanager
-def served(loaded: Loaded | Shown | Runs, host: str = "127.0.0.1") -> Iterator[str]:
+def served(loaded: Loaded | ShownRun | Runs, host: str = "127.0.0.1") -> Iterator[str]:
     """The address of a dashboard that runs meanwhile, and asks for no token."""
     server, address = listen(loaded, host, 0, token=None)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

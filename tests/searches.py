@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.search import Found
+from dpro.replay.whatif.search import SearchResult
 
-_found: dict[bytes, Found] = {}
+_found: dict[bytes, SearchResult] = {}
 
 
 def search_once(patch: pytest.MonkeyPatch) -> None:
@@ -32,11 +32,11 @@ def search_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(whatif, "explore", explore)
 
 
-def _kept(explore: Callable[..., Found]) -> Callable[..., Found]:
+def _kept(explore: Callable[..., SearchResult]) -> Callable[..., SearchResult]:
     signature = inspect.signature(explore)
 
     @wraps(explore)
-    def search(*given: Any, **named: Any) -> Found:
+    def search(*given: Any, **named: Any) -> SearchResult:
         asked = signature.bind(*given, **named)
         asked.apply_defaults()
         question = {name: value for name, value in asked.arguments.items() if name not in ("graph", "report")}

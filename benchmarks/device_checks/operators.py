@@ -15,9 +15,9 @@ from benchmarks.device_checks.figures import compared, covered
 from benchmarks.device_checks.shipped import half_pairs, joined
 from dpro.replay.devices.bands import bands_of, sum_of
 from dpro.replay.devices.calibration import calibrated
-from dpro.replay.devices.coefficients import Known, known_of_any
-from dpro.replay.devices.estimate import HOLDS_80, Given, Sources, estimate
-from dpro.replay.devices.fitting import Sample
+from dpro.replay.devices.coefficients import KnownCoefficients, known_of_any
+from dpro.replay.devices.estimate import HOLDS_80, MeasuredOperations, Sources, estimate
+from dpro.replay.devices.fitting import DeviceSample
 from dpro.replay.devices.learned import kept_out, learn
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
@@ -105,7 +105,7 @@ def other_device(train: Sequence[DeviceTable], data: Sequence[DeviceTable]) -> d
         long = np.sort(np.random.default_rng(0).permutation(long)[:MAX_TRIED])
         four = [each.rows(at[long]) for each, at in zip((source, target, source_table, target_table), rows)]
         ours = Sources(tables=four[2:])
-        given = Given(source.device, four[0].operations, four[0].us)
+        given = MeasuredOperations(source.device, four[0].operations, four[0].us)
         predicted.append(estimate(four[1].operations, target.device, ours, given)["us"].to_numpy())
         measured.append(four[1].us)
         of += [f"{source.device} {source.library} -> {target.device}"] * long.size
@@ -177,12 +177,12 @@ def _generation(table: DeviceTable) -> str:
     return GENERATIONS.get(table.device[0], table.device)
 
 
-def _predicted(known: Known, table: DeviceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _predicted(known: KnownCoefficients, table: DeviceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     us = formula_us(known.fit.numbers, sizes_of(table.operations), GPUS[table.device], table.dtype)
     return us, *known.bands.interval(us, HOLDS_80 * known.bias)
 
 
-def _drawn(table: DeviceTable, turn: int) -> Sample:
+def _drawn(table: DeviceTable, turn: int) -> DeviceSample:
     """Operations as a trace would have them: some tens, that take more than a moment."""
     long = np.flatnonzero(table.us > SHORT_US)
     return table.rows(np.sort(np.random.default_rng(turn).permutation(long)[:OWN])).sample()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dpro.replay.devices.bands import Bands, bands_of
-from dpro.replay.devices.coefficients import ANY, Key, Known, encoded, known_of, known_of_any
+from dpro.replay.devices.coefficients import ANY, Key, KnownCoefficients, encoded, known_of, known_of_any
 from dpro.replay.devices.estimate import HALF
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
@@ -22,9 +22,9 @@ from dpro.replay.models.gpus import GPUS
 SOURCE = "fitted to the operation tables of ai-dynamo/aiconfigurator (Apache-2.0)"
 
 
-def fitted(tables: Sequence[DeviceTable]) -> dict[Key, Known]:
+def fitted(tables: Sequence[DeviceTable]) -> dict[Key, KnownCoefficients]:
     """The numbers of every device, and of all, by kind and precision."""
-    found: dict[Key, Known] = {}
+    found: dict[Key, KnownCoefficients] = {}
     for kind, dtype in sorted({(table.kind, table.dtype) for table in tables}):
         mine = [table for table in tables if (table.kind, table.dtype) == (kind, dtype)]
         for device in sorted({table.device for table in mine}):
@@ -69,7 +69,7 @@ def half_by_tables(tables: Sequence[DeviceTable]) -> tuple[np.ndarray, np.ndarra
 
 
 def half_by_formula(
-    tables: Sequence[DeviceTable], known: Mapping[Key, Known], shared: bool
+    tables: Sequence[DeviceTable], known: Mapping[Key, KnownCoefficients], shared: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same by the ten numbers of either device, or by those that all share."""
     predicted, measured = [np.ones(0)], [np.ones(0)]
@@ -89,7 +89,9 @@ def half_by_formula(
     return np.concatenate(predicted), np.concatenate(measured)
 
 
-def halves(tables: Sequence[DeviceTable], known: Mapping[Key, Known]) -> dict[str, list[list[float]]]:
+def halves(
+    tables: Sequence[DeviceTable], known: Mapping[Key, KnownCoefficients]
+) -> dict[str, list[list[float]]]:
     """The bands of half credit by each method, of tables of one kind and precision."""
     return {
         "tables": _rounded(bands_of(*half_by_tables(tables))),

@@ -21,7 +21,7 @@ from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
 from dpro.detect.stragglers.input_bound import find_input_bound
 from dpro.detect.stragglers.own_time import calls_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
-from dpro.watch.late import MAX_AGAIN, Latest, OwnTimes, since_of
+from dpro.watch.late import MAX_AGAIN, LatestRecords, OwnTimes, since_of
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine
 from tests.reference.training_records import Recording, frames_of
 
@@ -67,7 +67,7 @@ class Stream:
             return self.counters().filter(pl.col("rank").is_in(ranks))
 
         amounts = self.counters().filter(pl.col("counter") == WORKLOAD)
-        return self.watcher.look(Latest(calls, steps, workers, none, amounts, self.messages, counters))
+        return self.watcher.look(LatestRecords(calls, steps, workers, none, amounts, self.messages, counters))
 
 
 def begin(job: Job, chunk: int) -> Stream:

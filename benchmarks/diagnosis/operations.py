@@ -32,7 +32,7 @@ Fault = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
+class DrawnJob:
     """A job, and what is wrong with it: class and component, and the job without that."""
 
     job: Job
@@ -44,7 +44,7 @@ def lengths(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.minimum(random.lognormal(-1.5, random.uniform(0.5, 1.0), shape), 1.0)
 
 
-def draw(seed: int, kind: str) -> Drawn:
+def draw(seed: int, kind: str) -> DrawnJob:
     """One case; what is drawn besides the fault is the same for all kinds of a seed."""
     random = np.random.default_rng([seed, 14])
     stages = int(random.integers(2 if "stage" in kind else 1, 5))
@@ -71,7 +71,7 @@ def draw(seed: int, kind: str) -> Drawn:
         for part in parts
         if part
     }
-    return Drawn(whole, without)
+    return DrawnJob(whole, without)
 
 
 def _with(

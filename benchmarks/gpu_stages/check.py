@@ -60,7 +60,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Done:
+class EndedProcess:
     """A process that has ended.
 
     Attributes:
@@ -74,7 +74,7 @@ class Done:
     stderr: str
     wall_s: float
 
-    def ensure(self) -> Done:
+    def ensure(self) -> EndedProcess:
         """Nothing, unless it failed.
 
         Raises:
@@ -154,7 +154,7 @@ class Bench:
 
     def run(
         self, command: Sequence[object], limit_s: float = 120.0, variables: Mapping[str, object] | None = None
-    ) -> Done:
+    ) -> EndedProcess:
         """Run a process to its end, or to its limit, which is not beyond the check's own.
 
         Args:
@@ -169,11 +169,11 @@ class Bench:
             environment = marked(job_environment(variables))
             code = run_to_limit(command, limit_s, environment, self.folder, stdout, stderr)
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in (out, err))
-        return Done(code, *texts, time.monotonic() - begun)
+        return EndedProcess(code, *texts, time.monotonic() - begun)
 
     def dpro(
         self, *words: object, limit_s: float = 120.0, variables: Mapping[str, object] | None = None
-    ) -> Done:
+    ) -> EndedProcess:
         """Run a command of dpro."""
         return self.run([*DPRO, *words], limit_s, variables)
 
@@ -184,7 +184,7 @@ class Bench:
         options: Sequence[object] = (),
         limit_s: float = 120.0,
         variables: Mapping[str, object] | None = None,
-    ) -> tuple[Path, Done]:
+    ) -> tuple[Path, EndedProcess]:
         """Record a job into a folder of its own; the run is whole when this returns.
 
         Args:

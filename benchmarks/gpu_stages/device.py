@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 
-class Gpu:
+class FirstGpu:
     """The first GPU."""
 
     name = "cuda"
@@ -153,16 +153,16 @@ class Rehearsal:
         return self.captured(work)
 
 
-def device_of(dry: bool) -> Gpu | Rehearsal:
+def device_of(dry: bool) -> FirstGpu | Rehearsal:
     """The device of a check.
 
     Args:
         dry: whether it is a rehearsal.
     """
-    return Rehearsal() if dry else Gpu()
+    return Rehearsal() if dry else FirstGpu()
 
 
-def timed(device: Gpu | Rehearsal, step: Callable[[], None], steps: int) -> tuple[float, float]:
+def timed(device: FirstGpu | Rehearsal, step: Callable[[], None], steps: int) -> tuple[float, float]:
     """Milliseconds per step by the device's events, and by the host's clock from idle to idle."""
     device.sync()
     begin, end = device.event(), device.event()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_stages.check import ROOT, Bench, Check
 
 if TYPE_CHECKING:
-    from gpu_stages.device import Gpu, Rehearsal
+    from gpu_stages.device import FirstGpu, Rehearsal
 
 CUDA_EVENT_ACTIVITY = 36  # CUPTI_ACTIVITY_KIND_CUDA_EVENT of cupti_activity.h
 
@@ -132,7 +132,7 @@ def _refused_fields() -> list[str]:
 # What a window costs, and what steps cost after it.
 
 
-def a_step(device: Gpu | Rehearsal, bound: str, dry: bool) -> Callable[[], None]:
+def a_step(device: FirstGpu | Rehearsal, bound: str, dry: bool) -> Callable[[], None]:
     """A step that launches much and computes little, or the other way round."""
     import torch
 
@@ -188,7 +188,7 @@ def window_costs(bench: Bench, bound: str, graph: bool, teardown: bool, sync_eve
 
 
 def _window(
-    path: Path, device: Gpu | Rehearsal, step: Callable[[], None], sync: bool, busy: bool = False
+    path: Path, device: FirstGpu | Rehearsal, step: Callable[[], None], sync: bool, busy: bool = False
 ) -> dict[str, float]:
     """The milliseconds that the parts of a window of two steps take, and what it saw.
 
@@ -227,7 +227,7 @@ def _window(
     }  # fmt: skip
 
 
-def kineto(device: Gpu | Rehearsal, sync_events: bool) -> Any:
+def kineto(device: FirstGpu | Rehearsal, sync_events: bool) -> Any:
     """The profiler's lower half, as windows use it."""
     from torch.autograd.profiler import _ExperimentalConfig, profile
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from gpu_stages.check import Bench, Check
 
 if TYPE_CHECKING:
-    from gpu_stages.device import Gpu, Rehearsal
+    from gpu_stages.device import FirstGpu, Rehearsal
 
 RING = 2000
 
 
 @contextmanager
-def one_rank(bench: Bench, timing: bool = False) -> Iterator[Gpu | Rehearsal]:
+def one_rank(bench: Bench, timing: bool = False) -> Iterator[FirstGpu | Rehearsal]:
     """A process group of one rank, with the flight recorder on."""
     os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", str(RING))
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RING))
@@ -44,7 +44,7 @@ def one_rank(bench: Bench, timing: bool = False) -> Iterator[Gpu | Rehearsal]:
         dist.destroy_process_group()
 
 
-def plain_dump(device: Gpu | Rehearsal) -> Callable[[], bytes]:
+def plain_dump(device: FirstGpu | Rehearsal) -> Callable[[], bytes]:
     """The binding that pickles the ring, holding Python's lock."""
     import torch
 
@@ -54,7 +54,7 @@ def plain_dump(device: Gpu | Rehearsal) -> Callable[[], bytes]:
     return lambda: dump(includeStackTraces=False)
 
 
-def ways_to_dump(device: Gpu | Rehearsal) -> dict[str, Callable[[], bytes | None]]:
+def ways_to_dump(device: FirstGpu | Rehearsal) -> dict[str, Callable[[], bytes | None]]:
     """The plain binding, and the recorder's own way, which keeps away from captures and knows its GPU."""
     ways: dict[str, Callable[[], bytes | None]] = {"binding": plain_dump(device)}
     try:
@@ -64,7 +64,7 @@ def ways_to_dump(device: Gpu | Rehearsal) -> dict[str, Callable[[], bytes | None
     return ways
 
 
-def _recorders_way(device: Gpu | Rehearsal) -> Callable[[], bytes | None]:
+def _recorders_way(device: FirstGpu | Rehearsal) -> Callable[[], bytes | None]:
     """What the recorder does in a job, without the rest of it; None where a dump is left for later."""
     import torch
 

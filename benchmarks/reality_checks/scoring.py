@@ -44,14 +44,14 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Said:
+class ModelAnswers:
     """[N] what the model says of a table's rows, without calibration, and [N, K] on what it depends."""
 
     step_ms: np.ndarray[Any, np.dtype[np.float64]]
     slopes: np.ndarray[Any, np.dtype[np.float64]]
 
 
-def predict(table: Table) -> Said:
+def predict(table: Table) -> ModelAnswers:
     """Predict every row, uncalibrated."""
     steps = np.zeros(table.rows.height)
     parts: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
@@ -66,7 +66,7 @@ def predict(table: Table) -> Said:
     slopes = np.zeros((table.rows.height, parts[0][1].shape[1] if parts else 0))
     for numbers, found in parts:
         slopes[numbers] = found
-    return Said(steps, slopes)
+    return ModelAnswers(steps, slopes)
 
 
 def pairs_of(rows: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -117,7 +117,7 @@ def figures(
     return found
 
 
-def of_pairs(table: Table, said: Said) -> dict[str, Any]:
+def of_pairs(table: Table, said: ModelAnswers) -> dict[str, Any]:
     """Figures of all pairs, each row calibrated with one other.
 
     Args:

@@ -146,7 +146,7 @@ class Rank:
         self.control.on_second()
 
 
-class Played:
+class SimulatedJob:
     """A data-parallel job whose ranks wait for each other in each of a step's calls."""
 
     def __init__(self, run: Path, num_ranks: int, num_calls: int, step_s: float, ring: int) -> None:
@@ -228,7 +228,7 @@ class Played:
             marker.close()
 
 
-class Watched:
+class WatchCommand:
     """The command beside the job."""
 
     def __init__(self, run: Path) -> None:
@@ -259,8 +259,8 @@ def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, An
     with TemporaryDirectory(prefix="dpro-scale-") as folder:
         run = Path(folder) / "run"
         run.mkdir()
-        job = Played(run, num_ranks, options.calls, options.step_s, options.ring)
-        watched, since_ns = Watched(run), 0
+        job = SimulatedJob(run, num_ranks, options.calls, options.step_s, options.ring)
+        watched, since_ns = WatchCommand(run), 0
         try:
             for _ in range(5):  # it starts
                 job.make_step(1.0, False)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import polars as pl
 
 
-class Trace(Protocol):
+class ReadTrace(Protocol):
     """What a reader returns; see `dpro.ingest.trace.RankTrace`."""
 
     frames: dict[str, pl.DataFrame]

@@ -224,7 +224,7 @@ class Recorder:
                 return  # it happens to optimise something
             self._open()
         assert self.records is not None
-        if not self.training_thread and not isinstance(optimizer, stepping.Signal):
+        if not self.training_thread and not isinstance(optimizer, stepping.StepSignal):
             self.training_thread = threading.get_ident()  # as Megatron, which asks the engine for gradients
         before = self._counter.step
         counted = self._counter.update(optimizer, self._gradients(optimizer))
@@ -282,12 +282,12 @@ class Recorder:
     def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
         """What differs once there are new gradients: the graph has grown, whatever computes them."""
         grown = sequence_number()
-        known = (grown or self.num_backward) and not isinstance(optimizer, stepping.Signal)
+        known = (grown or self.num_backward) and not isinstance(optimizer, stepping.StepSignal)
         return (self.num_backward, grown) if known else None
 
     def _weigh(self, optimizer: Any) -> float:
         """The number of elements an optimizer updates."""
-        if isinstance(optimizer, stepping.Signal):
+        if isinstance(optimizer, stepping.StepSignal):
             self._sources.append(optimizer.source)
             return optimizer.weight
         self._sources.append(0)

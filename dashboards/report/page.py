@@ -36,7 +36,7 @@ MAX_POINTS = 60_000  # in the timeline; a browser draws this many in a few secon
 _STEPS = 2  # in the timeline
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
     """A figure in the page: its JSON for the drawing library, or a message in its place."""
 
     title: str
@@ -129,7 +129,7 @@ def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
     return figure
 
 
-def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]]) -> Iterator[Drawn]:
+def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]]) -> Iterator[DrawnFigure]:
     """Draw figures until the budget (bytes) is spent; figures that the run has no data for are skipped."""
     for title, draw in figures:
         try:
@@ -139,10 +139,12 @@ def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]])
         text = _json(figure)
         if len(text) > budget:
             size = format_bytes(len(text))
-            yield Drawn(title, Markup(), 0, said=f"left out: it takes {size}; `dpro dashboard` shows it")
+            yield DrawnFigure(
+                title, Markup(), 0, said=f"left out: it takes {size}; `dpro dashboard` shows it"
+            )
             continue
         budget -= len(text)
-        yield Drawn(title, text, int(figure.layout.height), least_width(figure))
+        yield DrawnFigure(title, text, int(figure.layout.height), least_width(figure))
 
 
 def _json(figure: go.Figure) -> Markup:

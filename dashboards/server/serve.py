@@ -24,7 +24,7 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs, first_link, runs_of
 from dpro.dashboards.server.guard import LOOPBACK
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.shown import ShownRun
 from dpro.errors import UsageError
 
 IDLE_S = 60.0  # a connection without traffic is closed after this time
@@ -40,7 +40,7 @@ def new_token() -> str:
 
 
 def serve(
-    run: Loaded | Shown | Runs,
+    run: Loaded | ShownRun | Runs,
     host: str,
     port: int,
     token: str | None,
@@ -79,7 +79,9 @@ def serve(
         server.server_close()
 
 
-def listen(run: Loaded | Shown | Runs, host: str, port: int, token: str | None) -> tuple[BaseWSGIServer, str]:
+def listen(
+    run: Loaded | ShownRun | Runs, host: str, port: int, token: str | None
+) -> tuple[BaseWSGIServer, str]:
     """Start to listen; return the server and the address to open.
 
     Args:

@@ -25,7 +25,7 @@ DENSITIES = 4  # shades of merged segments: how busy their pixels are
 
 
 @dataclass(frozen=True)
-class Level:
+class DetailLevel:
     """Spans row by row; those shorter than a grain are merged within their row; no two of a row overlap.
 
     Attributes:
@@ -88,7 +88,7 @@ class Segments:
         return int(self.count[self.count > 1].sum())
 
 
-def chosen(level: Level, wanted: Bools) -> Level:
+def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
     """Select spans of a level without merging.
 
     Args:
@@ -97,10 +97,12 @@ def chosen(level: Level, wanted: Bools) -> Level:
     """
     before = np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64)
     item = np.flatnonzero(wanted)
-    return Level(0.0, before[level.first], level.start[item], level.end[item], level.kind[item], item=item)
+    return DetailLevel(
+        0.0, before[level.first], level.start[item], level.end[item], level.kind[item], item=item
+    )
 
 
-def levels(finest: Level, length_ns: int) -> list[Level]:
+def levels(finest: DetailLevel, length_ns: int) -> list[DetailLevel]:
     """Make coarser levels, the coarsest first; keep only those with far fewer spans than the next finer one.
 
     Args:
@@ -115,14 +117,14 @@ def levels(finest: Level, length_ns: int) -> list[Level]:
     return found
 
 
-def _coarser(level: Level, grain_ns: float) -> Level:
+def _coarser(level: DetailLevel, grain_ns: float) -> DetailLevel:
     rows = level.first.size - 1
     drawn = _at_scale(_gathered(level, range(rows), [slice(*p) for p in _pairs(level.first)]), 0, grain_ns)
     order = np.lexsort((drawn.start, drawn.row))
     first = np.concatenate([[0], np.cumsum(np.bincount(drawn.row, minlength=rows))]).astype(np.int64)
     kind = drawn.kind[order].astype(level.kind.dtype)
     columns = (each[order] for each in (drawn.count, drawn.busy, drawn.item))
-    return Level(grain_ns, first, drawn.start[order], drawn.end[order], kind, *columns)
+    return DetailLevel(grain_ns, first, drawn.start[order], drawn.end[order], kind, *columns)
 
 
 def _pairs(first: Ints) -> list[tuple[int, int]]:
@@ -130,7 +132,7 @@ def _pairs(first: Ints) -> list[tuple[int, int]]:
 
 
 def segments(
-    known: Sequence[Level],
+    known: Sequence[DetailLevel],
     rows: Sequence[int],
     begin: int,
     end: int,
@@ -155,7 +157,7 @@ def segments(
         pixel_ns *= 2
 
 
-def _gathered(level: Level, rows: Sequence[int], seen: Sequence[slice]) -> Segments:
+def _gathered(level: DetailLevel, rows: Sequence[int], seen: Sequence[slice]) -> Segments:
     """Concatenate slices of a level."""
 
     def of(column: NDArray[Any]) -> NDArray[Any]:

@@ -42,7 +42,7 @@ _LOOKS = {  # kind -> colour and what the legend calls it
 }
 
 
-class Rows(NamedTuple):
+class FigureRows(NamedTuple):
     """The rows of the figure, from top to bottom.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
     left_out: int
 
 
-def row_info(tracks: Tracks, link: Link) -> Rows:
+def row_info(tracks: Tracks, link: Link) -> FigureRows:
     """Return the tracks that a link selects: the critical path, at measured times, then rank by rank.
 
     Args:
@@ -85,7 +85,7 @@ def row_info(tracks: Tracks, link: Link) -> Rows:
         labels.append(plain(f"{track if path else f'rank {rank} {track}'}{replayed}"))
         before = lane
     shown = MAX_ROWS
-    return Rows(found[:shown], height[:shown], labels[:shown], max(len(found) - shown, 0))
+    return FigureRows(found[:shown], height[:shown], labels[:shown], max(len(found) - shown, 0))
 
 
 def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) -> tuple[float, float]:
@@ -109,7 +109,9 @@ def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) ->
     return begin - room, end + room
 
 
-def timeline_info(tracks: Tracks, rows: Rows, begin_ms: float, end_ms: float) -> tuple[Segments, Segments]:
+def timeline_info(
+    tracks: Tracks, rows: FigureRows, begin_ms: float, end_ms: float
+) -> tuple[Segments, Segments]:
     """Return segments of all work, and of the critical path, between two times and a little beyond.
 
     Args:
@@ -125,7 +127,7 @@ def timeline_info(tracks: Tracks, rows: Rows, begin_ms: float, end_ms: float) ->
 
 
 def timeline_figure(
-    rows: Rows,
+    rows: FigureRows,
     drawn: tuple[Segments, Segments],
     steps: pl.DataFrame,
     extent: tuple[float, float],
@@ -200,7 +202,7 @@ def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, flo
     figure.update_layout(shapes=lines, annotations=labels)  # at once: one by one each would copy the others
 
 
-def _shown(loaded: Loaded, link: Link) -> tuple[Rows, tuple[float, float]]:
+def _shown(loaded: Loaded, link: Link) -> tuple[FigureRows, tuple[float, float]]:
     tracks = loaded.tracks
     everything = (int(tracks.start.min()), int(tracks.end.max())) if tracks.start.size else (0, NS_PER_MS)
     return row_info(tracks, link), extent_info(loaded.step_extents, link, everything)

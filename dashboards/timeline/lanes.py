@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.dashboards.timeline.detail import Level, levels
+from dpro.dashboards.timeline.detail import DetailLevel, levels
 from dpro.dashboards.timeline.phases import phases_of
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
@@ -62,14 +62,14 @@ class RankLanes:
 
     rank: int
     lanes: tuple[Lane, ...]
-    levels: Sequence[Level]
+    levels: Sequence[DetailLevel]
     name: NDArray[np.int32]
     ident: NDArray[Any]
     phase: NDArray[np.uint8]
     micro_batch: NDArray[np.int16]
 
     @property
-    def all(self) -> Level:
+    def all(self) -> DetailLevel:
         """All spans."""
         return self.levels[-1]
 
@@ -98,7 +98,7 @@ class RankLanes:
         return found
 
 
-class Names:
+class SpanNames:
     """The names of all spans, each once."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Names:
         return column.replace_strict(unique, own, return_dtype=pl.Int32).to_numpy()
 
 
-def make_lanes(spans: pl.DataFrame, names: Names, window_ns: int, origin_ns: int) -> RankLanes:
+def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns: int) -> RankLanes:
     """Lay the spans of a rank in rows.
 
     Args:
@@ -151,7 +151,7 @@ def make_lanes(spans: pl.DataFrame, names: Names, window_ns: int, origin_ns: int
     return laid(int(spans["rank"][0]), columns, order["label"].to_list(), order["gpu"].to_list(), window_ns)
 
 
-def _coded(spans: pl.DataFrame, names: Names) -> pl.Series:
+def _coded(spans: pl.DataFrame, names: SpanNames) -> pl.Series:
     kept = spans.filter(pl.col("kind") != "overhead")["name"]
     return pl.Series("name_code", names.codes(kept))
 
@@ -237,7 +237,7 @@ def laid(
     apart = np.flatnonzero(np.diff(key[order]) == 0)
     cut = np.minimum(end[apart], start[apart + 1])  # what still overlaps
     end[apart] = np.maximum(cut, start[apart] + 1)
-    finest = Level(0.0, np.r_[first, start.size].astype(np.int64), start, end, columns["kind"][order])
+    finest = DetailLevel(0.0, np.r_[first, start.size].astype(np.int64), start, end, columns["kind"][order])
     lanes = []
     for number, (label, is_gpu) in enumerate(zip(labels, gpu)):
         low, high = np.searchsorted(rows >> 20, [number, number + 1]).tolist()

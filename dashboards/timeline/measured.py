@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.analysis.cached import Cached, cached
 from dpro.dashboards.timeline.clock import Clocked, arrivals, clocked
-from dpro.dashboards.timeline.lanes import Names, RankLanes, make_lanes
+from dpro.dashboards.timeline.lanes import RankLanes, SpanNames, make_lanes
 from dpro.dashboards.timeline.search import Search
 from dpro.errors import DproError
 from dpro.schema import SPANS
@@ -42,7 +42,7 @@ class MeasuredLanes(Cached):
     def __init__(self, run: Run) -> None:
         """Nothing is read yet."""
         super().__init__()
-        self.run, self.names = run, Names()
+        self.run, self.names = run, SpanNames()
         self.search = Search(self.names)
         self.ranks: dict[int, RankLanes] = {}
         self.failed = ""

@@ -16,8 +16,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
-from dpro.dashboards.timeline.detail import Level, levels
-from dpro.dashboards.timeline.lanes import KINDS, Names, RankLanes, depths, laid
+from dpro.dashboards.timeline.detail import DetailLevel, levels
+from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, laid
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.errors import DproError
 from dpro.export.slices import CRITICAL
@@ -45,7 +45,7 @@ class Replayed:
     timeline: Timeline
     ranks: Mapping[int, RankLanes]
     path: RankLanes
-    critical: Mapping[int, Sequence[Level]]
+    critical: Mapping[int, Sequence[DetailLevel]]
     offset_ns: tuple[int, int]
 
 
@@ -73,7 +73,7 @@ def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
     return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offset)
 
 
-def _codes(timeline: Timeline, names: Names) -> NDArray[np.int32]:
+def _codes(timeline: Timeline, names: SpanNames) -> NDArray[np.int32]:
     """The numbers of the graph's names among those of all spans."""
     return names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
 
@@ -148,7 +148,7 @@ def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
 
 def _critical(
     timeline: Timeline, path: Ints, lanes: RankLanes, shift: int, window_ns: int
-) -> Sequence[Level]:
+) -> Sequence[DetailLevel]:
     """What of a rank is on the critical path, each on the first row of its measured lane."""
     nodes = timeline.graph.nodes
     own = path[nodes.rank[path] == lanes.rank]
@@ -168,7 +168,7 @@ def _critical(
     own, row = own[order], row[order]
     first = np.searchsorted(row, np.arange(lanes.all.first.size)).astype(np.int64)
     start, end = nodes.measured_start[own] + shift, nodes.measured_end[own] + shift
-    return levels(Level(0.0, first, start, end, np.zeros(own.size, np.uint8)), window_ns)
+    return levels(DetailLevel(0.0, first, start, end, np.zeros(own.size, np.uint8)), window_ns)
 
 
 def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArray[np.int32]) -> RankLanes:
@@ -189,7 +189,7 @@ def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArra
     return laid(PATH, columns, [CRITICAL], [True], of.window_ns)
 
 
-class Later:
+class BackgroundResult:
     """A result that a background thread computes on request.
 
     Attributes:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.causes import cause_of, fact_info
-from dpro.dashboards.timeline.detail import Level, Segments, segments
+from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
 from dpro.dashboards.timeline.facts import place_of, span_info
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
 from dpro.dashboards.timeline.measured import MAX_UNASKED
@@ -148,7 +148,7 @@ def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[i
             (at, row) for at, (s, r, row) in enumerate(view.rows) if (s, r) == (side, rank) and row < number
         ]
         places, rows = np.array([at for at, _ in mine], np.int64), [row for _, row in mine]
-        layers: list[tuple[int, Sequence[Level]]] = [(SPAN, lanes.levels)]
+        layers: list[tuple[int, Sequence[DetailLevel]]] = [(SPAN, lanes.levels)]
         if pattern:
             layers.append((MATCH, loaded.measured.search.of_rank(pattern, lanes, window_ns)))
         if replayed is not None and side == "m":

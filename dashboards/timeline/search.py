@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools
-from dpro.dashboards.timeline.detail import Level, chosen, levels
-from dpro.dashboards.timeline.lanes import Names, RankLanes
+from dpro.dashboards.timeline.detail import DetailLevel, chosen, levels
+from dpro.dashboards.timeline.lanes import RankLanes, SpanNames
 from dpro.errors import UsageError, first_line
 from dpro.words import shortened
 
@@ -63,17 +63,17 @@ def matching(pattern: str, names: Sequence[str]) -> Bools:
 class Search:
     """Searches with cached results; the latest are kept."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: SpanNames) -> None:
         """Start without results.
 
         Args:
             names: of all spans.
         """
         self._names = names
-        self._levels: OrderedDict[tuple[str, int, int], Sequence[Level]] = OrderedDict()
+        self._levels: OrderedDict[tuple[str, int, int], Sequence[DetailLevel]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of_rank(self, pattern: str, lanes: RankLanes, window_ns: int) -> Sequence[Level]:
+    def of_rank(self, pattern: str, lanes: RankLanes, window_ns: int) -> Sequence[DetailLevel]:
         """Levels of detail of the spans of a rank that match.
 
         Args:

@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.dashboards.timeline.detail import Level, Segments, chosen, levels, segments
+from dpro.dashboards.timeline.detail import DetailLevel, Segments, chosen, levels, segments
 from dpro.dashboards.timeline.lanes import KINDS
 
 MAX_SEGMENTS = 16_000  # of a figure
@@ -39,8 +39,8 @@ class Tracks:
     end: Ints
     kind: Ints
     later: Ints
-    whole: Sequence[Level] = ()
-    path: Sequence[Level] = ()
+    whole: Sequence[DetailLevel] = ()
+    path: Sequence[DetailLevel] = ()
 
     @cached_property
     def kinds(self) -> list[int]:
@@ -61,7 +61,7 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
     start, end = (rows[name].to_numpy() - origin_ns for name in ("start_ns", "end_ns"))
     kinds = rows.select(kind).to_series().to_numpy()
     critical: NDArray[np.bool_] = rows["critical"].to_numpy()
-    everything = Level(0.0, first, start, end, kinds)
+    everything = DetailLevel(0.0, first, start, end, kinds)
     length = int(end.max() - start.min()) if start.size else 0
     whole, path = levels(everything, length), levels(chosen(everything, critical), length)
     return Tracks(tracks.drop("len"), first, start, end, kinds, rows["later_ns"].to_numpy(), whole, path)

@@ -16,7 +16,7 @@ from dpro.dashboards.names import plain
 from dpro.dashboards.theme import colour, log_ticks, series, styled
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.gpus import Gpu, gpu_named
+from dpro.replay.models.gpus import GpuModel, gpu_named
 from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 
@@ -35,7 +35,7 @@ _SCHEMA = {
 }
 
 
-def roofline_info(graph: Graph, gpu: Gpu, link: Link) -> pl.DataFrame:
+def roofline_info(graph: Graph, gpu: GpuModel, link: Link) -> pl.DataFrame:
     """Tabulate the achieved throughput of matmuls and convolutions, those that take longest first.
 
     Args:
@@ -82,7 +82,7 @@ def roofline_info(graph: Graph, gpu: Gpu, link: Link) -> pl.DataFrame:
     return frame.sort(["total_ms", "name", "shapes"], descending=[True, False, False])
 
 
-def gpu_of(graph: Graph) -> Gpu:
+def gpu_of(graph: Graph) -> GpuModel:
     """Return the model of a run's GPUs.
 
     Raises:
@@ -93,7 +93,7 @@ def gpu_of(graph: Graph) -> Gpu:
     return gpu_named(graph.run.manifest.gpus)
 
 
-def roofline_figure(reached: pl.DataFrame, gpu: Gpu, theme: str) -> go.Figure:
+def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figure:
     """Draw operations per second against operations per byte, below the roof of each element type.
 
     Args:

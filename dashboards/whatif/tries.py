@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.trial.ledger import Entry
+from dpro.trial.ledger import LedgerEntry
 
 _RATIOS = {"ratio": "", "low": "_low", "high": "_high"}
 
 
-def ledger_info(entries: Sequence[Entry]) -> pl.DataFrame:
+def ledger_info(entries: Sequence[LedgerEntry]) -> pl.DataFrame:
     """Tabulate the entries of the ledger.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.replay.steps.typical import step_series
 
 WARM_UP = 10  # steps that are not like the others
@@ -23,7 +23,7 @@ SIGMAS = 3.0
 SMALL = 0.02  # what changes less is not worth a word
 
 
-class AfterWindow(Part, frozen=True):
+class AfterWindow(DocumentPart, frozen=True):
     """How the typical step changed with the first deep window.
 
     Attributes:

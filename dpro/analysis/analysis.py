@@ -21,7 +21,7 @@ from dpro.store import Run
 from dpro.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from dpro.analysis.end import End
+    from dpro.analysis.end import JobEnd
     from dpro.analysis.mean_step import MeanStep
     from dpro.detect.context import Context
     from dpro.detect.findings import Finding
@@ -110,7 +110,7 @@ class Analysis(Cached):
         return with_errors(found, self.steps, events, self.workers)
 
     @cached
-    def end(self) -> End:
+    def end(self) -> JobEnd:
         """How the job ended."""
         from dpro.analysis.end import end_of
 

@@ -1,6 +1,6 @@
 """How the job of a run ended: what every answer about a run begins with whose job failed, hung or was ended.
 
-In: what a run holds of its ranks' ends, and what hangs in it. Out: an `End`, and its words. A launcher ends
+In: what a run holds of its ranks' ends, and what hangs in it. Out: a `JobEnd`, and its words. A launcher ends
 the ranks that are left when one has failed: such a signal is never what the job ended by.
 """
 
@@ -17,7 +17,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.case import has_left
 from dpro.detect.hang.deaths import INTERRUPTED, signal_name
 from dpro.detect.hang.evidence import LEFT, ranks_in_words, time_in_words
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import format_duration
 
@@ -37,7 +37,7 @@ _FROM_OUTSIDE = {
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """How a job ended.
 
     Attributes:
@@ -98,22 +98,22 @@ class EndEvidence(Protocol):
         """What hangs in the run, or ended it, surest first."""
 
 
-def end_of(evidence: EndEvidence) -> End:
+def end_of(evidence: EndEvidence) -> JobEnd:
     """How the job of a run ended, as far as the run shows it."""
     return replace(_end_of(evidence), unrecorded=evidence.run.manifest.unrecorded)
 
 
-def _end_of(evidence: EndEvidence) -> End:
+def _end_of(evidence: EndEvidence) -> JobEnd:
     workers, status = evidence.workers, evidence.run.manifest.exit_status
     known = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
     rows = evidence.run.rows()
     if known.height and known.height == workers.height and (known["exit_code"] == 0).all() and not status:
-        return End(COMPLETED, step=_last_step(evidence), sentence=_completed(evidence))
+        return JobEnd(COMPLETED, step=_last_step(evidence), sentence=_completed(evidence))
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
         why = evidence.run.manifest.unrecorded
         if why and status:  # it failed before anything was recorded of a rank
-            return End(FAILED, sentence=f"{why[:1].upper()}{why[1:]}.")
-        return End(UNKNOWN)  # traces: nothing watched the processes
+            return JobEnd(FAILED, sentence=f"{why[:1].upper()}{why[1:]}.")
+        return JobEnd(UNKNOWN)  # traces: nothing watched the processes
     return _with_sentence(_judged(evidence, evidence.hangs, status), evidence)
 
 
@@ -121,7 +121,7 @@ def _recorded(workers: pl.DataFrame) -> bool:
     return bool((workers["source"] == SOURCE).any())
 
 
-def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | None) -> End:
+def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | None) -> JobEnd:
     case, workers = evidence.waiting, evidence.workers
     step = _last_step(evidence) + 1
     how, by = _ended_by(workers, list(case.deaths.values()), status)
@@ -129,27 +129,27 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
         roots = [root for root in case.roots if not has_left(root, case)]
         if roots or how != FAILED:
             since_ns = [each.since_ns for root in roots for each in root.operations if each.since_ns > 0]
-            return End(how, True, min(since_ns, default=-1), step, by, _ranks(findings))
+            return JobEnd(how, True, min(since_ns, default=-1), step, by, _ranks(findings))
         when = min((death.ended_ns for death in case.deaths.values()), default=-1)
         cause = f"calls of {ranks_in_words(_ranks(findings))} do not fit those of the others"
-        return End(FAILED, False, when, step, by, _ranks(findings), cause)
+        return JobEnd(FAILED, False, when, step, by, _ranks(findings), cause)
     if findings:
         ranks = _ranks(findings)
         if findings[0].cause == LEFT:
             cause = (
                 f"{ranks_in_words(ranks)} left early, its script ended well, and its peers failed without it"
             )
-            return End(FAILED, False, min(case.left.values(), default=-1), step, by, ranks, cause)
+            return JobEnd(FAILED, False, min(case.left.values(), default=-1), step, by, ranks, cause)
         first = [case.deaths[rank] for rank in ranks if rank in case.deaths]
         when = min((death.ended_ns for death in first), default=-1)
-        return End(FAILED, False, when, step, by, ranks, _dead(first, workers.height))
+        return JobEnd(FAILED, False, when, step, by, ranks, _dead(first, workers.height))
     died = sorted(case.deaths.values(), key=lambda death: (death.lost_peer, death.ended_ns))
     if died and how == FAILED:
         same = [death for death in died if death.how == died[0].how]
-        return End(FAILED, False, died[0].ended_ns, step, by, (), _dead(same, workers.height))
+        return JobEnd(FAILED, False, died[0].ended_ns, step, by, (), _dead(same, workers.height))
     ended = workers.filter(pl.col("exit_signal") > 0)["ended_ns"]
     time_ns = int(ended.min()) if ended.len() else -1  # type: ignore[arg-type]
-    return End(how, False, time_ns, step, by)
+    return JobEnd(how, False, time_ns, step, by)
 
 
 def _ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
@@ -195,12 +195,12 @@ def _completed(evidence: EndEvidence) -> str:
     return f"The job ended well after {steps:,} steps." if steps else "The job ended well."
 
 
-def _with_sentence(end: End, evidence: EndEvidence) -> End:
+def _with_sentence(end: JobEnd, evidence: EndEvidence) -> JobEnd:
     said = _sentence(end, evidence)
     return replace(end, sentence=said, can_say=tuple(_can_say(evidence)) if end.early else ())
 
 
-def _sentence(end: End, evidence: EndEvidence) -> str:
+def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
     """One sentence; the finding that follows names the cause of a hang."""
     where = (
         f" at step {end.step:,}" if end.step > 0 else " before its first step ended" if end.step == 0 else ""
@@ -225,7 +225,7 @@ def _sentence(end: End, evidence: EndEvidence) -> str:
     return ""
 
 
-def _lasted(end: End, evidence: EndEvidence) -> str:
+def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
     """How long it hung before the first of its ranks was gone."""
     died = [death.ended_ns for death in evidence.waiting.deaths.values()]
     rows = evidence.workers.filter(pl.col("exit_signal") > 0)
@@ -248,7 +248,7 @@ def _can_say(evidence: EndEvidence) -> list[str]:
     return [f"the {count:,} steps before, {in_depth:,} of them in depth: {commands}"]
 
 
-class EndDocument(Part, frozen=True):
+class EndDocument(DocumentPart, frozen=True):
     """How the job ended.
 
     Attributes:
@@ -274,7 +274,7 @@ class EndDocument(Part, frozen=True):
     can_say: list[str]
 
 
-def end_document(end: End) -> EndDocument:
+def end_document(end: JobEnd) -> EndDocument:
     """The end of a job for programs."""
     return EndDocument(
         how=end.how,

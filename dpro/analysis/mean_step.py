@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.models.gpus import common_model
 from dpro.replay.models.inputs import find_inputs, inputs_of_calls
@@ -134,7 +134,7 @@ class MeanStep:
     advice: str
 
 
-class MfuDocument(Part, frozen=True):
+class MfuDocument(DocumentPart, frozen=True):
     """Operations of matmuls per second as a share of the GPUs' peak.
 
     Attributes:
@@ -155,7 +155,7 @@ class MfuDocument(Part, frozen=True):
     basis: str
 
 
-class MeanStepDocument(Part, frozen=True):
+class MeanStepDocument(DocumentPart, frozen=True):
     """The mean step of a rank in deep windows; its parts add up to it.
 
     Attributes:

@@ -16,12 +16,12 @@ from dpro.replay.steps.breakdown import collective_totals, recorded_steps, withi
 from dpro.selection import Selection
 
 if TYPE_CHECKING:
-    from dpro.analysis.end import End
+    from dpro.analysis.end import JobEnd
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
 
 
-class Selected(Analysis):
+class SelectedRun(Analysis):
     """Selected steps and ranks of a run.
 
     Work counts in the step in whose time it begins. What lies in a window before its first step or after its
@@ -84,7 +84,7 @@ class Selected(Analysis):
         return collective_totals(whole.collectives, whole.spans, whole.workers, self._inside)
 
     @cached
-    def end(self) -> End:
+    def end(self) -> JobEnd:
         """How the job ended."""
         return self._whole.end
 
@@ -115,7 +115,7 @@ def select(analysis: Analysis, selection: Selection) -> Analysis:
         UsageError: no selected step was recorded in depth on a selected rank.
         Unanswerable: the run holds no spans.
     """
-    return Selected(analysis, selection) if selection else analysis
+    return SelectedRun(analysis, selection) if selection else analysis
 
 
 def replayed_steps(analysis: Analysis) -> pl.DataFrame:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.replay.steps.typical import step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
 
 
-class StepTimeDocument(Part, frozen=True):
+class StepTimeDocument(DocumentPart, frozen=True):
     """How long a step takes.
 
     Attributes:

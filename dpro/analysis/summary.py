@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.analysis.end import End
+from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import HANGS, verdict_in_words
@@ -52,7 +52,7 @@ def health_info(
     findings: Sequence[Finding],
     unknown: Sequence[str],
     trust: Trust | None,
-    end: End | None = None,
+    end: JobEnd | None = None,
     binds: str = "",
 ) -> tuple[str, str]:
     """A word for the state of the run (good, bad, unknown) and a sentence.

@@ -17,7 +17,7 @@ from dpro.errors import Unanswerable
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
-    from dpro.analysis.end import End
+    from dpro.analysis.end import JobEnd
     from dpro.detect.stragglers.own_time import AlwaysOn
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.store import Manifest, Run
@@ -95,7 +95,7 @@ def _pairs(workers: pl.DataFrame, column: str) -> list[tuple[Any, Any]]:
 
 
 @contextmanager
-def why_unanswerable(run: Run, end: Callable[[], End]) -> Iterator[None]:
+def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
     """Where a run lacks what is needed, say why, if that is known; how the job ended first.
 
     Args:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from typing_extensions import Buffer
 
-    from dpro.analysis.end import End
+    from dpro.analysis.end import JobEnd
     from dpro.selection import Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,7 +127,7 @@ def print_json(document: Struct) -> None:
     click.echo(encode(document))
 
 
-def print_end(end: End) -> None:
+def print_end(end: JobEnd) -> None:
     """One line on stdout where the job failed, hung or was ended; nothing otherwise."""
     if end.early:
         console().print(end.sentence)

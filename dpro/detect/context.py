@@ -17,7 +17,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.imbalance.rebalanced import BalancedJob, rebalance
 from dpro.detect.network.timed_calls import traffic_of_calls, traffic_of_sends
 from dpro.detect.network.traffic import Traffic, traffic_of
-from dpro.detect.pauses.find import Lost, find_pauses
+from dpro.detect.pauses.find import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import Slowdown
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
@@ -171,7 +171,7 @@ class Context:
         return own_time_of_all(self.calls, self.aligned[0].steps)
 
     @cached_property
-    def pauses(self) -> Lost:
+    def pauses(self) -> LostTime:
         """What is lost in some steps only."""
         return find_pauses(self.steps, self.counters, lambda: self.own_times)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import field
 
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Finding:
     cause: str = ""
 
 
-class ComponentDocument(Part, frozen=True):
+class ComponentDocument(DocumentPart, frozen=True):
     """What is slow or broken.
 
     Attributes:
@@ -47,7 +47,7 @@ class ComponentDocument(Part, frozen=True):
     id: str
 
 
-class FindingDocument(Part, frozen=True):
+class FindingDocument(DocumentPart, frozen=True):
     """One thing that is slow or broken.
 
     Attributes:

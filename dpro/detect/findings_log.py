@@ -21,7 +21,7 @@ from msgspec import field
 from msgspec.structs import asdict, replace
 
 from dpro.detect.findings import ComponentDocument, Finding
-from dpro.documents import SCHEMA_VERSION, Part, encode
+from dpro.documents import SCHEMA_VERSION, DocumentPart, encode
 from dpro.folders import lock
 from dpro.units import NS_PER_MS, ms
 
@@ -33,7 +33,7 @@ JOB_ENDED = "the job has ended"
 Identity = tuple[str, str, str]
 
 
-class NoticedFinding(Part, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class NoticedFinding(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A finding of a job that was watched, and when it was noticed.
 
     Attributes:

@@ -17,7 +17,7 @@ import polars as pl
 from dpro.detect.change_points import change_points
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
-from dpro.detect.machine.telemetry import Stretch, changes
+from dpro.detect.machine.telemetry import TimeRange, changes
 from dpro.detect.significance import MIN_SHARE
 from dpro.replay.steps.breakdown import kernel_totals
 from dpro.replay.steps.host import host_facts
@@ -49,8 +49,8 @@ class Regression:
     before_ns: float
     after_ns: float
     persistent: float
-    before: Stretch
-    after: Stretch
+    before: TimeRange
+    after: TimeRange
 
 
 def find_regression(
@@ -133,8 +133,8 @@ def regression_of(series: pl.DataFrame) -> Regression | None:
     )
 
 
-def _stretch(series: pl.DataFrame, begin: int, end: int) -> Stretch:
-    return Stretch(int(series["begin_ns"][begin]), int(series["end_ns"][end - 1]))
+def _stretch(series: pl.DataFrame, begin: int, end: int) -> TimeRange:
+    return TimeRange(int(series["begin_ns"][begin]), int(series["end_ns"][end - 1]))
 
 
 def _host_changes(facts: pl.DataFrame, found: Regression) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.selection import SelectionDocument
 
 
-class FileDocument(Part, frozen=True):
+class FileDocument(DocumentPart, frozen=True):
     """A file that was written.
 
     Attributes:
@@ -20,7 +20,7 @@ class FileDocument(Part, frozen=True):
     path: str
 
 
-class PathOffset(Part, frozen=True):
+class PathOffset(DocumentPart, frozen=True):
     """By how much the critical path lies elsewhere in the replay than as measured.
 
     Attributes:

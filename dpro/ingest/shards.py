@@ -50,7 +50,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingImport:
     """A run that is not whole yet: the shards that have not ended, and the folder of staged files."""
 
     missing: list[int]
@@ -91,7 +91,7 @@ def import_shard(
     jobs: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
-) -> Manifest | Waiting:
+) -> Manifest | WaitingImport:
     """Import a shard's part of the files; the last shard makes the run.
 
     Args:
@@ -120,7 +120,7 @@ def import_shard(
         missing = [index for index in range(shard.count) if not _mark(staging, index).exists()]
         if is_run(run):  # looked at last: marks are gone only once the run is there
             return open_run(run).manifest
-        return Waiting(missing, staging) if missing else _finish(traces, staging, run, jobs, executor)
+        return WaitingImport(missing, staging) if missing else _finish(traces, staging, run, jobs, executor)
     except OSError as error:
         # Shards that end together find the run made, and what it was made of gone.
         if is_run(run):

@@ -34,7 +34,7 @@ from dpro.analysis.answers.whatif import (
     what_if,
 )
 from dpro.analysis.selected import select
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
@@ -47,11 +47,11 @@ KEPT = 4  # analyses of the runs that were asked about last
 KERNELS = 15
 
 
-class Nothing(Part, frozen=True):
+class NoArguments(DocumentPart, frozen=True):
     """No arguments."""
 
 
-class OfRun(Part, frozen=True):
+class OfRun(DocumentPart, frozen=True):
     """The arguments of most tools.
 
     Attributes:
@@ -106,7 +106,7 @@ class OfWhatIf(OfRun, frozen=True, kw_only=True):
     steps: str = ""
 
 
-class OfTwoRuns(Part, frozen=True):
+class OfTwoRuns(DocumentPart, frozen=True):
     """Arguments of `diff`.
 
     Attributes:
@@ -134,7 +134,7 @@ class RunsDocument(Document, frozen=True, kw_only=True):
     runs: list[str]
 
 
-class EditExample(Part, frozen=True):
+class EditExample(DocumentPart, frozen=True):
     """An edit that `whatif` accepts.
 
     Attributes:
@@ -168,7 +168,7 @@ class Tool:
     """
 
     meaning: str
-    takes: type[Part]
+    takes: type[DocumentPart]
     gives: type[Document]
     answer: Callable[[Any, Sequence[Path]], Document]
 
@@ -206,11 +206,11 @@ def _analysed(path: Path, _changed_ns: int) -> Analysis:
     return Analysis(open_path(path))
 
 
-def _runs(_asked: Nothing, folders: Sequence[Path]) -> RunsDocument:
+def _runs(_asked: NoArguments, folders: Sequence[Path]) -> RunsDocument:
     return RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders))
 
 
-def _edits(_asked: Nothing, _folders: Sequence[Path]) -> EditsDocument:
+def _edits(_asked: NoArguments, _folders: Sequence[Path]) -> EditsDocument:
     return EditsDocument(edits=[EditExample(*row) for row in help_rows()])
 
 
@@ -266,7 +266,7 @@ def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
 
 
 TOOLS: dict[str, Tool] = {
-    "runs": Tool("List the runs that can be asked about.", Nothing, RunsDocument, _runs),
+    "runs": Tool("List the runs that can be asked about.", NoArguments, RunsDocument, _runs),
     "info": Tool("What a run holds and what it lacks.", OfRun, InfoDocument, _info),
     "diagnose": Tool(
         "Name what hangs or is slow, why, and what it costs per step.", OfRun, DiagnosisDocument, _diagnose
@@ -289,7 +289,7 @@ TOOLS: dict[str, Tool] = {
         WhatIfDocument,
         _what_if,
     ),
-    "edits": Tool("List the edits that `whatif` accepts, by example.", Nothing, EditsDocument, _edits),
+    "edits": Tool("List the edits that `whatif` accepts, by example.", NoArguments, EditsDocument, _edits),
     "sensitivity": Tool(
         "How much faster network, kernels, host and input have to be until something else is the limit.",
         OfRun,

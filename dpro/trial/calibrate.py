@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from dpro.replay.whatif.predict import Prediction, ranked
 from dpro.trial.changes import kind_of_edit
-from dpro.trial.ledger import Entry, held, joint_kind, read, usual_error, widened
+from dpro.trial.ledger import LedgerEntry, held, joint_kind, read, usual_error, widened
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Calibration:
         return f"widened by {tries}, where predictions were off by up to {self.error:.0%}"
 
 
-def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Prediction, Calibration | None]:
+def calibrated(
+    prediction: Prediction, entries: Sequence[LedgerEntry]
+) -> tuple[Prediction, Calibration | None]:
     """Widen the interval of a prediction where the ledger has enough entries of its kind.
 
     It becomes proven, too, where most tries of its kind took as long as was predicted.

@@ -59,7 +59,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Row:
+class ChangeRow:
     """One row of the table.
 
     Attributes:
@@ -184,17 +184,17 @@ def _algorithm(values: Values) -> Values:
     return {"name": "NCCL_ALGO", "value": values["to"].capitalize(), "backend": "nccl"}
 
 
-CHANGES: dict[str, Row] = {
-    "bucket": Row(
+CHANGES: dict[str, ChangeRow] = {
+    "bucket": ChangeRow(
         "gradient buckets of DDP of another size",
         "ddp", {"mb": _size}, "bucket:mb=25", _renamed(mb="bucket_cap_mb"),
     ),
-    "ddp": Row(
+    "ddp": ChangeRow(
         "other settings of DDP",
         "ddp", dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), _flag),
         "ddp:static_graph=true",
     ),
-    "compress": Row(
+    "compress": ChangeRow(
         "gradients are compressed before they are reduced",
         "reduction",
         {
@@ -203,87 +203,87 @@ CHANGES: dict[str, Row] = {
         },
         "compress:to=bf16", _compression,
     ),
-    "local-updates": Row(
+    "local-updates": ChangeRow(
         "each rank trains on its own; parameters are averaged every few steps (post-local SGD)",
         "reduction", {"every": _count(2)}, "local-updates:every=4", uneven=True,
     ),
-    "precision": Row(
+    "precision": ChangeRow(
         "the model's forward pass runs under autocast",
         "modules.precision", {"dtype": _one_of("bf16", "fp16"), BUDGET: _share}, "precision:dtype=bf16",
     ),
-    "autocast": Row(
+    "autocast": ChangeRow(
         "the same",
         "modules.precision", {"dtype": _one_of("bf16", "fp16")}, "autocast:dtype=bf16", edits=_precision,
     ),
-    "compile": Row(
+    "compile": ChangeRow(
         "the model is compiled",
         "modules.compiling", {"mode": _one_of("default", "reduce-overhead", "max-autotune")},
         "compile", lambda values: {"mode": "default"} | values, alone=True, edits=_compiled,
     ),
-    "cuda-graph": Row(
+    "cuda-graph": ChangeRow(
         "what the model launches is captured as CUDA graphs, on GPUs",
         "modules.compiling", {}, "cuda-graph", lambda _: {"backend": "cudagraphs"}, alone=True,
     ),
-    "recompute": Row(
+    "recompute": ChangeRow(
         "modules keep their inputs only, and backward computes the rest again",
         "modules.recompute", {"module": str}, "recompute:module=layers.*",
     ),
-    "prefetch": Row(
+    "prefetch": ChangeRow(
         "FSDP2 gathers parameters some modules earlier",
         "modules.sharded", {"ahead": _count(1), "only": _one_of("forward", "backward")}, "prefetch:ahead=1",
         defaults={"ahead": 1},
     ),
-    "accumulate": Row(
+    "accumulate": ChangeRow(
         "several passes of the loop become one optimizer step, gradients are reduced in the last",
         "accumulate", {"steps": _count(2)}, "accumulate:steps=2", defaults={"steps": 2},
         samples=lambda values: values["steps"],
     ),
-    "batch": Row(
+    "batch": ChangeRow(
         "DataLoaders make larger batches",
         "data", {"factor": _factor}, "batch:factor=2", defaults={"factor": 2.0},
         samples=lambda values: values["factor"], passes=lambda values: values["factor"],
     ),
-    "hide-input": Row(
+    "hide-input": ChangeRow(
         "the batch before is returned again, so that none is waited for",
         "repeat", {}, "hide-input", alone=True, keeps_loss=False,
     ),
-    "no-sync": Row(
+    "no-sync": ChangeRow(
         "item() returns what it did a step before, without waiting for the GPU",
         "waits", {}, "no-sync", alone=True,
     ),
-    "no-comm": Row(
+    "no-comm": ChangeRow(
         "DDP leaves gradients on each rank as they are",
         "reduction", {}, "no-comm", lambda _: {"to": "nothing"}, alone=True, keeps_loss=False,
     ),
-    "algorithm": Row(
+    "algorithm": ChangeRow(
         "NCCL runs its collectives by this algorithm (NCCL_ALGO)",
         "environment", {"to": _one_of("ring", "tree")}, "algorithm:to=tree", _algorithm,
     ),
-    "slow": Row(
+    "slow": ChangeRow(
         "a rank sleeps at the beginning of each step",
         "host", {"rank": _count(0), "ms": _milliseconds}, "slow:rank=1,ms=20", _late,
     ),
-    "workers": Row(
+    "workers": ChangeRow(
         "batches are loaded by that many worker processes",
         "data", {"count": _count(0)}, "workers:count=2", _renamed(count="num_workers"),
     ),
-    "dataloader": Row(
+    "dataloader": ChangeRow(
         "batches are loaded otherwise, by more settings than the number of workers",
         "data",
         {"workers": _count(0), "prefetch_factor": _count(1)}
         | dict.fromkeys(("pin_memory", "persistent_workers"), _flag),
         "dataloader:workers=2", _renamed(workers="num_workers"), edits=_workers,
     ),
-    "optimizer": Row(
+    "optimizer": ChangeRow(
         "another implementation of the optimizer",
         "optimizers", {"impl": _one_of("fused", "foreach", "loop")}, "optimizer:impl=fused",
     ),
-    "gc": Row(
+    "gc": ChangeRow(
         "Python collects garbage only every few steps, or (0) never",
         "host", {"every": _count(0)}, "gc:every=100", lambda values: {"every": 0} | values,
         alone=True, uneven=True,
     ),
-    "threads": Row(
+    "threads": ChangeRow(
         "PyTorch uses that many threads",
         "host", {"n": _count(1)}, "threads:n=1", _renamed(n="num_threads"),
     ),
@@ -369,7 +369,7 @@ def kind_of_edit(text: str) -> str:
         return ""
 
 
-def _values(name: str, row: Row, rest: str) -> Values:
+def _values(name: str, row: ChangeRow, rest: str) -> Values:
     values: Values = {}
     for key, value in values_of(name, rest, row.keys, row.example).items():
         try:

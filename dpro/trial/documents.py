@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.store import AppliedChange
-from dpro.trial.ledger import Entry, Ratio, ledger_path, usual_error
-from dpro.trial.measure import Measured
+from dpro.trial.ledger import LedgerEntry, Ratio, ledger_path, usual_error
+from dpro.trial.measure import MeasuredChange
 from dpro.trial.training import Training
 
 
-class TimesDocument(Part, frozen=True):
+class TimesDocument(DocumentPart, frozen=True):
     """The step time of the changed job.
 
     Attributes:
@@ -29,7 +29,7 @@ class TimesDocument(Part, frozen=True):
     speedup: float
 
 
-class TrainingDocument(Part, frozen=True):
+class TrainingDocument(DocumentPart, frozen=True):
     """What the changed job learnt, beside the job as it is, over the same samples.
 
     Attributes:
@@ -48,7 +48,7 @@ class TrainingDocument(Part, frozen=True):
     passes: int
 
 
-class RunsOfTry(Part, frozen=True):
+class RunsOfTry(DocumentPart, frozen=True):
     """Where the recordings are.
 
     Attributes:
@@ -108,7 +108,7 @@ class TryDocument(Document, frozen=True, kw_only=True):
     ledger: str
 
 
-class KindDocument(Part, frozen=True):
+class KindDocument(DocumentPart, frozen=True):
     """How well changes of one kind were predicted; errors are shares of the measured step.
 
     Attributes:
@@ -129,7 +129,7 @@ class KindDocument(Part, frozen=True):
     widens_by_pct: float | None
 
 
-class EntryDocument(Part, frozen=True):
+class EntryDocument(DocumentPart, frozen=True):
     """One try; times are shares of the unchanged step.
 
     Attributes:
@@ -183,7 +183,7 @@ class LedgerDocument(Document, frozen=True, kw_only=True):
     entries: list[EntryDocument]
 
 
-def times_document(ratio: Ratio | Measured, base_ms: float, samples: float) -> TimesDocument:
+def times_document(ratio: Ratio | MeasuredChange, base_ms: float, samples: float) -> TimesDocument:
     """A ratio of step times as times.
 
     Args:
@@ -216,7 +216,7 @@ def training_document(training: Training) -> TrainingDocument:
     )
 
 
-def ledger_document(entries: Sequence[Entry], damaged: int) -> LedgerDocument:
+def ledger_document(entries: Sequence[LedgerEntry], damaged: int) -> LedgerDocument:
     """The ledger for programs.
 
     Args:
@@ -232,11 +232,11 @@ def ledger_document(entries: Sequence[Entry], damaged: int) -> LedgerDocument:
     )
 
 
-def _kind_of(entry: Entry) -> str:
+def _kind_of(entry: LedgerEntry) -> str:
     return entry.kind
 
 
-def _kind(kind: str, entries: Sequence[Entry]) -> KindDocument:
+def _kind(kind: str, entries: Sequence[LedgerEntry]) -> KindDocument:
     errors = [abs(math.expm1(-entry.error)) for entry in entries if entry.error is not None]
     usual, _ = usual_error(entries, kind)
     return KindDocument(
@@ -250,7 +250,7 @@ def _kind(kind: str, entries: Sequence[Entry]) -> KindDocument:
     )
 
 
-def _entry(entry: Entry) -> EntryDocument:
+def _entry(entry: LedgerEntry) -> EntryDocument:
     return EntryDocument(
         kind=entry.kind,
         edits=entry.edits,

@@ -39,7 +39,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One try.
 
     Attributes:
@@ -86,7 +86,7 @@ def ledger_path() -> Path:
     return base / "dpro" / "ledger"
 
 
-def append(entry: Entry) -> Path:
+def append(entry: LedgerEntry) -> Path:
     """Add an entry.
 
     Returns:
@@ -111,7 +111,7 @@ def append(entry: Entry) -> Path:
     return path
 
 
-def read() -> tuple[list[Entry], int]:
+def read() -> tuple[list[LedgerEntry], int]:
     """Return all entries in order, and the number of lines that are none.
 
     Raises:
@@ -125,7 +125,7 @@ def read() -> tuple[list[Entry], int]:
     entries, damaged = [], 0
     for line in filter(bytes.strip, lines):
         try:
-            entry = msgspec.json.decode(line, type=Entry)
+            entry = msgspec.json.decode(line, type=LedgerEntry)
             sound = entry.measured.ratio > 0 and (entry.predicted is None or entry.predicted.ratio > 0)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             sound = False
@@ -141,7 +141,7 @@ def joint_kind(kinds: Iterable[str]) -> str:
     return " + ".join(sorted(kinds))
 
 
-def usual_error(entries: Sequence[Entry], kind: str) -> tuple[float, int]:
+def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
     """Return how far predictions of a kind are off.
 
     The error that at least 9 of 10 further ones stay within if they are like those so far: the
@@ -163,7 +163,7 @@ def usual_error(entries: Sequence[Entry], kind: str) -> tuple[float, int]:
     return errors[min(math.ceil(COVERAGE * (len(errors) + 1)), len(errors)) - 1], len(errors)
 
 
-def held(entries: Sequence[Entry], kind: str) -> bool:
+def held(entries: Sequence[LedgerEntry], kind: str) -> bool:
     """Return whether most tries of a kind took as long as was predicted; False without any.
 
     Args:

@@ -32,7 +32,7 @@ BLOCK_STEPS, RESAMPLES, SEED = 5, 1000, 0
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredChange:
     """A changed job against the unchanged one.
 
     Attributes:
@@ -124,7 +124,7 @@ def compare(
     uneven: bool,
     samples: float = 1.0,
     confidence: float = CONFIDENCE,
-) -> Measured:
+) -> MeasuredChange:
     """Compare pairs of recordings by the ratio of their step times.
 
     Args:
@@ -150,7 +150,7 @@ def compare(
     else:
         low, high = _bootstrap(baseline[0], changed[0], typical)
     noise = math.expm1(float(np.median(np.abs(np.diff(np.log(before)))))) if before.size > 1 else None
-    return Measured(
+    return MeasuredChange(
         math.exp(middle),
         math.exp(low),
         math.exp(high),

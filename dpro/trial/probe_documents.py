@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.whatif.choices.by_module import expected_losses
 from dpro.schema import CODECS, SENSITIVITIES
@@ -15,7 +15,7 @@ from dpro.store import Run
 from dpro.units import ms
 
 
-class CodecDocument(Part, frozen=True):
+class CodecDocument(DocumentPart, frozen=True):
     """A codec on the gradients of one bucket, mean over ranks and steps.
 
     Attributes:
@@ -36,7 +36,7 @@ class CodecDocument(Part, frozen=True):
     ms: float
 
 
-class WeightDocument(Part, frozen=True):
+class WeightDocument(DocumentPart, frozen=True):
     """A precision of the weight of one module, mean over ranks.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.choices.by_bucket import Chosen, choose
+from dpro.replay.whatif.choices.by_bucket import BucketChoice, choose
 from dpro.replay.whatif.choices.by_module import choose_precisions
 from dpro.replay.whatif.graph_ops.reductions.recorded import reduced
 from dpro.trial.changes import BUDGET, Change, parse_change
@@ -84,7 +84,7 @@ def _by_bucket(graph: Graph, change: Change) -> dict[str, Any]:
     return {"buckets": [{"names": list(each.names), **_hook(each)} for each in chosen]}
 
 
-def _hook(chosen: Chosen) -> dict[str, Any]:
+def _hook(chosen: BucketChoice) -> dict[str, Any]:
     codec = chosen.option.codec
     if codec is None or codec.to:
         return {"to": codec.to if codec else ""}

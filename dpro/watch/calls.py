@@ -63,7 +63,7 @@ class _Dump(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Dump, strict=False).decode
 
 
-class Kind(NamedTuple):
+class CallKind(NamedTuple):
     """What calls have in common: the operation, the group (a short name), its ranks' number, -1 unknown."""
 
     op: str
@@ -94,7 +94,7 @@ class CallTable:
         self.frame = pl.DataFrame(schema=SCHEMA)
         self.messages = False
         self._known: dict[Path, _Known] = {}
-        self._kinds: dict[Kind, int] = {}
+        self._kinds: dict[CallKind, int] = {}
         self._keys: dict[tuple[str, tuple[int, ...]], str] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
 
@@ -166,7 +166,7 @@ class CallTable:
         if len(ranks) == 1:
             return _NONE
         key = self._key(label(group[0], group[1] if len(group) > 1 else ""), ranks)
-        return self._number(Kind(op, key, len(ranks) or -1))
+        return self._number(CallKind(op, key, len(ranks) or -1))
 
     def _ranks_of(
         self, group: str, config: Mapping[str, _Config], tail: ProcessTail, known: _Known
@@ -187,7 +187,7 @@ class CallTable:
         """Return a short name of a group."""
         return self._keys.setdefault((group, ranks), f"{len(self._keys)}")
 
-    def _number(self, kind: Kind) -> int:
+    def _number(self, kind: CallKind) -> int:
         return self._kinds.setdefault(kind, len(self._kinds))
 
     def _framed(self, parts: list[tuple[int, np.ndarray]]) -> pl.DataFrame:

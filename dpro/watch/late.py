@@ -87,7 +87,7 @@ def looked(state: LateState, now_s: float, took_s: float) -> LateState:
 
 
 @dataclass(frozen=True)
-class Latest:
+class LatestRecords:
     """What is known of a job now, times on each host's own clock.
 
     Attributes:
@@ -137,7 +137,7 @@ class LateWatch:
         finally:
             self.state = looked(self.state, now_s, time.thread_time() - begun_s)
 
-    def _latest(self, job: Job, tails: Sequence[ProcessTail]) -> Latest:
+    def _latest(self, job: Job, tails: Sequence[ProcessTail]) -> LatestRecords:
         """Return what is known of the job; calls of steps that are not looked at again are forgotten."""
         steps = steps_of(tails)
         self._calls.forget_before(since_of(steps, self._calls.frame))
@@ -148,7 +148,7 @@ class LateWatch:
 
         samples, amounts = clock_samples_of(tails), amounts_of(tails)
         calls = self._calls
-        return Latest(calls.frame, steps, job.workers, samples, amounts, calls.messages, counters)
+        return LatestRecords(calls.frame, steps, job.workers, samples, amounts, calls.messages, counters)
 
 
 class OwnTimes:
@@ -158,7 +158,7 @@ class OwnTimes:
         """None is known."""
         self._own: pl.DataFrame | None = None
 
-    def look(self, now: Latest) -> list[Finding]:
+    def look(self, now: LatestRecords) -> list[Finding]:
         """Return which ranks are late now, after adding the own times of the latest steps.
 
         Args:

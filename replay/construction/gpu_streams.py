@@ -68,7 +68,7 @@ class Streams:
 
 
 @dataclass(frozen=True)
-class Blocked:
+class BlockedCall:
     """A call blocked on GPU work: which, from when to when (ns), on what spans, and whether recorded."""
 
     call: int
@@ -291,7 +291,9 @@ def _unexplained_starts(view: RankView, streams: Streams, known: Pairs) -> tuple
     return coincident, draining
 
 
-def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> list[Blocked]:
+def blocked_calls(
+    view: RankView, streams: Streams, syncs: pl.DataFrame, names: pl.Series
+) -> list[BlockedCall]:
     """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
 
     A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
@@ -337,7 +339,7 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
     return blocked + _silent_waits(view, streams, np.flatnonzero(reading))
 
 
-def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Blocked]:
+def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[BlockedCall]:
     """Waits for events that were not recorded, inferred from calls that read when events happened.
 
     That can be read only once they have, and profilers that leave out `cudaEventSynchronize` still record
@@ -364,7 +366,7 @@ def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Block
         if asked_for.size and called - silent_from >= SILENCE_NS:
             awaited = int(work[asked_for[-1]])
             end = min(called, int(view.end[awaited]))
-            blocked.append(Blocked(call, silent_from, end, [awaited], recorded=False))
+            blocked.append(BlockedCall(call, silent_from, end, [awaited], recorded=False))
     return blocked
 
 
@@ -408,6 +410,8 @@ def _ends_with(view: RankView, call: int | Ints, work_end: int | Ints) -> Bools:
     return (view.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
 
 
-def _blocked(view: RankView, call: int, start: int, awaited: list[int], recorded: bool = False) -> Blocked:
+def _blocked(
+    view: RankView, call: int, start: int, awaited: list[int], recorded: bool = False
+) -> BlockedCall:
     end = min(int(view.end[call]), max(int(view.end[span]) for span in awaited))
-    return Blocked(call, min(start, end), end, awaited, recorded)
+    return BlockedCall(call, min(start, end), end, awaited, recorded)

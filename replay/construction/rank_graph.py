@@ -35,7 +35,7 @@ from dpro.replay.construction.dependencies import (
     number_nodes,
     resolve,
 )
-from dpro.replay.construction.gpu_streams import Blocked, blocked_calls, event_links, streams_of
+from dpro.replay.construction.gpu_streams import BlockedCall, blocked_calls, event_links, streams_of
 from dpro.replay.construction.phases import Positions, phases_at
 from dpro.replay.construction.rank_view import KIND, RankView
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
@@ -109,7 +109,7 @@ def build_rank_graph(
     return RankGraph(begins, nodes, edges, instance, arrive, transfer, threads.background)
 
 
-def _waits_in_calls(view: RankView, blocked: list[Blocked]) -> CpuWaits:
+def _waits_in_calls(view: RankView, blocked: list[BlockedCall]) -> CpuWaits:
     """Calls that were blocked on GPU work, as waits of their threads."""
     rows = np.array([(view.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
     pairs = [(span, view.tid[b.call], b.end, not b.recorded) for b in blocked for span in b.awaited]
@@ -118,7 +118,7 @@ def _waits_in_calls(view: RankView, blocked: list[Blocked]) -> CpuWaits:
     return CpuWaits(rows[:, 0], rows[:, 1], rows[:, 2], found)
 
 
-def _released(view: RankView, blocked: list[Blocked]) -> Ints:
+def _released(view: RankView, blocked: list[BlockedCall]) -> Ints:
     """[S] ns when each launching call releases what it launches.
 
     A call that launches one piece of GPU work releases it when it returns, or when it begins to block. One

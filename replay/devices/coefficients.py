@@ -1,8 +1,9 @@
 """The ten numbers of devices that were measured, which ship with dpro: `coefficients.json`.
 
 In: the file that `python benchmarks/devices.py --fit` writes, from tables that a user has fetched. Out:
-`Known` per kind, precision and device. The entry without a device is fitted to all devices together: it is
-what is predicted of one that was never measured, with a bias that says by how much such devices differed.
+`KnownCoefficients` per kind, precision and device. The entry without a device is fitted to all devices
+together: it is what is predicted of one that was never measured, with a bias that says by how much such
+devices differed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from dpro.arrays import Floats
 from dpro.replay.devices.bands import Bands, bands_of
-from dpro.replay.devices.fitting import ASSUMED, Fit, Sample, fit
+from dpro.replay.devices.fitting import ASSUMED, DeviceFit, DeviceSample, fit
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
 
@@ -29,7 +30,7 @@ SAME = 0.7  # of how wide the numbers of one device are, those of another are
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownCoefficients:
     """What is known of one device, or of all, for one kind of operation at one precision.
 
     Attributes:
@@ -39,7 +40,7 @@ class Known:
         largest: most floating-point operations, and most bytes, of what was fitted.
     """
 
-    fit: Fit
+    fit: DeviceFit
     bands: Bands
     bias: float
     largest: tuple[float, float]
@@ -49,7 +50,7 @@ Key = tuple[str, str, str]  # kind, dtype, device
 
 
 @cache
-def shipped() -> Mapping[Key, Known]:
+def shipped() -> Mapping[Key, KnownCoefficients]:
     """What ships, by kind, dtype and device."""
     return {
         (kind, dtype, device): _decoded(entry)
@@ -72,7 +73,7 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
     return Bands(np.array(by_dtype.get(dtype, by_dtype["bf16"])[method], np.float64))
 
 
-def known_of(tables: Sequence[DeviceTable]) -> Known:
+def known_of(tables: Sequence[DeviceTable]) -> KnownCoefficients:
     """Fit one device's numbers at one precision, to all its tables.
 
     Args:
@@ -80,10 +81,10 @@ def known_of(tables: Sequence[DeviceTable]) -> Known:
     """
     found = fit([table.sample() for table in tables])
     predicted, measured = _predicted(found, tables)
-    return Known(found, bands_of(predicted, measured), 0.0, _largest(tables))
+    return KnownCoefficients(found, bands_of(predicted, measured), 0.0, _largest(tables))
 
 
-def known_of_any(tables: Sequence[DeviceTable]) -> Known:
+def known_of_any(tables: Sequence[DeviceTable]) -> KnownCoefficients:
     """Fit numbers that all devices share, and how far each device is from what the others say of it.
 
     Args:
@@ -102,10 +103,10 @@ def known_of_any(tables: Sequence[DeviceTable]) -> Known:
     widths = np.maximum(found.widths, SAME * ASSUMED.widths)
     apart = float(np.sqrt(np.mean(np.square(biases)))) if biases else 0.5
     bands = bands_of(np.concatenate([*predicted, np.ones(0)]), np.concatenate([*measured, np.ones(0)]))
-    return Known(Fit(found.numbers, widths), bands, apart, _largest(tables))
+    return KnownCoefficients(DeviceFit(found.numbers, widths), bands, apart, _largest(tables))
 
 
-def encoded(known: Known) -> dict[str, object]:
+def encoded(known: KnownCoefficients) -> dict[str, object]:
     """As the file has it: natural units would lose digits, so logarithms, rounded to 1e-4."""
     return {
         "numbers": _rounded(known.fit.numbers),
@@ -120,15 +121,17 @@ def _rounded(values: Floats) -> list[object]:
     return list(np.round(values, 4).tolist())
 
 
-def _decoded(entry: dict[str, Any]) -> Known:
+def _decoded(entry: dict[str, Any]) -> KnownCoefficients:
     numbers, widths, bands, largest = (
         np.array(entry[name], np.float64) for name in ("numbers", "widths", "bands", "largest")
     )
-    return Known(Fit(numbers, widths), Bands(bands), entry["bias"], (float(largest[0]), float(largest[1])))
+    return KnownCoefficients(
+        DeviceFit(numbers, widths), Bands(bands), entry["bias"], (float(largest[0]), float(largest[1]))
+    )
 
 
-def _predicted(found: Fit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
-    samples: list[Sample] = [table.sample() for table in tables]
+def _predicted(found: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
+    samples: list[DeviceSample] = [table.sample() for table in tables]
     predicted = [
         formula_us(found.numbers, sizes_of(each.operations), each.gpu, each.dtype) for each in samples
     ]

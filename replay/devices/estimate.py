@@ -1,9 +1,9 @@
 """How long operations take on a device: the one interface to everything in this package.
 
 In: operations, a device, and what is known (`Sources`): tables of the user's, the ten numbers of devices,
-perhaps the same operations as they were measured on another device or at another precision (`Given`). Out: a
-row per operation: microseconds, an interval that is meant to hold 80%, by which method, or why nothing is
-predicted. The first method that can answer, does:
+perhaps the same operations as they were measured on another device or at another precision
+(`MeasuredOperations`). Out: a row per operation: microseconds, an interval that is meant to hold 80%, by
+which method, or why nothing is predicted. The first method that can answer, does:
 
     table     the user's table has this very shape on this device
     trees     the user's table has this device; formula and trees say shapes that it lacks
@@ -27,11 +27,11 @@ import polars as pl
 from dpro.arrays import Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.replay.devices.bands import UNKNOWN_BANDS, Bands
-from dpro.replay.devices.coefficients import ANY, Key, Known, half_bands, shipped
-from dpro.replay.devices.learned import Learned, covers, predicted_us
+from dpro.replay.devices.coefficients import ANY, Key, KnownCoefficients, half_bands, shipped
+from dpro.replay.devices.learned import LearnedTrees, covers, predicted_us
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS, Gpu
+from dpro.replay.models.gpus import GPUS, GpuModel
 
 HALF = 0.5  # of a miss on the other device goes along
 BEYOND = 4.0  # times the largest operation that was measured: more is refused
@@ -56,12 +56,12 @@ class Sources:
     """
 
     tables: Sequence[DeviceTable] = ()
-    learned: Sequence[Learned] = ()
-    known: Mapping[Key, Known] = field(default_factory=shipped)
-    sheets: Mapping[str, Gpu] = field(default_factory=lambda: GPUS)
+    learned: Sequence[LearnedTrees] = ()
+    known: Mapping[Key, KnownCoefficients] = field(default_factory=shipped)
+    sheets: Mapping[str, GpuModel] = field(default_factory=lambda: GPUS)
 
 
-class Given(NamedTuple):
+class MeasuredOperations(NamedTuple):
     """Operations as they were measured: the same rows as those that are asked for.
 
     Attributes:
@@ -85,7 +85,10 @@ class _Answer(NamedTuple):
 
 
 def estimate(
-    operations: pl.DataFrame, device: str, sources: Sources | None = None, given: Given | None = None
+    operations: pl.DataFrame,
+    device: str,
+    sources: Sources | None = None,
+    given: MeasuredOperations | None = None,
 ) -> pl.DataFrame:
     """Say how long each operation takes.
 
@@ -109,7 +112,7 @@ def estimate(
     numbered = operations.with_row_index("row")
     for (kind, dtype), rows in numbered.partition_by(["kind", "dtype"], as_dict=True).items():
         at = rows["row"].to_numpy()
-        there = given and Given(given.device, given.operations[at], given.us[at])
+        there = given and MeasuredOperations(given.device, given.operations[at], given.us[at])
         parts.append(
             _of_one_kind(rows.drop("row"), str(kind), str(dtype), device, sources, there).with_columns(
                 row=pl.Series(at)
@@ -121,7 +124,12 @@ def estimate(
 
 
 def _of_one_kind(
-    operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources, given: Given | None
+    operations: pl.DataFrame,
+    kind: str,
+    dtype: str,
+    device: str,
+    sources: Sources,
+    given: MeasuredOperations | None,
 ) -> pl.DataFrame:
     gpu = sources.sheets[device]
     if dtype not in gpu.tflops:
@@ -155,7 +163,12 @@ def _refused(height: int, reason: str) -> pl.DataFrame:
 
 
 def _scaled(
-    operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources, given: Given | None
+    operations: pl.DataFrame,
+    kind: str,
+    dtype: str,
+    device: str,
+    sources: Sources,
+    given: MeasuredOperations | None,
 ) -> Iterator[_Answer]:
     """What each method says, the best first; scaled by half of what it misses of the given."""
     if given is None:
@@ -218,7 +231,7 @@ def _by_tables(
 ) -> Iterator[_Answer]:
     """What tables of the device have, then what was learned from them; of one software, if it is named."""
 
-    def fits(each: DeviceTable | Learned) -> bool:
+    def fits(each: DeviceTable | LearnedTrees) -> bool:
         place = (each.kind, each.dtype, each.device) == (kind, dtype, device)
         return place and software in ("", each.software)
 
@@ -253,7 +266,9 @@ def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, so
     return _Answer(np.where(beyond, np.nan, us), known.bands, float(np.hypot(known.bias, extra)), method)
 
 
-def numbers_of(kind: str, dtype: str, device: str, known: Mapping[Key, Known]) -> tuple[Known, str, float]:
+def numbers_of(
+    kind: str, dtype: str, device: str, known: Mapping[Key, KnownCoefficients]
+) -> tuple[KnownCoefficients, str, float]:
     """The nearest numbers that are known, their method, and how much more, in log, the device may be off.
 
     Args:

@@ -1,8 +1,8 @@
 """Fits the ten numbers of `tiles.py` to measured operations.
 
-In: operations with their microseconds, the data sheet of the device they ran on. Out: a `Fit`: ten numbers,
-how wide each is. Many devices may share one fit; one device may begin at the fit of others and have only a
-few operations of its own.
+In: operations with their microseconds, the data sheet of the device they ran on. Out: a `DeviceFit`: ten
+numbers, how wide each is. Many devices may share one fit; one device may begin at the fit of others and
+have only a few operations of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.replay.devices.tiles import PRIOR, SPREAD, formula_us, sizes_of
-from dpro.replay.models.gpus import Gpu
+from dpro.replay.models.gpus import GpuModel
 
 MAX_ROWS = 1200  # ten numbers need no more
 OUTLIER = 0.1  # residuals beyond that, in log, count less
@@ -24,7 +24,7 @@ WEIGHT = 0.3  # of what is assumed of a number, against one measured operation a
 
 
 @dataclass(frozen=True)
-class Sample:
+class DeviceSample:
     """Measured operations of one device, at one precision.
 
     Attributes:
@@ -36,12 +36,12 @@ class Sample:
 
     operations: pl.DataFrame
     us: Floats
-    gpu: Gpu
+    gpu: GpuModel
     dtype: str
 
 
 @dataclass(frozen=True)
-class Fit:
+class DeviceFit:
     """Ten numbers and how well they are known.
 
     Attributes:
@@ -53,10 +53,10 @@ class Fit:
     widths: Floats
 
 
-ASSUMED = Fit(PRIOR, SPREAD)
+ASSUMED = DeviceFit(PRIOR, SPREAD)
 
 
-def fit(samples: Sequence[Sample], start: Fit = ASSUMED, weight: float = WEIGHT) -> Fit:
+def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: float = WEIGHT) -> DeviceFit:
     """Fit one set of numbers to all samples: least squares of log ratios, robust to outliers.
 
     Args:
@@ -80,12 +80,12 @@ def fit(samples: Sequence[Sample], start: Fit = ASSUMED, weight: float = WEIGHT)
     found = least_squares(residuals, start.numbers, loss="soft_l1", f_scale=OUTLIER, max_nfev=STEPS)
     variance = np.mean(np.minimum(found.fun[: -len(PRIOR)] ** 2, 1.0))
     widths = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)) * variance)
-    return Fit(found.x, np.clip(widths, 1e-3, start.widths))
+    return DeviceFit(found.x, np.clip(widths, 1e-3, start.widths))
 
 
-def _drawn(sample: Sample, most: int) -> Sample:
+def _drawn(sample: DeviceSample, most: int) -> DeviceSample:
     """At most this many operations, the same each time."""
     if sample.operations.height <= most:
         return sample
     rows = np.sort(np.random.default_rng(0).choice(sample.operations.height, most, replace=False))
-    return Sample(sample.operations[rows], sample.us[rows], sample.gpu, sample.dtype)
+    return DeviceSample(sample.operations[rows], sample.us[rows], sample.gpu, sample.dtype)

@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.replay.devices.bands import sum_of
-from dpro.replay.devices.estimate import HOLDS_80, TIMES, Given, Sources, estimate, numbers_of
+from dpro.replay.devices.estimate import HOLDS_80, TIMES, MeasuredOperations, Sources, estimate, numbers_of
 from dpro.replay.devices.operations import matmuls, moves
 
 BY_CLASS = 0.2  # standard deviation, in log, of a kernel that is predicted by its class
@@ -59,7 +59,7 @@ def _products(rows: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.
     numbered = rows.with_row_index("row")
     for dtype, group in numbered.partition_by("dtype", as_dict=True).items():
         made = matmuls(str(dtype[0]), group["m"], group["n"], group["k"], group["batch"])
-        parts.append(estimate(made, to, sources, Given(device, made, group["us"].to_numpy())))
+        parts.append(estimate(made, to, sources, MeasuredOperations(device, made, group["us"].to_numpy())))
         order.append(group["row"])
     return pl.concat(parts).with_columns(row=pl.concat(order)).sort("row").drop("row")
 

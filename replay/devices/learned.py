@@ -1,7 +1,7 @@
 """What a measured table says of shapes that are not in it: regression trees on what the ten numbers miss.
 
-In: a `DeviceTable` of one device, software and precision. Out: `Learned`, which says microseconds of other
-shapes, with the bands of its misses on shapes that it was not fitted to. The trees are scikit-learn's
+In: a `DeviceTable` of one device, software and precision. Out: `LearnedTrees`, which says microseconds of
+other shapes, with the bands of its misses on shapes that it was not fitted to. The trees are scikit-learn's
 histogram gradient boosting (after Ke et al., "LightGBM", NeurIPS 2017) on log(measured ÷ formula); they say
 nothing beyond the sizes of their table, where the formula alone goes on.
 """
@@ -17,10 +17,10 @@ import polars as pl
 from dpro.arrays import Bools, Floats
 from dpro.errors import DproError
 from dpro.replay.devices.bands import Bands, bands_of
-from dpro.replay.devices.fitting import ASSUMED, Fit, fit
+from dpro.replay.devices.fitting import ASSUMED, DeviceFit, fit
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import TILES, USUAL_L2_MB, USUAL_SMS, formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS, Gpu
+from dpro.replay.models.gpus import GPUS, GpuModel
 
 KEPT_OUT = 6  # each such part of the shapes is kept out of the fit, for the bands
 MAX_ROWS = 12_000
@@ -38,7 +38,7 @@ GROUPS = {
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedTrees:
     """What was learned from one table.
 
     Attributes:
@@ -54,14 +54,14 @@ class Learned:
     software: str
     kind: str
     dtype: str
-    numbers: Fit
+    numbers: DeviceFit
     trees: Any
     least: Floats
     most: Floats
     bands: Bands
 
 
-def learn(table: DeviceTable, start: Fit = ASSUMED) -> Learned:
+def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
     """Fit formula and trees to a table, and measure both on shapes that are kept out.
 
     Args:
@@ -81,16 +81,16 @@ def learn(table: DeviceTable, start: Fit = ASSUMED) -> Learned:
     predicted = formula_us(numbers.numbers, sizes_of(mine.operations), gpu, table.dtype)
     columns = features(mine.operations, gpu, predicted)
     trees = _grown(columns, np.log(mine.us / predicted))
-    known = Learned(
+    known = LearnedTrees(
         *(table.device, table.software, table.kind, table.dtype, numbers, trees),
         *(columns[:, :RANGED].min(0), columns[:, :RANGED].max(0), bands_of(np.ones(0), np.ones(0))),
     )
     others = table.rows(out)
     bands = bands_of(predicted_us(known, others.operations), others.us)
-    return Learned(**{**known.__dict__, "bands": bands})
+    return LearnedTrees(**{**known.__dict__, "bands": bands})
 
 
-def predicted_us(known: Learned, operations: pl.DataFrame) -> Floats:
+def predicted_us(known: LearnedTrees, operations: pl.DataFrame) -> Floats:
     """[N] microseconds.
 
     Args:
@@ -106,7 +106,7 @@ def predicted_us(known: Learned, operations: pl.DataFrame) -> Floats:
     return predicted * np.exp(missed)
 
 
-def covers(known: Learned, operations: pl.DataFrame) -> Bools:
+def covers(known: LearnedTrees, operations: pl.DataFrame) -> Bools:
     """[N] whether an operation's sizes are within those of the table, or not far outside.
 
     Args:
@@ -116,7 +116,7 @@ def covers(known: Learned, operations: pl.DataFrame) -> Bools:
     return _inside(known, features(operations, GPUS[known.device], np.ones(operations.height)))
 
 
-def _inside(known: Learned, columns: Floats) -> Bools:
+def _inside(known: LearnedTrees, columns: Floats) -> Bools:
     margin, sizes = np.log2(BEYOND), columns[:, :RANGED]
     fits: Bools = ((sizes >= known.least - margin) & (sizes <= known.most + margin)).all(1)
     return fits
@@ -125,7 +125,7 @@ def _inside(known: Learned, columns: Floats) -> Bools:
 RANGED = 6  # this many features, the first, are sizes
 
 
-def features(operations: pl.DataFrame, gpu: Gpu, formula: Floats) -> Floats:
+def features(operations: pl.DataFrame, gpu: GpuModel, formula: Floats) -> Floats:
     """[N, F] what the trees see: sizes in powers of two, what limits, and how full the last wave is.
 
     Args:

@@ -15,10 +15,10 @@ import polars as pl
 
 from dpro.errors import InputError, Unanswerable
 from dpro.replay.devices.calibration import ENOUGH, MIN_OPERATIONS, calibrated
-from dpro.replay.devices.coefficients import Key, Known, known_of, shipped
+from dpro.replay.devices.coefficients import Key, KnownCoefficients, known_of, shipped
 from dpro.replay.devices.estimate import Sources, numbers_of
-from dpro.replay.devices.fitting import Sample
-from dpro.replay.devices.learned import KEPT_OUT, Learned, learn
+from dpro.replay.devices.fitting import DeviceSample
+from dpro.replay.devices.learned import KEPT_OUT, LearnedTrees, learn
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.devices.tables import DTYPES, DeviceTable, device_named
 from dpro.replay.models.gpus import GPUS
@@ -90,7 +90,7 @@ def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:
     if products is None:
         return Sources()
     tables = list(_tables(products.filter(pl.col("device").is_in(devices))))
-    known: dict[Key, Known] = dict(shipped())
+    known: dict[Key, KnownCoefficients] = dict(shipped())
     for device, dtype in dict.fromkeys((table.device, table.dtype) for table in tables):
         mine = [table for table in tables if (table.device, table.dtype) == (device, dtype)]
         if (found := _numbers(mine, device, dtype, known)) is not None:
@@ -113,14 +113,16 @@ def _tables(products: pl.DataFrame) -> Iterator[DeviceTable]:
         yield DeviceTable(device, software, "matmul", dtype, rows.select(sizes), made, us)
 
 
-def _numbers(tables: list[DeviceTable], device: str, dtype: str, known: Mapping[Key, Known]) -> Known | None:
+def _numbers(
+    tables: list[DeviceTable], device: str, dtype: str, known: Mapping[Key, KnownCoefficients]
+) -> KnownCoefficients | None:
     """Ten numbers of a device: fitted to many products, or moved to a few; None where these are too few."""
     count = sum(table.us.size for table in tables)
     if count >= ENOUGH:
         return known_of(tables)
     if count < MIN_OPERATIONS:
         return None
-    sample = Sample(
+    sample = DeviceSample(
         pl.concat([table.operations for table in tables]),
         pl.concat([pl.Series(table.us) for table in tables]).to_numpy(),
         GPUS[device],
@@ -132,7 +134,7 @@ def _numbers(tables: list[DeviceTable], device: str, dtype: str, known: Mapping[
         return None
 
 
-def _learned(tables: list[DeviceTable]) -> Iterator[Learned]:
+def _learned(tables: list[DeviceTable]) -> Iterator[LearnedTrees]:
     """Trees of each large table; none where scikit-learn is not installed."""
     if find_spec("sklearn") is None:
         return

@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import DproError
-from dpro.replay.devices.fitting import Sample
+from dpro.replay.devices.fitting import DeviceSample
 from dpro.replay.devices.operations import attention, matmuls
 from dpro.replay.models.gpus import GPUS, model_named
 
@@ -69,9 +69,9 @@ class DeviceTable:
         whose, *rest = self.software.split("/")
         return "/".join((whose, *rest[1:]))
 
-    def sample(self) -> Sample:
+    def sample(self) -> DeviceSample:
         """Its operations, to fit."""
-        return Sample(self.operations, self.us, GPUS[self.device], self.dtype)
+        return DeviceSample(self.operations, self.us, GPUS[self.device], self.dtype)
 
     def rows(self, mask: Bools | Ints) -> DeviceTable:
         """Some of its rows.

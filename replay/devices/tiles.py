@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.replay.models.gpus import Gpu
+from dpro.replay.models.gpus import GpuModel
 
 TILES = np.array([(256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (16, 64)], np.float64)
 SPLITS = np.array([1, 2, 4, 8, 16], np.float64)
@@ -43,7 +43,7 @@ LONG_US = 1000.0  # from about here on clocks fall
 
 
 @dataclass(frozen=True)
-class Sizes:
+class OperationSizes:
     """Operations as arrays, each [N]: products of m × k by k × n, and bytes."""
 
     batch: Floats
@@ -53,12 +53,12 @@ class Sizes:
     moved: Floats
     written: Floats
 
-    def __getitem__(self, rows: slice) -> Sizes:
+    def __getitem__(self, rows: slice) -> OperationSizes:
         """Some of them."""
-        return Sizes(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        return OperationSizes(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
-def sizes_of(operations: pl.DataFrame) -> Sizes:
+def sizes_of(operations: pl.DataFrame) -> OperationSizes:
     """Operations as products. Attention is two products per head of keys and values; memory work is none.
 
     Args:
@@ -69,7 +69,7 @@ def sizes_of(operations: pl.DataFrame) -> Sizes:
         for name in ("batch", "m", "n", "k", "heads", "kv_heads", "read_bytes", "written_bytes")
     )
     attends = operations["kind"].is_in(["prefill", "decode"]).to_numpy()
-    return Sizes(
+    return OperationSizes(
         np.where(attends, batch * kv_heads, batch),
         np.where(attends, m * heads / kv_heads, m),
         n,
@@ -79,7 +79,7 @@ def sizes_of(operations: pl.DataFrame) -> Sizes:
     )
 
 
-def formula_us(numbers: Floats, sizes: Sizes, gpu: Gpu, dtype: str) -> Floats:
+def formula_us(numbers: Floats, sizes: OperationSizes, gpu: GpuModel, dtype: str) -> Floats:
     """[N] microseconds.
 
     Args:
@@ -95,7 +95,7 @@ def formula_us(numbers: Floats, sizes: Sizes, gpu: Gpu, dtype: str) -> Floats:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _formula_us(numbers: Floats, sizes: Sizes, gpu: Gpu, dtype: str) -> Floats:
+def _formula_us(numbers: Floats, sizes: OperationSizes, gpu: GpuModel, dtype: str) -> Floats:
     launch, compute, memory, cache, sharpness, half_edge, wave, split_cost, ramp, throttle = numbers
     power = 1 + sharpness
     sms = gpu.sms or USUAL_SMS
@@ -117,7 +117,7 @@ def _formula_us(numbers: Floats, sizes: Sizes, gpu: Gpu, dtype: str) -> Floats:
     return time
 
 
-def roofline_us(sizes: Sizes, operations: Floats, gpu: Gpu, dtype: str) -> Floats:
+def roofline_us(sizes: OperationSizes, operations: Floats, gpu: GpuModel, dtype: str) -> Floats:
     """[N] microseconds that no implementation goes below.
 
     Args:

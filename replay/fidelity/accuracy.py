@@ -14,12 +14,12 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import classify
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.evidence import StartEvidence, evidence_of, is_started
 from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
-from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
+from dpro.replay.fidelity.grade import Criterion, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, overlap_of
 from dpro.replay.graph import Graph, NodeKind
@@ -84,7 +84,7 @@ class Trust:
     assumed: tuple[str, ...] = ()
     rendezvous: RendezvousRegistry | None = None
     collectives_outside: float = 0.0
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[Criterion, ...] = ()
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:
@@ -292,7 +292,7 @@ def _clocks_not_known(built: Built) -> list[str]:
     return reasons
 
 
-class FigureDocument(Part, frozen=True):
+class FigureDocument(DocumentPart, frozen=True):
     """One figure that predictions stand or fall with.
 
     Attributes:
@@ -311,7 +311,7 @@ class FigureDocument(Part, frozen=True):
     score: float | None
 
 
-class TrustDocument(Part, frozen=True):
+class TrustDocument(DocumentPart, frozen=True):
     """How far predictions from this run can be believed.
 
     Attributes:

@@ -25,7 +25,7 @@ MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
 
 
 @dataclass(frozen=True)
-class Figure:
+class Criterion:
     """One thing that was measured of a run, and what it should be.
 
     Attributes:
@@ -63,7 +63,7 @@ def figures_of(
     unexplained: float,
     copied: float,
     windows: float | None,
-) -> tuple[Figure, ...]:
+) -> tuple[Criterion, ...]:
     """All that counts, worst first where scores differ.
 
     Args:
@@ -81,13 +81,13 @@ def figures_of(
         for percent in (50, 95)
     )
     found = [
-        Figure("error of replayed steps", error, 1.0, 5.0),
-        Figure("median error of starts, of a step", half, 0.2, 5.0),
-        Figure("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
-        Figure("time that nothing explains", 100 * unexplained, 1.0, 10.0),
-        Figure("starts taken from the trace", 100 * copied, 5.0, 20.0),
-        Figure("steps in deep windows to the typical step outside", windows, 1.1, 1.5, "x"),
-        Figure(
+        Criterion("error of replayed steps", error, 1.0, 5.0),
+        Criterion("median error of starts, of a step", half, 0.2, 5.0),
+        Criterion("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
+        Criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
+        Criterion("starts taken from the trace", 100 * copied, 5.0, 20.0),
+        Criterion("steps in deep windows to the typical step outside", windows, 1.1, 1.5, "x"),
+        Criterion(
             "smallest change that noise does not hide, of a step",
             _smallest_change(measured, error),
             10.0,
@@ -124,7 +124,7 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
     return max(ratio, 1 / ratio)
 
 
-def score_of(figures: Sequence[Figure]) -> float:
+def score_of(figures: Sequence[Criterion]) -> float:
     """What the worst figure scores; 0 without any."""
     return min((figure.score for figure in figures if figure.score is not None), default=0.0)
 
@@ -141,7 +141,7 @@ ADVICE = {
 }
 
 
-def in_words(score: float, figures: Sequence[Figure]) -> str:
+def in_words(score: float, figures: Sequence[Criterion]) -> str:
     """The grade, the score, what keeps it down, and what of it the run does not show.
 
     Args:

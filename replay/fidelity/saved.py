@@ -27,7 +27,7 @@ from dpro.replay.alignment.match import Matching
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.evidence import StartEvidence
-from dpro.replay.fidelity.grade import Figure
+from dpro.replay.fidelity.grade import Criterion
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes
@@ -38,8 +38,8 @@ Array = NDArray[Any]
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
-        Alignment, Built, Clock, ClockLine, Contention, Edges, Figure, Graph, Matching, MeshPosition, Message,
-        Nodes, RendezvousRegistry, StartEvidence, Trust,
+        Alignment, Built, Clock, ClockLine, Contention, Criterion, Edges, Graph, Matching, MeshPosition,
+        Message, Nodes, RendezvousRegistry, StartEvidence, Trust,
     )
 }  # fmt: skip
 OUTLINE = "outline"

@@ -30,7 +30,7 @@ ROUTING_KERNELS = 40.0  # more than a dense layer has: router, permutation, and 
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerTimes:
     """[N] microseconds of one pass over one layer, by what bounds them, and kernels that the host launches.
 
     `steps` are those from rank to rank of its tensor-parallel collectives.
@@ -41,13 +41,13 @@ class Work:
     kernels: Floats
     steps: Floats
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: LayerTimes) -> LayerTimes:
         """Both, one after the other."""
-        return Work(*(mine + its for mine, its in zip(self.parts(), other.parts())))
+        return LayerTimes(*(mine + its for mine, its in zip(self.parts(), other.parts())))
 
-    def __getitem__(self, rows: Ints) -> Work:
+    def __getitem__(self, rows: Ints) -> LayerTimes:
         """Some rows of it."""
-        return Work(*(part[rows] for part in self.parts()))
+        return LayerTimes(*(part[rows] for part in self.parts()))
 
     def parts(self) -> tuple[Floats, Floats, Floats, Floats]:
         """All of it."""
@@ -65,13 +65,13 @@ class LayerWork:
         head_forward, head_backward: of the output layer and its loss.
     """
 
-    forward: Work
-    backward: Work
-    expert_forward: Work
-    expert_backward: Work
-    scores: Work
-    head_forward: Work
-    head_backward: Work
+    forward: LayerTimes
+    backward: LayerTimes
+    expert_forward: LayerTimes
+    expert_backward: LayerTimes
+    scores: LayerTimes
+    head_forward: LayerTimes
+    head_backward: LayerTimes
 
     def __getitem__(self, rows: Ints) -> LayerWork:
         """Some rows of it."""
@@ -164,11 +164,11 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
     kernels = software.kernels + np.where(tp > 1, 2 * software.collective_kernels, 0.0)
     none = np.zeros(rows.height)
 
-    def work(names: tuple[str, ...], way: str, launched: Floats) -> Work:
+    def work(names: tuple[str, ...], way: str, launched: Floats) -> LayerTimes:
         parts = [found[f"{name} {way}"] for name in names if f"{name} {way}" in found]
         compute, memory = (sum((part[bound] for part in parts), none) for bound in ("compute", "memory"))
         passes = 0 if names in (("head",), ("scores",)) else 1
-        return Work(compute, memory, launched, COLLECTIVES * passes * (tp - 1))
+        return LayerTimes(compute, memory, launched, COLLECTIVES * passes * (tp - 1))
 
     usual, mixed = (
         ("attention", "scores", "pointwise", "dense"),

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.replay.layouts.inputs.machine import Machine, Software
 from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.layouts.layer import LayerWork, Work, layer_work
+from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
 from dpro.replay.layouts.layout import column, gpus_of
 from dpro.replay.layouts.schedule import bound_us, pipeline, replayed_us
 from dpro.replay.layouts.traffic import Exchanges, parameters_of, traffic
@@ -138,7 +138,7 @@ class _Pass(NamedTuple):
         return _Pass(self.gpu + other.gpu, self.host + other.host, self.sent + other.sent)
 
 
-def _pass(work: Work, sent: Floats, stalled: Floats, machine: Machine) -> _Pass:
+def _pass(work: LayerTimes, sent: Floats, stalled: Floats, machine: Machine) -> _Pass:
     gpu = machine.compute * work.compute + machine.memory * work.memory + sent
     return _Pass(gpu, machine.host_us * work.kernels + stalled * work.steps, sent)
 
@@ -153,7 +153,7 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
     """
     rows, work, model = job.rows, job.work, job.model
     recompute = column(rows, "recompute")
-    again = Work(*(np.where(recompute == 1, part, 0.0) for part in work.scores.parts()))
+    again = LayerTimes(*(np.where(recompute == 1, part, 0.0) for part in work.scores.parts()))
     crosses = (column(rows, "pp") > 1) & (gpus_of(rows) > machine.per_host)
     stalled = np.where(crosses, machine.crossed_us, 0.0)
     sent = (links.forward, links.backward)
@@ -199,9 +199,9 @@ def _chunks(
 
 
 def _layer(
-    forward: Work,
-    backward: Work,
-    again: Work,
+    forward: LayerTimes,
+    backward: LayerTimes,
+    again: LayerTimes,
     sent: tuple[Floats, Floats],
     stalled: Floats,
     recompute: Floats,

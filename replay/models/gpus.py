@@ -15,7 +15,7 @@ from dpro.errors import Unanswerable
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuModel:
     """Peaks of a GPU model.
 
     Attributes:
@@ -37,14 +37,14 @@ class Gpu:
 
 def _gpu(
     source: str, gbps: float, fp32: float, half: float, tf32: float = 0.0, fp8: float = 0.0, bf16: bool = True
-) -> Gpu:
+) -> GpuModel:
     """A model without TF32 multiplies that as FP32; half is FP16, accumulated in FP32 as PyTorch does."""
     tflops = {"fp32": fp32, "fp16": half, "tf32": tf32 or fp32}
-    return Gpu(tflops | ({"bf16": half} if bf16 else {}) | ({"fp8": fp8} if fp8 else {}), gbps, source)
+    return GpuModel(tflops | ({"bf16": half} if bf16 else {}) | ({"fp8": fp8} if fp8 else {}), gbps, source)
 
 
 # The longest key that is a part of the name, as words, counts: "NVIDIA H200 NVL" is no "H200".
-_SHEETS: Mapping[str, Gpu] = {
+_SHEETS: Mapping[str, GpuModel] = {
     # Volta, Turing
     "V100": _gpu("NVIDIA V100 data sheet (SXM2)", 900, 15.7, 125, bf16=False),
     "V100-PCIE": _gpu("NVIDIA V100 data sheet (PCIe)", 900, 14, 112, bf16=False),
@@ -141,12 +141,12 @@ _CHIPS: Mapping[str, tuple[int, float, str]] = {
 }
 
 
-def _with_chip(key: str, gpu: Gpu) -> Gpu:
+def _with_chip(key: str, gpu: GpuModel) -> GpuModel:
     sms, l2_mb, chip = _CHIPS.get(key, (0, 0.0, ""))
     return replace(gpu, sms=sms, l2_mb=l2_mb, chip=chip)
 
 
-GPUS: Mapping[str, Gpu] = {key: _with_chip(key, gpu) for key, gpu in _SHEETS.items()}
+GPUS: Mapping[str, GpuModel] = {key: _with_chip(key, gpu) for key, gpu in _SHEETS.items()}
 # What follows a key and makes the name that of another, slower or faster, product, or of a slice of it.
 _ANOTHER = re.compile(
     r"\bMIG\b|\bLaptop\b|\bMax-Q\b|\bMobile\b|\b(?:[345]0\d0) (?:Ti|D|SUPER)\b", re.IGNORECASE
@@ -167,7 +167,7 @@ def common_model(names: Sequence[str]) -> str:
     return models.pop() if len(models) == 1 else ""
 
 
-def gpu_named(names: Sequence[str]) -> Gpu:
+def gpu_named(names: Sequence[str]) -> GpuModel:
     """The model of a run's GPUs, which must be one.
 
     Raises:

@@ -26,7 +26,7 @@ _NEEDED = "an embedding of [batch, sequence] or a convolution of images"
 _INTEGERS = ("int64", "int32")
 
 
-class Call(NamedTuple):
+class InputCall(NamedTuple):
     """One input of the model: the size of the operator's weight, samples, and tokens (0 of images)."""
 
     weight: int
@@ -145,17 +145,17 @@ def _size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[int, 
     )
 
 
-def _call(name: str, shapes: str) -> Iterator[Call]:
+def _call(name: str, shapes: str) -> Iterator[InputCall]:
     """Yield the input that an operator takes, if it says what it is."""
     first, second = [*_sizes(shapes), [], []][:2]
     if name == EMBEDDING and len(first) == 2 and len(second) == 2:
         batch, sequence = second
         if batch * sequence > 0:
-            yield Call(first[0], batch, batch * sequence)
+            yield InputCall(first[0], batch, batch * sequence)
     elif (
         name == CONVOLUTION and len(first) == len(second) == 4 and first[1] in IMAGE_CHANNELS and first[0] > 0
     ):
-        yield Call(second[0] * second[1] * second[2] * second[3], first[0], 0)
+        yield InputCall(second[0] * second[1] * second[2] * second[3], first[0], 0)
 
 
 def _sizes(shapes: str) -> Sequence[list[int]]:

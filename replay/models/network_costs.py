@@ -23,7 +23,7 @@ from dpro.arrays import Floats
 from dpro.errors import Unanswerable
 from dpro.replay.models.curves import FAR, growth, left_out, scale
 from dpro.replay.models.link_costs import LinkCost
-from dpro.replay.models.network_tables import NVLINK, Group, NetworkTable
+from dpro.replay.models.network_tables import NVLINK, CurveGroup, NetworkTable
 
 SISTERS_DIFFER = 0.1  # of two devices whose link is taken for one, median over what both were measured at
 HALVES = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
@@ -49,7 +49,7 @@ class Estimate:
     how: str
 
 
-def estimate(table: NetworkTable, group: Group, num_bytes: Floats) -> Estimate:
+def estimate(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estimate:
     """What collectives of a group take.
 
     Args:
@@ -101,12 +101,12 @@ def _estimated(table: NetworkTable, curve: LinkCost, num_bytes: Floats, how: str
 # Stand-ins.
 
 
-def _other_version(table: NetworkTable, group: Group) -> LinkCost | None:
+def _other_version(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """The same group with the nearest version of the library."""
     return _nearest_version(table, group._replace(version=""), group.version, {group})
 
 
-def _sister(table: NetworkTable, group: Group) -> LinkCost | None:
+def _sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """The same group on a device whose link is the same."""
     for device in _sisters(table, group):
         found = _nearest_version(table, group._replace(device=device), group.version)
@@ -115,14 +115,14 @@ def _sister(table: NetworkTable, group: Group) -> LinkCost | None:
     return None
 
 
-def _other_half(table: NetworkTable, group: Group) -> LinkCost | None:
+def _other_half(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """The other half of an all-reduce on the same ranks."""
     if group.op not in HALVES:
         return None
     return _nearest_version(table, group._replace(op=HALVES[group.op]), group.version)
 
 
-def _other_size(table: NetworkTable, group: Group) -> LinkCost | None:
+def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """A group of another number of ranks, times the median ratio that others show between the two."""
     near = sorted(
         {
@@ -144,7 +144,7 @@ def _other_size(table: NetworkTable, group: Group) -> LinkCost | None:
     return None
 
 
-def _ratios(table: NetworkTable, group: Group, ranks: int, at: Floats) -> Iterator[Floats]:
+def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, at: Floats) -> Iterator[Floats]:
     """How much longer groups take with this one's ranks than with others', in logarithm.
 
     By the other half of an all-reduce on the same device, else by the same operation on other devices.
@@ -169,7 +169,7 @@ def _moved(curve: LinkCost, by: Floats) -> LinkCost:
 
 
 def _nearest_version(
-    table: NetworkTable, group: Group, version: str, but: set[Group] | None = None
+    table: NetworkTable, group: CurveGroup, version: str, but: set[CurveGroup] | None = None
 ) -> LinkCost | None:
     """The curve of a group with the version that is nearest to one; None where there is none."""
     found = [
@@ -190,7 +190,7 @@ def _apart(one: str, other: str) -> tuple[float, ...]:
     return tuple(float(abs(a - b)) for a, b in zip(first, second))
 
 
-def _sisters(table: NetworkTable, group: Group) -> list[str]:
+def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
     """Devices whose curves equal this one's, the nearest first; the group's own curves do not count."""
     own = [
         mine
@@ -208,7 +208,7 @@ def _sisters(table: NetworkTable, group: Group) -> list[str]:
 
 
 @cache
-def _difference(table: NetworkTable, mine: Group, device: str) -> float | None:
+def _difference(table: NetworkTable, mine: CurveGroup, device: str) -> float | None:
     """How far the curve of a group is from that on another device, in logarithm; None without one."""
     theirs = _nearest_version(table, mine._replace(device=device), mine.version)
     if theirs is None:
@@ -217,7 +217,7 @@ def _difference(table: NetworkTable, mine: Group, device: str) -> float | None:
     return float(np.median(np.abs(np.log(theirs.time_ns(sizes) / times))))
 
 
-STAND_INS: dict[str, Callable[[NetworkTable, Group], LinkCost | None]] = {
+STAND_INS: dict[str, Callable[[NetworkTable, CurveGroup], LinkCost | None]] = {
     "another version of the library": _other_version,
     "a GPU with the same link": _sister,
     "the other half of an all-reduce": _other_half,
@@ -248,7 +248,7 @@ def _spread(table: NetworkTable, kind: str, library: str) -> float:
 # More hosts.
 
 
-def _on_more_hosts(table: NetworkTable, group: Group, num_bytes: Floats) -> Estimate:
+def _on_more_hosts(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estimate:
     """An interval for more hosts than were measured.
 
     At the least they take what the most hosts measured take; at the most, for each doubling, the largest

@@ -46,7 +46,7 @@ BANDWIDTH = "bandwidth_gb_s"
 WORDS = ("library", "library_version", "implementation", "link")
 
 
-class Group(NamedTuple):
+class CurveGroup(NamedTuple):
     """Whose curve it is.
 
     Attributes:
@@ -77,7 +77,7 @@ class NetworkTable:
         times_scale: by how many times its scale 80% of the sizes left out are missed (`curves.scale`).
     """
 
-    curves: Mapping[Group, LinkCost]
+    curves: Mapping[CurveGroup, LinkCost]
     links: Mapping[str, str]
     name: str
     times_scale: float
@@ -93,7 +93,7 @@ def read_network_table(path: Path | str) -> NetworkTable:
 
 
 def read_frame(path: Path | str) -> pl.DataFrame:
-    """The measurements of a file: the columns of `Group`, and `link`, `bytes` and `time_ns`.
+    """The measurements of a file: the columns of `CurveGroup`, and `link`, `bytes` and `time_ns`.
 
     Raises:
         InputError: it cannot be read, or lacks a column; the message says which.
@@ -115,9 +115,11 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
         name: of the table.
     """
     curves, own = {}, []
-    for key, part in rows.sort(*Group._fields, "bytes").group_by(Group._fields, maintain_order=True):
+    for key, part in rows.sort(*CurveGroup._fields, "bytes").group_by(
+        CurveGroup._fields, maintain_order=True
+    ):
         sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
-        curve = curves[Group(*key)] = fit_curve(sizes, times)
+        curve = curves[CurveGroup(*key)] = fit_curve(sizes, times)
         own.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
     found = np.concatenate(own) if own else np.empty(0)
     links = dict(rows.select("device", "link").unique().sort("device", "link").iter_rows())
@@ -125,7 +127,7 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
 
 
 def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The rows with declared columns: those of `Group`, `link`, `bytes` and `time_ns`."""
+    """The rows with declared columns: those of `CurveGroup`, `link`, `bytes` and `time_ns`."""
     if "op" not in frame.columns:
         raise InputError(f"{name}: no column op; docs/curves.md lists the columns of a network table")
     number = {**BYTES, **TIMES, BANDWIDTH: 1.0}

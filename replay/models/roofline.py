@@ -16,7 +16,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from dpro.replay.models.gpus import Gpu
+from dpro.replay.models.gpus import GpuModel
 
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -29,7 +29,7 @@ class Matmul:
     read: float
     written: float
 
-    def least_ns(self, gpu: Gpu, dtype: str) -> float:
+    def least_ns(self, gpu: GpuModel, dtype: str) -> float:
         """The time that no implementation on that GPU goes below, ns.
 
         Args:
@@ -38,7 +38,7 @@ class Matmul:
         """
         return max(self.compute_ns(gpu, dtype), (self.read + self.written) * BYTES[dtype] / gpu.gbps)
 
-    def compute_ns(self, gpu: Gpu, dtype: str) -> float:
+    def compute_ns(self, gpu: GpuModel, dtype: str) -> float:
         """The part of it that the arithmetic needs.
 
         Args:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 
-from dpro.documents import Part
-from dpro.replay.whatif.pareto import Point
+from dpro.documents import DocumentPart
+from dpro.replay.whatif.pareto import ParetoPoint
 from dpro.replay.whatif.predict import Prediction, Refusal
-from dpro.replay.whatif.search import Interaction, Little
+from dpro.replay.whatif.search import Interaction, SmallGain
 from dpro.replay.whatif.sensitivity import Curve
 from dpro.units import ms
 
 
-class PredictionDocument(Part, frozen=True):
+class PredictionDocument(DocumentPart, frozen=True):
     """What edits together would make of the mean step.
 
     Attributes:
@@ -62,7 +62,7 @@ class PredictionDocument(Part, frozen=True):
     best: bool
 
 
-class RefusalDocument(Part, frozen=True):
+class RefusalDocument(DocumentPart, frozen=True):
     """An edit that the run cannot answer.
 
     Attributes:
@@ -74,7 +74,7 @@ class RefusalDocument(Part, frozen=True):
     reason: str
 
 
-class LittleDocument(Part, frozen=True):
+class LittleDocument(DocumentPart, frozen=True):
     """An edit that gains next to nothing, or makes the job slower.
 
     Attributes:
@@ -86,7 +86,7 @@ class LittleDocument(Part, frozen=True):
     at_most_ms: float
 
 
-class InteractionDocument(Part, frozen=True):
+class InteractionDocument(DocumentPart, frozen=True):
     """Two edits whose gains do not add up.
 
     Attributes:
@@ -100,7 +100,7 @@ class InteractionDocument(Part, frozen=True):
     apart_ms: float
 
 
-class CurveDocument(Part, frozen=True):
+class CurveDocument(DocumentPart, frozen=True):
     """How the step follows the speed of one part of the machine.
 
     Attributes:
@@ -120,7 +120,7 @@ class CurveDocument(Part, frozen=True):
     then: str | None
 
 
-class PointDocument(Part, frozen=True):
+class PointDocument(DocumentPart, frozen=True):
     """One way to run the job: its time and its memory.
 
     Attributes:
@@ -179,7 +179,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def little_document(little: Little) -> LittleDocument:
+def little_document(little: SmallGain) -> LittleDocument:
     """An edit that gains next to nothing, for programs."""
     return LittleDocument(str(little.edit), ms(little.at_most_ns))
 
@@ -206,7 +206,7 @@ def curve_document(curve: Curve) -> CurveDocument:
     )
 
 
-def point_document(point: Point) -> PointDocument:
+def point_document(point: ParetoPoint) -> PointDocument:
     """A point for programs."""
     return PointDocument(
         edits=[str(edit) for edit in point.edits],

@@ -25,7 +25,7 @@ UNLIMITED_GB = 1e6  # whether it fits is said, not refused
 
 
 @dataclass(frozen=True)
-class Point:
+class ParetoPoint:
     """A way to run the job.
 
     Attributes:
@@ -45,7 +45,7 @@ class Point:
     best: bool
 
 
-def pareto(graph: Graph, trust: Trust) -> list[Point]:
+def pareto(graph: Graph, trust: Trust) -> list[ParetoPoint]:
     """Time against memory, the least memory first.
 
     Args:
@@ -65,7 +65,7 @@ def pareto(graph: Graph, trust: Trust) -> list[Point]:
             found.append((tuple(edits), predicted.predicted_ns / predicted.samples, within))
     free = footprint.free_bytes
     points = [
-        Point(
+        ParetoPoint(
             edits,
             time,
             base / time if time else float("inf"),

@@ -57,7 +57,7 @@ class Interaction:
 
 
 @dataclass(frozen=True)
-class Little:
+class SmallGain:
     """An edit that gains next to nothing, or makes the job slower.
 
     Attributes:
@@ -70,7 +70,7 @@ class Little:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -85,7 +85,7 @@ class Found:
     refused: list[Refusal]
     interactions: list[Interaction]
     untried: list[Edit]
-    little: list[Little] = dataclasses.field(default_factory=list)
+    little: list[SmallGain] = dataclasses.field(default_factory=list)
 
 
 def search(
@@ -110,7 +110,7 @@ def explore(
     suspects: Collection[int] = (),
     baseline: pl.DataFrame | None = None,
     kinds: Collection[type[Edit]] = EDITS.values(),
-) -> Found:
+) -> SearchResult:
     """Predict every candidate that may gain, and the best of them together.
 
     Args:
@@ -137,8 +137,8 @@ def explore(
     tries = _Tries(facts, trust, budget - len(tried), report)
     gains, refusals = replayed_gains(facts, tried, tries.count, tries.changed)
     refused += refusals
-    little = [Little(edit, bound) for edit, bound in bounds.items() if bound <= MIN_GAIN * facts.base_ns]
-    little += [Little(edit, gain) for edit, gain in gains.items() if gain <= MIN_GAIN * facts.base_ns]
+    little = [SmallGain(edit, bound) for edit, bound in bounds.items() if bound <= MIN_GAIN * facts.base_ns]
+    little += [SmallGain(edit, gain) for edit, gain in gains.items() if gain <= MIN_GAIN * facts.base_ns]
     worth = [edit for edit, gain in gains.items() if gain > MIN_GAIN * facts.base_ns]
     predictions = [tries.answer([edit]) for edit in worth]
     predictions = [each for each in predictions if not _heals_the_healthy(each, facts.suspects)]
@@ -146,7 +146,7 @@ def explore(
     usable = _usable(predictions, facts.base_ns)
     pairs, interactions = _pairs(tries, usable)
     predictions += _together(tries, usable, pairs)
-    return Found(ranked(predictions), _once(refused), interactions, promising[budget:], little)
+    return SearchResult(ranked(predictions), _once(refused), interactions, promising[budget:], little)
 
 
 def candidates(

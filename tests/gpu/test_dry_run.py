@@ -203,9 +203,9 @@ def test_every_check_of_a_stage_is_rehearsed(tmp_path, stage):
 
 def test_a_rehearsal_has_the_names_that_a_gpu_has():
     pytest.importorskip("torch")
-    from gpu_stages.device import Gpu, Rehearsal
+    from gpu_stages.device import FirstGpu, Rehearsal
 
-    names = [{name for name in dir(device) if not name.startswith("_")} for device in (Gpu, Rehearsal)]
+    names = [{name for name in dir(device) if not name.startswith("_")} for device in (FirstGpu, Rehearsal)]
     assert names[0] == names[1]
 
 
@@ -213,7 +213,7 @@ def test_a_capture_amid_other_work_is_ended_whatever_happens_in_it(monkeypatch):
     torch = pytest.importorskip("torch")
     from contextlib import nullcontext
 
-    from gpu_stages.device import Gpu
+    from gpu_stages.device import FirstGpu
 
     calls = []
 
@@ -228,7 +228,7 @@ def test_a_capture_amid_other_work_is_ended_whatever_happens_in_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     with pytest.raises(ZeroDivisionError):
-        Gpu.captured_amid(object.__new__(Gpu), lambda: 1 / 0, "thread_local")
+        FirstGpu.captured_amid(object.__new__(FirstGpu), lambda: 1 / 0, "thread_local")
     assert calls == ["thread_local", "end"]
 
 

@@ -17,7 +17,7 @@ import pytest
 from dpro.cli.run.dashboard import load, offer
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.server.serve import listen, new_token, way_in
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.shown import ShownRun
 from dpro.opening import open_path
 from dpro.store import open_run
 from tests.browser import EVIL, complaints, evil_run, served, settle, wait
@@ -176,7 +176,7 @@ def test_the_page_follows_a_run_that_is_being_recorded_until_it_is_over(browser,
         go_on.wait(60)
         yield load(last)
 
-    shown = Shown(load(first), later())
+    shown = ShownRun(load(first), later())
     threading.Thread(target=shown.follow, daemon=True).start()
     with served(shown) as address:
         browser.get(address)

@@ -19,7 +19,7 @@ from dpro.errors import InputError, UsageError
 from dpro.ingest import shards
 from dpro.ingest.assembly import assemble, staging
 from dpro.ingest.importer import import_sources
-from dpro.ingest.shards import Shard, Waiting, import_shard, parse_shard
+from dpro.ingest.shards import Shard, WaitingImport, import_shard, parse_shard
 from dpro.store import Manifest, open_run
 from tests.traces import cpu_op, write, write_rank
 
@@ -90,7 +90,7 @@ def test_progress_is_reported_in_bytes(source, tmp_path):
 # ---- shards
 
 
-def _shards(source: Path, run: Path, count: int, order: list[int]) -> list[Manifest | Waiting]:
+def _shards(source: Path, run: Path, count: int, order: list[int]) -> list[Manifest | WaitingImport]:
     return [import_shard([source], run, Shard(index, count)) for index in order]
 
 
@@ -98,7 +98,7 @@ def _shards(source: Path, run: Path, count: int, order: list[int]) -> list[Manif
 def test_shards_in_any_order_make_the_same_bytes(order, source, expected, tmp_path):
     *before, last = _shards(source, tmp_path / "out" / "run", 3, order)
     assert isinstance(last, Manifest)
-    assert all(isinstance(outcome, Waiting) for outcome in before)
+    assert all(isinstance(outcome, WaitingImport) for outcome in before)
     assert digests(tmp_path / "out" / "run") == expected
     assert _left_in(tmp_path / "out") == ["run"]
 
@@ -123,7 +123,7 @@ def test_shards_at_the_same_time_make_the_same_bytes(source, expected, tmp_path)
 
 def test_until_the_last_shard_is_in_there_is_no_run(source, tmp_path):
     (waiting,) = _shards(source, tmp_path / "run", 3, [1])
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, WaitingImport)
     assert waiting.missing == [0, 2]
     assert not (tmp_path / "run").exists()
 

@@ -12,9 +12,9 @@ import pytest
 
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.cli import cli
-from dpro.documents import Document, Part, encode, plain, schema_of
+from dpro.documents import Document, DocumentPart, encode, plain, schema_of
 from dpro.trial.documents import LedgerDocument
-from dpro.trial.ledger import Entry, Ratio, append
+from dpro.trial.ledger import LedgerEntry, Ratio, append
 from tests.commands import dpro
 from tests.json_page import COMMANDS, page
 from tests.reference.hanging_dumps import dumps_of_a_stuck_host
@@ -29,7 +29,7 @@ READING = [
 ]
 
 
-class Inner(Part, frozen=True):
+class Inner(DocumentPart, frozen=True):
     """A part.
 
     Attributes:
@@ -160,7 +160,9 @@ def test_the_ledger_is_what_its_schema_says(tmp_path, monkeypatch):
     ratio = Ratio(0.9, 0.8, 1.0)
     for predicted in (ratio, None):
         append(
-            Entry("bucket", ["bucket:mb=1"], predicted, ratio, None, 10.0, 1, 50, 2, "2026-01-01T00:00:00Z")
+            LedgerEntry(
+                "bucket", ["bucket:mb=1"], predicted, ratio, None, 10.0, 1, 50, 2, "2026-01-01T00:00:00Z"
+            )
         )
     printed = json.loads(dpro("ledger", "--json").stdout)
     document = msgspec.convert(printed, LedgerDocument)

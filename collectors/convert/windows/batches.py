@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.collectors.convert import calls
-from dpro.collectors.convert.readers import Readers, Trace
+from dpro.collectors.convert.readers import Readers, ReadTrace
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import messages_in_window
 from dpro.collectors.convert.windows.cut import cut
@@ -120,7 +120,7 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
 
 
 def _window_frames(
-    trace: Trace, window: int, entries: pl.DataFrame, steps: tuple[int, int] | None
+    trace: ReadTrace, window: int, entries: pl.DataFrame, steps: tuple[int, int] | None
 ) -> dict[str, pl.DataFrame]:
     """One window's tables, with ids of their own and what is known of its collectives besides.
 

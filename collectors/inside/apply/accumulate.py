@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, is_fsdp_root, is_within_backward
-from .report import Report, place
+from .report import ChangeReport, place
 
 BEGINS_AT_STEP = 2
 CODE = "with model.no_sync(): in all passes but the last, and optimizer.step() behind that"
@@ -29,7 +29,7 @@ CODE = "with model.no_sync(): in all passes but the last, and optimizer.step() b
 class _Accumulation:
     """Where in an optimizer step the loop is."""
 
-    def __init__(self, report: Report, passes: int) -> None:
+    def __init__(self, report: ChangeReport, passes: int) -> None:
         self.report, self.passes = report, passes
         self.begun = False
         self.done = 0  # passes of the present step that are behind us
@@ -92,7 +92,7 @@ class _Accumulation:
         return self.done == 0
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Have the loop's passes accumulate their gradients."""
     report.missing = "no optimizer of PyTorch updates"
     own = _Accumulation(report, arguments["steps"])

@@ -11,14 +11,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .report import Report, place
+from .report import ChangeReport, place
 
 Bound = inspect.BoundArguments
 Settings = dict[str, Any]
 
 
 def set_arguments(
-    report: Report,
+    report: ChangeReport,
     classes: list[Any],
     settings: Settings,
     also: Callable[[Bound], Settings] = lambda _: {},
@@ -38,7 +38,7 @@ def set_arguments(
 
 
 def _patch(
-    report: Report, cls: Any, settings: Settings, also: Callable[[Bound], Settings], making: set[int]
+    report: ChangeReport, cls: Any, settings: Settings, also: Callable[[Bound], Settings], making: set[int]
 ) -> None:
     original: Callable[..., None] = cls.__init__
     signature = inspect.signature(original)
@@ -69,7 +69,7 @@ def _bound(signature: inspect.Signature, self: Any, args: Any, kwargs: Any) -> B
 
 
 def _changed(
-    report: Report, bound: Bound, settings: Settings, also: Callable[[Bound], Settings]
+    report: ChangeReport, bound: Bound, settings: Settings, also: Callable[[Bound], Settings]
 ) -> str | None:
     """Put settings among the arguments of a call.
 

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..recorder import Recorder
 from .arguments import Bound, set_arguments
-from .report import Report
+from .report import ChangeReport
 
 OF_WORKERS = ("prefetch_factor", "persistent_workers")
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Change how loaders are made."""
     report.missing = "the job made no DataLoader"
     if "factor" in arguments:
@@ -28,7 +28,7 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
         _load_otherwise(report, arguments)
 
 
-def _enlarge_batches(report: Report, factor: float) -> None:
+def _enlarge_batches(report: ChangeReport, factor: float) -> None:
     report.missing = "the job made no DataLoader: in the script, make its batches larger"
 
     def also(bound: Bound) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _enlarge_batches(report: Report, factor: float) -> None:
     set_arguments(report, [DataLoader], {}, also)
 
 
-def _load_otherwise(report: Report, arguments: dict[str, Any]) -> None:
+def _load_otherwise(report: ChangeReport, arguments: dict[str, Any]) -> None:
     def also(bound: Bound) -> dict[str, Any]:
         given = bound.arguments
         before = given.get("num_workers", 0)

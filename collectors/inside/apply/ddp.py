@@ -11,10 +11,10 @@ from typing import Any
 
 from ..recorder import Recorder
 from .arguments import Bound, set_arguments
-from .report import Report
+from .report import ChangeReport
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Change how modules are wrapped."""
     from torch.nn.parallel import DistributedDataParallel
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from ..recorder import Recorder
 from ..torch_internals import backend_configs
-from .report import Report
+from .report import ChangeReport
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Look at the variable when the process begins to train."""
 
     def on_open() -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from ..recorder import Recorder, identity
-from .report import Report, place
+from .report import ChangeReport, place
 
 OF_WORKERS = "torch.utils.data._utils.worker"  # a DataLoader's worker uses one thread, in every job
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Change how the host works."""
     if "num_threads" in arguments:
         _use_threads(report, **arguments)
@@ -32,7 +32,7 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
         _collect(report, recorder, **arguments)
 
 
-def _collect(report: Report, recorder: Recorder, every: int) -> None:
+def _collect(report: ChangeReport, recorder: Recorder, every: int) -> None:
     report.missing = "the job has no steps"
     begun, due = [False], [False]
 
@@ -57,7 +57,7 @@ def _collect(report: Report, recorder: Recorder, every: int) -> None:
     recorder.listen("work", on_work)
 
 
-def _delay(report: Report, recorder: Recorder, rank: int, ms: float) -> None:
+def _delay(report: ChangeReport, recorder: Recorder, rank: int, ms: float) -> None:
     report.missing = "the job has no steps"
     due, known = [False], [False]
 
@@ -79,7 +79,7 @@ def _delay(report: Report, recorder: Recorder, rank: int, ms: float) -> None:
     recorder.listen("work", on_work)
 
 
-def _use_threads(report: Report, num_threads: int) -> None:
+def _use_threads(report: ChangeReport, num_threads: int) -> None:
     report.missing = f"the job uses {num_threads} threads anyway: nothing to change"
     original: Callable[[int], None] = torch.set_num_threads
 

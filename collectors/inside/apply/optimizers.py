@@ -14,13 +14,13 @@ import torch
 
 from ..recorder import Recorder
 from .arguments import Bound, set_arguments
-from .report import Report
+from .report import ChangeReport
 
 SETTINGS = {"fused": ("fused", True), "foreach": ("foreach", True), "loop": ("foreach", False)}
 EXCLUDED = {"fused": "foreach", "foreach": "fused"}
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Change how optimizers are made."""
     name, value = SETTINGS[arguments["impl"]]
     report.missing = "the job made no optimizer"
@@ -38,7 +38,7 @@ def _takes(cls: type, name: str) -> bool:
     return name in inspect.signature(cls.__init__).parameters  # type: ignore[misc] # of the class itself
 
 
-def _note_others(report: Report, name: str) -> None:
+def _note_others(report: ChangeReport, name: str) -> None:
     """Know the name of an optimizer that cannot be changed."""
     original = torch.optim.Optimizer.__init__
 

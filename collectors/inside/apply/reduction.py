@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes, fsdp_states
-from .report import Report
+from .report import ChangeReport
 
 # Steps with plain all-reduce first: DDP rebuilds its buckets after the first, and what remembers gradients
 # between steps must not see that.
@@ -30,7 +30,7 @@ NO_HOOK = ("", "None")
 Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Register communication hooks when gradients are first asked for."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -50,12 +50,12 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
     recorder.listen("work", on_work)
 
 
-def _refuse_sharded(report: Report, step: int) -> None:
+def _refuse_sharded(report: ChangeReport, step: int) -> None:
     if step == PLAIN_STEPS and fsdp_states():
         report.refuse("FSDP2 gathers parameters, which have to be there: only DDP can be left to itself")
 
 
-def _register(report: Report, module: Any, register: Callable[[Report, Any], None]) -> None:
+def _register(report: ChangeReport, module: Any, register: Callable[[ChangeReport, Any], None]) -> None:
     has_own = str(ddp_facts(module).get("comm_hook", ""))
     if getattr(module, "_comm_hooks", None) or has_own not in NO_HOOK:
         report.refuse(f"the script has registered a communication hook itself: {has_own}")
@@ -64,7 +64,7 @@ def _register(report: Report, module: Any, register: Callable[[Report, Any], Non
     report.applied(f"DDP of {type(module.module).__name__}")
 
 
-def _compression(report: Report, module: Any, to: str = "", **more: Any) -> None:
+def _compression(report: ChangeReport, module: Any, to: str = "", **more: Any) -> None:
     pattern = more.pop("layers", "")
     if "buckets" in more:
         module.register_comm_hook(module.process_group, _by_bucket(report, module, **more))
@@ -81,7 +81,7 @@ def _compression(report: Report, module: Any, to: str = "", **more: Any) -> None
         module.register_comm_hook(module.process_group, _half(to))
 
 
-def _by_bucket(report: Report, module: Any, buckets: list[dict[str, Any]]) -> Hook:
+def _by_bucket(report: ChangeReport, module: Any, buckets: list[dict[str, Any]]) -> Hook:
     """A hook that takes for each bucket, known by the names of its parameters, the codec chosen for it."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -149,7 +149,7 @@ def _keep(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
 _keep.__annotations__ = {}
 
 
-def _of_layers(report: Report, module: Any, hook: Hook, pattern: str) -> Hook:
+def _of_layers(report: ChangeReport, module: Any, hook: Hook, pattern: str) -> Hook:
     """A hook for the buckets of which every parameter fits; the others are reduced as they are."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -247,7 +247,7 @@ def _buckets_to_come(module: Any) -> int:
     return len(assign_buckets(parameters[::-1], [first, cap]))
 
 
-def _local_updates(report: Report, module: Any, every: int) -> None:
+def _local_updates(report: ChangeReport, module: Any, every: int) -> None:
     """Post-local SGD (Lin et al., 2020): gradients stay local, parameters are averaged every few updates."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
     from torch.distributed.algorithms.model_averaging import averagers

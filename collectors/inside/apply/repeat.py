@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..recorder import Recorder
 from ..torch_internals import loader_iterator
-from .report import Report
+from .report import ChangeReport
 
 BEGINS_AT_STEP = 3
 CODE = "DataLoader(num_workers=N, prefetch_factor=…) with enough workers"
@@ -25,7 +25,7 @@ CODE = "DataLoader(num_workers=N, prefetch_factor=…) with enough workers"
 class _Batches:
     """The last batch of each data set, and how many of its batches were returned."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ChangeReport) -> None:
         self.begun = False
         self._report = report
         self._applied = False
@@ -64,7 +64,7 @@ class _Batches:
             self._last = {id(iterator._dataset): (batch, _versions(batch))}
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Return batches again."""
     report.missing = f"the job made no DataLoader: its input has to be ready by other means, as {CODE}"
     batches = _Batches(report)

@@ -29,7 +29,7 @@ FAMILIES = (
 _OURS = __name__.rpartition(".apply.")[0]
 
 
-class Report:
+class ChangeReport:
     """Whether and where one change was made.
 
     Attributes:
@@ -93,7 +93,7 @@ class Report:
 
 def install(recorder: Recorder) -> None:
     """Prepare all changes that were asked for."""
-    reports: list[Report] = []
+    reports: list[ChangeReport] = []
 
     def save() -> None:
         if recorder.folder is not None:
@@ -111,14 +111,14 @@ def install(recorder: Recorder) -> None:
 
     asked = sorted(recorder.config["apply"], key=lambda change: FAMILIES.index(change["family"]))
     for change in asked:
-        report = Report(change["edit"], save)
+        report = ChangeReport(change["edit"], save)
         reports.append(report)
         report.attempt(_install, change, report, recorder)
     for occasion, action in (("open", save), ("step", settle), ("end", settle), ("fork", forget)):
         recorder.listen(occasion, action)
 
 
-def _install(change: dict[str, Any], report: Report, recorder: Recorder) -> None:
+def _install(change: dict[str, Any], report: ChangeReport, recorder: Recorder) -> None:
     family = import_module(f".{change['family']}", __package__)
     family.install(report, recorder, change["arguments"])
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..recorder import Recorder
-from .report import Report
+from .report import ChangeReport
 
 BEGINS_AT_STEP = 2
 CODE = "keep losses on the GPU and read them every N steps"
@@ -28,7 +28,7 @@ Read = Callable[[], Any]
 class _Values:
     """What each call of a step will return in the next."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ChangeReport) -> None:
         self.begun = False
         self._report = report
         self._calls: Counter[tuple[Any, int]] = Counter()
@@ -52,7 +52,7 @@ class _Values:
         return before
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Have `item()` return what was computed a step before."""
     report.missing = f"the script reads nothing from a GPU with item() in each step: in general, {CODE}"
     values = _Values(report)

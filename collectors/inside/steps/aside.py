@@ -62,7 +62,7 @@ class Stopwatch:
         return self._total_ns + (now_ns - self._begun_ns if self._depth else 0)
 
 
-class Aside:
+class OtherWork:
     """What one process does besides training."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -163,7 +163,7 @@ class Aside:
 
 def install(recorder: Recorder) -> None:
     """Record what is done besides training."""
-    aside = Aside(recorder)
+    aside = OtherWork(recorder)
     for module in (torch, torch.serialization):
         module.save = aside.saving(module.save)
     for mode in (torch.no_grad, torch.inference_mode):

@@ -23,7 +23,7 @@ from . import batches
 LONG_NS = 1_000_000
 
 
-class Data:
+class DataWaits:
     """The waits of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -84,7 +84,7 @@ class Data:
 
 def install(recorder: Recorder) -> None:
     """Record how long the training loop waits for its data."""
-    data = Data(recorder)
+    data = DataWaits(recorder)
     recorder.listen("fork", data.on_fork)
     _patch_beginning(recorder, data)
     iterators = loader_iterator()
@@ -105,7 +105,7 @@ def install(recorder: Recorder) -> None:
     iterators.__next__ = patched
 
 
-def _patch_beginning(recorder: Recorder, data: Data) -> None:
+def _patch_beginning(recorder: Recorder, data: DataWaits) -> None:
     original = DataLoader.__iter__
 
     @functools.wraps(original)

@@ -30,7 +30,7 @@ MAX_WAITING = 256  # events: a host runs ahead by what the launch queue holds, a
 PATIENCE = 1000  # steps without an answer, after which the events are given up
 
 
-class Mark(NamedTuple):
+class StepEvent(NamedTuple):
     """An event at a step's end, or where the next one begins.
 
     Attributes:
@@ -88,7 +88,7 @@ class GpuSteps:
         """No event is recorded yet."""
         self._recorder = recorder
         self._left: list[Any] = []  # events of the parent of a fork: to destroy them would call the device
-        self._waiting: deque[Mark] = deque()
+        self._waiting: deque[StepEvent] = deque()
         self._free: list[Any] = []
         self._forget()
 
@@ -175,7 +175,7 @@ class GpuSteps:
         stream = device.current_stream()
         event = self._free.pop() if self._free else device.event()
         event.record(stream)
-        waiting.append(Mark(event, stream.stream_id, time.time_ns(), step, is_end))
+        waiting.append(StepEvent(event, stream.stream_id, time.time_ns(), step, is_end))
         self._is_gap, self._thread = False, threading.get_ident()
 
     def _read(self, until: int, most: int) -> None:
@@ -189,7 +189,7 @@ class GpuSteps:
                 self._write(first, second)
             self._free.append(first.event)
 
-    def _write(self, first: Mark, second: Mark) -> None:
+    def _write(self, first: StepEvent, second: StepEvent) -> None:
         elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
         own = self._recorder.records
         if own is not None and elapsed_ns >= 0:

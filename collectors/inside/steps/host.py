@@ -22,7 +22,7 @@ LONG_NS = 1_000_000
 SHORT_NS = 5_000_000  # steps of less are not asked for their wait for a core
 
 
-class Host:
+class HostFacts:
     """The host facts of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -104,7 +104,7 @@ class Host:
 
 def install(recorder: Recorder) -> None:
     """Record what the host does."""
-    host = Host(recorder)
+    host = HostFacts(recorder)
     recorder.listen("step", host.on_step)
     recorder.listen("resume", host.on_resume)
     recorder.listen("fork", host.on_fork)

@@ -27,7 +27,7 @@ REPEATS = 64  # updates with gradients that seem to be the same, after which the
 PATIENCE = 16  # updates of others that the anchor may miss, beyond four times what it used to
 
 
-class Signal:
+class StepSignal:
     """Something else than an optimizer that ends steps; treated as one.
 
     Attributes:
@@ -41,8 +41,8 @@ class Signal:
 
 
 SOURCES = ("optimizer", "named", "model call")
-NAMED = Signal(1, float("inf"))
-MODEL_CALL = Signal(2, 0.0)
+NAMED = StepSignal(1, float("inf"))
+MODEL_CALL = StepSignal(2, 0.0)
 
 
 class Boundary(NamedTuple):

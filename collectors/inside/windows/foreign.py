@@ -16,7 +16,7 @@ from ..torch_internals import is_profiling, prepare_profiler
 FORGOTTEN = 500  # steps after which a profiler that was prepared and has not started counts as abandoned
 
 
-class Foreign:
+class UserProfilers:
     """The profilers of the user, from when they are prepared until they end or are deleted."""
 
     def __init__(self) -> None:

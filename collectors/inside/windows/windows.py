@@ -21,7 +21,7 @@ from ..patching import patch
 from ..recorder import Recorder, identity
 from ..torch_internals import internal, profiler_hooks
 from .agreement import Agreement
-from .foreign import Foreign
+from .foreign import UserProfilers
 from .kineto import OwnProfile, let_child_exit
 from .opened import OpenWindow
 from .plan import Budget, Window, WindowPlan
@@ -50,7 +50,7 @@ class Windows:
     def __init__(self, recorder: Recorder) -> None:
         """No window is open yet."""
         self._recorder = recorder
-        self.foreign = Foreign()
+        self.foreign = UserProfilers()
         self.ranges = Ranges()
         self._forget()
 

@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.end import UNKNOWN, End, EndDocument, end_document
+from dpro.analysis.end import UNKNOWN, EndDocument, JobEnd, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import not_read
 from dpro.detect.findings import Finding, FindingDocument, finding_document
@@ -23,7 +23,7 @@ from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.detect.hang.find import find_hangs
 from dpro.detect.hang.records import records_of
 from dpro.detect.pipeline_slowdown import Slowdown
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.schema import STEPS, WORKERS
 from dpro.store import Manifest
 from dpro.units import ms
@@ -53,7 +53,7 @@ class Diagnosis:
     basis: str
     findings: Sequence[Finding]
     unknown: Sequence[str]
-    end: End
+    end: JobEnd
     workers: pl.DataFrame
     steps: pl.DataFrame
     notes: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Diagnosis:
     slowdown: Slowdown | None = None
 
 
-class MicroBatches(Part, frozen=True):
+class MicroBatches(DocumentPart, frozen=True):
     """How the micro-batches of a step differ.
 
     Attributes:
@@ -78,7 +78,7 @@ class MicroBatches(Part, frozen=True):
     longest: float
 
 
-class SlowdownDocument(Part, frozen=True):
+class SlowdownDocument(DocumentPart, frozen=True):
     """How many times as long the step is as with every operation as fast as others of its kind.
 
     Attributes:
@@ -138,7 +138,7 @@ def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Man
         manifest: what is known of them.
     """
     findings = find_hangs(records_of(frames, manifest.world_size))
-    end = End(UNKNOWN, hung=any(each.class_.startswith("hang.") for each in findings))
+    end = JobEnd(UNKNOWN, hung=any(each.class_.startswith("hang.") for each in findings))
     unknown = not_read(manifest)
     return Diagnosis(label, CALLS, findings, unknown, end, frames[WORKERS.name], STEPS.empty())
 

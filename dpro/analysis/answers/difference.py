@@ -9,13 +9,13 @@ from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.selected import replayed_steps
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.replay.difference import Difference, explain
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import ms
 
 
-class ContributorDocument(Part, frozen=True):
+class ContributorDocument(DocumentPart, frozen=True):
     """One kind of work, and its share of the difference.
 
     Attributes:

@@ -21,7 +21,7 @@ from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import why_no_window
 from dpro.classify import OTHER, classify, table_version
 from dpro.detect.findings_log import LoggedFinding, logged_findings
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
 from dpro.store import AppliedChange, Run
 from dpro.units import us
@@ -29,7 +29,7 @@ from dpro.units import us
 _KERNELS_NAMED = 5
 
 
-class Unclassified(Part, frozen=True):
+class Unclassified(DocumentPart, frozen=True):
     """Kernels of no known class.
 
     Attributes:
@@ -47,7 +47,7 @@ class Unclassified(Part, frozen=True):
     classes: str
 
 
-class KernelCoverage(Part, frozen=True):
+class KernelCoverage(DocumentPart, frozen=True):
     """What dpro understands.
 
     Attributes:
@@ -99,7 +99,7 @@ class ContentsDocument(Document, frozen=True, kw_only=True):
     coverage: KernelCoverage
 
 
-class ClocksDocument(Part, frozen=True):
+class ClocksDocument(DocumentPart, frozen=True):
     """How many clocks the ranks had, and how they were compared.
 
     Attributes:
@@ -115,7 +115,7 @@ class ClocksDocument(Part, frozen=True):
     round_trip_us: float | None
 
 
-class RankEnd(Part, frozen=True):
+class RankEnd(DocumentPart, frozen=True):
     """How a rank ended.
 
     Attributes:
@@ -133,7 +133,7 @@ class RankEnd(Part, frozen=True):
     how: str
 
 
-class WindowCosts(Part, frozen=True, forbid_unknown_fields=False):
+class WindowCosts(DocumentPart, frozen=True, forbid_unknown_fields=False):
     """What deep windows cost the rank that they slowed most; empty where they cannot be compared with steps.
 
     Attributes:

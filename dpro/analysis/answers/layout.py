@@ -5,13 +5,13 @@ In: a run. Out: `MeshDocument`, which is part of `InfoDocument`.
 
 from __future__ import annotations
 
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.replay.mesh import in_words
 from dpro.replay.run_mesh import mesh_of_run
 from dpro.store import Run
 
 
-class AxisDocument(Part, frozen=True):
+class AxisDocument(DocumentPart, frozen=True):
     """An axis of parallelism.
 
     Attributes:
@@ -23,7 +23,7 @@ class AxisDocument(Part, frozen=True):
     size: int
 
 
-class OverlayDocument(Part, frozen=True):
+class OverlayDocument(DocumentPart, frozen=True):
     """Experts, laid over axes that hold all ranks already.
 
     Attributes:
@@ -37,7 +37,7 @@ class OverlayDocument(Part, frozen=True):
     over: list[str]
 
 
-class MeshDocument(Part, frozen=True):
+class MeshDocument(DocumentPart, frozen=True):
     """Where each rank stands.
 
     Attributes:

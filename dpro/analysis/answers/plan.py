@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.replay.layouts.inputs.frameworks import framework_named
 from dpro.replay.layouts.inputs.machine import machine_of
@@ -75,7 +75,7 @@ class AskedRunPlan:
     assumed: Sequence[str] = ()
 
 
-class LayoutDocument(Part, frozen=True):
+class LayoutDocument(DocumentPart, frozen=True):
     """One layout and what is predicted of it.
 
     Attributes:

@@ -13,7 +13,7 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
@@ -25,7 +25,7 @@ from dpro.units import ms, us
 MAX_NAMED = 20  # steps that a refusal names
 
 
-class StepFit(Part, frozen=True):
+class StepFit(DocumentPart, frozen=True):
     """A step, measured and replayed.
 
     Attributes:
@@ -42,7 +42,7 @@ class StepFit(Part, frozen=True):
     error_pct: float
 
 
-class RankStarts(Part, frozen=True):
+class RankStarts(DocumentPart, frozen=True):
     """Errors of the starts of one rank.
 
     Attributes:
@@ -54,7 +54,7 @@ class RankStarts(Part, frozen=True):
     p95: float | None
 
 
-class RankFit(Part, frozen=True):
+class RankFit(DocumentPart, frozen=True):
     """A rank, measured and replayed.
 
     Attributes:
@@ -68,7 +68,7 @@ class RankFit(Part, frozen=True):
     span_start_error_us: RankStarts
 
 
-class TraceCoverage(Part, frozen=True):
+class TraceCoverage(DocumentPart, frozen=True):
     """What the trace shows, as shares.
 
     Attributes:
@@ -88,7 +88,7 @@ class TraceCoverage(Part, frozen=True):
     starts_anchored: float
 
 
-class Starts(Part, frozen=True):
+class Starts(DocumentPart, frozen=True):
     """What the starts of GPU work and of collectives rest on: four shares that add up to 1.
 
     Attributes:
@@ -104,7 +104,7 @@ class Starts(Part, frozen=True):
     anchored: float
 
 
-class EdgeCounts(Part, frozen=True):
+class EdgeCounts(DocumentPart, frozen=True):
     """Dependencies of one kind.
 
     Attributes:
@@ -117,7 +117,7 @@ class EdgeCounts(Part, frozen=True):
     inferred: int
 
 
-class StreamPairs(Part, frozen=True):
+class StreamPairs(DocumentPart, frozen=True):
     """Pairs of streams of which one waits for the other.
 
     Attributes:
@@ -129,7 +129,7 @@ class StreamPairs(Part, frozen=True):
     inferred: int
 
 
-class EvidenceDocument(Part, frozen=True):
+class EvidenceDocument(DocumentPart, frozen=True):
     """What the replay rests on.
 
     Attributes:
@@ -143,7 +143,7 @@ class EvidenceDocument(Part, frozen=True):
     stream_pairs: StreamPairs
 
 
-class OverlapSlowdown(Part, frozen=True):
+class OverlapSlowdown(DocumentPart, frozen=True):
     """How much kernels slow down while communication runs.
 
     Attributes:
@@ -156,7 +156,7 @@ class OverlapSlowdown(Part, frozen=True):
     high: float
 
 
-class LinkCostDocument(Part, frozen=True):
+class LinkCostDocument(DocumentPart, frozen=True):
     """What communication of one operation in one group costs, as fitted.
 
     Attributes:
@@ -180,7 +180,7 @@ class LinkCostDocument(Part, frozen=True):
     misfit: float
 
 
-class ClockOffset(Part, frozen=True):
+class ClockOffset(DocumentPart, frozen=True):
     """A rank's clock in its first window.
 
     Attributes:
@@ -196,7 +196,7 @@ class ClockOffset(Part, frozen=True):
     source: str
 
 
-class HostClock(Part, frozen=True):
+class HostClock(DocumentPart, frozen=True):
     """One clock against the reference, in one window.
 
     Attributes:
@@ -220,7 +220,7 @@ class HostClock(Part, frozen=True):
     source: str
 
 
-class PathPart(Part, frozen=True):
+class PathPart(DocumentPart, frozen=True):
     """Work on the critical path, longest first.
 
     Attributes:

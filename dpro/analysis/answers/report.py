@@ -16,14 +16,14 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.mean_step import MeanStepDocument, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.steps import breakdown, host
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import NS_PER_MS
 
 
-class StepParts(Part, frozen=True):
+class StepParts(DocumentPart, frozen=True):
     """Where a step of a rank went: compute, exposed communication, host bound and idle add up to it.
 
     Attributes:
@@ -56,7 +56,7 @@ class StepParts(Part, frozen=True):
     gc_ms: float | None
 
 
-class KernelTotal(Part, frozen=True):
+class KernelTotal(DocumentPart, frozen=True):
     """A kernel, or without GPU work a CPU operator by its own time, over all ranks.
 
     Attributes:
@@ -70,7 +70,7 @@ class KernelTotal(Part, frozen=True):
     total_ms: float
 
 
-class CollectiveTotal(Part, frozen=True):
+class CollectiveTotal(DocumentPart, frozen=True):
     """Collectives of one operation and size, over all ranks.
 
     Attributes:
@@ -95,7 +95,7 @@ class CollectiveTotal(Part, frozen=True):
     busbw_gbps: float | None
 
 
-class HostMeans(Part, frozen=True):
+class HostMeans(DocumentPart, frozen=True):
     """What the host of a rank did in its mean step, pauses included; null where it was not recorded.
 
     Attributes:
@@ -127,7 +127,7 @@ class HostMeans(Part, frozen=True):
     compile_ms: float | None
 
 
-class StageBubble(Part, frozen=True):
+class StageBubble(DocumentPart, frozen=True):
     """The bubble of a pipeline stage, averaged over steps and the ranks of the stage.
 
     Attributes:
@@ -188,7 +188,7 @@ class ReportFilesDocument(Document, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Tables:
+class ReportTables:
     """What `dpro report` prints, times in ns.
 
     Attributes:
@@ -210,7 +210,7 @@ class Tables:
     on_gpu: bool
 
 
-def report_tables(analysis: Analysis, selection: Selection = ALL) -> Tables:
+def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTables:
     """Where the time went.
 
     Args:
@@ -221,7 +221,7 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> Tables:
         Unanswerable: the run holds no spans.
     """
     facts = analysis.host
-    return Tables(
+    return ReportTables(
         steps=analysis.breakdown,
         kernels=breakdown.kernel_totals(analysis.spans),
         collectives=analysis.sizes,
@@ -233,7 +233,7 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> Tables:
 
 
 def report_document(
-    analysis: Analysis, tables: Tables, top: int | None = None, selection: Selection = ALL
+    analysis: Analysis, tables: ReportTables, top: int | None = None, selection: Selection = ALL
 ) -> ReportDocument:
     """The tables for programs.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import polars as pl
 
 from dpro.detect.machine.devices import ORDER, PCI, gpus_of_ranks
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.schema import COUNTERS
 from dpro.units import format_bytes
 
@@ -31,7 +31,7 @@ _ERRORS = {
 }
 
 
-class NetworkPort(Part, frozen=True):
+class NetworkPort(DocumentPart, frozen=True):
     """A network port.
 
     Attributes:
@@ -43,7 +43,7 @@ class NetworkPort(Part, frozen=True):
     device: str
 
 
-class MemoryPeak(Part, frozen=True):
+class MemoryPeak(DocumentPart, frozen=True):
     """The most memory that a rank has had allocated.
 
     Attributes:
@@ -57,7 +57,7 @@ class MemoryPeak(Part, frozen=True):
     peak_bytes: int
 
 
-class GpuDocument(Part, frozen=True):
+class GpuDocument(DocumentPart, frozen=True):
     """What was sampled of a GPU, and what was wrong with it.
 
     Attributes:
@@ -85,7 +85,7 @@ class GpuDocument(Part, frozen=True):
     lost: bool
 
 
-class TelemetryDocument(Part, frozen=True):
+class TelemetryDocument(DocumentPart, frozen=True):
     """What was sampled beside the job.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.documents import Document, Part
+from dpro.documents import Document, DocumentPart
 from dpro.errors import needs_extra
 from dpro.topology.file import TopologyFile
 from dpro.topology.hostlist import fold
@@ -23,7 +23,7 @@ with needs_extra("replay"):
 MAX_LEAVES = 64  # pairs of these are counted
 
 
-class TierDocument(Part, frozen=True):
+class TierDocument(DocumentPart, frozen=True):
     """Switches of one tier.
 
     Attributes:

@@ -36,10 +36,10 @@ from dpro.replay.whatif.documents import (
     refusal_document,
 )
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.pareto import Point, pareto
+from dpro.replay.whatif.pareto import ParetoPoint, pareto
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked, undominated
 from dpro.replay.whatif.registry import EDITS
-from dpro.replay.whatif.search import BUDGET, Found, explore
+from dpro.replay.whatif.search import BUDGET, SearchResult, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import format_duration, ms
@@ -217,14 +217,14 @@ def _found(
     progress: Callable[[int, int], None],
     trust: Trust,
     baseline: pl.DataFrame,
-) -> Found:
+) -> SearchResult:
     graph = analysis.built.predictive
     if not edits:
         return explored(analysis, budget, progress, trust, baseline)
     try:
-        return Found([predict(graph, baseline, edits, trust)], [], [], [])
+        return SearchResult([predict(graph, baseline, edits, trust)], [], [], [])
     except Unanswerable as error:
-        return Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
+        return SearchResult([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
 
 
 def explored(
@@ -233,7 +233,7 @@ def explored(
     progress: Callable[[int, int], None],
     trust: Trust,
     baseline: pl.DataFrame,
-) -> Found:
+) -> SearchResult:
     """What a search finds: edits of whole operations in their graph, where the run has both, and all others.
 
     Args:
@@ -254,7 +254,7 @@ def explored(
     )
     scale = float(durations_of(baseline)["duration_ns"].to_numpy().mean()) / view.baseline_ns
     moved = [scaled(each, scale, view) for each in beside.predictions]
-    return Found(
+    return SearchResult(
         ranked([*found.predictions, *moved]),
         [*found.refused, *beside.refused],
         [*found.interactions, *beside.interactions],
@@ -318,7 +318,7 @@ def sensitivity_of(analysis: Analysis) -> tuple[SensitivityDocument, list[Curve]
     return document, curves
 
 
-def pareto_of(analysis: Analysis) -> tuple[ParetoDocument, list[Point]]:
+def pareto_of(analysis: Analysis) -> tuple[ParetoDocument, list[ParetoPoint]]:
     """Time against memory, the least memory first.
 
     Raises:

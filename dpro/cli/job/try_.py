@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from dpro.trial.calibrate import Calibration
     from dpro.trial.changes import Change
     from dpro.trial.documents import TryDocument
-    from dpro.trial.ledger import Entry, Ratio
-    from dpro.trial.measure import Measured
+    from dpro.trial.ledger import LedgerEntry, Ratio
+    from dpro.trial.measure import MeasuredChange
     from dpro.trial.sequential import Decision
 
 
@@ -313,7 +313,7 @@ def _record(plan: TrialPlan, name: str, changes: tuple[Change, ...]) -> Run:
 
 
 @dataclass(frozen=True)
-class Guess:
+class TriedPrediction:
     """What the replay says of the changes, or why it says nothing.
 
     Attributes:
@@ -331,7 +331,7 @@ class Guess:
     reason: str = ""
 
 
-def _guess(changes: Sequence[Change], run: Run) -> Guess:
+def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
     """Predict the changes from a run of the job as it is."""
     from dpro.cli.analysis import analyse
     from dpro.replay.timeline import durations_of
@@ -345,17 +345,17 @@ def _guess(changes: Sequence[Change], run: Run) -> Guess:
         if not all(change.edits for change in changes):
             raise UsageError("no what-if edit predicts this")
     except UsageError:
-        return Guess(reason="no what-if edit predicts this")
+        return TriedPrediction(reason="no what-if edit predicts this")
     try:
         analysis = analyse(str(run.path))
         graph = analysis.built.predictive
         baseline = analysis.baseline
         prediction = predict(graph, baseline, edits, analysis.trust)
     except DproError as error:  # what cannot be predicted can be measured
-        return Guess(reason=str(error))
+        return TriedPrediction(reason=str(error))
     shown, calibration = calibrated(prediction, read()[0])
     baseline_ns = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
-    return Guess(prediction, shown, calibration, baseline_ns)
+    return TriedPrediction(prediction, shown, calibration, baseline_ns)
 
 
 def _ratio(prediction: Prediction | None, baseline_ns: float) -> Ratio | None:
@@ -367,11 +367,11 @@ def _ratio(prediction: Prediction | None, baseline_ns: float) -> Ratio | None:
     return Ratio(*(float(each / baseline_ns) for each in times))
 
 
-def _entry(plan: TrialPlan, guess: Guess, measured: Measured, changed: Run) -> Entry:
-    from dpro.trial.ledger import Entry, Ratio, joint_kind
+def _entry(plan: TrialPlan, guess: TriedPrediction, measured: MeasuredChange, changed: Run) -> LedgerEntry:
+    from dpro.trial.ledger import LedgerEntry, Ratio, joint_kind
     from dpro.units import ms
 
-    return Entry(
+    return LedgerEntry(
         kind=joint_kind(change.kind for change in plan.changes),
         edits=[change.text for change in plan.changes],
         predicted=_ratio(guess.prediction, guess.baseline_ns),
@@ -388,7 +388,9 @@ def _entry(plan: TrialPlan, guess: Guess, measured: Measured, changed: Run) -> E
     )
 
 
-def _document(plan: TrialPlan, guess: Guess, measured: Measured, changed: Run, **places: Any) -> TryDocument:
+def _document(
+    plan: TrialPlan, guess: TriedPrediction, measured: MeasuredChange, changed: Run, **places: Any
+) -> TryDocument:
     """What was predicted and measured; `places` are the clock, the runs and the ledger."""
     from dpro.trial.documents import TryDocument, times_document
     from dpro.units import ms
@@ -414,7 +416,7 @@ def _document(plan: TrialPlan, guess: Guess, measured: Measured, changed: Run, *
     )
 
 
-def _print_guess(plan: TrialPlan, guess: Guess) -> None:
+def _print_guess(plan: TrialPlan, guess: TriedPrediction) -> None:
     from dpro.units import ms
 
     out = console()

@@ -15,7 +15,7 @@ from dpro.opening import open_path
 if TYPE_CHECKING:
     from dpro.dashboards.loaded import Loaded
     from dpro.dashboards.runs import Runs
-    from dpro.dashboards.shown import Shown
+    from dpro.dashboards.shown import ShownRun
     from dpro.store import Run
 
 
@@ -103,7 +103,7 @@ def _lives(path: str) -> bool:
     return not is_url(path) and is_live(Path(path))
 
 
-def _show(path: str, open_it: Callable[[str], Run]) -> Shown:
+def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
     """A run as the page shows it: while it is recorded, copy by copy.
 
     Args:
@@ -111,13 +111,13 @@ def _show(path: str, open_it: Callable[[str], Run]) -> Shown:
         open_it: opens one that is not being recorded.
     """
     from dpro.cli.run.live import copies
-    from dpro.dashboards.loaded import Passing
-    from dpro.dashboards.shown import Shown
+    from dpro.dashboards.loaded import RecordingCopy
+    from dpro.dashboards.shown import ShownRun
 
     if not _lives(path):
-        return Shown(load(open_it(path)))
-    states = (load(copy, Passing) for copy in copies(Path(path)))
-    return Shown(next(states), states)
+        return ShownRun(load(open_it(path)))
+    states = (load(copy, RecordingCopy) for copy in copies(Path(path)))
+    return ShownRun(next(states), states)
 
 
 def _ensure_free(host: str, port: int) -> None:

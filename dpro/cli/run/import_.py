@@ -14,7 +14,7 @@ from dpro.cli.output import console, json_option, print_json, warn
 from dpro.words import few
 
 if TYPE_CHECKING:
-    from dpro.ingest.shards import Waiting
+    from dpro.ingest.shards import WaitingImport
 
 
 @click.command("import")
@@ -56,7 +56,7 @@ def import_(
     """
     from dpro.cli.runs import progress_bar
     from dpro.ingest.importer import import_sources
-    from dpro.ingest.shards import Waiting, import_shard, parse_shard
+    from dpro.ingest.shards import WaitingImport, import_shard, parse_shard
 
     share = parse_shard(shard) if shard is not None else None
     with _executor(executor) as pool, progress_bar() as progress:
@@ -64,7 +64,7 @@ def import_(
             manifest = import_sources(sources, output, jobs=jobs, executor=pool, progress=progress)
         else:
             outcome = import_shard(sources, output, share, jobs=jobs, executor=pool, progress=progress)
-            if isinstance(outcome, Waiting):
+            if isinstance(outcome, WaitingImport):
                 _say_what_is_missing(output, outcome, as_json)
                 return
             manifest = outcome
@@ -99,7 +99,7 @@ def _say_what_was_imported(run: Path, as_json: bool) -> None:
     console().print(unclassified_in_words(document.coverage.unclassified))
 
 
-def _say_what_is_missing(run: Path, waiting: Waiting, as_json: bool) -> None:
+def _say_what_is_missing(run: Path, waiting: WaitingImport, as_json: bool) -> None:
     from dpro.ingest.shards import ShardDocument
 
     if as_json:

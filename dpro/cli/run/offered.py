@@ -17,7 +17,7 @@ from dpro.errors import DproError, InputError, UsageError
 from dpro.remote import is_url
 
 if TYPE_CHECKING:
-    from dpro.dashboards.runs import Offer
+    from dpro.dashboards.runs import OfferedRun
 
 MAX_RUNS = 500  # runs of a folder
 FRESH_S = 5.0  # how long a list counts: the page asks for it with every link
@@ -69,16 +69,16 @@ def why_not(run: Path) -> str:
     return ""
 
 
-def offers_of(given: Sequence[str], folder: Path | None = None) -> Callable[[], list[Offer]]:
+def offers_of(given: Sequence[str], folder: Path | None = None) -> Callable[[], list[OfferedRun]]:
     """What lists the runs that were given, and those of a folder.
 
     Args:
         given: paths as typed, the first run first; these may be traces.
         folder: whose runs are offered, too.
     """
-    known: list[tuple[float, list[Offer]]] = []
+    known: list[tuple[float, list[OfferedRun]]] = []
 
-    def offers() -> list[Offer]:
+    def offers() -> list[OfferedRun]:
         if not known or time.monotonic() - known[0][0] > FRESH_S:
             known[:] = [(time.monotonic(), list(_offers(given, folder)))]
         return known[0][1]
@@ -86,20 +86,20 @@ def offers_of(given: Sequence[str], folder: Path | None = None) -> Callable[[], 
     return offers
 
 
-def _offers(given: Sequence[str], folder: Path | None) -> Iterator[Offer]:
-    from dpro.dashboards.runs import Offer
+def _offers(given: Sequence[str], folder: Path | None) -> Iterator[OfferedRun]:
+    from dpro.dashboards.runs import OfferedRun
 
     names = names_of(given)
     own = {Path(path).resolve() for path in given if not is_url(path)}
     for path, name in names.items():
         local = not is_url(path) and _is_run(Path(path))
         lives = local and is_live(Path(path))
-        yield Offer(name, path, why_not(Path(path)) if local and not lives else "", lives)
+        yield OfferedRun(name, path, why_not(Path(path)) if local and not lives else "", lives)
     for each in runs_in(folder) if folder is not None else []:
         if each.resolve() not in own:
             lives = is_live(each)
             name = each.name if each.name not in names.values() else f"{folder}/{each.name}"
-            yield Offer(name, str(each), "" if lives else why_not(each), lives)
+            yield OfferedRun(name, str(each), "" if lives else why_not(each), lives)
 
 
 def names_of(given: Sequence[str]) -> dict[str, str]:

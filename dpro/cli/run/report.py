@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dpro.analysis.analysis import Analysis
-    from dpro.analysis.answers.report import Tables
+    from dpro.analysis.answers.report import ReportTables
     from dpro.selection import Ranges, Selection
     from dpro.store import Run
 
@@ -186,7 +186,7 @@ def _print_mean_step(analysis: Analysis) -> None:
     out.print()
 
 
-def _print(analysis: Analysis, tables: Tables, top: int, selection: Selection) -> None:
+def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
     ranks = "selected ranks" if selection.ranks else "all ranks"
     steps = "selected steps" if selection.steps else "all steps"

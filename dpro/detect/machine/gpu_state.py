@@ -16,7 +16,7 @@ import polars as pl
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import time_in_words
 from dpro.detect.machine.devices import HEARTBEAT, PCI, gpus_of_ranks
-from dpro.detect.machine.telemetry import Stretch, levels_in
+from dpro.detect.machine.telemetry import TimeRange, levels_in
 from dpro.detect.machine.xids import EVENTS, HARDWARE, error_of, name_of, remedy_of
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE
 from dpro.units import NS_PER_S
@@ -34,7 +34,7 @@ _CLOCK, _IDLE, _HEAT, _LIMIT = "sm_clock_mhz", "clocks_gpu_idle", "temperature_c
 _EVENTS = ("xid", "lost", *EVENTS)
 
 
-class Hold(NamedTuple):
+class ClockHold(NamedTuple):
     """A cause that holds clocks down.
 
     Attributes:
@@ -52,7 +52,7 @@ class Hold(NamedTuple):
 
 _POWER_DO = "raise its power limit (`nvidia-smi -pl`, or what caps the node) to that of its peers"
 HOLDS = (
-    Hold(
+    ClockHold(
         "heat",
         (
             "throttled_thermal_s",
@@ -64,27 +64,29 @@ HOLDS = (
         0.05,
         "check its cooling: fans, air flow, the liquid loop, the temperature of the inlet",
     ),
-    Hold(
+    ClockHold(
         "the power brake",
         ("clocks_hw_power_brake",),
         0.05,
         "check the node's power supplies, their cabling, and what the rack may draw",
     ),
-    Hold("the power cap", ("throttled_power_s", "clocks_sw_power_cap"), 0.2, _POWER_DO),
-    Hold("a limit of the board", ("throttled_board_limit_s",), 0.05, "check the board's power and cooling"),
-    Hold(
+    ClockHold("the power cap", ("throttled_power_s", "clocks_sw_power_cap"), 0.2, _POWER_DO),
+    ClockHold(
+        "a limit of the board", ("throttled_board_limit_s",), 0.05, "check the board's power and cooling"
+    ),
+    ClockHold(
         "the hardware",
         ("throttled_hardware_s", "clocks_hw_slowdown"),
         0.05,
         "check its power supply and its cooling; the driver does not say which of them",
     ),
-    Hold(
+    ClockHold(
         "sync boost",
         ("throttled_sync_boost_s", "clocks_sync_boost"),
         0.05,
         "GPUs of one group take the clock of the slowest of them: find that one",
     ),
-    Hold(
+    ClockHold(
         "clocks that were set",
         ("clocks_application_setting",),
         0.2,
@@ -284,7 +286,7 @@ def _state(gpus: JobGpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     )
     parts = [
-        levels_in(rows[host], Stretch(begin, end))
+        levels_in(rows[host], TimeRange(begin, end))
         for host, begin, end in extents.sort("host").iter_rows()
         if end > begin and host in rows
     ]
@@ -333,14 +335,14 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
     )
 
 
-def _shares(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> tuple[float, float] | None:
+def _shares(hold: ClockHold, own: dict[str, float], theirs: dict[str, float]) -> tuple[float, float] | None:
     """Return the shares of time in which a GPU and its peers were held down; None if they hardly differ."""
     known = [(own[name], theirs.get(name, 0.0)) for name in hold.counters if name in own]
     share, usual = max(known, key=lambda each: each[0] - each[1], default=(0.0, 0.0))
     return (min(share, 1.0), usual) if share - usual >= hold.min_share else None
 
 
-def _details(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> Iterator[str]:
+def _details(hold: ClockHold, own: dict[str, float], theirs: dict[str, float]) -> Iterator[str]:
     if hold.cause == "heat" and _HEAT in own and _HEAT in theirs:
         yield f"{own[_HEAT]:.0f} °C, theirs {theirs[_HEAT]:.0f}"
     if hold.cause == "the power cap" and own.get(_LIMIT, 0.0) < theirs.get(_LIMIT, 0.0):

@@ -16,14 +16,14 @@ SERIES = ["rank", "host", "device", "counter"]
 _NS_PER_S = 1e9
 
 
-class Stretch(NamedTuple):
+class TimeRange(NamedTuple):
     """A stretch of time, ns on the host's clock."""
 
     begin_ns: int
     end_ns: int
 
 
-class Rule(NamedTuple):
+class CounterRule(NamedTuple):
     """When a change of a counter is worth a line.
 
     Attributes:
@@ -42,48 +42,64 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "sm_clock_mhz": Rule("SM clock", False, -1, 50, "MHz"),
-    "memory_clock_mhz": Rule("memory clock", False, -1, 50, "MHz"),
-    "temperature_c": Rule("temperature", False, +1, 8, "°C"),
-    "throttled_power_s": Rule("clocks held down by the power cap", True, +1, 0.2, "of the time"),
-    "throttled_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
-    "throttled_memory_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
-    "throttled_regulator_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
-    "throttled_board_limit_s": Rule(
+    "sm_clock_mhz": CounterRule("SM clock", False, -1, 50, "MHz"),
+    "memory_clock_mhz": CounterRule("memory clock", False, -1, 50, "MHz"),
+    "temperature_c": CounterRule("temperature", False, +1, 8, "°C"),
+    "throttled_power_s": CounterRule("clocks held down by the power cap", True, +1, 0.2, "of the time"),
+    "throttled_thermal_s": CounterRule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_memory_thermal_s": CounterRule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_regulator_thermal_s": CounterRule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_board_limit_s": CounterRule(
         "clocks held down by a limit of the board", True, +1, 0.02, "of the time"
     ),
-    "throttled_reliability_s": Rule("clocks held down by the voltage's limit", True, +1, 0.2, "of the time"),
-    "throttled_hardware_s": Rule("clocks held down by the hardware", True, +1, 0.02, "of the time"),
-    "clocks_sw_power_cap": Rule("clocks held down by the power cap", False, +1, 0.2, "of the time"),
-    "clocks_hw_slowdown": Rule("clocks held down by the hardware", False, +1, 0.02, "of the time"),
-    "clocks_sw_thermal_slowdown": Rule("clocks held down by heat", False, +1, 0.02, "of the time"),
-    "clocks_hw_thermal_slowdown": Rule("clocks held down by heat", False, +1, 0.02, "of the time"),
-    "clocks_hw_power_brake": Rule("clocks held down by the power brake", False, +1, 0.02, "of the time"),
-    "ecc_corrected": Rule("corrected ECC errors", True, +1, 0.01, "per second"),
-    "ecc_uncorrected": Rule("uncorrected ECC errors", True, +1, 1e-9, "per second"),
-    "pcie_replays": Rule("PCIe replays", True, +1, 0.1, "per second"),
-    "pcie_generation": Rule("PCIe generation", False, -1, 0.5),
-    "pcie_lanes": Rule("PCIe lanes", False, -1, 0.5),
-    "nvlink_replays": Rule("NVLink replays", True, +1, 0.1, "per second"),
-    "nvlink_crc_errors": Rule("NVLink CRC errors", True, +1, 0.1, "per second"),
-    "rate_gbps": Rule("rate of the port", False, -1, 1, "Gbit/s"),
-    "symbol_error": Rule("symbol errors", True, +1, 0.1, "per second"),
-    "link_downed": Rule("times the link was down", True, +1, 1e-9, "per second"),
-    "rx_crc_errors": Rule("frames with a wrong checksum", True, +1, 0.01, "per second"),
-    "tcp_retransmitted_segments": Rule("retransmitted TCP segments", True, +1, 5, "per second"),
-    "load_1m": Rule("load", False, +1, 2),
-    "pressure_cpu_some_s": Rule("time in which processes wait for a core", True, +1, 0.1, "s per second"),
-    "pressure_io_some_s": Rule("time in which processes wait for a disk", True, +1, 0.1, "s per second"),
-    "pressure_memory_some_s": Rule("time in which processes wait for memory", True, +1, 0.02, "s per second"),
-    "cgroup_throttled_s": Rule("time without CPU by the cgroup's limit", True, +1, 0.02, "s per second"),
-    "cpu_steal_s": Rule("CPU time that the hypervisor took", True, +1, 0.05, "s per second"),
-    "swapped_in_pages": Rule("pages swapped in", True, +1, 10, "per second"),
-    "major_faults": Rule("page faults from disk", True, +1, 10, "per second"),
-    "main_thread_runqueue_s": Rule("time the main thread waits for a core", True, +1, 0.05, "s per second"),
+    "throttled_reliability_s": CounterRule(
+        "clocks held down by the voltage's limit", True, +1, 0.2, "of the time"
+    ),
+    "throttled_hardware_s": CounterRule("clocks held down by the hardware", True, +1, 0.02, "of the time"),
+    "clocks_sw_power_cap": CounterRule("clocks held down by the power cap", False, +1, 0.2, "of the time"),
+    "clocks_hw_slowdown": CounterRule("clocks held down by the hardware", False, +1, 0.02, "of the time"),
+    "clocks_sw_thermal_slowdown": CounterRule("clocks held down by heat", False, +1, 0.02, "of the time"),
+    "clocks_hw_thermal_slowdown": CounterRule("clocks held down by heat", False, +1, 0.02, "of the time"),
+    "clocks_hw_power_brake": CounterRule(
+        "clocks held down by the power brake", False, +1, 0.02, "of the time"
+    ),
+    "ecc_corrected": CounterRule("corrected ECC errors", True, +1, 0.01, "per second"),
+    "ecc_uncorrected": CounterRule("uncorrected ECC errors", True, +1, 1e-9, "per second"),
+    "pcie_replays": CounterRule("PCIe replays", True, +1, 0.1, "per second"),
+    "pcie_generation": CounterRule("PCIe generation", False, -1, 0.5),
+    "pcie_lanes": CounterRule("PCIe lanes", False, -1, 0.5),
+    "nvlink_replays": CounterRule("NVLink replays", True, +1, 0.1, "per second"),
+    "nvlink_crc_errors": CounterRule("NVLink CRC errors", True, +1, 0.1, "per second"),
+    "rate_gbps": CounterRule("rate of the port", False, -1, 1, "Gbit/s"),
+    "symbol_error": CounterRule("symbol errors", True, +1, 0.1, "per second"),
+    "link_downed": CounterRule("times the link was down", True, +1, 1e-9, "per second"),
+    "rx_crc_errors": CounterRule("frames with a wrong checksum", True, +1, 0.01, "per second"),
+    "tcp_retransmitted_segments": CounterRule("retransmitted TCP segments", True, +1, 5, "per second"),
+    "load_1m": CounterRule("load", False, +1, 2),
+    "pressure_cpu_some_s": CounterRule(
+        "time in which processes wait for a core", True, +1, 0.1, "s per second"
+    ),
+    "pressure_io_some_s": CounterRule(
+        "time in which processes wait for a disk", True, +1, 0.1, "s per second"
+    ),
+    "pressure_memory_some_s": CounterRule(
+        "time in which processes wait for memory", True, +1, 0.02, "s per second"
+    ),
+    "cgroup_throttled_s": CounterRule(
+        "time without CPU by the cgroup's limit", True, +1, 0.02, "s per second"
+    ),
+    "cpu_steal_s": CounterRule("CPU time that the hypervisor took", True, +1, 0.05, "s per second"),
+    "swapped_in_pages": CounterRule("pages swapped in", True, +1, 10, "per second"),
+    "major_faults": CounterRule("page faults from disk", True, +1, 10, "per second"),
+    "main_thread_runqueue_s": CounterRule(
+        "time the main thread waits for a core", True, +1, 0.05, "s per second"
+    ),
 }
 
 
-def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, after: Stretch) -> dict[str, str]:
+def changes(
+    counters: pl.DataFrame, workers: pl.DataFrame, before: TimeRange, after: TimeRange
+) -> dict[str, str]:
     """Return what became worse from one stretch to another, the largest changes first.
 
     Args:
@@ -124,7 +140,7 @@ def _where(row: dict[str, object], owned: pl.DataFrame) -> str:
     return f"rank {row['rank']}" if row["rank"] != -1 else f"host {row['host']}"
 
 
-def levels_in(rows: pl.DataFrame, stretch: Stretch) -> pl.DataFrame:
+def levels_in(rows: pl.DataFrame, stretch: TimeRange) -> pl.DataFrame:
     """Return, by series, `mean` over the time of a stretch, and `growth` per second, through resets.
 
     Args:

@@ -20,7 +20,7 @@ MAX_SPREAD = 0.5  # of a level's values, of the distance between the levels, in 
 MIN_HOSTS = 2  # in each of two parts: one host alone is at fault itself
 
 
-class Block(NamedTuple):
+class FabricBlock(NamedTuple):
     """Parts of the network, and what is slow between them.
 
     Attributes:
@@ -38,7 +38,7 @@ class Block(NamedTuple):
         return " | ".join(", ".join(part) for part in self.parts)
 
 
-def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[Block]:
+def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[FabricBlock]:
     """Parts of the network between which all is slow; none unless that holds for every group there is.
 
     Args:
@@ -57,7 +57,7 @@ def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[Block
         parts = _parts(levels, hosts) if levels is not None else None
         if levels is not None and parts:
             blocks.setdefault(parts, []).append(levels.filter("slow").drop("slow"))
-    return [Block(parts, pl.concat(slow)) for parts, slow in blocks.items()]
+    return [FabricBlock(parts, pl.concat(slow)) for parts, slow in blocks.items()]
 
 
 def _two_levels(same_kind: pl.DataFrame) -> pl.DataFrame | None:

@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
-from dpro.detect.network.fabric import LIKE, Block, find_blocks
+from dpro.detect.network.fabric import LIKE, FabricBlock, find_blocks
 from dpro.detect.network.traffic import MESSAGE, Traffic
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.units import format_bytes, format_duration
@@ -233,7 +233,7 @@ def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> 
     )  # fmt: skip
 
 
-def _describe_block(traffic: Traffic, block: Block) -> Finding | None:
+def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
     """The finding about parts of the network, None where the step does not wait for what is between them."""
     saved, base = _healed(traffic, block.slow)
     if not clear_gain(saved, base):

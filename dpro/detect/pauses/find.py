@@ -76,7 +76,7 @@ _UNEXPLAINED = (BUSY, IDLE)
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostTime:
     """What a job loses to pauses.
 
     Attributes:
@@ -112,7 +112,7 @@ class PauseGroup:
         return sum(pause.lost_ns for pause in self.pauses)
 
 
-def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]) -> Lost:
+def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]) -> LostTime:
     """Find what time is lost to, if some steps take far longer than all others.
 
     The cost of a finding is what its pauses take beyond what their steps usually would, averaged over all
@@ -124,7 +124,7 @@ def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], p
     """
     series = step_series(steps)
     if series is None or not series.paused.any():
-        return Lost([], [])
+        return LostTime([], [])
     pauses = _not_ours(pauses_of(series, steps, counters, own), steps)
     first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
@@ -133,7 +133,7 @@ def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], p
     num_ranks = steps["rank"].n_unique()
     more_lines = _names_of_steps(series, warm_up)
     findings = [_finding(each, series, num_ranks, [*_saved(each, counters), *more_lines]) for each in groups]
-    return Lost(
+    return LostTime(
         [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(each.pauses for each in groups)) for pause in pauses),
     )

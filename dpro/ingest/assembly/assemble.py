@@ -18,10 +18,18 @@ from typing import Any, TypeAlias
 from dpro._version import __version__
 from dpro.errors import InputError
 from dpro.folders import made_whole
-from dpro.ingest.assembly.merge import LEFT_OUT, Piece, Remarks, clash, merge_rank, refuse_clashes, useful
+from dpro.ingest.assembly.merge import (
+    LEFT_OUT,
+    Remarks,
+    StagedPiece,
+    clash,
+    merge_rank,
+    refuse_clashes,
+    useful,
+)
 from dpro.ingest.assembly.staging import (
+    FileNote,
     ImportTask,
-    Note,
     RankFacts,
     give_up,
     note_of,
@@ -43,7 +51,7 @@ class _Merge:
     """Task: one rank that several files describe."""
 
     rank: int
-    pieces: list[Piece]
+    pieces: list[StagedPiece]
     folder: Path
 
 
@@ -87,11 +95,11 @@ def assemble(
     return manifest
 
 
-def _pieces(note: Note, folder: Path) -> list[Piece]:
-    return [Piece(note.path, note.format, folder, share) for share in note.shares if not note.failure]
+def _pieces(note: FileNote, folder: Path) -> list[StagedPiece]:
+    return [StagedPiece(note.path, note.format, folder, share) for share in note.shares if not note.failure]
 
 
-def _all_pieces(notes: Sequence[Note], tasks: Sequence[ImportTask]) -> dict[int, list[Piece]]:
+def _all_pieces(notes: Sequence[FileNote], tasks: Sequence[ImportTask]) -> dict[int, list[StagedPiece]]:
     """What was read of each rank, in order of the files' names."""
     folders = {task.number: task.folder for task in tasks}
     by_rank = defaultdict(list)
@@ -102,8 +110,8 @@ def _all_pieces(notes: Sequence[Note], tasks: Sequence[ImportTask]) -> dict[int,
 
 
 def _by_rank(
-    notes: Sequence[Note], tasks: Sequence[ImportTask]
-) -> tuple[dict[int, list[Piece]], list[Remarks]]:
+    notes: Sequence[FileNote], tasks: Sequence[ImportTask]
+) -> tuple[dict[int, list[StagedPiece]], list[Remarks]]:
     """The pieces used of each rank, and remarks on those left out.
 
     Raises:
@@ -119,7 +127,7 @@ def _by_rank(
     return by_rank, remarks
 
 
-def _with_ranks(notes: list[Note], tasks: Sequence[ImportTask], spread: Spread) -> list[Note]:
+def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spread) -> list[FileNote]:
     """Give each file that does not state its rank the first rank that it fits, in order of the names."""
     unranked = [note for note in notes if not note.failure and not note.states_its_rank]
     if not unranked:
@@ -139,11 +147,11 @@ def _with_ranks(notes: list[Note], tasks: Sequence[ImportTask], spread: Spread) 
     return sorted([*settled, *(note_of(task) for task in again)], key=lambda note: note.number)
 
 
-def _fits(note: Note, folder: Path, there: Sequence[Piece]) -> bool:
+def _fits(note: FileNote, folder: Path, there: Sequence[StagedPiece]) -> bool:
     return not any(clash(piece, other) for piece in _pieces(note, folder) for other in there)
 
 
-def _place(by_rank: Mapping[int, list[Piece]], folder: Path, spread: Spread) -> list[Remarks]:
+def _place(by_rank: Mapping[int, list[StagedPiece]], folder: Path, spread: Spread) -> list[Remarks]:
     """Put the parts of every rank into the run: as they are staged, or merged where files share a rank."""
     for name in TABLES:
         (folder / name).mkdir()
@@ -179,8 +187,8 @@ def _not_merged(task: _Merge, why: str) -> tuple[int, Remarks]:
 
 
 def _manifest(
-    by_rank: Mapping[int, list[Piece]],
-    notes: Sequence[Note],
+    by_rank: Mapping[int, list[StagedPiece]],
+    notes: Sequence[FileNote],
     remarks: Sequence[Remarks],
     warnings: Sequence[str],
 ) -> Manifest:
@@ -214,7 +222,7 @@ def _versions(shares: Sequence[RankFacts]) -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
-def _sources(pieces: Sequence[Piece]) -> dict[str, str]:
+def _sources(pieces: Sequence[StagedPiece]) -> dict[str, str]:
     """The formats that each table was read from."""
     formats: dict[str, set[str]] = defaultdict(set)
     for piece in pieces:

@@ -39,7 +39,7 @@ _FURTHER = "further execution traces of a rank"
 
 
 @dataclass(frozen=True)
-class Piece:
+class StagedPiece:
     """One file's share of one rank: where it is staged, and what it is."""
 
     path: str
@@ -56,7 +56,7 @@ class Remarks:
     warnings: list[str] = field(default_factory=list)
 
 
-def useful(pieces: Sequence[Piece]) -> tuple[list[Piece], Remarks]:
+def useful(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
     """Leave out files that add nothing to others.
 
     These are execution traces (all but one where there is a Kineto trace, else those without times), and
@@ -84,7 +84,7 @@ def useful(pieces: Sequence[Piece]) -> tuple[list[Piece], Remarks]:
     return sorted(ordered, key=lambda piece: piece.format != KINETO), remarks
 
 
-def _newest_dumps(pieces: Sequence[Piece], remarks: Remarks) -> list[Piece]:
+def _newest_dumps(pieces: Sequence[StagedPiece], remarks: Remarks) -> list[StagedPiece]:
     dumps = [piece for piece in pieces if piece.format == FLIGHT_RECORDER]
     if len(dumps) < 2:
         return list(pieces)
@@ -96,7 +96,7 @@ def _newest_dumps(pieces: Sequence[Piece], remarks: Remarks) -> list[Piece]:
     return [piece for piece in pieces if piece not in left]
 
 
-def _lack_of_times(piece: Piece) -> str:
+def _lack_of_times(piece: StagedPiece) -> str:
     """Why an execution trace needs the Kineto trace of its process; empty where it does not."""
     from dpro.ingest.execution_trace import refuse_alone
 
@@ -107,7 +107,7 @@ def _lack_of_times(piece: Piece) -> str:
     return ""
 
 
-def clash(first: Piece, second: Piece) -> str:
+def clash(first: StagedPiece, second: StagedPiece) -> str:
     """What two files of one rank both describe and only one may; empty where they fit together.
 
     Args:
@@ -122,7 +122,7 @@ def clash(first: Piece, second: Piece) -> str:
     return ", ".join(sorted(both))
 
 
-def refuse_clashes(pieces: Sequence[Piece]) -> None:
+def refuse_clashes(pieces: Sequence[StagedPiece]) -> None:
     """Refuse files of one rank that do not fit together.
 
     Raises:
@@ -139,7 +139,7 @@ def refuse_clashes(pieces: Sequence[Piece]) -> None:
                 )
 
 
-def merge_rank(rank: int, pieces: Sequence[Piece], run: Path) -> Remarks:
+def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:
     """Write the tables of a rank that several files describe.
 
     Args:
@@ -183,7 +183,7 @@ def _combined(traces: Sequence[tuple[str, RankTrace]]) -> list[RankTrace]:
     return [whole, *rest]
 
 
-def _trace(piece: Piece) -> RankTrace:
+def _trace(piece: StagedPiece) -> RankTrace:
     frames = {}
     for name in piece.share.tables:
         part = piece.folder / name / f"{part_name(piece.share.rank)}.parquet"

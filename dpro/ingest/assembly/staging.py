@@ -81,7 +81,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
-class Note:
+class FileNote:
     """What became of one file.
 
     Attributes:
@@ -108,7 +108,7 @@ class Note:
         return self.rank is None
 
 
-def stage(task: ImportTask) -> Note:
+def stage(task: ImportTask) -> FileNote:
     """Read one file and keep its tables; a file that cannot be read becomes a note that says why.
 
     Until `settle`, a file that does not state its rank is read as the rank of its place among the files.
@@ -125,14 +125,14 @@ def stage(task: ImportTask) -> Note:
                 shares = [_share(trace, folder) for trace in traces]
             except SchemaError as error:
                 raise _of_the_file(importer, task.source.label, error) from error
-            note = Note(task.number, task.source.label, task.format, shares, stamp=stamp, rank=rank)
+            note = FileNote(task.number, task.source.label, task.format, shares, stamp=stamp, rank=rank)
         except DproError as error:
-            note = Note(task.number, task.source.label, task.format, failure=str(error))
+            note = FileNote(task.number, task.source.label, task.format, failure=str(error))
         _write_note(folder, note)
     return note
 
 
-def settle(task: ImportTask) -> Note:
+def settle(task: ImportTask) -> FileNote:
     """Give a staged file that does not state its rank the one of its task.
 
     Raises:
@@ -151,7 +151,7 @@ def settle(task: ImportTask) -> Note:
     return note
 
 
-def give_up(task: ImportTask, why: str) -> Note:
+def give_up(task: ImportTask, why: str) -> FileNote:
     """Note that a file cannot be read because the process that read it died.
 
     Args:
@@ -159,7 +159,7 @@ def give_up(task: ImportTask, why: str) -> Note:
         why: what is known of the reason.
     """
     label = task.source.label
-    note = Note(task.number, label, task.format, failure=f"{label}: {why}")
+    note = FileNote(task.number, label, task.format, failure=f"{label}: {why}")
     with _made_whole(task) as folder:
         _write_note(folder, note)
     return note
@@ -305,12 +305,12 @@ def make_staging(staging: Path) -> None:
     (staging / _FILES).mkdir(parents=True, exist_ok=True)
 
 
-def read_notes(staging: Path) -> list[Note]:
+def read_notes(staging: Path) -> list[FileNote]:
     """The notes of all staged files, in order of their names."""
     return [_note(path) for path in sorted((staging / _FILES).glob(f"[0-9]*/{_NOTE}"))]
 
 
-def note_of(task: ImportTask) -> Note:
+def note_of(task: ImportTask) -> FileNote:
     """The note of a staged file."""
     return _note(task.folder / _NOTE)
 
@@ -329,11 +329,11 @@ def _stamp(source: Source) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _write_note(folder: Path, note: Note) -> None:
+def _write_note(folder: Path, note: FileNote) -> None:
     (folder / _NOTE).write_text(json.dumps(asdict(note)), encoding="utf-8")
 
 
-def _note(path: Path) -> Note:
+def _note(path: Path) -> FileNote:
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     shares = [RankFacts(**share) for share in document.pop("shares")]
-    return Note(**document, shares=shares)
+    return FileNote(**document, shares=shares)

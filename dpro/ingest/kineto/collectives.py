@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.classify import classify, is_communication, operation
 from dpro.ingest.derived.launches import enclosed, launched
-from dpro.ingest.kineto.events import NO_ARGS, Args
+from dpro.ingest.kineto.events import NO_ARGS, EventArguments
 from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of, whole
 from dpro.ingest.reading.values import text
 from dpro.schema import COLLECTIVES
@@ -28,7 +28,9 @@ MESSAGES = ("send", "recv")
 _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET\w*?|NVLS\w*?|PAT)_(LL128|LL|SIMPLE)(?=_|\(|$)")
 
 
-def gpu_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, rank: int) -> pl.DataFrame:
+def gpu_collectives(
+    spans: pl.DataFrame, args: Sequence[EventArguments], groups: Groups, rank: int
+) -> pl.DataFrame:
     """One row per communication kernel.
 
     Args:
@@ -51,7 +53,9 @@ def gpu_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, r
     return calls_of(rows, COLUMNS)
 
 
-def _batched(kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[Args]) -> dict[int, list[int]]:
+def _batched(
+    kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[EventArguments]
+) -> dict[int, list[int]]:
     """Messages that were called one by one and launched together, by the kernel that carries them.
 
     Their calls launch nothing: the next launch on their thread that lies in no other call carries them all.
@@ -91,7 +95,9 @@ def _with_issuers(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     return found.sort("start_ns", "span_id", maintain_order=True)
 
 
-def _row(kernel: Mapping[str, Any], args: Sequence[Args], groups: Groups, rank: int) -> dict[str, Any]:
+def _row(
+    kernel: Mapping[str, Any], args: Sequence[EventArguments], groups: Groups, rank: int
+) -> dict[str, Any]:
     own, ranged, record, call = (
         NO_ARGS if position is None else args[position]
         for position in map(kernel.get, ("position", "range_position", "record_position", "call_position"))
@@ -118,7 +124,7 @@ def _row(kernel: Mapping[str, Any], args: Sequence[Args], groups: Groups, rank: 
     }
 
 
-def _operation(kernel: Mapping[str, Any], recorded: Args) -> str:
+def _operation(kernel: Mapping[str, Any], recorded: EventArguments) -> str:
     """The operation as recorded, else by the names of the issuing ranges, else by the kernel's own name."""
     names = (text(recorded.collective), kernel["range_name"] or "", kernel["call_name"] or "")
     issued = next(filter(None, map(operation, names)), "")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dpro.classify import is_communication
-from dpro.ingest.kineto.events import NO_ARGS, Args, Event
+from dpro.ingest.kineto.events import NO_ARGS, EventArguments, TraceEvent
 from dpro.ingest.kineto.kinds import GPU_KINDS, KINDS, SYNC, is_frame, kind_of
 from dpro.ingest.kineto.marks import unbound
 from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
@@ -57,7 +57,7 @@ class Columns:
 
     def __init__(self) -> None:
         """Begin without rows."""
-        self.details: list[Args] = []
+        self.details: list[EventArguments] = []
         self.lost: Counter[str] = Counter()
         self._parts: defaultdict[str, list[Array]] = defaultdict(list)
         self._names = _Memo()
@@ -67,7 +67,7 @@ class Columns:
         self._detailed: Array = np.zeros(0, dtype=np.bool_)
         self._communicates = _Memo(is_communication)
 
-    def add(self, spans: list[Event]) -> None:
+    def add(self, spans: list[TraceEvent]) -> None:
         """Take the complete events (phase X) of a chunk."""
         kinds = self._kinds.of([event.category for event in spans], np.uint8)
         if kinds.size and kinds.max() >= _UNTAKEN:
@@ -96,7 +96,7 @@ class Columns:
         for name, part in columns.items():
             self._parts[name].append(part)
 
-    def _add_gpu(self, spans: list[Event], rows: Array, pids: Array, tids: Array) -> None:
+    def _add_gpu(self, spans: list[TraceEvent], rows: Array, pids: Array, tids: Array) -> None:
         """Columns of GPU work alone. Where no argument says device and stream, process and thread do."""
         args = [spans[row].args or NO_ARGS for row in rows.tolist()]
         device, stream = whole_numbers([a.device for a in args]), whole_numbers([a.stream for a in args])
@@ -107,7 +107,7 @@ class Columns:
             bytes=whole_numbers([a.bytes for a in args]),
         )
 
-    def _add_arguments(self, spans: list[Event], kinds: Array, names: Array) -> None:
+    def _add_arguments(self, spans: list[TraceEvent], kinds: Array, names: Array) -> None:
         """Columns that all but Python calls have, and the details of what communicates or synchronises."""
         chosen = kinds != _PYTHON
         args = [event.args or NO_ARGS for event in compress(spans, chosen.tolist())]
@@ -123,7 +123,7 @@ class Columns:
             position=self._positions(args, kinds[chosen], names[chosen]),
         )
 
-    def _positions(self, args: list[Args], kinds: Array, names: Array) -> Array:
+    def _positions(self, args: list[EventArguments], kinds: Array, names: Array) -> Array:
         """Where the details of each event are kept, -1 where none are."""
         if len(self._texts) < len(self._names):
             self._texts.extend(islice(self._names, len(self._texts), None))
@@ -227,7 +227,7 @@ def _rows_of_parts(orders: Sequence[Array], parts: Mapping[str, Array]) -> dict[
     return rows
 
 
-def _shapes(args: list[Args]) -> list[bytes]:
+def _shapes(args: list[EventArguments]) -> list[bytes]:
     """Shapes as they are written, empty where there are none: most often, so that comes first."""
     none = NO_ARGS.shapes
     return [

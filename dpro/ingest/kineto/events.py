@@ -37,7 +37,7 @@ _EVENTS_ASKED = 16
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
-class Args(msgspec.Struct, gc=False, frozen=True):
+class EventArguments(msgspec.Struct, gc=False, frozen=True):
     """The arguments of an event that dpro takes; the rest is passed over while decoding."""
 
     external_id: Any = msgspec.field(default=-1, name="External id")
@@ -73,10 +73,10 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     value: Any = None
 
 
-NO_ARGS = Args()
+NO_ARGS = EventArguments()
 
 
-class Event(msgspec.Struct, gc=False, frozen=True):
+class TraceEvent(msgspec.Struct, gc=False, frozen=True):
     """One entry of `traceEvents`; times in µs, None or `MISSING_TIME` where there is none."""
 
     phase: str = msgspec.field(default="", name="ph")
@@ -86,17 +86,17 @@ class Event(msgspec.Struct, gc=False, frozen=True):
     tid: int | str | None = None
     time: int | float | None = msgspec.field(default=MISSING_TIME, name="ts")
     duration: int | float | None = msgspec.field(default=-1, name="dur")
-    args: Args | None = NO_ARGS
+    args: EventArguments | None = NO_ARGS
 
 
-class ExactEvent(Event, gc=False, frozen=True):
+class ExactEvent(TraceEvent, gc=False, frozen=True):
     """The same with times as they are written, where a float would lose digits."""
 
     time: Raw = msgspec.field(default=_NOTHING, name="ts")  # type: ignore[assignment]
     duration: Raw = msgspec.field(default=_NOTHING, name="dur")  # type: ignore[assignment]
 
 
-class Facts(msgspec.Struct):
+class TraceFacts(msgspec.Struct):
     """The facts of a trace outside of its events."""
 
     base_ns: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
@@ -108,10 +108,10 @@ class Facts(msgspec.Struct):
     hip_runtime: Any = msgspec.field(default=None, name="hip_runtime_version")
 
 
-_FACTS = msgspec.json.Decoder(Facts)
+_FACTS = msgspec.json.Decoder(TraceFacts)
 _LIST = msgspec.json.Decoder(list[Raw])
-_EVENT = msgspec.json.Decoder(Event, strict=False)
-_EVENTS = msgspec.json.Decoder(list[Event], strict=False)
+_EVENT = msgspec.json.Decoder(TraceEvent, strict=False)
+_EVENTS = msgspec.json.Decoder(list[TraceEvent], strict=False)
 _EXACT_EVENT = msgspec.json.Decoder(ExactEvent, strict=False)
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
@@ -128,7 +128,7 @@ class EventReader:
 
     def __init__(self, source: Source) -> None:
         """Prepare; nothing is read yet."""
-        self.facts = Facts()
+        self.facts = TraceFacts()
         self.read = 0
         self.malformed = 0
         self.truncated = ""
@@ -139,7 +139,7 @@ class EventReader:
         self._adrift = False  # within an event that never ends: the next one is still to come
         self._exact = False
 
-    def chunks(self) -> Iterator[list[Event]]:
+    def chunks(self) -> Iterator[list[TraceEvent]]:
         """The events, some thousands at a time.
 
         Raises:
@@ -168,7 +168,7 @@ class EventReader:
             begin = find_start(head, searched)
             if begin >= 0:
                 self._bare = not head[:begin].rstrip(b"[ \t\r\n").endswith(b":")
-                self.facts = Facts() if self._bare else _facts(bytes(head[:begin]) + b"]}")
+                self.facts = TraceFacts() if self._bare else _facts(bytes(head[:begin]) + b"]}")
                 return bytes(head[begin:])
             searched = len(head)
             if searched > MAX_FACTS_BYTES:
@@ -176,7 +176,7 @@ class EventReader:
                 raise InputError(f"{self._source.label}: {what}; give a torch.profiler trace")
         raise InputError(f"{self._source.label}: {_why_no_trace(bytes(head), self._damage)}")
 
-    def _take(self, rest: bytes, block: bytes) -> tuple[list[Event], bytes]:
+    def _take(self, rest: bytes, block: bytes) -> tuple[list[TraceEvent], bytes]:
         """Events of the rest of a block and of the next one, and the rest of that."""
         if self._adrift:
             rest, block = b"", rest + block
@@ -193,7 +193,7 @@ class EventReader:
         text = rest + block
         return self._salvage(text, last=False) if cut or len(text) >= LONGEST_EVENT_BYTES else ([], text)
 
-    def _salvage(self, text: bytes, *, last: bool) -> tuple[list[Event], bytes]:
+    def _salvage(self, text: bytes, *, last: bool) -> tuple[list[TraceEvent], bytes]:
         """The same event by event: where the list ends, where an event is damaged, or cut in two."""
         texts, end, closed = split(text)
         while not closed and (last or len(text) - end > LONGEST_EVENT_BYTES):
@@ -209,7 +209,7 @@ class EventReader:
         self._closed = closed
         return list(self._decode_each(texts)), text[end:]
 
-    def _decode_each(self, texts: list[bytes]) -> Iterator[Event]:
+    def _decode_each(self, texts: list[bytes]) -> Iterator[TraceEvent]:
         """Events one by one; where one swallowed others, because it lost its end, those too."""
         waiting = texts[::-1]
         while waiting:
@@ -220,7 +220,7 @@ class EventReader:
             elif (begin := next_boundary(text, 0)) >= 0:
                 waiting += split(text, begin).texts[::-1]
 
-    def _decode(self, text: bytes, *, is_mended: bool = False) -> list[Event] | None:
+    def _decode(self, text: bytes, *, is_mended: bool = False) -> list[TraceEvent] | None:
         """A list of events; None where it cannot be read as a whole."""
         try:
             try:
@@ -231,14 +231,14 @@ class EventReader:
             return None if is_mended else self._decode(mended(text), is_mended=True)
         return [event for each in texts if (event := self._decode_one(bytes(each)))]
 
-    def _typed(self, text: bytes) -> list[Event]:
+    def _typed(self, text: bytes) -> list[TraceEvent]:
         if self._exact:
             return list(_EXACT_EVENTS.decode(text))
         events = _EVENTS.decode(text)
         self._exact = _loses_digits(events)
         return list(_EXACT_EVENTS.decode(text)) if self._exact else events
 
-    def _decode_one(self, text: bytes, *, is_mended: bool = False) -> Event | None:
+    def _decode_one(self, text: bytes, *, is_mended: bool = False) -> TraceEvent | None:
         """One event, its fields of other types than usual taken as far as they make sense; else None."""
         try:
             event = _event(text)
@@ -256,18 +256,18 @@ class EventReader:
             self.truncated = self._damage[0] if self._damage else "JSON cut short"
         if self._closed and text.lstrip(b" \t\r\n,}"):
             tail = _facts(b'{"traceEvents":[]' + text)
-            for name in Facts.__struct_fields__:
+            for name in TraceFacts.__struct_fields__:
                 if getattr(self.facts, name) is None:
                     setattr(self.facts, name, getattr(tail, name))
 
 
-def _loses_digits(events: list[Event]) -> bool:
+def _loses_digits(events: list[TraceEvent]) -> bool:
     """Whether times have decimals and are too late for a float: a few events decide for all."""
     some = events[:: max(1, len(events) // _EVENTS_ASKED)]
     return any(isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS for event in some)
 
 
-def _facts(text: bytes) -> Facts:
+def _facts(text: bytes) -> TraceFacts:
     """Facts of a trace without its events; of damaged ones, only the base of its times."""
     for attempt in (text, mended(text)):
         try:
@@ -275,10 +275,10 @@ def _facts(text: bytes) -> Facts:
         except _UNREADABLE:
             continue
     found = _BASE.search(text)
-    return Facts(base_ns=int(found[1])) if found else Facts()
+    return TraceFacts(base_ns=int(found[1])) if found else TraceFacts()
 
 
-def _event(text: bytes) -> Event | None:
+def _event(text: bytes) -> TraceEvent | None:
     """One event, None where it is none.
 
     Raises:
@@ -292,14 +292,14 @@ def _event(text: bytes) -> Event | None:
         return _lenient(text)
 
 
-def _lenient(text: bytes) -> Event | None:
+def _lenient(text: bytes) -> TraceEvent | None:
     """An event whose fields have other types than usual; None where it has no name or is no object."""
     fields = msgspec.json.decode(text)
     name = fields.get("name", "") if isinstance(fields, dict) else None
     if not isinstance(name, str) or not isinstance(fields.get("ph"), str):
         return None
     category, args = fields.get("cat"), fields.get("args")
-    return Event(
+    return TraceEvent(
         phase=fields["ph"],
         category=category if isinstance(category, str) else None,
         name=name,
@@ -307,7 +307,9 @@ def _lenient(text: bytes) -> Event | None:
         tid=_id(fields.get("tid")),
         time=_number(fields.get("ts")),
         duration=_number(fields.get("dur")),
-        args=msgspec.json.decode(msgspec.json.encode(args), type=Args) if isinstance(args, dict) else NO_ARGS,
+        args=msgspec.json.decode(msgspec.json.encode(args), type=EventArguments)
+        if isinstance(args, dict)
+        else NO_ARGS,
     )
 
 

@@ -15,13 +15,15 @@ import polars as pl
 from dpro.classify import operation
 from dpro.ingest.derived.launches import enclosed
 from dpro.ingest.kineto.collectives import COLUMNS
-from dpro.ingest.kineto.events import NO_ARGS, Args
+from dpro.ingest.kineto.events import NO_ARGS, EventArguments
 from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of
 
 _POINT_TO_POINT = ("send", "recv")
 
 
-def gloo_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, rank: int) -> pl.DataFrame:
+def gloo_collectives(
+    spans: pl.DataFrame, args: Sequence[EventArguments], groups: Groups, rank: int
+) -> pl.DataFrame:
     """One row per `gloo:*` range.
 
     Args:
@@ -97,7 +99,9 @@ def _best_shift(ranges: pl.DataFrame, calls: pl.DataFrame) -> tuple[int, np.ndar
     return best
 
 
-def _row(pair: Mapping[str, Any], args: Sequence[Args], groups: Groups, rank: int) -> dict[str, Any]:
+def _row(
+    pair: Mapping[str, Any], args: Sequence[EventArguments], groups: Groups, rank: int
+) -> dict[str, Any]:
     ranged = args[pair["position"]]
     call = NO_ARGS if pair["call_position"] is None else args[pair["call_position"]]
     op = pair["call_op"] or pair["op"]

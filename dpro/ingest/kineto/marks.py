@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from dpro.ingest.kineto.events import NO_ARGS, Args, Event
+from dpro.ingest.kineto.events import NO_ARGS, EventArguments, TraceEvent
 from dpro.ingest.kineto.kinds import kind_of
 from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
@@ -34,9 +34,9 @@ class Marks:
         """Begin without marks."""
         self.rank = -1
         self.rank_source = ""
-        self._ends: list[Event] = []
+        self._ends: list[TraceEvent] = []
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[TraceEvent]) -> None:
         """Take the marks of a chunk."""
         for event in [event for event in events if event.phase in _MARKS]:  # most are others: flow arrows
             if event.phase == _METADATA:
@@ -45,13 +45,13 @@ class Marks:
                 args = event.args or NO_ARGS
                 self._ends.append(msgspec.structs.replace(event, args=unbound(args)))
 
-    def _note_rank(self, event: Event) -> None:
+    def _note_rank(self, event: TraceEvent) -> None:
         if self.rank < 0 and event.args:
             rank = _stated_rank(event.name, event.args)
             if rank >= 0:
                 self.rank, self.rank_source = rank, event.name
 
-    def spans(self) -> tuple[list[Event], int]:
+    def spans(self) -> tuple[list[TraceEvent], int]:
         """Spans from each begin to its end, and the number of marks without the other.
 
         An end belongs to the last open begin on its thread, of its own name where it has one. What is neither
@@ -77,7 +77,7 @@ class Marks:
         return spans, unmatched + sum(map(len, open_marks.values()))
 
 
-def unbound(args: Args) -> Args:
+def unbound(args: EventArguments) -> EventArguments:
     """The same arguments, of which nothing refers to the text of the chunk, so that it can be freed."""
     raw = {
         name: value.copy()
@@ -87,12 +87,12 @@ def unbound(args: Args) -> Args:
     return msgspec.structs.replace(args, **raw) if raw else args
 
 
-def _matching(opened: list[int], events: list[Event], name: str) -> int | None:
+def _matching(opened: list[int], events: list[TraceEvent], name: str) -> int | None:
     return next((mark for mark in reversed(opened) if not name or events[mark].name == name), None)
 
 
-def _span(begin: Event, start_ns: int, duration_ns: int) -> Event:
-    return Event(
+def _span(begin: TraceEvent, start_ns: int, duration_ns: int) -> TraceEvent:
+    return TraceEvent(
         phase="X",
         category=begin.category if kind_of(begin.category) else "user_annotation",
         name=begin.name,
@@ -110,7 +110,7 @@ def _microseconds(ns: int) -> Any:
     return Raw(f"{sign}{ns // 1000}.{ns % 1000:03}".encode())
 
 
-def _stated_rank(mark: str, args: Args) -> int:
+def _stated_rank(mark: str, args: EventArguments) -> int:
     """The rank in one piece of metadata, -1 where it states none."""
     if mark in _RANK_MARKS and args.value is not None:
         (rank,) = whole_numbers([args.value]).tolist()

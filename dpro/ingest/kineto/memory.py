@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dpro.ingest.kineto.events import NO_ARGS, Event
+from dpro.ingest.kineto.events import NO_ARGS, TraceEvent
 from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
 ALLOCATED, RESERVED = "memory_allocated_bytes", "memory_reserved_bytes"
@@ -37,7 +37,7 @@ class Memory:
         self.without_total = 0
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[TraceEvent]) -> None:
         """Take the memory events of a chunk."""
         mine = [event for event in events if event.phase == _INSTANT and event.name == _NAME]
         if not mine:

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from msgspec import Raw
 
-from dpro.ingest.kineto.events import Args
+from dpro.ingest.kineto.events import EventArguments
 from dpro.ingest.reading.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.reading.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call, ranks_in
 from dpro.ingest.reading.values import elements
@@ -24,7 +24,7 @@ Groups = Mapping[str, Sequence[int]]
 """Global ranks of every process group of the job, by name; empty where the trace does not list them."""
 
 
-def group_columns(recorded: Args, groups: Groups) -> dict[str, Any]:
+def group_columns(recorded: EventArguments, groups: Groups) -> dict[str, Any]:
     """Name and ranks of the group.
 
     A job with one group has no other to communicate in: that one is taken where no group is recorded. A list
@@ -58,7 +58,9 @@ def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataF
     return frame.with_columns(of_each_call(list(groups.values()), of_call)).select(*columns)
 
 
-def payload_columns(op: str, recorded: Args, ranged: Args, group_size: int) -> dict[str, Any]:
+def payload_columns(
+    op: str, recorded: EventArguments, ranged: EventArguments, group_size: int
+) -> dict[str, Any]:
     """Bytes in and out and element type: as recorded, else from the shapes of the range that issued the call.
 
     Args:
@@ -79,7 +81,7 @@ def payload_columns(op: str, recorded: Args, ranged: Args, group_size: int) -> d
     return {"bytes_in": bytes_in, "bytes_out": bytes_out, "dtype": dtype_name(dtype)}
 
 
-def peer_of(op: str, recorded: Args, call: Args, rank: int, ranks: Sequence[int]) -> int:
+def peer_of(op: str, recorded: EventArguments, call: EventArguments, rank: int, ranks: Sequence[int]) -> int:
     """The other global rank of a send or receive, from its arguments or those of its `c10d` call; else -1.
 
     Args:
@@ -112,7 +114,7 @@ def whole(value: Any, default: int = -1) -> int:
     return number if abs(number) < 1 << 63 else default
 
 
-def _shaped_bytes(ranged: Args) -> tuple[int, str]:
+def _shaped_bytes(ranged: EventArguments) -> tuple[int, str]:
     """Bytes of the tensors that a range was given, and their element type; -1 where either is unknown."""
     shapes, types = _json(ranged.shapes), _json(ranged.types)
     if not isinstance(types, list) or not isinstance(shapes, list) or not 0 < len(types) == len(shapes):

@@ -18,7 +18,7 @@ from dpro.errors import InputError
 from dpro.ingest.derived.steps import guess_steps
 from dpro.ingest.kineto.collectives import gpu_collectives
 from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.events import NO_ARGS, Args, EventReader, Facts
+from dpro.ingest.kineto.events import NO_ARGS, EventArguments, EventReader, TraceFacts
 from dpro.ingest.kineto.gloo import gloo_collectives
 from dpro.ingest.kineto.marks import Marks
 from dpro.ingest.kineto.memory import Memory
@@ -98,18 +98,22 @@ def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tu
     return rank_of_name(source.name), []
 
 
-def _base_ns(facts: Facts) -> int:
+def _base_ns(facts: TraceFacts) -> int:
     """What is added to every time, ns; 0 where none is recorded, or none that a clock can show."""
     base_ns = whole(facts.base_ns, default=0)
     return base_ns if abs(base_ns) < LAST_NS else 0
 
 
-def _distributed(facts: Facts) -> dict[str, Any]:
+def _distributed(facts: TraceFacts) -> dict[str, Any]:
     return facts.distributed if isinstance(facts.distributed, dict) else {}
 
 
 def _tables(
-    spans: pl.DataFrame, sync_events: pl.DataFrame, details: Sequence[Args], facts: Facts, rank: int
+    spans: pl.DataFrame,
+    sync_events: pl.DataFrame,
+    details: Sequence[EventArguments],
+    facts: TraceFacts,
+    rank: int,
 ) -> dict[str, pl.DataFrame]:
     """All tables, without the columns that are equal in every row; position -1 is of no details."""
     distributed = _distributed(facts)
@@ -168,7 +172,7 @@ def _groups(distributed: dict[str, Any]) -> Groups:
     return groups
 
 
-def _worker(spans: pl.DataFrame, facts: Facts, distributed: dict[str, Any]) -> pl.DataFrame:
+def _worker(spans: pl.DataFrame, facts: TraceFacts, distributed: dict[str, Any]) -> pl.DataFrame:
     pids = spans.select("pid").filter(pl.col("pid") >= 0)["pid"].mode().sort()
     return pl.DataFrame(
         {
@@ -183,7 +187,7 @@ def _worker(spans: pl.DataFrame, facts: Facts, distributed: dict[str, Any]) -> p
     )
 
 
-def _gpu_name(facts: Facts, spans: pl.DataFrame) -> str:
+def _gpu_name(facts: TraceFacts, spans: pl.DataFrame) -> str:
     """Model of the device that ran most of the rank's kernels; the trace lists all devices of the host."""
     used = spans.select("kind", "device").filter(pl.col("kind") == "kernel")["device"].mode().sort()
     devices = facts.devices if isinstance(facts.devices, list) else []
@@ -193,7 +197,7 @@ def _gpu_name(facts: Facts, spans: pl.DataFrame) -> str:
     return ""
 
 
-def _versions(facts: Facts, distributed: dict[str, Any]) -> dict[str, str]:
+def _versions(facts: TraceFacts, distributed: dict[str, Any]) -> dict[str, str]:
     versions = {
         "cuda_runtime": facts.cuda_runtime,
         "cuda_driver": facts.cuda_driver,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.ingest.kineto.events import Args
+from dpro.ingest.kineto.events import EventArguments
 from dpro.schema import SYNCS
 
 _EVENT_NAMES = {
@@ -29,7 +29,7 @@ _CALL_NAMES = (
 )
 
 
-def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[Args]) -> pl.DataFrame:
+def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventArguments]) -> pl.DataFrame:
     """Rows of `syncs`.
 
     Args:
@@ -48,7 +48,7 @@ def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[Args]) 
     return pl.concat([explained, _unexplained(unexplained)]).sort("start_ns", "span_id", maintain_order=True)
 
 
-def _explained(events: pl.DataFrame, args: Sequence[Args], calls: pl.DataFrame) -> pl.DataFrame:
+def _explained(events: pl.DataFrame, args: Sequence[EventArguments], calls: pl.DataFrame) -> pl.DataFrame:
     """Sync events, each with the span of its call; the time is the call's where there is one."""
     mine = [args[position] for position in events["position"]]
     details = {

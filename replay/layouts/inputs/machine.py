@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from dpro.errors import Unanswerable
 from dpro.replay.devices.estimate import Sources
-from dpro.replay.models.gpus import GPUS, Gpu
+from dpro.replay.models.gpus import GPUS, GpuModel
 
 # GB/s that a GPU sends over links within its host, by data sheet, and GB of memory. Sources as in `gpus.py`.
 NVLINK: Mapping[str, float] = {"V100": 150, "A100": 300, "A800": 200, "H100": 450, "H800": 200, "H200": 450}
@@ -75,7 +75,7 @@ class Machine:
     sheets: Sources | None = None
 
     @property
-    def sheet(self) -> Gpu:
+    def sheet(self) -> GpuModel:
         """Its data sheet.
 
         Raises:

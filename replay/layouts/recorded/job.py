@@ -20,7 +20,7 @@ from dpro.replay.devices.estimate import Sources
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.layouts.inputs.machine import Machine, Software, machine_of
 from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.layouts.layer import LayerWork, Work, layer_work
+from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
 from dpro.replay.layouts.layout import AXES, column, gpus_of, layouts
 from dpro.replay.layouts.memory import GB, memory_of
 from dpro.replay.layouts.recorded.links import GradientTraffic, reduced_of, with_own_links
@@ -30,7 +30,7 @@ from dpro.replay.layouts.recorded.stack import PassTime, Stack, is_host_bound, s
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
 from dpro.replay.layouts.traffic import traffic
 from dpro.replay.mesh import Mesh
-from dpro.replay.models.gpus import Gpu, common_model
+from dpro.replay.models.gpus import GpuModel, common_model
 from dpro.replay.models.memory import footprint_of
 from dpro.replay.models.roofline import stored_as
 from dpro.replay.run_mesh import groups_of, mesh_of_run
@@ -285,7 +285,7 @@ def _machine(
 def _cpu(given: GivenJob, stack: Stack, model: Model, row: pl.DataFrame) -> Machine:
     """A CPU as the run shows it: as many operations as its products made in their time."""
     tflops = _operations(model, row)[0] / max(stack.forward.product, 1e-9) / 1e6
-    sheet = Gpu({"fp32": float(tflops), "bf16": float(tflops)}, 10.0, "this run's products")
+    sheet = GpuModel({"fp32": float(tflops), "bf16": float(tflops)}, 10.0, "this run's products")
     return Machine(
         CPU,
         given.per_host,
@@ -343,12 +343,12 @@ def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
     else:
         products = _ratio(_operations(job.model, both))
         ahead, back = (_work(timed, products, tokens, False) for timed in (stack.forward, stack.backward))
-        again = Work(*(0 * part for part in ahead.parts()))
+        again = LayerTimes(*(0 * part for part in ahead.parts()))
     if int(job.own["recompute"][0]) == WHOLE:
-        back = Work(*(np.maximum(mine - its, 0) for mine, its in zip(back.parts(), ahead.parts())))
+        back = LayerTimes(*(np.maximum(mine - its, 0) for mine, its in zip(back.parts(), ahead.parts())))
     share = tokens * cut
     heads = [
-        Work(
+        LayerTimes(
             job.head.product * part * share,
             (job.head.other + job.head.host) * part * tokens,
             0 * tokens,
@@ -365,13 +365,13 @@ def _ratio(values: Floats) -> Floats:
     return found
 
 
-def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) -> Work:
+def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) -> LayerTimes:
     """One pass over a layer: products by their operations, other work by its bytes, the host as it is.
 
     A host that the GPU waits for takes as long for a layer of any size.
     """
     one = np.ones_like(compute)
-    return Work(
+    return LayerTimes(
         timed.product * compute,
         timed.other * memory + timed.host * one,
         (timed.whole if host_bound else 0.0) * one,

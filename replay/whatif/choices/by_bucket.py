@@ -20,7 +20,12 @@ from dpro.errors import Unanswerable
 from dpro.replay.whatif.choices.codecs import Codec, codec_of, compressed
 from dpro.replay.whatif.choices.programs import ReductionPipeline, assign_in_pipeline
 from dpro.replay.whatif.graph_ops.reductions.changed import workers_of
-from dpro.replay.whatif.graph_ops.reductions.recorded import Reduced, Reduction, on_stream, plain_reductions
+from dpro.replay.whatif.graph_ops.reductions.recorded import (
+    GradientReductions,
+    Reduction,
+    on_stream,
+    plain_reductions,
+)
 from dpro.schema import CODECS
 from dpro.store import Run
 
@@ -44,7 +49,7 @@ class CodecOption:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BucketChoice:
     """What is done to one bucket.
 
     Attributes:
@@ -58,7 +63,7 @@ class Chosen:
     share: float
 
 
-def choose(known: Reduced, budget: float) -> list[Chosen]:
+def choose(known: GradientReductions, budget: float) -> list[BucketChoice]:
     """Choose a codec for each bucket.
 
     Args:
@@ -87,12 +92,12 @@ def choose(known: Reduced, budget: float) -> list[Chosen]:
     total = sum(norms)
     chosen = assign_in_pipeline(_pipeline(known, buckets, made), errors, budget**2 * total)
     return [
-        Chosen(tuple(names[b]), own, (own.error / norms[b]) ** 0.5 if norms[b] else 0.0)
+        BucketChoice(tuple(names[b]), own, (own.error / norms[b]) ** 0.5 if norms[b] else 0.0)
         for b, own in enumerate(by_codec[b][codecs[option]] for b, option in enumerate(chosen.tolist()))
     ]
 
 
-def reduction_of(known: Reduced, plain: Reduction, option: CodecOption) -> Reduction:
+def reduction_of(known: GradientReductions, plain: Reduction, option: CodecOption) -> Reduction:
     """A reduction with what a codec really took: on a GPU it delays the result, not the thread.
 
     Args:
@@ -107,7 +112,9 @@ def reduction_of(known: Reduced, plain: Reduction, option: CodecOption) -> Reduc
     return replace(made, call_ns=made.call_ns + on_thread, fixed_ns=made.fixed_ns + later + option.decode_ns)
 
 
-def by_choice(known: Reduced, plain: Sequence[Reduction], chosen: Sequence[Chosen]) -> list[Reduction]:
+def by_choice(
+    known: GradientReductions, plain: Sequence[Reduction], chosen: Sequence[BucketChoice]
+) -> list[Reduction]:
     """The reductions of a pass, each by the codec that was chosen for its bucket.
 
     Args:
@@ -124,7 +131,7 @@ def _ranges(closes: Ints) -> list[tuple[int, int]]:
 
 
 def _pipeline(
-    known: Reduced, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]
+    known: GradientReductions, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]
 ) -> ReductionPipeline:
     """The usual pass: when each bucket is ready after the first gradient, and what each option takes."""
     end = known.end
@@ -143,7 +150,9 @@ def _pipeline(
     )
 
 
-def _options(known: Reduced, closes: Ints) -> tuple[list[list[str]], list[float], list[list[CodecOption]]]:
+def _options(
+    known: GradientReductions, closes: Ints
+) -> tuple[list[list[str]], list[float], list[list[CodecOption]]]:
     """Of each bucket its parameters, the square of its norm, and what can be done to it."""
     table = measurements(known.graph.run)
     sizes = [int(known.parameters.num_bytes[first : last + 1].sum()) for first, last in _ranges(closes)]
@@ -187,7 +196,7 @@ def measurements(run: Run | None) -> pl.DataFrame:
     return table
 
 
-def in_words(chosen: Sequence[Chosen]) -> list[str]:
+def in_words(chosen: Sequence[BucketChoice]) -> list[str]:
     """A line per codec: for which buckets it is, and what is lost of them."""
     lines = []
     for codec in dict.fromkeys(each.option.codec for each in chosen):
@@ -201,6 +210,6 @@ def in_words(chosen: Sequence[Chosen]) -> list[str]:
     return lines
 
 
-def _named(chosen: Sequence[Chosen]) -> str:
+def _named(chosen: Sequence[BucketChoice]) -> str:
     names = [name for each in chosen for name in each.names]
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.devices.estimate import Given, estimate
+from dpro.replay.devices.estimate import MeasuredOperations, estimate
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.graph import Graph
 from dpro.replay.models.gpus import GPUS, common_model
@@ -180,7 +180,7 @@ def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
         if BYTES[str(dtype)] <= BYTES[precision]:
             result[at] = us[at] * 1e3  # it has as few bits already
             continue
-        given = Given(model, matmuls(str(dtype), *sizes), us[at])
+        given = MeasuredOperations(model, matmuls(str(dtype), *sizes), us[at])
         there = estimate(matmuls(precision, *sizes), model, given=given)
         m, n, k, batch = sizes
         cast_ns = batch * (m * k + k * n) * cast_bytes(str(dtype), precision) / GPUS[model].gbps

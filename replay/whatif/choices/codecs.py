@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.whatif.graph_ops.reductions.recorded import Reduced, Reduction
+from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions, Reduction
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}
@@ -66,7 +66,7 @@ def codec_of(text: str) -> Codec:
     raise UsageError(f"no codec {text!r}")
 
 
-def compressed(known: Reduced, plain: Reduction, codec: Codec) -> Reduction:
+def compressed(known: GradientReductions, plain: Reduction, codec: Codec) -> Reduction:
     """A reduction of fewer bytes that takes time to compress.
 
     Args:

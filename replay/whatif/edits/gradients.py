@@ -27,7 +27,7 @@ from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
 from dpro.replay.whatif.graph_ops.reductions.recorded import (
-    Reduced,
+    GradientReductions,
     Reduction,
     dtypes_of,
     next_of_rank,
@@ -69,7 +69,7 @@ class Bucket(ReductionEdit):
 
         return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
 
-    def changed(self, known: Reduced) -> Graph:
+    def changed(self, known: GradientReductions) -> Graph:
         """Close buckets where DDP would, and reduce each once its last gradient is ready."""
         require_bytes(known)
         first = self.mb if self.first_mb is None else self.first_mb
@@ -112,7 +112,7 @@ def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = Fal
     return np.array(closes, np.int64)
 
 
-def closing_of(known: Reduced, each: Pass, first_cap: int, cap: int) -> Ints:
+def closing_of(known: GradientReductions, each: Pass, first_cap: int, cap: int) -> Ints:
     """As `closing`, of a pass; gradients of two types are in no bucket together.
 
     Args:
@@ -136,7 +136,7 @@ def closing_of(known: Reduced, each: Pass, first_cap: int, cap: int) -> Ints:
     return np.concatenate(parts)
 
 
-def require_bytes(known: Reduced) -> None:
+def require_bytes(known: GradientReductions) -> None:
     """Refuse a run that does not say how many bytes its reductions move.
 
     Raises:
@@ -173,7 +173,7 @@ class Priority(ReductionEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls(size) for size in (1.0, 4.0)]
 
-    def changed(self, known: Reduced) -> Graph:
+    def changed(self, known: GradientReductions) -> Graph:
         """Order the pieces as a link would that always takes the one needed first of those that are ready."""
         require_bytes(known)
         uses = first_uses(known.graph, known.passes, on_stream(known))
@@ -207,7 +207,7 @@ def _needed(piece: Reduction, used: Ints, kind: EdgeKind) -> tuple[tuple[int, Ed
     return tuple((int(node), kind) for node in np.unique(used[piece.first : piece.last + 1]))
 
 
-def cut(known: Reduced, each: Pass, size: int) -> list[Reduction]:
+def cut(known: GradientReductions, each: Pass, size: int) -> list[Reduction]:
     """Reductions of one size: small gradients together, large ones in pieces of even size.
 
     Args:
@@ -224,7 +224,7 @@ def cut(known: Reduced, each: Pass, size: int) -> list[Reduction]:
     return found
 
 
-def _orders(known: Reduced, pieces: list[list[Reduction]], uses: list[Ints]) -> list[list[int]]:
+def _orders(known: GradientReductions, pieces: list[list[Reduction]], uses: list[Ints]) -> list[list[int]]:
     """For each pass its pieces in the order in which they move, the same on all ranks of a pass."""
     nodes = known.graph.nodes
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -313,7 +313,7 @@ class Compress(ReductionEdit):
         chosen = [cls(budget=share) for share in (0.01, 0.1)] if measured else []
         return [cls("bf16"), cls(powersgd_rank=2), cls(topk=0.01), *chosen]
 
-    def changed(self, known: Reduced) -> Graph:
+    def changed(self, known: GradientReductions) -> Graph:
         """Shrink what each bucket moves and add what compressing costs."""
         if known.ratio < 1:
             raise Unanswerable("gradients are compressed already")
@@ -340,7 +340,7 @@ class Compress(ReductionEdit):
         chosen = [] if self.budget is None else in_words(choose(reduced(graph), self.budget))
         return (*chosen, *super().notes(graph))
 
-    def _compressed(self, known: Reduced, bucket: Reduction, codec: Codec) -> Reduction:
+    def _compressed(self, known: GradientReductions, bucket: Reduction, codec: Codec) -> Reduction:
         """A bucket compressed; what is in half precision already stays, if others are not."""
         mixed = {dtype for each in known.passes for dtype in dtypes_of(known, each)}
         if self.to and len(mixed) > 1 and ITEM_BYTES.get(bucket.dtype) == ITEM_BYTES[HALF[self.to]]:

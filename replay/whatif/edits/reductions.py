@@ -11,14 +11,19 @@ from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.reductions.recorded import Reduced, alternatives, calling, reduced
+from dpro.replay.whatif.graph_ops.reductions.recorded import (
+    GradientReductions,
+    alternatives,
+    calling,
+    reduced,
+)
 
 
 class ReductionEdit(Edit):
     """A change to the reductions of gradients."""
 
     @abstractmethod
-    def changed(self, known: Reduced) -> Graph:
+    def changed(self, known: GradientReductions) -> Graph:
         """The graph of the changed job, or the same graph where nothing is to change.
 
         Raises:

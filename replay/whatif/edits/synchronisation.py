@@ -25,7 +25,7 @@ from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
 from dpro.replay.whatif.graph_ops.reductions.recorded import (
     STEP,
-    Reduced,
+    GradientReductions,
     Reduction,
     next_of_rank,
     plain_reductions,
@@ -251,7 +251,7 @@ class LocalUpdates(ReductionEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls(4), cls(16)]
 
-    def changed(self, known: Reduced) -> Graph:
+    def changed(self, known: GradientReductions) -> Graph:
         """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
         if known.is_scattered or known.parameters.is_update_shared_out:
             by = "reduce_scatter" if known.is_scattered else "ZeRO"
@@ -274,7 +274,7 @@ class LocalUpdates(ReductionEdit):
             ],
         )
 
-    def _averaging(self, known: Reduced, each: Pass) -> Reduction:
+    def _averaging(self, known: GradientReductions, each: Pass) -> Reduction:
         last = each.parameters.num_bytes.size - 1
         size = known.bytes_of(each, 0, last)
         copying = AVERAGING_PASSES * known.copy_ns_per_byte * size
@@ -317,7 +317,7 @@ class Overlap(ReductionEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls("full"), cls("off")]
 
-    def changed(self, known: Reduced) -> Graph:
+    def changed(self, known: GradientReductions) -> Graph:
         """Call all reductions behind the last gradient, or wait for them one pass later."""
         wanted = [plain_reductions(known, each, each.closes) for each in known.passes]
         if self.mode == "full":

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.models.gpus import Gpu, gpu_named
+from dpro.replay.models.gpus import GpuModel, gpu_named
 from dpro.replay.models.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 
@@ -50,7 +50,7 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
 
 
 def _cast(
-    graph: Graph, at: Ints, asked: Matmul, gpu: Gpu, dtype: str, backward: bool
+    graph: Graph, at: Ints, asked: Matmul, gpu: GpuModel, dtype: str, backward: bool
 ) -> list[tuple[int, float, str]]:
     """For each kernel of one matmul its node, its time with the cast, and what limits it; none if it has the
     bits already. The cast is added to the longest.
@@ -79,5 +79,5 @@ def cast_bytes(stored: str, dtype: str) -> int:
     return BYTES[stored] + BYTES[dtype] + (BYTES[stored] if dtype == "fp8" else 0)
 
 
-def _gpu_of(graph: Graph) -> Gpu:
+def _gpu_of(graph: Graph) -> GpuModel:
     return gpu_named(graph.run.manifest.gpus if graph.run is not None else [])

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.end import COMPLETED, ENDED, FAILED, RUNNING, UNKNOWN, End
+from dpro.analysis.end import COMPLETED, ENDED, FAILED, RUNNING, UNKNOWN, JobEnd
 from dpro.analysis.summary import health_info
 from dpro.cli import cli
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, conform
@@ -74,7 +74,7 @@ def written(
     return path
 
 
-def end_of(path: Path) -> End:
+def end_of(path: Path) -> JobEnd:
     return Analysis(open_run(path)).end
 
 

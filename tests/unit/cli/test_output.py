@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.cli.output import console, print_json, progress, speak_plainly, stderr_console, warn
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.words import one_line, printable
 
 TITLE, CLIPBOARD, COLOUR = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m"
@@ -26,7 +26,7 @@ EVIL = f"a{TITLE}{CLIPBOARD}{COLOUR}{C1}\r\b\x00\x7f{OVERRIDE}{HALF}z"
 DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
-class Named(Part, frozen=True):
+class Named(DocumentPart, frozen=True):
     """A document of one key."""
 
     name: str

@@ -19,7 +19,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server import serve
 from dpro.dashboards.server.bodies import MAX_BODY_BYTES
 from dpro.dashboards.server.guard import hash_of
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.shown import ShownRun
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform
@@ -118,7 +118,7 @@ def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, ste
     assert content["className"] == "panel wide"
     assert json.dumps(content).count("No telemetry was sampled") == 1
     assert dimmed(navigate(app, "")) == ["Telemetry", "Difference"]
-    assert dimmed(navigate(make_app(Shown(loaded, iter(()))), "?view=telemetry")) == []
+    assert dimmed(navigate(make_app(ShownRun(loaded, iter(()))), "?view=telemetry")) == []
 
 
 def test_a_section_of_another_view_is_left_alone(app):

@@ -14,8 +14,8 @@ from dpro.cli.run.dashboard import load, offer
 from dpro.cli.run.offered import latest_in, names_of, runs_in
 from dpro.dashboards import runs as module
 from dpro.dashboards.app import make_app
-from dpro.dashboards.runs import KEPT, Offer, Runs
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.runs import KEPT, OfferedRun, Runs
+from dpro.dashboards.shown import ShownRun
 from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from tests.builders import cpu_job
 from tests.unit.dashboards.test_app import HOST, ask, navigate
@@ -95,10 +95,10 @@ def test_few_runs_stay_open_and_a_closed_one_is_opened_again(tmp_path):
 
     def show(each):
         opened.append(each.name)
-        return Shown(load(run))
+        return ShownRun(load(run))
 
-    offers = [Offer(name, str(tmp_path / name)) for name in "abcd"]
-    runs = Runs(Shown(load(run)), "a", lambda: offers, show)
+    offers = [OfferedRun(name, str(tmp_path / name)) for name in "abcd"]
+    runs = Runs(ShownRun(load(run)), "a", lambda: offers, show)
     first = runs.loaded("b")
     assert runs.loaded("b") is first
     assert runs.loaded("a") is runs.loaded("")
@@ -116,9 +116,9 @@ def test_a_run_that_takes_long_to_open_is_answered_and_goes_on_opening(tmp_path,
 
     def show(_each):
         go_on.wait(60)
-        return Shown(load(run))
+        return ShownRun(load(run))
 
-    runs = Runs(Shown(load(run)), "a", lambda: [Offer("a", ""), Offer("b", "")], show)
+    runs = Runs(ShownRun(load(run)), "a", lambda: [OfferedRun("a", ""), OfferedRun("b", "")], show)
     with pytest.raises(Unanswerable, match="still being opened"):
         runs.loaded("b")
     app = make_app(runs)
@@ -138,9 +138,9 @@ def test_a_run_that_could_not_be_opened_is_tried_again(tmp_path):
     def show(_each):
         if failures:
             raise failures.pop()
-        return Shown(load(run))
+        return ShownRun(load(run))
 
-    runs = Runs(Shown(load(run)), "a", lambda: [Offer("a", ""), Offer("b", "")], show)
+    runs = Runs(ShownRun(load(run)), "a", lambda: [OfferedRun("a", ""), OfferedRun("b", "")], show)
     with pytest.raises(InputError, match="damaged"):
         runs.loaded("b")
     assert runs.loaded("b").run == run
@@ -148,7 +148,7 @@ def test_a_run_that_could_not_be_opened_is_tried_again(tmp_path):
 
 def test_a_closed_run_is_followed_no_longer(tmp_path):
     run = cpu_job().write(tmp_path / "run")
-    shown = Shown(load(run), iter([load(run), load(run)]))
+    shown = ShownRun(load(run), iter([load(run), load(run)]))
     shown.leave()
     shown.follow()
     assert (shown.version, shown.lives) == (0, False)
@@ -186,8 +186,8 @@ def test_a_run_that_is_being_recorded_is_offered_as_such_and_the_page_then_polls
 
 def test_a_closed_run_is_let_go(tmp_path):
     run = cpu_job().write(tmp_path / "run")
-    offers = [Offer(name, "") for name in "abcd"]
-    runs = Runs(Shown(load(run)), "a", lambda: offers, lambda _each: Shown(load(run)))
+    offers = [OfferedRun(name, "") for name in "abcd"]
+    runs = Runs(ShownRun(load(run)), "a", lambda: offers, lambda _each: ShownRun(load(run)))
     closed = runs.loaded("b")
     assert not closed.breakdown.is_empty()
     runs.loaded("a").difference_from(closed)

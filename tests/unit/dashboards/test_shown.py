@@ -10,8 +10,8 @@ from dpro.cli.run.dashboard import load
 from dpro.cli.run.live import copies, is_live
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import Loaded, Passing
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.loaded import Loaded, RecordingCopy
+from dpro.dashboards.shown import ShownRun
 from dpro.dashboards.views.verdict import VIEW
 from dpro.dashboards.withdrawn import withdrawn_of
 from dpro.detect.findings import Finding
@@ -54,7 +54,7 @@ def layout_and_wires(app):
 
 
 def test_the_browser_asks_again_only_while_a_run_is_recorded(run):
-    still, live = make_app(Loaded(run)), make_app(Shown(Loaded(run), iter(())))
+    still, live = make_app(Loaded(run)), make_app(ShownRun(Loaded(run), iter(())))
     for text in layout_and_wires(still):
         assert "n_intervals" not in text
         assert '"version"' not in text
@@ -73,7 +73,7 @@ def test_a_later_state_is_shown_once_it_is_there_and_the_last_one_ends_it(run):
             arrivals.append((shown.loaded, shown.version, shown.lives))
             yield state
 
-    shown = Shown(first, later())
+    shown = ShownRun(first, later())
     app = make_app(shown)
     assert refreshed(app, None) == (None, "recording", False)
     shown.follow()
@@ -90,14 +90,16 @@ def test_a_run_that_cannot_be_opened_at_last_leaves_its_latest_copy(run, caplog)
         yield copy
         raise InputError("run: its tables cannot be written")
 
-    shown = Shown(first, later())
+    shown = ShownRun(first, later())
     shown.follow()
     assert (shown.loaded, shown.version, shown.lives) == (copy, 1, False)
     assert "its tables cannot be written" in caplog.text
 
 
 def test_sections_and_tables_are_of_the_latest_state(run, tmp_path_factory):
-    shown = Shown(Loaded(run), iter([Loaded(cpu_job(num_steps=2).write(tmp_path_factory.mktemp("later")))]))
+    shown = ShownRun(
+        Loaded(run), iter([Loaded(cpu_job(num_steps=2).write(tmp_path_factory.mktemp("later")))])
+    )
     client = make_app(shown).server.test_client()
     before = client.get("/csv/verdict/steps", headers=HOST).text
     shown.follow()
@@ -117,7 +119,7 @@ def test_a_finding_that_the_next_copy_does_not_show_is_withdrawn_with_time_and_r
     for state, found in zip(states, ([slow], [], [], [slow])):
         state.values["verdict_on_hangs"] = found, []
         state.opened_ns = 10**18
-    shown = Shown(states[0], iter(states[1:]))
+    shown = ShownRun(states[0], iter(states[1:]))
     assert "withdrawn" not in str(fill(shown.loaded, Link()))
     shown.follow()
     step = run.table(STEPS)["step"].max()
@@ -131,14 +133,14 @@ def test_copies_whose_findings_no_reader_asked_for_withdraw_nothing_and_lose_not
     first, skipped, last = (Loaded(run) for _ in range(3))
     slow = Finding("slow.host", "rank", "1", (1,), 0.5, 0.9, 5e6, ("evidence",))
     first.values["verdict_on_hangs"], last.values["verdict_on_hangs"] = ([slow], []), ([], ["too few steps"])
-    Shown(first, iter([skipped, last])).follow()
+    ShownRun(first, iter([skipped, last])).follow()
     assert not skipped.values
     (gone,) = withdrawn_of(last)
     assert (gone.finding, gone.why) == (slow, "not known now: too few steps")
 
 
 def test_a_refusal_of_a_selection_is_asked_for_again_with_each_copy(run):
-    _, wires = layout_and_wires(make_app(Shown(Loaded(run), iter(()))))
+    _, wires = layout_and_wires(make_app(ShownRun(Loaded(run), iter(()))))
     (refusal,) = [each for each in json.loads(wires) if each["output"] == "outside.children"]
     assert [each["id"] for each in refusal["inputs"]] == ["url", "version"]
 
@@ -146,7 +148,7 @@ def test_a_refusal_of_a_selection_is_asked_for_again_with_each_copy(run):
 def test_the_graph_of_a_passing_state_gets_no_place_in_the_cache(run, tmp_path, monkeypatch):
     monkeypatch.setenv("DPRO_CACHE", str(tmp_path))
     monkeypatch.setattr("dpro.analysis.graphs.WORTH_SAVING", 0)
-    passing = load(run, kind=Passing)
+    passing = load(run, kind=RecordingCopy)
     assert passing.built.graph.num_nodes > 0
     assert not list(tmp_path.iterdir())
     assert load(run).built.graph.num_nodes == passing.built.graph.num_nodes

@@ -9,14 +9,15 @@ from dpro.cli import cli
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
 from dpro.trial.calibrate import calibrated
-from dpro.trial.ledger import Entry, Ratio, append
+from dpro.trial.ledger import LedgerEntry, Ratio, append
 
 WORKERS = "workers:count=2"
 
 
 def tries(kind, *measured):
     return [
-        Entry(kind, [], Ratio(0.5, 0.4, 0.6), Ratio(each, 0, 9), 0.0, 1.0, 3, 9, 1, "") for each in measured
+        LedgerEntry(kind, [], Ratio(0.5, 0.4, 0.6), Ratio(each, 0, 9), 0.0, 1.0, 3, 9, 1, "")
+        for each in measured
     ]
 
 

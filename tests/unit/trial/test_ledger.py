@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import DproError
-from dpro.trial.ledger import Entry, Ratio, append, held, joint_kind, ledger_path, read, usual_error, widened
+from dpro.trial.ledger import (
+    LedgerEntry,
+    Ratio,
+    append,
+    held,
+    joint_kind,
+    ledger_path,
+    read,
+    usual_error,
+    widened,
+)
 
-ENTRY = Entry(
+ENTRY = LedgerEntry(
     kind="bucket:mb",
     edits=["bucket:mb=1"],
     predicted=Ratio(0.8, 0.75, 0.85),

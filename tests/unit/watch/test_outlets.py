@@ -18,7 +18,7 @@ import pytest
 
 from dpro.cli.job.watch import check_outlets
 from dpro.detect.findings import Finding
-from dpro.documents import Part
+from dpro.documents import DocumentPart
 from dpro.errors import MissingExtra
 from dpro.watch import outlets
 from dpro.watch.outlets import Metrics, Webhook
@@ -26,7 +26,7 @@ from dpro.watch.outlets import Metrics, Webhook
 LATE = Finding("slow.host", "rank", "3", (3,), 0.2, 0.9, 5e6, ())
 
 
-class Number(Part, frozen=True):
+class Number(DocumentPart, frozen=True):
     """A document of one key."""
 
     number: float

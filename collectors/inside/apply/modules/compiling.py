@@ -11,14 +11,14 @@ from typing import Any
 
 from ...recorder import Recorder
 from ...torch_internals import compile_call, has_compiled
-from ..report import Report
+from ..report import ChangeReport
 from .outermost import KNOWN_AT_STEP, change_outermost
 
 CUDA_GRAPHS = "cudagraphs"
 CODE = f'model = torch.compile(model, backend="{CUDA_GRAPHS}")'
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Compile what the training loop calls."""
     from torch.nn.parallel import DistributedDataParallel
 

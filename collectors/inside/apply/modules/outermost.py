@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...recorder import Recorder
-from ..report import Report
+from ..report import ChangeReport
 
 KNOWN_AT_STEP = 2
 
@@ -24,13 +24,13 @@ class _Calls:
 
     def __init__(self, recorder: Recorder) -> None:
         self._found: list[tuple[Any, bool]] = []
-        self._waiting: list[tuple[Report, Callable[[Any], None]]] = []
+        self._waiting: list[tuple[ChangeReport, Callable[[Any], None]]] = []
         self._within = threading.local()
         self._original = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self._patched = self._watched(self._original)
         recorder.listen("step", self._on_step)
 
-    def await_them(self, report: Report, change: Callable[[Any], None]) -> None:
+    def await_them(self, report: ChangeReport, change: Callable[[Any], None]) -> None:
         self._waiting.append((report, change))
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ class _Calls:
 _calls = functools.cache(_Calls)  # several changes are made to what is found once
 
 
-def change_outermost(report: Report, recorder: Recorder, change: Callable[[Any], None]) -> None:
+def change_outermost(report: ChangeReport, recorder: Recorder, change: Callable[[Any], None]) -> None:
     """Have an action called with each module that the loop itself calls for training.
 
     Args:

@@ -16,14 +16,14 @@ from torch.utils._pytree import tree_map
 
 from ...recorder import Recorder
 from ...torch_internals import COMPILED_CALL
-from ..report import Report
+from ..report import ChangeReport
 from .outermost import change_outermost
 
 WRAPPER = "module."  # by which DDP names the module inside
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Run what the training loop calls under autocast."""
     dtype = DTYPES[arguments["dtype"]]
 
@@ -49,7 +49,7 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
 class _Autocast:
     """Autocast that hooks enter and leave: unlike a replaced `forward`, they suit copies, too."""
 
-    def __init__(self, report: Report, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, report: ChangeReport, device: str, dtype: torch.dtype) -> None:
         self._report = report
         self._device, self._dtype = device, dtype
         self._entered: list[Any] = []

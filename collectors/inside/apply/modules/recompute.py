@@ -15,13 +15,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ...recorder import Recorder
-from ..report import Report
+from ..report import ChangeReport
 from .outermost import change_outermost
 
 WRAPPER = "module."  # by which DDP names the module inside
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Checkpoint modules by name."""
     pattern = arguments["module"]
 

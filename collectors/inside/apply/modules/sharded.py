@@ -12,12 +12,12 @@ from typing import Any
 
 from ...recorder import Recorder
 from ...torch_internals import fsdp_prefetches, fsdp_states, gather_asynchronously, is_fsdp_root
-from ..report import Report
+from ..report import ChangeReport
 
 CODE = "fully_shard(layer), then layer.set_modules_to_forward_prefetch([next, …])"
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Prefetch once the order of modules is known."""
     report.missing = "the job has no steps"
     order: list[Any] = []

@@ -18,7 +18,7 @@ import torch
 from ...calls.buckets import of_ddp
 from ...patching import patch
 from ...recorder import Recorder
-from ..report import Report
+from ..report import ChangeReport
 from .measuring import BEGINS_AT_STEP, STEPS, save, timed
 
 MIN_COMPRESSION_RATE = 2  # as of PyTorch's PowerSGDState
@@ -45,7 +45,7 @@ class _Bucket:
 class _Probe:
     """Gradients of all DDP modules of this process."""
 
-    def __init__(self, report: Report, recorder: Recorder) -> None:
+    def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
         self.report, self._recorder = report, recorder
         self.modules: list[weakref.ref[Any]] = []
         self._hooks: list[Any] = []
@@ -119,7 +119,7 @@ class _Probe:
             save(self._recorder, "codecs", self._rows)
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Measure codecs on gradients."""
     from torch.nn.parallel import DistributedDataParallel
 

@@ -21,7 +21,7 @@ from ...patching import patch
 from ...recorder import Recorder
 from ...torch_internals import fsdp_states, is_within_backward
 from ..modules.outermost import change_outermost
-from ..report import Report
+from ..report import ChangeReport
 from .measuring import BEGINS_AT_STEP, STEPS, save
 
 SAMPLES = 4  # random signs per batch
@@ -34,7 +34,7 @@ Weights = dict[str, torch.Tensor]
 class _Sensitivity:
     """Traces of the weights of this process."""
 
-    def __init__(self, report: Report, recorder: Recorder) -> None:
+    def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
         self.report, self._recorder = report, recorder
         self.models: list[Any] = []
         self.watched = ""  # why gradients are not derived a second time
@@ -129,7 +129,7 @@ class _Sensitivity:
         ]
 
 
-def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Measure sensitivities of weights."""
     probe = _Sensitivity(report, recorder)
     original = torch.autograd.backward

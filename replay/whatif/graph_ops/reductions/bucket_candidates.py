@@ -23,7 +23,7 @@ from dpro.replay.models.gradients.passes import MB
 from dpro.replay.models.link_costs import LinkCost
 from dpro.replay.whatif.edits.gradients import closing
 from dpro.replay.whatif.graph_ops.reductions.changed import workers_of
-from dpro.replay.whatif.graph_ops.reductions.recorded import Reduced
+from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions
 
 SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
 CLEARLY = 0.01  # of the time of a pass: what is better by less is as good
@@ -31,7 +31,7 @@ MAX_SIZES = 3
 
 
 @dataclass(frozen=True)
-class Gradients:
+class ReadyGradients:
     """Gradients as the theorem sees them.
 
     Attributes:
@@ -59,7 +59,7 @@ class Gradients:
         return max(begins, ends[-1] if ends else 0.0) + moving
 
 
-def sizes_worth_replaying(known: Reduced) -> list[float]:
+def sizes_worth_replaying(known: GradientReductions) -> list[float]:
     """Of `SIZES_MB` those that may be best, and those of them that end earliest, at most `MAX_SIZES`."""
     gradients = gradients_of(known)
     different: dict[tuple[int, ...], float] = {}
@@ -73,13 +73,13 @@ def sizes_worth_replaying(known: Reduced) -> list[float]:
     return sorted(different[closes] for closes in (kept or by_end)[:MAX_SIZES])
 
 
-def gradients_of(known: Reduced) -> Gradients:
+def gradients_of(known: GradientReductions) -> ReadyGradients:
     """What the theorem asks of a graph's gradients."""
     end, sizes = known.end, known.parameters.num_bytes
     equal = [each for each in known.passes if np.array_equal(each.parameters.num_bytes, sizes)]
     lowest = [int(end[each.ready].min()) for each in equal]
     ready = np.array([end[each.ready] - begin for each, begin in zip(equal, lowest)])
-    return Gradients(
+    return ReadyGradients(
         np.median(ready, axis=0),
         known.ratio * sizes.astype(np.float64),
         known.line,
@@ -87,7 +87,7 @@ def gradients_of(known: Reduced) -> Gradients:
     )
 
 
-def reductions_end(gradients: Gradients, closes: tuple[int, ...]) -> list[float]:
+def reductions_end(gradients: ReadyGradients, closes: tuple[int, ...]) -> list[float]:
     """When the reduction of each bucket ends, ns since backward began.
 
     Args:
@@ -102,7 +102,7 @@ def reductions_end(gradients: Gradients, closes: tuple[int, ...]) -> list[float]
     return ends
 
 
-def is_better_changed(gradients: Gradients, closes: tuple[int, ...]) -> bool:
+def is_better_changed(gradients: ReadyGradients, closes: tuple[int, ...]) -> bool:
     """Whether two neighbours are clearly better fused, or a bucket in two.
 
     Args:

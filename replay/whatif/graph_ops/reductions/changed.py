@@ -23,13 +23,13 @@ from dpro.arrays import Ints
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients.passes import MAIN_THREAD, Launches, Pass
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.reductions.recorded import STEP, Reduced, Reduction
+from dpro.replay.whatif.graph_ops.reductions.recorded import STEP, GradientReductions, Reduction
 
 GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
 
 
 def with_reductions(
-    known: Reduced, wanted: Sequence[Sequence[Reduction]], awaited: Sequence[int] | None = None
+    known: GradientReductions, wanted: Sequence[Sequence[Reduction]], awaited: Sequence[int] | None = None
 ) -> Graph:
     """The graph with other reductions in its backward passes.
 

@@ -53,7 +53,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class Reduced:
+class GradientReductions:
     """How the gradients of a graph are reduced.
 
     Attributes:
@@ -124,7 +124,7 @@ class Reduced:
         return tuple(said)
 
 
-def reduced(graph: Graph) -> Reduced:
+def reduced(graph: Graph) -> GradientReductions:
     """How a graph reduces gradients, as recorded or inferred.
 
     Raises:
@@ -135,7 +135,7 @@ def reduced(graph: Graph) -> Reduced:
     return once(graph, "reduced gradients", columns, lambda: _reduced(graph))
 
 
-def _reduced(graph: Graph) -> Reduced:
+def _reduced(graph: Graph) -> GradientReductions:
     passes = gradient_passes(graph)
     timeline = replay(graph)
     transfers = np.concatenate([each.transfer for each in passes])
@@ -148,7 +148,7 @@ def _reduced(graph: Graph) -> Reduced:
     line = line or _fastest(graph, transfers)
     calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
     num_bytes = float(sum(each.parameters.num_bytes.sum() for each in passes))
-    return Reduced(
+    return GradientReductions(
         dataclasses.replace(graph, known={}),  # what a graph keeps must not hold it
         timeline.end,
         passes,
@@ -194,7 +194,7 @@ def _fastest(graph: Graph, transfers: Ints) -> LinkCost:
     )
 
 
-def alternatives(known: Reduced) -> list[Reduced]:
+def alternatives(known: GradientReductions) -> list[GradientReductions]:
     """How the graph may reduce gradients besides: both ends of each thing that it leaves open.
 
     Sizes of gradients that are not known may be as uneven as can be, and of what reductions take with missing
@@ -211,7 +211,7 @@ def alternatives(known: Reduced) -> list[Reduced]:
     return found
 
 
-def plain_reductions(known: Reduced, each: Pass, closes: Ints) -> list[Reduction]:
+def plain_reductions(known: GradientReductions, each: Pass, closes: Ints) -> list[Reduction]:
     """Plain reductions of buckets that close after some gradients, each called as soon as it can be.
 
     Args:
@@ -234,7 +234,7 @@ def plain_reductions(known: Reduced, each: Pass, closes: Ints) -> list[Reduction
     return found
 
 
-def dtypes_of(known: Reduced, each: Pass) -> list[str]:
+def dtypes_of(known: GradientReductions, each: Pass) -> list[str]:
     """[P] the element type of each gradient of a pass, empty where not known.
 
     Args:
@@ -245,7 +245,7 @@ def dtypes_of(known: Reduced, each: Pass) -> list[str]:
     return [of_bucket[at] for at in np.searchsorted(each.closes, np.arange(each.ready.size)).tolist()]
 
 
-def calling(known: Reduced) -> Bools:
+def calling(known: GradientReductions) -> Bools:
     """[N] the calls of reductions, whose time changes with them.
 
     Args:
@@ -283,7 +283,7 @@ def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, each: Pass) -> f
     return float((busy[:, 1] - busy[:, 0]).sum()) / max(expected, 1.0)
 
 
-def next_of_rank(known: Reduced) -> list[int]:
+def next_of_rank(known: GradientReductions) -> list[int]:
     """For each pass the next one of its thread and window, -1 for none."""
     lane = known.graph.nodes.lane
     following, seen = [-1] * len(known.passes), dict[tuple[int, int, int], int]()
@@ -296,7 +296,7 @@ def next_of_rank(known: Reduced) -> list[int]:
     return following
 
 
-def on_stream(known: Reduced) -> bool:
+def on_stream(known: GradientReductions) -> bool:
     """Whether reductions run on GPUs, not in threads."""
     nodes = known.graph.nodes
     return known.graph.lanes[int(nodes.lane[known.passes[0].transfer[0]])][1].startswith("stream")

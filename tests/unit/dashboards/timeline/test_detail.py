@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.dashboards.timeline.detail import Level, chosen, levels, segments
+from dpro.dashboards.timeline.detail import DetailLevel, chosen, levels, segments
 
 A, B = 4, 5  # kinds
 
 
-def _level(*rows: list[tuple[int, int, int]]) -> Level:
+def _level(*rows: list[tuple[int, int, int]]) -> DetailLevel:
     """Rows of (start, end, kind)."""
     first = np.cumsum([0, *map(len, rows)]).astype(np.int64)
     spans = np.array([span for row in rows for span in row], np.int64).reshape(-1, 3)
-    return Level(0.0, first, spans[:, 0], spans[:, 1], spans[:, 2].astype(np.uint8))
+    return DetailLevel(0.0, first, spans[:, 0], spans[:, 1], spans[:, 2].astype(np.uint8))
 
 
 gaps = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300), st.integers(0, 8)), max_size=60)
 
 
-def _lay(spans) -> Level:
+def _lay(spans) -> DetailLevel:
     at, laid = 0, []
     for gap, length, kind in spans:
         laid.append((at + gap, at + gap + length, kind))
@@ -95,7 +95,7 @@ def test_there_are_never_more_segments_than_allowed(spans, most):
 def test_a_million_spans_of_one_kind_are_a_handful_of_segments():
     start = np.arange(1_000_000, dtype=np.int64) * 10
     kind = np.full(start.size, A, np.uint8)
-    known = levels(Level(0.0, np.array([0, start.size]), start, start + 9, kind), 10_000_000)
+    known = levels(DetailLevel(0.0, np.array([0, start.size]), start, start + 9, kind), 10_000_000)
     drawn = segments(known, [0], 0, 10_000_000, 10_000)
     assert drawn.row.size <= 3  # a grain that begins within a pixel may fill it less
     assert (drawn.start[0], drawn.merged) == (0, 1_000_000)
@@ -103,7 +103,7 @@ def test_a_million_spans_of_one_kind_are_a_handful_of_segments():
 
 
 @pytest.fixture(scope="module")
-def dense() -> Level:
+def dense() -> DetailLevel:
     """Two rows of short spans of all kinds."""
     chance, rows = np.random.default_rng(4), []
     for size in (120_000, 30_000):
@@ -112,7 +112,7 @@ def dense() -> Level:
         rows.append((end - length, end, chance.integers(0, 9, size)))
     first = np.array([0, 120_000, 150_000])
     start, end, kind = (np.concatenate(column) for column in zip(*rows))
-    return Level(0.0, first, start, end, kind.astype(np.uint8))
+    return DetailLevel(0.0, first, start, end, kind.astype(np.uint8))
 
 
 def test_coarser_levels_stand_for_all_spans_and_are_far_fewer(dense):

@@ -9,7 +9,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.dashboards.timeline.lanes import KINDS, Names, depths, make_lanes
+from dpro.dashboards.timeline.lanes import KINDS, SpanNames, depths, make_lanes
 from dpro.dashboards.timeline.phases import BACKWARD, FORWARD, OPTIMIZER
 from dpro.schema import SPANS, conform
 
@@ -20,7 +20,7 @@ def _lanes(*spans: dict, until: dict[int, int] | None = None):
     known = pl.DataFrame(
         list((until or {}).items()), {"span_id": pl.Int64, "until_ns": pl.Int64}, orient="row"
     )
-    names = Names()
+    names = SpanNames()
     return make_lanes(frame.join(known, on="span_id", how="left"), names, 1000, 100), names
 
 

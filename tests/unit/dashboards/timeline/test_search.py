@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.dashboards.timeline.lanes import Names, make_lanes
+from dpro.dashboards.timeline.lanes import SpanNames, make_lanes
 from dpro.dashboards.timeline.search import KEPT, FoundSpan, Search, exactly, matching
 from dpro.errors import UsageError
 from dpro.schema import SPANS, conform
@@ -14,7 +14,7 @@ from dpro.schema import SPANS, conform
 
 @pytest.fixture
 def ranks():
-    names, found = Names(), {}
+    names, found = SpanNames(), {}
     for rank, spans in {
         0: [("gemm_a", 0), ("copy", 20), ("gemm_b", 40)],
         1: [("GEMM_a", 10), ("add", 30)],

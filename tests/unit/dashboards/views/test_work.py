@@ -32,7 +32,7 @@ from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.trial.calibrate import as_tried
-from dpro.trial.ledger import Entry, Ratio, append
+from dpro.trial.ledger import LedgerEntry, Ratio, append
 from dpro.units import ms, us
 from tests.builders import TinyRun, gpu_job
 from tests.pipelines import Job, written
@@ -220,7 +220,7 @@ def test_curves_fall_and_break_even_is_marked_on_them(loaded):
 
 
 def test_tried_changes_are_listed_with_their_predictions(loaded):
-    entry = Entry(
+    entry = LedgerEntry(
         "bucket", ["bucket:mb=5"], Ratio(0.9, 0.8, 1.0), Ratio(0.95, 0.94, 0.96), 0.01, 20.0, 3, 9, 2, "2026"
     )
     tried = ledger_info([entry, dataclasses.replace(entry, predicted=None, time="2027")])
@@ -233,7 +233,7 @@ def test_tried_changes_are_listed_with_their_predictions(loaded):
 
 def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    append(Entry("gc", ["gc:every=100"], None, Ratio(1.0, 1.0, 1.0), 0.01, 20.0, 3, 9, 2, "2026"))
+    append(LedgerEntry("gc", ["gc:every=100"], None, Ratio(1.0, 1.0, 1.0), 0.01, 20.0, 3, 9, 2, "2026"))
     assert "Code('gc:every=100')" in str(VIEW.sections["whatif-tries"](loaded, Link(view="whatif")))
 
     def doubled(found):

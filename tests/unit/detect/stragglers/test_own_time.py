@@ -16,7 +16,7 @@ from dpro.detect.stragglers.from_calls import (
 )
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
-from dpro.watch.late import Latest, OwnTimes
+from dpro.watch.late import LatestRecords, OwnTimes
 from tests.unit.detect.calling import (
     MS,
     Job,
@@ -90,7 +90,10 @@ def test_a_watcher_raises_no_alarm_at_what_costs_nothing():
     collectives, steps, counters, workers = tables(nearly_as_late())
     calls = calls_of(collectives).rename({"time_ns": "enqueued_ns"})
     none = CLOCK_SAMPLES.empty()
-    assert OwnTimes().look(Latest(calls, steps, workers, none, counters, False, lambda ranks: counters)) == []
+    assert (
+        OwnTimes().look(LatestRecords(calls, steps, workers, none, counters, False, lambda ranks: counters))
+        == []
+    )
 
 
 def test_how_much_longer_a_rank_takes_is_never_less_than_nothing():

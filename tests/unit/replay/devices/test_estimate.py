@@ -6,7 +6,7 @@ import pytest
 
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.devices.coefficients import ANY, half_bands, shipped
-from dpro.replay.devices.estimate import Given, Sources, estimate
+from dpro.replay.devices.estimate import MeasuredOperations, Sources, estimate
 from dpro.replay.devices.learned import kept_out, learn
 from dpro.replay.devices.operations import attention, matmuls, moves
 from dpro.replay.devices.tables import device_named, read_tables, unknown_devices
@@ -101,7 +101,7 @@ def test_trees_know_of_shapes_that_were_kept_out_what_the_formula_does_not(table
 def test_half_of_what_a_method_misses_elsewhere_goes_along():
     own = estimate(PRODUCT, "H100")["us"].to_numpy()
     here = estimate(PRODUCT, "H200")["us"].to_numpy()
-    (row,) = estimate(PRODUCT, "H200", given=Given("H100", PRODUCT, 1.44 * own)).to_dicts()
+    (row,) = estimate(PRODUCT, "H200", given=MeasuredOperations("H100", PRODUCT, 1.44 * own)).to_dicts()
     assert row["us"] == pytest.approx(1.2 * here[0])
     assert row["method"] == "measured x fitted"
 
@@ -109,7 +109,7 @@ def test_half_of_what_a_method_misses_elsewhere_goes_along():
 def test_tables_of_both_devices_come_before_the_formula(tmp_path):
     operations, h100 = _table_file(tmp_path)
     _, a100 = _table_file(tmp_path, "a100_sxm", factor=1.5)
-    given = Given("H100", operations, 1.21 * h100)
+    given = MeasuredOperations("H100", operations, 1.21 * h100)
     predicted = estimate(operations, "A100-SXM4-80GB", Sources(read_tables(tmp_path)), given)
     assert predicted["method"].unique().to_list() == ["measured x table"]
     assert predicted["us"].to_numpy() == pytest.approx(1.1 * a100)
@@ -117,7 +117,9 @@ def test_tables_of_both_devices_come_before_the_formula(tmp_path):
 
 def test_a_product_in_fp8_is_said_from_the_same_one_in_bf16():
     slow = estimate(PRODUCT, "H100")["us"].to_numpy()
-    (row,) = estimate(matmuls("fp8", 4096, 8192, 8192), "H100", given=Given("H100", PRODUCT, slow)).to_dicts()
+    (row,) = estimate(
+        matmuls("fp8", 4096, 8192, 8192), "H100", given=MeasuredOperations("H100", PRODUCT, slow)
+    ).to_dicts()
     assert 0.4 < row["us"] / slow[0] < 0.9
 
 

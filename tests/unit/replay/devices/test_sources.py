@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import InputError
-from dpro.replay.devices.estimate import Given, estimate
+from dpro.replay.devices.estimate import MeasuredOperations, estimate
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.devices.sources import PRODUCTS, read_products, sources_of
 from dpro.replay.devices.tiles import PRIOR, formula_us, sizes_of
@@ -50,7 +50,7 @@ def test_a_product_that_was_measured_there_is_looked_up_and_moved_by_half_of_the
     asked = matmuls("bf16", *(table[name][:1] for name in "mnk"))
     sources = sources_of(table, "H100", "B200")
     here = estimate(asked, "H100")["us"][0]
-    found = estimate(asked, "B200", sources, Given("H100", asked, np.array([4 * here])))
+    found = estimate(asked, "B200", sources, MeasuredOperations("H100", asked, np.array([4 * here])))
     assert found["method"][0] == "measured x table"
     assert found["us"][0] == pytest.approx(2 * table["us"][0])
 

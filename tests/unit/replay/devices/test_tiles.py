@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from dpro.replay.devices.bands import UNKNOWN_BANDS
 from dpro.replay.devices.calibration import calibrated
-from dpro.replay.devices.coefficients import Known
-from dpro.replay.devices.fitting import ASSUMED, Fit, Sample, fit
+from dpro.replay.devices.coefficients import KnownCoefficients
+from dpro.replay.devices.fitting import ASSUMED, DeviceFit, DeviceSample, fit
 from dpro.replay.devices.operations import matmuls, moves
 from dpro.replay.devices.tiles import NAMES, PRIOR, SPREAD, formula_us, roofline_us, sizes_of
 from dpro.replay.models.gpus import GPUS
@@ -56,7 +56,9 @@ def _measured(numbers, count, seed=1):
     chance = np.random.default_rng(seed)
     operations = matmuls("bf16", *np.exp2(chance.uniform(5, 14, (3, count))).round())
     noise = np.exp(chance.normal(0, 0.02, count))
-    return Sample(operations, formula_us(numbers, sizes_of(operations), GPU, "bf16") * noise, GPU, "bf16")
+    return DeviceSample(
+        operations, formula_us(numbers, sizes_of(operations), GPU, "bf16") * noise, GPU, "bf16"
+    )
 
 
 def _wrong(found, numbers):
@@ -76,7 +78,7 @@ def test_a_fit_to_operations_of_the_formula_says_others_of_it():
 
 def test_thirty_operations_move_the_numbers_of_others_to_those_of_a_device():
     numbers = _numbers(compute=0.55, memory=0.7)
-    known = Known(Fit(PRIOR, ASSUMED.widths), UNKNOWN_BANDS, 0.3, (1e15, 1e12))
+    known = KnownCoefficients(DeviceFit(PRIOR, ASSUMED.widths), UNKNOWN_BANDS, 0.3, (1e15, 1e12))
     own = calibrated(known, _measured(numbers, 30))
     assert _wrong(own.fit, numbers) < 0.05 < _wrong(known.fit, numbers)
     assert own.bias < 0.05

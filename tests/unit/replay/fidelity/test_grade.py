@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from dpro.documents import plain
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess, trust_document
-from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
+from dpro.replay.fidelity.grade import Criterion, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.timeline import replay
 from dpro.schema import STEPS, conform
 from dpro.units import NS_PER_MS as MS_NS
 from tests.builders import cpu_job
 
 
-def _figures(copied: float = 0.0, windows: float | None = 1.0, **other: float) -> tuple[Figure, ...]:
+def _figures(copied: float = 0.0, windows: float | None = 1.0, **other: float) -> tuple[Criterion, ...]:
     steps = pl.DataFrame({"measured_ns": [100.0, 101.0, 99.0], "error_pct": [0.1, -0.1, 0.0]})
     return figures_of(
         steps, other.get("starts", {50: 0.0, 95: 0.0}), other.get("unexplained", 0.0), copied, windows
@@ -40,8 +40,8 @@ def _table(usual_ms: float, deep_ms: float, num_usual: int = 30) -> pl.DataFrame
 
 @pytest.mark.parametrize(("value", "score"), [(0.0, 1.0), (5.0, 1.0), (12.5, 0.5), (20.0, 0.0), (22.0, 0.0)])
 def test_a_figure_scores_in_a_straight_line_between_its_bars(value, score):
-    assert Figure("starts", value, 5.0, 20.0).score == pytest.approx(score)
-    assert Figure("starts", None, 5.0, 20.0).score is None
+    assert Criterion("starts", value, 5.0, 20.0).score == pytest.approx(score)
+    assert Criterion("starts", None, 5.0, 20.0).score is None
 
 
 @given(st.floats(0, 0.5), st.floats(0, 0.01))

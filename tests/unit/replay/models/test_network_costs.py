@@ -11,7 +11,7 @@ import pytest
 from dpro.errors import InputError, Unanswerable
 from dpro.replay.models.network_costs import estimate
 from dpro.replay.models.network_tables import (
-    Group,
+    CurveGroup,
     link_of_device,
     network_table,
     read_frame,
@@ -48,7 +48,7 @@ def _table(tmp_path, *parts):
 
 def test_what_was_measured_is_said_with_an_interval_around_it(tmp_path):
     table = _table(tmp_path, _rows("h100_sxm", "alltoall", 4))
-    predicted = estimate(table, Group("all_to_all", 4, 1, "h100_sxm", "nccl", "2.27"), AT)
+    predicted = estimate(table, CurveGroup("all_to_all", 4, 1, "h100_sxm", "nccl", "2.27"), AT)
     assert predicted.time_ns == pytest.approx(10_000 + AT / 100, rel=0.01)
     assert (predicted.low_ns < predicted.time_ns).all()
     assert (predicted.time_ns < predicted.high_ns).all()
@@ -84,7 +84,7 @@ def test_a_gpu_whose_other_curves_are_equal_stands_in(tmp_path):
     ]
     both = [_rows(device, *each) for each in others for device in ("h100_sxm", "h200_sxm")]
     table = _table(tmp_path, *both, _rows("h200_sxm", "all_reduce", 8, 5.0))
-    predicted = estimate(table, Group("all_reduce", 8, 1, "h100_sxm", "nccl", "2.27"), AT)
+    predicted = estimate(table, CurveGroup("all_reduce", 8, 1, "h100_sxm", "nccl", "2.27"), AT)
     assert predicted.how == "a GPU with the same link"
     assert predicted.time_ns == pytest.approx(5 * (10_000 + AT / 100), rel=0.01)
 
@@ -93,31 +93,31 @@ def test_a_gpu_with_another_link_does_not_stand_in(tmp_path):
     shared = [_rows(device, "all_gather", 4, times) for device, times in (("a100_sxm", 1), ("h100_sxm", 2.0))]
     table = _table(tmp_path, *shared, _rows("h100_sxm", "all_reduce", 8))
     with pytest.raises(Unanswerable, match="nothing like all_reduce of 8 ranks"):
-        estimate(table, Group("all_reduce", 8, 1, "a100_sxm", "nccl", "2.27"), AT)
+        estimate(table, CurveGroup("all_reduce", 8, 1, "a100_sxm", "nccl", "2.27"), AT)
 
 
 def test_behind_pcie_nothing_stands_in(tmp_path):
     table = _table(tmp_path, _rows("l40s", "all_gather", 4), _rows("l40s", "reduce_scatter", 2))
     with pytest.raises(Unanswerable, match="no switch"):
-        estimate(table, Group("reduce_scatter", 4, 1, "l40s", "nccl", "2.27"), AT)
+        estimate(table, CurveGroup("reduce_scatter", 4, 1, "l40s", "nccl", "2.27"), AT)
 
 
 def test_sizes_far_beyond_those_measured_are_refused(tmp_path):
     table = _table(tmp_path, _rows("h100_sxm", "all_reduce", 4))
     with pytest.raises(Unanswerable, match="bytes were measured"):
-        estimate(table, Group("all_reduce", 4, 1, "h100_sxm", "nccl", "2.27"), np.array([2.0**30]))
+        estimate(table, CurveGroup("all_reduce", 4, 1, "h100_sxm", "nccl", "2.27"), np.array([2.0**30]))
 
 
 def test_more_hosts_have_an_interval_and_no_point(tmp_path):
     table = _table(
         tmp_path, _rows("h100_sxm", "all_reduce", 16, 1, 2), _rows("h100_sxm", "all_reduce", 32, 3.0, 4)
     )
-    predicted = estimate(table, Group("all_reduce", 64, 8, "h100_sxm", "nccl", "2.27"), AT)
+    predicted = estimate(table, CurveGroup("all_reduce", 64, 8, "h100_sxm", "nccl", "2.27"), AT)
     assert predicted.time_ns is None
     assert (predicted.low_ns <= 3 * (10_000 + AT / 100)).all()
     assert (predicted.high_ns >= 9 * (10_000 + AT / 100)).all()
     with pytest.raises(Unanswerable, match="between hosts"):
-        estimate(table, Group("all_gather", 64, 8, "h100_sxm", "nccl", "2.27"), AT)
+        estimate(table, CurveGroup("all_gather", 64, 8, "h100_sxm", "nccl", "2.27"), AT)
 
 
 @pytest.mark.parametrize(
@@ -168,4 +168,4 @@ def test_boxes_without_a_switch_are_refused_on_published_tables(reality):
     table = network_table(rows, "published")
     for device in ("l40s", "rtx_pro_6000_server"):
         with pytest.raises(Unanswerable, match="no switch"):
-            estimate(table, Group("all_reduce", 4, 1, device, "nccl", "2.27.3"), AT)
+            estimate(table, CurveGroup("all_reduce", 4, 1, device, "nccl", "2.27.3"), AT)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from dpro.collectors.inside import records  # noqa: E402
 from dpro.collectors.inside.steps import aside as probe  # noqa: E402
-from dpro.collectors.inside.steps.aside import Aside, Stopwatch  # noqa: E402
+from dpro.collectors.inside.steps.aside import OtherWork, Stopwatch  # noqa: E402
 
 
 class Recorder:
@@ -61,7 +61,7 @@ def test_what_still_goes_on_counts_so_far_and_what_began_before_anybody_looked_d
 
 def test_saves_are_timed_with_the_size_of_the_file_also_where_they_fail(tmp_path, clock):
     recorder = Recorder()
-    aside = Aside(recorder)
+    aside = OtherWork(recorder)
     save = aside.saving(torch.save)
     save([1, 2, 3], tmp_path / "file.pt")
     with pytest.raises(RuntimeError):
@@ -76,7 +76,7 @@ def test_saves_are_timed_with_the_size_of_the_file_also_where_they_fail(tmp_path
 
 def test_saves_of_another_thread_are_no_pause(tmp_path):
     recorder = Recorder()
-    aside = Aside(recorder)
+    aside = OtherWork(recorder)
     thread = threading.Thread(target=aside.saving(torch.save), args=([1], tmp_path / "file.pt"))
     thread.start()
     thread.join()
@@ -88,7 +88,7 @@ def test_saves_of_another_thread_are_no_pause(tmp_path):
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_work_without_gradients_is_timed_as_context_and_as_decorator(mode, monkeypatch, clock):
     recorder = Recorder()
-    aside = Aside(recorder)
+    aside = OtherWork(recorder)
     kind = type(mode, (getattr(torch, mode),), {})
     aside.watch_mode(kind)
     with kind():
@@ -105,7 +105,7 @@ def test_functions_that_save_are_found_once_the_job_has_imported_them(monkeypatc
     module = ModuleType("safetensors.torch")
     monkeypatch.setitem(probe.sys.modules, "safetensors.torch", module)
     recorder = Recorder()
-    aside = Aside(recorder)
+    aside = OtherWork(recorder)
     aside.look()  # still being imported
     module.save_file = lambda tensors, path: path
     aside.look()
@@ -130,7 +130,7 @@ def test_compilation_is_timed_by_what_the_compiler_says_also_after_a_reset(monke
     module.callback_handler = handler = Handler()
     monkeypatch.setitem(probe.sys.modules, "torch._dynamo.callback", module)
     recorder = Recorder()
-    aside = Aside(recorder)
+    aside = OtherWork(recorder)
     for _ in range(2):
         aside.look()
         aside.look()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.devices.estimate import Given, estimate
+from dpro.replay.devices.estimate import MeasuredOperations, estimate
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses
@@ -71,7 +71,7 @@ def test_within_a_small_budget_only_the_module_that_minds_least_has_fewer_bits(t
 def test_products_forward_and_backward_take_what_the_device_takes_for_them(tmp_path):
     graph = graph_of(job({"a": 400.0, "b": 40_000.0}), tmp_path / "r")
     us = kernel_us(parse_edit("precision:dtype=bf16,budget=0.01").apply(graph))
-    given = Given("H100", matmuls("fp32", SIZE, SIZE, SIZE), np.array([US]))
+    given = MeasuredOperations("H100", matmuls("fp32", SIZE, SIZE, SIZE), np.array([US]))
     there = estimate(matmuls("bf16", SIZE, SIZE, SIZE), "H100", given=given)["us"][0]
     cast = 2 * SIZE**2 * 6 / 3350 / 1e3
     assert us == pytest.approx([there + cast, US, US, there + cast], rel=1e-3)

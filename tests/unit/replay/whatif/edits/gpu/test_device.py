@@ -11,7 +11,7 @@ import pytest
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.devices.estimate import Given, estimate
+from dpro.replay.devices.estimate import MeasuredOperations, estimate
 from dpro.replay.devices.operations import matmuls as products
 from dpro.replay.graph import NodeKind
 from dpro.replay.models.gpus import GPUS
@@ -37,7 +37,9 @@ def moved(graph, edit: str) -> list[float]:
 def test_a_product_takes_what_the_interface_says_from_what_was_measured_here(tmp_path):
     graph = graph_of(matmuls(JOB[:1]), tmp_path / "r")
     one = products("bf16", 4096, 4096, 4096)
-    predicted = estimate(one, "A100-SXM4-80GB", given=Given("H100", one, np.array([200.0])))["us"][0]
+    predicted = estimate(one, "A100-SXM4-80GB", given=MeasuredOperations("H100", one, np.array([200.0])))[
+        "us"
+    ][0]
     assert moved(graph, "device:to=A100-SXM4-80GB") == pytest.approx([predicted], rel=0.02)
     assert predicted > 300
 

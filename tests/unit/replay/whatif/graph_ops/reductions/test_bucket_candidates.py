@@ -14,7 +14,7 @@ from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import (
     MAX_SIZES,
     SIZES_MB,
-    Gradients,
+    ReadyGradients,
     is_better_changed,
     reductions_end,
     sizes_worth_replaying,
@@ -24,7 +24,7 @@ from dpro.replay.whatif.registry import parse_edit
 from tests.ddp import ddp_job
 
 gradients = st.builds(
-    lambda parts, latency, per_byte, workers: Gradients(
+    lambda parts, latency, per_byte, workers: ReadyGradients(
         np.cumsum([gap for gap, _ in parts]).astype(np.float64),
         np.array([size for _, size in parts], np.float64),
         LinkCost(latency, per_byte, 0, 0, 9, 0, False),
