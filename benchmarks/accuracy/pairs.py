@@ -255,6 +255,25 @@ def of_layouts() -> list[Pair]:
     return found
 
 
+def of_grids() -> list[Pair]:
+    """Pairs of layers that are both tensor and data parallel: of changes along one of these axes."""
+    job = Job("--dp 2 --first", 500, "groups_job.py row", ranks=4)
+    twice, small, sharded, ahead = (
+        dataclasses.replace(job, arguments=f"--dp 2 {words} --first")
+        for words in ("--accumulate 2", "--bucket-mb 1", "--sharded", "--sharded --prefetch 1")
+    )
+    one, three = (
+        Job(f"--dp {replicas} --first", 500, "groups_job.py row", ranks=2 * replicas) for replicas in (1, 3)
+    )
+    return [
+        Pair("dp 2 x tp 2: gradients accumulated over 2 batches", job, twice, ("accumulate:steps=2",)),
+        Pair("dp 2 x tp 2: buckets 25 to 1 MB", job, small, ("bucket:mb=1",)),
+        Pair("dp 2 x tp 2: FSDP gathers a layer ahead", sharded, ahead, ("prefetch:ahead=1",)),
+        Pair("dp 2 x tp 2 to dp 1 x tp 2", job, one, ("data-parallel:ranks=1",)),
+        Pair("dp 2 x tp 2 to dp 3 x tp 2", job, three, ("data-parallel:ranks=3",)),
+    ]
+
+
 def of_computing_models() -> list[Pair]:
     """Pairs of real models that compute on the two cores, over loopback."""
     gpt = Job("--width 256 --block-ms 0 --optimizer adamw --first", program="model_job.py gpt ddp")
@@ -281,4 +300,5 @@ def pairs() -> list[Pair]:
         *of_sleeping_layers(),
         *of_computing_layers(),
         *of_chunks(),
+        *of_grids(),
     ]

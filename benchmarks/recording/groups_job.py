@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 TOKENS = 64
@@ -117,6 +118,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layer-ms", type=float, default=20.0, help="each product, forward and backward")
     parser.add_argument("--chunks", type=int, default=1)
     parser.add_argument("--dp", type=int, default=1, help="data-parallel ranks")
+    parser.add_argument("--sharded", action="store_true", help="parameters over data-parallel ranks, FSDP2")
+    parser.add_argument("--prefetch", type=int, default=0, help="layers that FSDP gathers ahead")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per update")
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--first", action="store_true", help="run before all other programs (root)")
@@ -130,10 +133,26 @@ def parallel(options: argparse.Namespace) -> tuple[nn.Module, Callable[[], Any]]
     model = nn.Sequential(*(Layer(options, mesh.get_group("tp")) for _ in range(options.layers)))
     if options.dp == 1:
         return model, nullcontext
+    if options.sharded:
+        return sharded(model, mesh["dp"], options.prefetch), nullcontext
     replicated = DistributedDataParallel(
         model, process_group=mesh.get_group("dp"), bucket_cap_mb=options.bucket_mb
     )
     return replicated, replicated.no_sync
+
+
+def sharded(model: nn.Sequential, mesh: dist.DeviceMesh, ahead: int) -> nn.Module:
+    """FSDP2, layer by layer, which gathers parameters this many layers ahead."""
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if ahead:
+        model._set_unshard_async_op(True)  # on the CPU a call waits for its result otherwise
+        layers = list(model)
+        for at, layer in enumerate(layers):
+            layer.set_modules_to_forward_prefetch(layers[at + 1 : at + 1 + ahead])
+            layer.set_modules_to_backward_prefetch(layers[max(at - 1 - ahead, 0) : at][::-1])
+    return model
 
 
 def main() -> None:

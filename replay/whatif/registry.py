@@ -31,7 +31,8 @@ from dpro.replay.whatif.edits.parallelism.layout import ParallelLayout
 from dpro.replay.whatif.edits.parallelism.pipeline import Balance, Pipeline
 from dpro.replay.whatif.edits.parallelism.skip import Skip
 from dpro.replay.whatif.edits.parallelism.stages import StageLayers
-from dpro.replay.whatif.edits.scaling import Accumulate, Batch, DataParallelSize, Recompute
+from dpro.replay.whatif.edits.replicas import DataParallelSize
+from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates, Overlap, Prefetch
 from dpro.replay.whatif.edits.training_loop import Garbage, HideInput, Workers

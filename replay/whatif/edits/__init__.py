@@ -6,7 +6,8 @@ host             launches, synchronisation and CPU time of the host
 training_loop    input, garbage collection
 gpu/             kernels: compilation, precision, CUDA graphs, another device
 parallelism/     pipelines: schedules and stages
-scaling          batch, accumulation, recomputation, number of replicas
+scaling          batch, accumulation, recomputation
+replicas         number of data-parallel ranks
 fabric           paths and cables of the fabric
 communication    network, algorithms, added delays
 reductions       what all edits of gradient reductions share

@@ -15,9 +15,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.arrays import Floats
+from dpro.arrays import Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.mesh import AXES
 from dpro.replay.models.collective_algorithms import (
     FLAT,
     HALVING,
@@ -38,7 +39,7 @@ from dpro.replay.models.link_costs import (
 )
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_fitting
+from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_along, messages_fitting
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_US, format_duration
 
@@ -49,19 +50,36 @@ def require_communication(graph: Graph) -> None:
         raise Unanswerable("the run holds no communication")
 
 
+def transfers_along(graph: Graph, axis: str) -> Bools:
+    """[N] transfers along an axis of parallelism; all where it is empty.
+
+    Args:
+        graph: the graph.
+        axis: which.
+
+    Raises:
+        Unanswerable: no group is known to be along it.
+    """
+    transfers: Bools = graph.nodes.kind == NodeKind.TRANSFER
+    if axis:
+        transfers &= np.append(messages_along(graph, axis), False)[graph.nodes.message]
+    return transfers
+
+
 @dataclass(frozen=True)
 class NoCommunication(Edit):
     """Collectives take no time and no rank waits in them: the bound for all communication work."""
 
     name = "no-comm"
-    summary = "no communication at all: a bound"
+    summary = "no communication at all, or none along an axis: a bound"
     example = "no-comm"
-    needs = "collectives"
+    needs = "collectives; for axis= a layout that is known"
     assumes = "nothing else changes"
     source = "the graph without its rendezvous; no formula"
     proof = "gradients of DDP left as they are, gloo"
     is_advice = False
     effort = "none"
+    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
     doubt: float = 0.0
 
     @classmethod
@@ -74,11 +92,15 @@ class NoCommunication(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Make transfers free and take out the rendezvous: each rank runs by itself."""
         require_communication(graph)
-        duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, 0, graph.nodes.duration)
-        return graph.with_durations(duration).without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS)
+        nodes, edges = graph.nodes, graph.edges
+        chosen = transfers_along(graph, self.axis)
+        met = edges.kind == EdgeKind.RENDEZVOUS
+        if self.axis:
+            met &= np.isin(nodes.collective[edges.source], nodes.collective[chosen])
+        return graph.with_durations(np.where(chosen, 0, nodes.duration)).without_edges(met)
 
     def describe(self) -> str:
-        return "no communication at all"
+        return f"no communication along {self.axis}" if self.axis else "no communication at all"
 
     def how(self) -> str:
         return "cannot be done: it bounds what any change to communication can gain"
@@ -91,7 +113,10 @@ class Network(Edit):
     name = "network"
     summary = "another bandwidth and latency of the network"
     example = "network:bandwidth=2,latency=1"
-    needs = "collectives; to separate latency from bandwidth, sizes that vary twofold or more"
+    needs = (
+        "collectives; to separate latency from bandwidth, sizes that vary twofold or more; for axis= a "
+        "layout that is known"
+    )
     assumes = "all groups share one network; where sizes do not vary, that transfer time is all bandwidth"
     source = (
         "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers, "
@@ -102,6 +127,7 @@ class Network(Edit):
     effort = "money"
     bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MAX_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
+    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
     doubt: float = 0.15
 
     @classmethod
@@ -117,8 +143,7 @@ class Network(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
         require_communication(graph)
-        nodes = graph.nodes
-        transfer = nodes.kind == NodeKind.TRANSFER
+        nodes, transfer = graph.nodes, transfers_along(graph, self.axis)
         fixed = np.minimum(latencies(graph), nodes.duration)[transfer]
         duration = nodes.duration.copy()
         moving = (duration[transfer] - fixed) / self.bandwidth
@@ -126,7 +151,7 @@ class Network(Edit):
         changed = graph.with_durations(duration)
         if self.latency == 1:
             return changed
-        overlap = _side_by_side(graph)
+        overlap = _side_by_side(graph, transfer)
         lag = np.where(overlap, np.rint(graph.edges.lag * self.latency), graph.edges.lag)
         return changed.with_lags(lag.astype(np.int64))
 
@@ -135,7 +160,7 @@ class Network(Edit):
         return unknown_latencies(graph)
 
     def describe(self) -> str:
-        words = f"a network {self.bandwidth:g} times as fast"
+        words = f"a network {self.bandwidth:g} times as fast" + (f" along {self.axis}" if self.axis else "")
         return words if self.latency == 1 else f"{words}, with {self.latency:g} times the latency"
 
     def how(self) -> str:
@@ -161,6 +186,7 @@ class Delay(Edit):
     is_advice = False
     effort = "none"
     us: float = key("what a small transfer takes longer, microseconds", least=0.0)
+    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
     doubt: float = 0.5
 
     @classmethod
@@ -174,22 +200,27 @@ class Delay(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Lengthen each transfer; transfers of one link overlap while they are delayed."""
         require_communication(graph)
-        added = round(NS_PER_US * self.us)
-        duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, added, 0) + graph.nodes.duration
-        lag = np.where(_side_by_side(graph), graph.edges.lag - added, graph.edges.lag)
+        added, transfer = round(NS_PER_US * self.us), transfers_along(graph, self.axis)
+        duration = np.where(transfer, added, 0) + graph.nodes.duration
+        lag = np.where(_side_by_side(graph, transfer), graph.edges.lag - added, graph.edges.lag)
         return graph.with_durations(duration).with_lags(lag)
 
     def describe(self) -> str:
-        return f"each transfer takes {format_duration(self.us * NS_PER_US)} longer"
+        which = f"each transfer along {self.axis}" if self.axis else "each transfer"
+        return f"{which} takes {format_duration(self.us * NS_PER_US)} longer"
 
     def how(self) -> str:
         return "nothing to do: it shows what hosts further apart would cost"
 
 
-def _side_by_side(graph: Graph) -> NDArray[np.bool_]:
-    """[E] edges that say by how much a transfer may begin before the one ahead of it on its link ends."""
-    nodes, edges = graph.nodes, graph.edges
-    transfer = nodes.kind == NodeKind.TRANSFER
+def _side_by_side(graph: Graph, transfer: Bools) -> NDArray[np.bool_]:
+    """[E] edges that say by how much a transfer may begin before the one ahead of it on its link ends.
+
+    Args:
+        graph: the graph.
+        transfer: [N] those that count.
+    """
+    edges = graph.edges
     between = transfer[edges.source] & transfer[edges.target] & (edges.kind == EdgeKind.STREAM)
     return np.asarray(between & (edges.lag < 0))
 
@@ -231,6 +262,7 @@ class Algorithm(Edit):
     to: str = key("which", choices=(*FLAT, HIERARCHICAL))
     now: str = key("which one ran, where the run does not say; ring without", "", choices=FLAT)
     group: str = key("pattern for the process group; all without", "")
+    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
     inside_gbps: float | None = key("bandwidth within a host, 1e9 bytes per second", None, least=1e-6)
     inside_us: float | None = key("latency of a message within a host, microseconds", None, least=0.0)
     doubt: float = 0.3
@@ -262,7 +294,7 @@ class Algorithm(Edit):
         """Transfers with the ratio of their times, and why others have none."""
         require_communication(graph)
         nodes, lines = graph.nodes, fit_costs(graph)
-        fits = messages_fitting(graph, "", self.group)
+        fits = messages_fitting(graph, group=self.group, axis=self.axis)
         answered, refused = [], []
         for kind, messages in messages_by_kind(graph).items():
             if not fits[messages[0]]:

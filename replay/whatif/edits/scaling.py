@@ -1,8 +1,6 @@
-"""Another amount of work per step: micro-batches, recomputation, batch size, data-parallel ranks.
+"""Another amount of work per step and rank: micro-batches, recomputation, batch size.
 
-Of more or fewer data-parallel ranks each does what those that were recorded do: what its collectives cost
-follows from the formulas of their algorithm, and each waits for the slowest of more. The ranks of the graph
-have to be all in one group.
+Gradients are reduced along the data-parallel axis, where axes are known; else in the one group that reduces.
 """
 
 from __future__ import annotations
@@ -12,29 +10,20 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
+from dpro.arrays import Bools
 from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
-from dpro.replay.models.link_costs import (
-    fit_costs,
-    messages_by_kind,
-    ratio_by_table,
-    unknown_latencies,
-    why_no_cost,
-)
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.mesh import BY
 from dpro.replay.models.memory import footprint_of, freed_by_recomputing, step_bytes_of
-from dpro.replay.peers import ON_GPU, phase_work
+from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
 from dpro.replay.whatif.edits.gpu.kernels import OPTIMIZER
+from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
@@ -52,10 +41,12 @@ class Accumulate(Edit):
     name = "accumulate"
     summary = "gradients of several batches are added up before they are reduced and applied"
     example = "accumulate:steps=2"
-    needs = "reductions of gradients in one process group, or group="
+    needs = (
+        "reductions of gradients along a data-parallel axis that is known, in one process group, or group="
+    )
     assumes = "each pass is like the recorded one, and all reductions of the group are of gradients"
     source = "the step, preceded by copies of itself without these reductions and without its optimizer"
-    proof = "2 passes, DDP and FSDP2 on gloo"
+    proof = "2 passes, DDP and FSDP2 on gloo; also beside tensor parallelism"
     effort = "code"
     training = "a larger batch for each update: as many samples may teach less"
     steps: int = key("passes per optimizer step; the step that is predicted has them all", 2, least=1)
@@ -108,27 +99,53 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
     """[N] transfers that reduce gradients.
 
     Raises:
-        Unanswerable: there are none, or several groups reduce and none is given.
+        Unanswerable: there are none, or several groups reduce, none is given, and axes do not say which.
     """
     fits = np.array([message.op in REDUCTIONS for message in graph.messages] + [False], np.bool_)
     if group:
-        fits[:-1] &= messages_fitting(graph, "", group)
+        fits[:-1] &= messages_fitting(graph, group=group)
+    else:
+        fits[:-1] &= _of_replicas(graph, fits[:-1])
     found: Bools = fits[graph.nodes.message] & (graph.nodes.kind == NodeKind.TRANSFER)
     if not found.any():
         raise Unanswerable(
             "the run holds no reduction of gradients" + (f" in group {group!r}" if group else "")
         )
     groups = sorted({graph.messages[index].group for index in np.unique(graph.nodes.message[found])})
-    if len(groups) > 1 and not group:
+    if len(groups) > 1 and not group and not _along(graph, fits[:-1]):
         raise Unanswerable(
             f"several groups reduce: say which of {', '.join(groups)} has the gradients (group=)"
         )
     return found
 
 
+def _of_replicas(graph: Graph, fits: Bools) -> Bools:
+    """[messages] those among some that are between replicas; all where axes are not known.
+
+    Raises:
+        Unanswerable: all of them are known to be along other axes.
+    """
+    axes = axes_of_messages(graph)
+    between = np.array([REPLICAS in axis.split(BY) for axis in axes], np.bool_)
+    if (fits & between).any():
+        return between
+    if fits.any() and all(axis for axis, fit in zip(axes, fits) if fit):
+        known = ", ".join(sorted({axis for axis, fit in zip(axes, fits) if fit}))
+        raise Unanswerable(f"no reduction in the run is between data-parallel ranks: all are along {known}")
+    return np.ones_like(fits)
+
+
+def _along(graph: Graph, messages: Bools) -> set[str]:
+    """The axes of some messages; none where that of one of them is not known."""
+    found = {axis for axis, fit in zip(axes_of_messages(graph), messages) if fit}
+    return set() if "" in found else found
+
+
 def _group_of_gradients(graph: Graph) -> str:
-    """The group whose reductions move most; empty where one reduces, or none."""
+    """The group whose reductions move most; empty where one reduces, or none, or axes say which."""
     moved = Counter[str]()
+    if any(REPLICAS in axis.split(BY) for axis in axes_of_messages(graph)):
+        return ""
     for number, message in enumerate(graph.messages):
         if message.op in REDUCTIONS:
             moved[message.group] += int(graph.nodes.bytes[graph.nodes.message == number].clip(0).sum())
@@ -270,165 +287,3 @@ def with_larger_batch(graph: Graph, factor: float) -> Graph:
     reading = NodeSelection(within=DATA_LOADING).mask(graph) & (kind != NodeKind.TRANSFER)
     larger = graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
     return with_more_activations(larger, factor)
-
-
-MIN_DURATIONS = 4  # that noise is taken from
-
-
-@dataclass(frozen=True)
-class DataParallelSize(Edit):
-    """The job has another number of data-parallel ranks."""
-
-    name = "data-parallel"
-    summary = "another number of data-parallel ranks, each with the same work"
-    example = "data-parallel:ranks=16"
-    needs = "ranks that are all in one group, and transfers of known size in it"
-    assumes = (
-        "further ranks are like the recorded ones and on a like network, their noise is independent and "
-        "normal, and the batch of each rank stays: that of the job grows with it"
-    )
-    source = (
-        "a measured network table; else costs of ring, tree or halving (Thakur et al., IJHPCA 2005); waiting "
-        "for the slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work "
-        "between collectives"
-    )
-    proof = "2 to 4 ranks, DDP on gloo"
-    is_advice = False
-    effort = "money"
-    training = "a batch that grows with the ranks: as many samples may teach less"
-    ranks: int = key("how many data-parallel ranks", least=2)
-    now: str = key("which algorithm runs; ring without", "", choices=FLAT)
-    doubt: float = 0.3
-
-    @classmethod
-    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Twice as many ranks, and half of them."""
-        recorded = _one_group(facts.graph)
-        return [cls(ranks) for ranks in (2 * recorded, recorded // 2) if ranks >= 2]
-
-    def bound(self, facts: RunFacts) -> float:
-        least_ns = facts.base_ns - facts.idle(facts.communication)
-        return max(facts.base_ns - least_ns / self.samples(facts.graph), 0.0)
-
-    def samples(self, graph: Graph) -> float:
-        return self.ranks / _one_group(graph)
-
-    def apply(self, graph: Graph) -> Graph:
-        """Scale the transfers, and let each begin later by what the slowest of this many is later."""
-        (changed,) = self._with_noise(graph, 1.0)
-        return changed
-
-    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """With no more noise than now, and with twice what is expected."""
-        return self._with_noise(graph, 0.0, 2.0)
-
-    def _with_noise(self, graph: Graph, *times: float) -> tuple[Graph, ...]:
-        """The wider job with multiples of the noise that is expected."""
-        recorded = _one_group(graph)
-        if recorded == self.ranks:
-            return (graph,) * len(times)
-        scaled = graph.with_durations(self._transfers(graph, recorded))
-        later = (largest_of(self.ranks) - largest_of(recorded)) * _noise_before(graph)
-        lag = graph.edges.lag
-        return tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
-
-    def _transfers(self, graph: Graph, recorded: int) -> NDArray[np.int64]:
-        """[N] ns, with transfers that take what they do among this many ranks."""
-        nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
-        for kind, messages in messages_by_kind(graph).items():
-            if kind not in lines:
-                raise Unanswerable(why_no_cost(graph, kind))
-            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0) & (duration > 0))
-            ratio = self._by_table(graph, messages[0], mine)
-            if ratio is not None:
-                duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
-                continue
-            algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING
-            spent = cost(kind[0], algorithm, recorded)
-            num_bytes = nodes.bytes[mine].astype(np.float64)
-            link = link_of(lines[kind], spent, num_bytes)
-            after = time_ns(cost(kind[0], algorithm, self.ranks), link, num_bytes)
-            ratio = after / np.maximum(time_ns(spent, link, num_bytes), 1e-9)
-            duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
-        return duration
-
-    def _by_table(self, graph: Graph, message: int, mine: NDArray[np.int64]) -> Floats | None:
-        """[T] ratio of times by the measured network table; None without one of both numbers of ranks."""
-        if graph.network is None or not mine.size:
-            return None
-        num_bytes, took = (
-            column[mine].astype(np.float64) for column in (graph.nodes.bytes, graph.nodes.duration)
-        )
-        return ratio_by_table(graph, graph.messages[message], self.ranks, num_bytes, took)
-
-    def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Which operations the network table says, and whose latency the run does not show."""
-        if graph.network is None:
-            return unknown_latencies(graph)
-        lines = {False: list[str](), True: list[str]()}
-        for (op, _), messages in messages_by_kind(graph).items():
-            mine = np.flatnonzero(
-                np.isin(graph.nodes.message, messages) & (graph.nodes.bytes > 0) & (graph.nodes.duration > 0)
-            )
-            lines[self._by_table(graph, messages[0], mine) is not None].append(op)
-        measured, others = (", ".join(sorted(set(lines[by]))) for by in (True, False))
-        notes = [f"{measured} among {self.ranks} ranks: by the network table"] if measured else []
-        if others:
-            notes.append(f"{others} among {self.ranks} ranks: by a formula, the network table lacks it")
-        return (*notes, *unknown_latencies(graph))
-
-    def describe(self) -> str:
-        return f"{self.ranks} data-parallel ranks"
-
-    def how(self) -> str:
-        return f"torchrun with {self.ranks} processes in all; look after the learning rate"
-
-
-def _one_group(graph: Graph) -> int:
-    """How many ranks the job's one group has.
-
-    Raises:
-        Unanswerable: there are several, or their size is not known.
-    """
-    require_communication(graph)
-    groups = {(message.group, message.num_ranks) for message in graph.messages}
-    if len(groups) > 1:
-        raise Unanswerable("ranks communicate in several groups: which are data-parallel is not recorded")
-    ((_, ranks),) = groups
-    if ranks < 2:
-        raise Unanswerable("how many ranks are in the group is not known")
-    return ranks
-
-
-def largest_of(count: int) -> float:
-    """What the largest of this many normal deviates is expected to be, in deviations (Blom, 1958)."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
-
-
-def _noise_before(graph: Graph) -> Floats:
-    """[E] ns, on edges from a rendezvous to its transfers: how the work before it varies; 0 on others."""
-    nodes, edges = graph.nodes, graph.edges
-    spread = np.zeros(graph.edges.lag.size)
-    deviation = _deviation_of_phases(graph)
-    met = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
-    arrives = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.source] == NodeKind.ARRIVE)
-    phase = np.full(graph.num_nodes, -1)
-    phase[edges.target[arrives]] = nodes.phase[edges.source[arrives]]
-    spread[met] = [deviation.get(at, 0.0) for at in phase[edges.source[met]].tolist()]
-    return spread
-
-
-def _deviation_of_phases(graph: Graph) -> dict[int, float]:
-    """Of each phase of a step how long its work deviates from what its rank usually takes, ns."""
-    work = phase_work(graph)
-    if (work["resource"] == ON_GPU).any():
-        work = work.filter(pl.col("resource") == ON_GPU)
-    whole = work.group_by("rank", "step", "position").agg(pl.col("work_ns").sum())
-    usual = pl.col("work_ns").median().over("rank", "position")
-    spread = (
-        whole.with_columns(off=(pl.col("work_ns") - usual).abs())
-        .group_by("position")
-        .agg(mad=pl.col("off").median(), count=pl.len())
-        .filter(pl.col("count") >= MIN_DURATIONS)
-    )
-    return {int(at): MAD_TO_SIGMA * float(mad) for at, mad in spread.select("position", "mad").iter_rows()}

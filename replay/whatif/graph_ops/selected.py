@@ -1,4 +1,4 @@
-"""Which nodes an edit changes: by name, kind, place in the job, stream, step, module, or collective.
+"""Which nodes an edit changes: by name, kind, place in the job, stream, step, module, axis or collective.
 
 In: `key=value` pairs. Out: a `NodeSelection`, and a mask over a graph's nodes. Names are shell patterns.
 """
@@ -14,6 +14,8 @@ import numpy as np
 from dpro.arrays import Bools
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.mesh import AXES, BY
+from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import check, key, text_of
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import in_modules
@@ -50,6 +52,7 @@ class NodeSelection:
     step: int | None = key("a step", None)
     op: str = key("pattern for the operation of collectives, such as `all_reduce`", "")
     group: str = key("pattern for the name of the process group of collectives", "")
+    axis: str = key("axis of parallelism of collectives", "", choices=AXES)
 
     def __post_init__(self) -> None:
         """Refuse a kind that does not exist."""
@@ -66,6 +69,7 @@ class NodeSelection:
         words += [f"of module {self.module}"] if self.module else []
         words += [f"of {self.op}"] if self.op else []
         words += [f"in group {self.group}"] if self.group else []
+        words += [f"along {self.axis}"] if self.axis else []
         words += [f"on rank {self.rank}"] if self.rank is not None else []
         words += [f"on host {self.host}"] if self.host else []
         words += [f"on stage {self.stage}"] if self.stage is not None else []
@@ -94,8 +98,8 @@ class NodeSelection:
             mask &= _on_stream(graph, self.stream)[nodes.lane]
         if self.rank is not None or self.host or self.stage is not None or self.dp is not None:
             mask &= np.isin(nodes.rank, ranks_at(graph, self.rank, self.host, self.stage, self.dp))
-        if self.op or self.group:
-            mask &= _of_collectives(graph, self.op, self.group)
+        if self.op or self.group or self.axis:
+            mask &= _of_collectives(graph, self.op, self.group, self.axis)
         if self.module:
             mask &= in_modules(graph, self.module)
         return mask
@@ -191,22 +195,26 @@ def _on_stream(graph: Graph, stream: int) -> Bools:
     return np.array([what in labels for _, what in graph.lanes] + [False], np.bool_)
 
 
-def _of_collectives(graph: Graph, op: str, group: str) -> Bools:
-    """[N] transfers of an operation and a group."""
+def _of_collectives(graph: Graph, op: str, group: str, axis: str) -> Bools:
+    """[N] transfers of an operation, a group and an axis."""
     if not graph.messages:
         raise Unanswerable("the run does not say which collectives it holds")
-    fits = np.append(messages_fitting(graph, op, group), False)  # the last is for nodes without a message
+    fits = np.append(messages_fitting(graph, op, group, axis), False)  # the last: nodes without a message
     found: Bools = fits[graph.nodes.message]
     return found
 
 
-def messages_fitting(graph: Graph, op: str, group: str) -> Bools:
-    """[messages] those of an operation and a group, which may be named with or without its ranks.
+def messages_fitting(graph: Graph, op: str = "", group: str = "", axis: str = "") -> Bools:
+    """[messages] those of an operation, a group, which may be named with or without its ranks, and an axis.
 
     Args:
         graph: the graph.
         op: a shell pattern, any where empty.
         group: a shell pattern, any where empty.
+        axis: of parallelism, any where empty; also groups that differ along several fit each of these.
+
+    Raises:
+        Unanswerable: no group is known to be along the axis.
     """
     fits = np.ones(len(graph.messages), np.bool_)
     if op:
@@ -214,4 +222,27 @@ def messages_fitting(graph: Graph, op: str, group: str) -> Bools:
     if group:
         groups = [message.group for message in graph.messages]
         fits &= fitting(groups, group) | fitting((name.partition("[")[0] for name in groups), group)
+    if axis:
+        fits &= messages_along(graph, axis)
     return fits
+
+
+def messages_along(graph: Graph, axis: str) -> Bools:
+    """[messages] those of groups whose ranks differ along an axis, and perhaps along others.
+
+    Args:
+        graph: the graph, with its run.
+        axis: of parallelism.
+
+    Raises:
+        Unanswerable: no group is known to be along it.
+    """
+    axes = axes_of_messages(graph)
+    found = np.array([axis in each.split(BY) for each in axes], np.bool_)
+    if not found.any():
+        known = ", ".join(sorted(set(axes) - {""}))
+        raise Unanswerable(
+            f"no communication in the run is known to be along {axis}: "
+            + (f"it is along {known}" if known else "the axes of its groups are not known")
+        )
+    return found

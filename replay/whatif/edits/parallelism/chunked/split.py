@@ -16,18 +16,25 @@ from dpro.arrays import Bools
 from dpro.classify import classify
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.mesh import AXES
+from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.models.roofline import MATMULS
+from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.parallelism.chunked.costs import Costs, costs_of
 from dpro.replay.whatif.edits.parallelism.chunked.places import Member, Order, awaited_collectives
 from dpro.replay.whatif.edits.parallelism.chunked.rebuild import cut_nodes, with_chunks
 from dpro.replay.whatif.edits.parallelism.chunked.segments import Segment, pairs_of
+from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import fitting, messages_fitting
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MATMUL = "gemm"
+MIN_PER_STEP = (
+    2  # of an operation in a group of unknown axis: once per step parameters and gradients move, too
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class Split(Edit):
     chunks: int = key("into how many each is cut", 4, least=1)
     work: str = key("pattern for the work that is cut; matmuls without", "")
     group: str = key("pattern for the process group; all without", "")
+    axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
     doubt: float = 0.3
 
     @classmethod
@@ -102,14 +110,26 @@ class Split(Edit):
         return found
 
     def _segments(self, graph: Graph) -> list[Segment]:
-        order = Order(graph)
-        fits = messages_fitting(graph, self.op, self.group) if graph.messages else np.zeros(0, np.bool_)
+        if not graph.messages:
+            return []
+        order, axes = Order(graph), axes_of_messages(graph)
+        fits = messages_fitting(graph, self.op, self.group, self.axis)
+        if not self.axis:  # gradients are no rows of a product
+            fits &= np.array([axis != REPLICAS for axis in axes], np.bool_)
+        gradients = _gradients(graph)
         awaited = [
             members
             for members in awaited_collectives(graph, order)
+            if members[0].transfer not in gradients
             if fits[members[0].message] and graph.messages[members[0].message].op in OPERATIONS
         ]
-        return pairs_of(graph, order, awaited, self._work(graph))
+        pairs = pairs_of(graph, order, awaited, self._work(graph))
+        per_step = Counter(_kind_and_step(graph, each) for each in pairs)
+        return [
+            each
+            for each in pairs
+            if axes[_member(each).message] or per_step[_kind_and_step(graph, each)] >= MIN_PER_STEP
+        ]
 
     def _work(self, graph: Graph) -> Bools:
         """[N] what may be cut."""
@@ -146,6 +166,21 @@ class Split(Edit):
             "enable_symm_mem_for_group; Transformer Engine: ub_overlap_ag, ub_overlap_rs; or by hand, with "
             "async_op=True per chunk"
         )
+
+
+def _gradients(graph: Graph) -> set[int]:
+    """Transfers that reduce gradients, as far as that is known."""
+    try:
+        return {int(node) for each in gradient_passes(graph) for node in each.transfer}
+    except Unanswerable:
+        return set()
+
+
+def _kind_and_step(graph: Graph, segment: Segment) -> tuple[str, str, int]:
+    """Operation, group and step of a pair."""
+    member = _member(segment)
+    message = graph.messages[member.message]
+    return message.op, message.group, int(graph.nodes.step[member.transfer])
 
 
 def _member(segment: Segment) -> Member:

@@ -33,7 +33,15 @@ def facts(step: int, size: int) -> dict[str, object]:
     }
 
 
-def tensor_job(*, feeds: bool = False, steps: int = 8, between: float = 0.0, update: float = 50) -> TinyRun:
+def on_axis(run: TinyRun, axis: str = "tp") -> TinyRun:
+    """All ranks along one axis."""
+    run.rows["workers"] += [{"rank": rank, "host": "node", axis: rank} for rank in range(RANKS)]
+    return run
+
+
+def tensor_job(
+    *, feeds: bool = False, steps: int = 8, between: float = 0.0, update: float = 50, axis: str = "tp"
+) -> TinyRun:
     """Each step has a product and the collective that it feeds, or that feeds it, called by a thread."""
     run, begin = TinyRun(), 0.0
     for step in range(steps):
@@ -55,7 +63,7 @@ def tensor_job(*, feeds: bool = False, steps: int = 8, between: float = 0.0, upd
             run.op("update", moved, moved + update, rank)
             run.step(step, begin, moved + update, rank)
         begin = moved + update
-    return run
+    return on_axis(run, axis) if axis else run
 
 
 def experts_job(steps: int = 8, work: str = "aten::mm") -> TinyRun:
@@ -99,7 +107,7 @@ def streams_job(steps: int = 8) -> TinyRun:
             run.call(begin + 32, over + 4, next(call), rank, name="cudaDeviceSynchronize")
             run.step(step, begin, over + 10, rank)
         begin = over + 10
-    return run
+    return on_axis(run)
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +197,13 @@ def test_a_collective_far_from_its_product_is_no_pair(jobs):
     with pytest.raises(Unanswerable, match=r"no all_reduce in the run stands next to a matmul and is waited"):
         changed(jobs["far"], "split:op=all_reduce")
     assert changed(jobs["far"], "split:op=all_reduce,work=aten::gelu") is not jobs["far"]
+
+
+@pytest.mark.parametrize("axis", ["dp", ""])
+def test_a_reduction_once_per_step_between_replicas_or_on_an_unknown_axis_may_be_of_gradients(tmp_path, axis):
+    graph = tensor_job(axis=axis).build(tmp_path / "run").graph
+    with pytest.raises(Unanswerable, match=r"stands next to a matmul"):
+        changed(graph, "split:op=all_reduce")
 
 
 def test_a_reduction_that_nothing_waits_for_at_once_is_no_pair(tmp_path: Path):

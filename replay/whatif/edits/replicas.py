@@ -1,0 +1,233 @@
+"""Another number of data-parallel ranks.
+
+Each does what those that were recorded do: what its collectives cost follows from the formulas of their
+algorithm, and each waits for the slowest of more. Groups along other axes of parallelism stay as they are;
+where axes are not known, all ranks have to be in one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
+from dpro.errors import Unanswerable
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.mesh import BY
+from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
+from dpro.replay.models.link_costs import (
+    fit_costs,
+    messages_by_kind,
+    ratio_by_table,
+    unknown_latencies,
+    why_no_cost,
+)
+from dpro.replay.peers import ON_GPU, phase_work
+from dpro.replay.run_mesh import axes_of_messages
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
+from dpro.replay.whatif.facts import RunFacts
+
+REPLICAS = "dp"  # the axis along which ranks are replicas
+MIN_DURATIONS = 4  # that noise is taken from
+
+
+@dataclass(frozen=True)
+class DataParallelSize(Edit):
+    """The job has another number of data-parallel ranks."""
+
+    name = "data-parallel"
+    summary = "another number of data-parallel ranks, each with the same work"
+    example = "data-parallel:ranks=16"
+    needs = "groups whose axes are known, or one group of all ranks, and transfers of known size in them"
+    assumes = (
+        "further ranks are like the recorded ones and on a like network, their noise is independent and "
+        "normal, and the batch of each rank stays: that of the job grows with it"
+    )
+    source = (
+        "a measured network table; else costs of ring, tree or halving (Thakur et al., IJHPCA 2005); waiting "
+        "for the slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work "
+        "between collectives"
+    )
+    proof = "2 to 4 ranks, DDP on gloo; 2 to 1 beside tensor parallelism"
+    is_advice = False
+    effort = "money"
+    training = "a batch that grows with the ranks: as many samples may teach less"
+    ranks: int = key("how many data-parallel ranks", least=1)
+    now: str = key("which algorithm runs; ring without", "", choices=FLAT)
+    doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Twice as many ranks, and half of them."""
+        recorded = replicas_of(facts.graph)
+        return [cls(ranks) for ranks in (2 * recorded, recorded // 2) if ranks >= 2]
+
+    def bound(self, facts: RunFacts) -> float:
+        least_ns = facts.base_ns - facts.idle(facts.communication)
+        return max(facts.base_ns - least_ns / self.samples(facts.graph), 0.0)
+
+    def samples(self, graph: Graph) -> float:
+        return self.ranks / replicas_of(graph)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the transfers, and let each begin later by what the slowest of this many is later."""
+        (changed,) = self._with_noise(graph, 1.0)
+        return changed
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """With no more noise than now, and with twice what is expected."""
+        return self._with_noise(graph, 0.0, 2.0)
+
+    def _with_noise(self, graph: Graph, *times: float) -> tuple[Graph, ...]:
+        """The wider job with multiples of the noise that is expected."""
+        recorded = replicas_of(graph)
+        if recorded == self.ranks:
+            return (graph,) * len(times)
+        own = _between_replicas(graph)
+        scaled = graph.with_durations(self._transfers(graph, recorded, own))
+        mine = np.append(own, False)[graph.nodes.message[graph.edges.target]]
+        later = (largest_of(self.ranks) - largest_of(recorded)) * _noise_before(graph) * mine
+        lag = graph.edges.lag
+        made = tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
+        alone = self._alone(graph, recorded, own)
+        return tuple(each.without_edges(alone) for each in made) if alone.any() else made
+
+    def _alone(self, graph: Graph, recorded: int, own: Bools) -> Bools:
+        """[E] where ranks meet of which only one is left."""
+        left = [self._ranks_of(message, recorded) == 1 for message in graph.messages]
+        single = np.append(own & np.array(left, np.bool_), False)[graph.nodes.message]
+        collectives = graph.nodes.collective[single & (graph.nodes.kind == NodeKind.TRANSFER)]
+        met: Bools = graph.edges.kind == EdgeKind.RENDEZVOUS
+        return met & np.isin(graph.nodes.collective[graph.edges.source], collectives)
+
+    def _ranks_of(self, message: Message, recorded: int) -> int:
+        """How many ranks a group that has data-parallel ranks then has."""
+        return max(message.num_ranks * self.ranks // recorded, 1)
+
+    def _transfers(self, graph: Graph, recorded: int, own: Bools) -> NDArray[np.int64]:
+        """[N] ns, with transfers between replicas that take what they do among this many ranks."""
+        nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
+        for kind, messages in messages_by_kind(graph).items():
+            if not own[messages[0]]:
+                continue
+            now = graph.messages[messages[0]].num_ranks
+            then = self._ranks_of(graph.messages[messages[0]], recorded)
+            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0) & (duration > 0))
+            if then == 1:
+                duration[np.isin(nodes.message, messages) & (nodes.kind == NodeKind.TRANSFER)] = 0
+                continue
+            if kind not in lines:
+                raise Unanswerable(why_no_cost(graph, kind))
+            ratio = self._by_table(graph, messages[0], mine, then)
+            if ratio is None:
+                algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING
+                spent = cost(kind[0], algorithm, now)
+                num_bytes = nodes.bytes[mine].astype(np.float64)
+                link = link_of(lines[kind], spent, num_bytes)
+                after = time_ns(cost(kind[0], algorithm, then), link, num_bytes)
+                ratio = after / np.maximum(time_ns(spent, link, num_bytes), 1e-9)
+            duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
+        return duration
+
+    def _by_table(self, graph: Graph, message: int, mine: NDArray[np.int64], then: int) -> Floats | None:
+        """[T] ratio of times by the measured network table; None without one of both numbers of ranks."""
+        if graph.network is None or not mine.size:
+            return None
+        num_bytes, took = (
+            column[mine].astype(np.float64) for column in (graph.nodes.bytes, graph.nodes.duration)
+        )
+        return ratio_by_table(graph, graph.messages[message], then, num_bytes, took)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Which operations the network table says, and whose latency the run does not show."""
+        if graph.network is None:
+            return unknown_latencies(graph)
+        lines = {False: list[str](), True: list[str]()}
+        own, recorded = _between_replicas(graph), replicas_of(graph)
+        for (op, _), messages in messages_by_kind(graph).items():
+            if not own[messages[0]]:
+                continue
+            then = self._ranks_of(graph.messages[messages[0]], recorded)
+            mine = np.flatnonzero(
+                np.isin(graph.nodes.message, messages) & (graph.nodes.bytes > 0) & (graph.nodes.duration > 0)
+            )
+            lines[self._by_table(graph, messages[0], mine, then) is not None].append(op)
+        measured, others = (", ".join(sorted(set(lines[by]))) for by in (True, False))
+        notes = [f"{measured} among {self.ranks} ranks: by the network table"] if measured else []
+        if others:
+            notes.append(f"{others} among {self.ranks} ranks: by a formula, the network table lacks it")
+        return (*notes, *unknown_latencies(graph))
+
+    def describe(self) -> str:
+        return f"{self.ranks} data-parallel ranks"
+
+    def how(self) -> str:
+        return f"torchrun with {self.ranks} processes in all; look after the learning rate"
+
+
+def replicas_of(graph: Graph) -> int:
+    """How many data-parallel ranks a job has: by the axes of its groups, else if all ranks are in one group.
+
+    Raises:
+        Unanswerable: neither says, or its groups have different numbers of ranks.
+    """
+    require_communication(graph)
+    axes = axes_of_messages(graph)
+    sizes = {message.num_ranks for message, axis in zip(graph.messages, axes) if axis == REPLICAS}
+    if len(sizes) == 1 and "" not in axes:
+        return sizes.pop()
+    groups = {(message.group, message.num_ranks) for message in graph.messages}
+    if len(groups) > 1:
+        raise Unanswerable("ranks communicate in several groups: which are data-parallel is not recorded")
+    if any(axes):
+        raise Unanswerable(f"no group in the run is data-parallel: all communication is along {axes[0]}")
+    ((_, ranks),) = groups
+    if ranks < 2:
+        raise Unanswerable("how many ranks are in the group is not known")
+    return ranks
+
+
+def _between_replicas(graph: Graph) -> Bools:
+    """[messages] those whose groups have more ranks where there are more replicas."""
+    axes = axes_of_messages(graph)
+    return np.array([REPLICAS in axis.split(BY) or not axis for axis in axes], np.bool_)
+
+
+def largest_of(count: int) -> float:
+    """What the largest of this many normal deviates is expected to be, in deviations (Blom, 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def _noise_before(graph: Graph) -> Floats:
+    """[E] ns, on edges from a rendezvous to its transfers: how the work before it varies; 0 on others."""
+    nodes, edges = graph.nodes, graph.edges
+    spread = np.zeros(graph.edges.lag.size)
+    deviation = _deviation_of_phases(graph)
+    met = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
+    arrives = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.source] == NodeKind.ARRIVE)
+    phase = np.full(graph.num_nodes, -1)
+    phase[edges.target[arrives]] = nodes.phase[edges.source[arrives]]
+    spread[met] = [deviation.get(at, 0.0) for at in phase[edges.source[met]].tolist()]
+    return spread
+
+
+def _deviation_of_phases(graph: Graph) -> dict[int, float]:
+    """Of each phase of a step how long its work deviates from what its rank usually takes, ns."""
+    work = phase_work(graph)
+    if (work["resource"] == ON_GPU).any():
+        work = work.filter(pl.col("resource") == ON_GPU)
+    whole = work.group_by("rank", "step", "position").agg(pl.col("work_ns").sum())
+    usual = pl.col("work_ns").median().over("rank", "position")
+    spread = (
+        whole.with_columns(off=(pl.col("work_ns") - usual).abs())
+        .group_by("position")
+        .agg(mad=pl.col("off").median(), count=pl.len())
+        .filter(pl.col("count") >= MIN_DURATIONS)
+    )
+    return {int(at): MAD_TO_SIGMA * float(mad) for at, mad in spread.select("position", "mad").iter_rows()}
