@@ -4,6 +4,7 @@ cpu_job         layers of known time: one option for each change that can be mad
 model_job       a GPT, a ResNet or a DLRM: real layers, parameters and messages
 models          those models
 groups_job      layers that communicate in the middle of their work, whole or in chunks
+pipeline_job    stages whose layers sleep, in any schedule
 limited_link    ranks that talk over a link of a known speed
 """
 

@@ -9,21 +9,31 @@ has begun and not ended (Narayanan et al., SC 2021). What a layer keeps follows 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Floats
+from dpro.arrays import Bools, Floats
 from dpro.replay.layouts.inputs.machine import Machine, Software
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import SIZE
 from dpro.replay.layouts.layout import column
 from dpro.replay.layouts.step import layers_of_chunks
+from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
+from dpro.replay.pipeline.schedules.tasks import v_shaped
 
 GB = 1e9
 CONTEXT_BYTES = 1.0 * GB  # CUDA context, communicators and workspaces
 RESERVED = 1.05  # what the allocator reserves, of what is allocated (measured: 1.03 to 1.08)
 KINDS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 WITHOUT_LAYERS = 2  # stages at the end may have the output layer, and the loss, alone
+# Micro-batches that every stage of these schedules holds at once, in chunks: as published, and as generated.
+HELD: Mapping[str, Callable[[Floats], Floats]] = {
+    "zb-h1": lambda pp: pp,
+    "zbv": lambda pp: 2 * pp,
+    "dualpipe": lambda pp: pp + 1,
+}
 TIGHT = 0.9  # of the memory: above, a layout may not fit
 
 
@@ -52,8 +62,9 @@ def _at_stage(
     tp, pp, cp, ep, dp = (column(rows, name) for name in ("tp", "pp", "cp", "ep", "dp"))
     zero, vpp = column(rows, "zero"), column(rows, "vpp")
     layers = _layers_at(model, rows, software, stage)
-    has_head, has_table = stage == pp - 1, stage == 0
-    own, experts = _weights(model, layers, stage, tp, ep)
+    has_head, has_table = _ends_at(pp, stage, schedule)
+    copies = SCHEDULES[schedule].copies
+    own, experts = (copies * each for each in _weights(model, layers, stage, tp, ep))
     table = model.vocabulary * model.hidden / tp
     tables = np.where(has_table & has_head & (not model.tied), 2.0, (has_table | has_head).astype(float))
     own = own + tables * table
@@ -80,6 +91,14 @@ def _at_stage(
         + 4 * vectors
         + np.where(column(rows, "recompute") > 1, _one_layer(model, rows, software), 0),
     }
+
+
+def _ends_at(pp: Floats, stage: Floats, schedule: str) -> tuple[Bools, Bools]:
+    """[N] whether a stage has the output layer, and whether it has the embedding."""
+    first, last = stage == 0, stage == pp - 1
+    if SCHEDULES[schedule].copies > 1:
+        return first | last, first | last
+    return (first if SCHEDULES[schedule].place is v_shaped else last), first
 
 
 def _layers_at(model: Model, rows: pl.DataFrame, software: Software, stage: Floats) -> Floats:
@@ -117,6 +136,8 @@ def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: s
     total = count * vpp
     if schedule == "gpipe":
         return total
+    if schedule in HELD:  # by every stage
+        return np.minimum(HELD[schedule](pp), total)
     plain = pp - stage
     interleaved = 2 * (pp - stage - 1) + (vpp - 1) * pp + 1
     found: Floats = np.minimum(np.where(vpp > 1, interleaved, plain), total)

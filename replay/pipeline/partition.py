@@ -54,7 +54,8 @@ def layer_times(work: Floats, now: Ints, ends_stay: bool = True) -> tuple[Floats
     """What layers take by what places do that hold several, and what the ends do besides: [N, M], [2, M].
 
     What the first and the last of three or more places take longer than their layers would at the median of
-    the others is embedding and loss, and no layer.
+    the others is embedding and loss, and no layer; what they take less stays there, too: the first layer may
+    have no gradient of its input.
 
     Args:
         work: [P, M] of each place and micro-batch.
@@ -62,8 +63,10 @@ def layer_times(work: Floats, now: Ints, ends_stay: bool = True) -> tuple[Floats
         ends_stay: whether there is such work; else layers of the ends are slower.
     """
     each: Floats = work / now[:, None]
-    inner = np.median(each[1:-1], axis=0) if ends_stay and len(work) > 2 else each.max(axis=0)
-    besides: Floats = np.maximum(each[[0, -1]] - inner, 0.0) * now[[0, -1], None]
+    inner = np.median(each[1:-1], axis=0) if len(work) > 2 else each.max(axis=0)
+    besides: Floats = (each[[0, -1]] - inner) * now[[0, -1], None]
+    if not ends_stay or len(work) < 3:
+        besides = np.zeros_like(besides)
     each[[0, -1]] -= besides / now[[0, -1], None]
     found: Floats = np.repeat(each, now, axis=0)
     return found, besides
@@ -82,5 +85,5 @@ def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> 
         return work
     each, besides = layer_times(work, now, ends_stay)
     found: Floats = np.add.reduceat(each, np.cumsum(layers) - layers, axis=0)
-    found[[0, -1]] += besides
+    found[[0, -1]] = np.maximum(found[[0, -1]] + besides, 0.0)
     return found

@@ -28,6 +28,7 @@ SAMPLE = str(ROOT / "sample_traces" / "slow_rank")
 TINY = {
     "accuracy.answered": [SAMPLE, "--json"],
     "accuracy.edges": [SAMPLE, "--json"],
+    "accuracy.schedules": ["--only", "1F1B", "ZB-H1", "--steps", "6", "--json"],
     "accuracy.twins": ["--only", "straggler", "--rounds", "1", "--json"],
     "accuracy.whatif": ["--pair", "dlrm ddp, 2 ranks, computing: opt", "--rounds", "1", "--json"],
     "curves": ["--data", ".", "--json"],
@@ -48,6 +49,7 @@ TINY = {
 }
 CHECKS = {
     "accuracy.answered",
+    "accuracy.schedules",
     "accuracy.twins",
     "accuracy.whatif",
     "diagnosis.hangs",
@@ -61,6 +63,7 @@ PARTS = (
     "recording.groups_job",
     "recording.model_job",
     "recording.models",
+    "recording.pipeline_job",
     "diagnosis.cases",
     "diagnosis.injected",
     "diagnosis.live",

@@ -7,5 +7,6 @@ in_turn         GPipe, 1F1B, interleaved 1F1B
 zero_bubble     backward in two parts: ZB-H1, ZB-V
 both_ways       DualPipe: micro-batches from both ends of the pipeline
 partial         micro-batches that skip stages
+branches        stages side by side
 catalogue       all of them by name, with what they need
 """

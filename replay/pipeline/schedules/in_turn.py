@@ -32,7 +32,7 @@ def one_forward_one_backward(num_stages: int, num_batches: int, num_chunks: int)
     """
     only_one_chunk("1f1b", num_chunks)
     forward, backward = _in_rounds(num_stages, num_batches, 1, "1f1b")
-    return [_alternating(forward, backward, num_stages - stage - 1) for stage in range(num_stages)]
+    return [alternating(forward, backward, num_stages - stage - 1) for stage in range(num_stages)]
 
 
 def interleaved(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
@@ -50,7 +50,7 @@ def interleaved(num_stages: int, num_batches: int, num_chunks: int) -> list[Orde
         raise UsageError("pipeline: schedule=interleaved needs chunks=, 2 or more")
     forward, backward = _in_rounds(num_stages, num_batches, num_chunks, "interleaved")
     ahead = [2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages for stage in range(num_stages)]
-    return [_alternating(forward, backward, count) for count in ahead]
+    return [alternating(forward, backward, count) for count in ahead]
 
 
 def _in_rounds(num_stages: int, num_batches: int, num_chunks: int, schedule: str) -> tuple[Order, Order]:
@@ -69,8 +69,13 @@ def _in_rounds(num_stages: int, num_batches: int, num_chunks: int, schedule: str
     return forward, [PipelineTask(BACKWARD, batch, num_chunks - 1 - chunk) for batch, chunk in places]
 
 
-def _alternating(forward: Order, backward: Order, ahead: int) -> Order:
-    """This many forwards first, then one forward and one backward at a time, then the backwards left."""
+def alternating(forward: Order, backward: Order, ahead: int) -> Order:
+    """This many forwards first, then one forward and one backward at a time, then the backwards left.
+
+    Args:
+        forward, backward: all of a stage, in order.
+        ahead: forwards before the first backward's own.
+    """
     ahead = min(ahead, len(forward))
     turns = len(forward) - ahead
     order = forward[:ahead]

@@ -30,7 +30,6 @@ from dpro.replay.pipeline.schedules.tasks import (
     Place,
     TaskTable,
     looped,
-    table_of,
 )
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 
@@ -42,19 +41,17 @@ class Wanted:
     """The pipeline to rebuild.
 
     Attributes:
-        orders: of the stages.
+        table: all pieces of work, and what waits for what.
         share: of a backward that the gradients of weights take, where they are computed apart.
         resized: the work of all new places from that of the recorded ones: forward or backward, [places,
             micro-batches] ns to [new places, new micro-batches] ns.
         smaller: the size of the new micro-batches to that of the recorded ones.
-        place: of each chunk in the model.
     """
 
-    orders: list[Order]
+    table: TaskTable
     share: float
     resized: Callable[[Floats], Floats]
     smaller: float = 1.0
-    place: Place = looped
 
 
 def resample(work: Floats, places: int, batches: int, ends_stay: bool = False) -> Floats:
@@ -65,15 +62,18 @@ def resample(work: Floats, places: int, batches: int, ends_stay: bool = False) -
     Args:
         work: [recorded places, recorded micro-batches] ns.
         places, batches: how many there are to be.
-        ends_stay: whether what the first and the last place take beyond the median of the others stays
-            whole, and at the end: embedding and loss, which no layer is.
+        ends_stay: whether what the first and the last place take beyond the median of the others, or less,
+            stays whole, and at the end: embedding and loss are no layers, and the first layer may have no
+            gradient of its input.
     """
-    inner = np.median(work[1:-1], axis=0) if ends_stay and len(work) > 2 else work.max(axis=0)
-    fixed = np.maximum(work[[0, -1]] - inner, 0)
+    fixed = np.zeros_like(work[[0, -1]])
+    if ends_stay and len(work) > 2:
+        inner = np.median(work[1:-1], axis=0)
+        fixed = np.maximum(work[[0, -1]] - inner, -inner * min(len(work) / places, 1.0))
     body = work.copy()
     body[[0, -1]] -= fixed
     found = _cut(body, places)
-    found[[0, -1]] += fixed
+    found[[0, -1]] = np.maximum(found[[0, -1]] + fixed, 0.0)
     return _cut(found.T, batches).T
 
 
@@ -101,7 +101,7 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
         Unanswerable: ranks of a stage cannot be matched to those of the others.
     """
     slow = {(rank, kind): times for rank, kind, times in slowness.iter_rows()}
-    table = table_of(wanted.orders, wanted.place)
+    table = wanted.table
     graph = dataclasses.replace(graph, names=_names(graph, table))
     draft = GraphEditor(graph)
     replaced = np.zeros(graph.num_nodes, np.bool_)
@@ -113,7 +113,7 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     borders = _borders(graph, rows, draft.gone)
     for (step,), own in _side_by_side(rows).group_by(["step"], maintain_order=True):
         for _, pipe in own.group_by("dp", "side", maintain_order=True):
-            durations = _durations(pipe, table, wanted, slow) + launch_ns
+            durations = _durations(pipe, wanted, slow) + launch_ns
             nodes = _insert(draft, pipe, table, np.rint(durations).astype(np.int64))
             for rank, stage in pipe.select("rank", "stage").unique(maintain_order=True).iter_rows():
                 mine = np.flatnonzero(table.stage == stage)
@@ -165,16 +165,15 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
     return found, [ranks[at] for at in range(len(found))]
 
 
-def _durations(
-    pipe: pl.DataFrame, table: TaskTable, wanted: Wanted, slow: dict[tuple[int, str], float]
-) -> Floats:
+def _durations(pipe: pl.DataFrame, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
     """[N] ns of each piece of work."""
+    table = wanted.table
     ranks = dict(zip(pipe["stage"].to_list(), pipe["rank"].to_list()))
     whole = []
     for kind in (FORWARD, BACKWARD):
         work, held_by = recorded_work(pipe, kind)
         even = work / np.array([slow.get((rank, kind), 1.0) for rank in held_by])[:, None]
-        times = np.array([slow.get((ranks[stage], kind), 1.0) for stage in range(len(wanted.orders))])
+        times = np.array([slow.get((ranks[stage], kind), 1.0) for stage in range(len(ranks))])
         whole.append(wanted.resized(even)[table.place, table.batch] * times[table.stage])
     forward, backward = whole
     apart = np.where(table.apart, 1 - wanted.share, 1.0)
@@ -271,6 +270,32 @@ def _message_ns(graph: Graph, replaced: Bools, passed: Bools) -> float:
     edges = graph.edges
     handed = (edges.kind == EdgeKind.HANDOVER) & replaced[edges.source] & replaced[edges.target]
     return float(np.median(np.maximum(edges.lag[handed], 0))) if handed.any() else 0.0
+
+
+def handed_on(graph: Graph, rows: pl.DataFrame) -> dict[tuple[int, int], int] | None:
+    """How many messages were recorded from which stage to which; None where none was recorded at all.
+
+    Args:
+        graph: the graph.
+        rows: its computes.
+    """
+    nodes = graph.nodes
+    moves = _messages(graph) & (nodes.kind == NodeKind.TRANSFER)
+    if not moves.any():
+        return None
+    stage = dict(rows.select("rank", "stage").unique().iter_rows())
+    frame = pl.DataFrame(
+        {
+            "instance": nodes.collective[moves],
+            "stage": [stage.get(rank, -1) for rank in nodes.rank[moves].tolist()],
+        }
+    )
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    ends = frame.group_by("instance").agg(pl.col("stage").unique().sort())["stage"]
+    for stages in ends.to_list():
+        if len(stages) == 2:
+            found[stages[0], stages[1]] += 1
+    return dict(found)
 
 
 def recorded_orders(rows: pl.DataFrame) -> list[Order]:

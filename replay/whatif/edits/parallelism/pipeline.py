@@ -26,6 +26,7 @@ from dpro.replay.pipeline.schedules.tasks import (
     Order,
     PipelineTask,
     most_in_flight,
+    table_of,
 )
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.facts import RunFacts
@@ -220,6 +221,7 @@ class Pipeline(Edit):
         "the published orders, replayed: GPipe, 1F1B, interleaved (PTD-P, SC 2021), ZB-H1 and ZB-V "
         "(arXiv 2401.10241), DualPipe (arXiv 2412.19437)"
     )
+    proof = "GPipe, 1F1B, interleaved, ZB-H1, ZB-V, 8 and 4 micro-batches: sleeping layers, gloo"
     effort = "line"
     of_operations = True
     schedule: str = key("in which order stages work", "1f1b", choices=tuple(SCHEDULES))
@@ -324,8 +326,13 @@ class Pipeline(Edit):
         def resized(work: Floats) -> Floats:
             return resample(work, places, batches, ends_stay)
 
-        wanted = Wanted(orders, share, resized, shape.batches / batches, self._chosen.place)
+        table = table_of(orders, self._chosen.place)
+        wanted = Wanted(table, share, resized, shape.batches / batches)
         return rebuild(graph, rows, slowness(rows), wanted)
+
+    def is_proven(self, graph: Graph) -> bool:
+        """DualPipe was not recorded."""
+        return self.schedule != "dualpipe"
 
     def describe(self) -> str:
         batches = f" with {self.micro_batches} micro-batches" if self.micro_batches else ""

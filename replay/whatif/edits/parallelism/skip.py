@@ -11,7 +11,7 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.pipeline.schedules.partial import partial, paths_of
-from dpro.replay.pipeline.schedules.tasks import HALF
+from dpro.replay.pipeline.schedules.tasks import HALF, looped, table_of
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.parallelism.pipeline import PipelineShape, computes, shape_of, slowness
 from dpro.replay.whatif.facts import RunFacts
@@ -62,7 +62,7 @@ class Skip(Edit):
             raise Unanswerable(
                 f"{shape.batches} micro-batches are too few: a stage would be left without work"
             )
-        return rebuild(graph, rows, slowness(rows), Wanted(orders, HALF, lambda work: work))
+        return rebuild(graph, rows, slowness(rows), Wanted(table_of(orders, looped), HALF, lambda work: work))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Which micro-batches skip which stages."""

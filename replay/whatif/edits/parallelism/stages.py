@@ -14,7 +14,8 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph
 from dpro.replay.models.memory import peaks_of, total_bytes_of
 from dpro.replay.pipeline.partition import balanced, layer_times, regrouped
-from dpro.replay.pipeline.schedules.tasks import BACKWARD, FORWARD, HALF
+from dpro.replay.pipeline.schedules.branches import branched, branched_table
+from dpro.replay.pipeline.schedules.tasks import BACKWARD, FORWARD, HALF, table_of
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.parallelism.pipeline import (
     PipelineShape,
@@ -26,6 +27,7 @@ from dpro.replay.whatif.edits.parallelism.pipeline import (
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.rebuilt import (
     Wanted,
+    handed_on,
     rebuild,
     recorded_orders,
     recorded_place,
@@ -41,7 +43,7 @@ class StageLayers(Edit):
     """Other numbers of layers on the stages, in the recorded order of work."""
 
     name = "stages"
-    summary = "other numbers of layers on the stages of a pipeline"
+    summary = "other numbers of layers on the stages of a pipeline, or branches side by side"
     example = "stages:layers=9/8/8/7,now=8/8/8/8"
     needs = "a trace of whole operations with more than one stage, and how many layers each has"
     assumes = (
@@ -49,13 +51,15 @@ class StageLayers(Edit):
         "(embedding, loss) stays there; messages are as large at every layer"
     )
     source = (
-        "contiguous partition, exact by dynamic programming (as PipeDream, SOSP 2019, and GraphPipe, ASPLOS "
-        "2025, balance stages), of the run's own times"
+        "contiguous partition of the run's own times, exact by dynamic programming (PipeDream, SOSP 2019); "
+        "branches side by side as GraphPipe (ASPLOS 2025)"
     )
     of_operations = True
+    proof = "2/2/2/2 and 3/2/2/1 layers, sleeping layers, gloo"
     effort = "code"
     layers: str = key("of each stage, such as 9/8/8/7; without, balanced by their times", "")
     now: str = key("layers of each stage as recorded; without, as many on each", "")
+    branches: str = key("stages of each branch that are to work side by side, such as 1-2/3", "")
     memory_gb: float | None = key("of each rank, 1e9 bytes, where the run does not say", None, least=0.0)
     doubt: float = 0.2
 
@@ -84,6 +88,8 @@ class StageLayers(Edit):
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """How many layers stages have then, and what is known of their memory."""
         rows = computes(graph)
+        if self._moves_none:
+            return ()
         now, layers = self._layers(graph, rows)
         line = f"layers of stages: {_text(now)} now, {_text(layers)} then"
         most = self._most(graph, rows, now)
@@ -93,16 +99,49 @@ class StageLayers(Edit):
 
     def _made(self, graph: Graph, ends_stay: bool) -> Graph:
         rows = computes(graph)
-        now, layers = self._layers(graph, rows)
-        if (now == layers).all():
+        if self._moves_none:
+            now = layers = np.ones(shape_of(rows).stages, np.int64)
+        else:
+            now, layers = self._layers(graph, rows)
+        if (now == layers).all() and not self.branches:
             return graph
 
         def resized(work: Floats) -> Floats:
             return regrouped(work, now, layers, ends_stay)
 
-        share = share_of_weights(rows) or HALF
-        wanted = Wanted(recorded_orders(rows), share, resized, place=recorded_place(rows))
-        return rebuild(graph, rows, slowness(rows), wanted)
+        if self.branches:
+            shape, branches = shape_of(rows), self._branches(graph, rows)
+            table = branched_table(branched(shape.stages, shape.batches, branches), branches)
+        else:
+            table = table_of(recorded_orders(rows), recorded_place(rows))
+        return rebuild(graph, rows, slowness(rows), Wanted(table, share_of_weights(rows) or HALF, resized))
+
+    @property
+    def _moves_none(self) -> bool:
+        return bool(self.branches) and not (self.layers or self.now)
+
+    def _branches(self, graph: Graph, rows: pl.DataFrame) -> list[range]:
+        """Stages of each branch, none of which was handed anything by another."""
+        shape, branches = shape_of(rows), _ranges(self.branches)
+        ends = [each.stop for each in branches]
+        begins = [each.start for each in branches]
+        if shape.chunks > 1 or len(ends) < 2 or begins[1:] != ends[:-1] or ends[-1] >= shape.stages:
+            raise UsageError(
+                f"stages: branches={self.branches} must be two or more, of stages in a row before the last "
+                f"of {shape.stages}, of one chunk each"
+            )
+        messages = handed_on(graph, rows)
+        if messages is None:
+            raise Unanswerable(
+                "no messages between stages were recorded: whether branches need each other is not known"
+            )
+        for (one, other), count in sorted(messages.items()):
+            of = [[stage in branch for branch in branches] for stage in (one, other)]
+            if any(of[0]) and any(of[1]) and of[0] != of[1]:
+                raise Unanswerable(
+                    f"stages {one} and {other} exchanged {count} messages: they need each other"
+                )
+        return branches
 
     def _layers(self, graph: Graph, rows: pl.DataFrame) -> tuple[Ints, Ints]:
         """[places] layers as recorded, and as they are to be."""
@@ -157,7 +196,13 @@ class StageLayers(Edit):
             most[place] = min(most[place], int(more * now[of_stage].sum() / of_stage.size))
         return most
 
+    def is_proven(self, graph: Graph) -> bool:
+        """Branches were not recorded."""
+        return not self.branches
+
     def describe(self) -> str:
+        if self._moves_none:
+            return f"stages {self.branches} side by side"
         return f"stages of {self.layers} layers" if self.layers else "stages with balanced numbers of layers"
 
     def how(self) -> str:
@@ -165,6 +210,17 @@ class StageLayers(Edit):
             "build each PipelineStage of these layers; Megatron-core: --pipeline-model-parallel-layout, or "
             "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"
         )
+
+
+def _ranges(text: str) -> list[range]:
+    """Stages of each branch from a text such as 1-2/3."""
+    found = []
+    for part in text.split("/"):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (last or first).isdigit() and int(last or first) >= int(first)):
+            raise UsageError(f"stages: branches must be stages such as 1-2/3, not {text!r}")
+        found.append(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _text(layers: Ints) -> str:

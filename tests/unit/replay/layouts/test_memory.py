@@ -13,6 +13,8 @@ from dpro.replay.layouts.inputs.machine import Software, machine_of
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import layouts
 from dpro.replay.layouts.memory import KINDS, in_flight, memory_of, runs, verdicts
+from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
+from dpro.replay.pipeline.schedules.tasks import most_in_flight
 
 # Weights: per layer 2048 x 2048 x (4 + 3 x 4) = 67.1 million; two tables of 32000 x 2048.
 MODEL = Model(16, 2048, 16, 16, 128, 8192, 32000, 2048)
@@ -53,6 +55,23 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> No
     assert in_flight(*arrays, np.array([0.0]))[0] == 4
     assert in_flight(*arrays, np.array([3.0]))[0] == 1
     assert in_flight(*arrays, np.array([0.0]), "gpipe")[0] == 16
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (4, 8), (4, 16)])
+def test_stages_hold_what_the_generated_schedule_holds(schedule: str, stages: int, count: int) -> None:
+    chunks = SCHEDULES[schedule].chunks
+    orders = SCHEDULES[schedule].orders(stages, count, chunks)
+    shape = [np.array([float(each)]) for each in (stages, chunks, count)]
+    for stage in (0, stages - 1):
+        found = in_flight(*shape, np.array([float(stage)]), schedule)
+        assert found[0] == most_in_flight(orders[stage])
+
+
+def test_two_copies_of_the_model_take_twice_the_parameters() -> None:
+    rows = layouts([{"pp": 2, "micro_batches": 8}])
+    plain, both = (memory_of(MODEL, rows, Software(), each)["parameters"][0] for each in ("1f1b", "dualpipe"))
+    assert both == pytest.approx(plain + (WEIGHTS / 2) * 2 / 1e9)
 
 
 def test_recomputing_layers_keeps_only_their_inputs() -> None:

@@ -13,7 +13,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
-from dpro.replay.pipeline.schedules.tasks import FORWARD, HALF
+from dpro.replay.pipeline.schedules.tasks import FORWARD, HALF, looped, table_of
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.parallelism.pipeline import computes, shape_of, slowness
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild
@@ -149,7 +149,7 @@ def _rebuilt(graph: Graph, schedule: str) -> Graph:
     rows = computes(graph)
     shape = shape_of(rows)
     orders = SCHEDULES[schedule].orders(shape.stages, shape.batches, shape.chunks)
-    return rebuild(graph, rows, slowness(rows), Wanted(orders, HALF, lambda work: work))
+    return rebuild(graph, rows, slowness(rows), Wanted(table_of(orders, looped), HALF, lambda work: work))
 
 
 @pytest.mark.parametrize(("file", "schedule", "bar"), REAL)

@@ -112,3 +112,21 @@ def test_a_real_job_with_an_uneven_last_stage_gains_by_fewer_layers_there(traces
     changed = parse_edit("stages:now=8/8/8/8").apply(graph)
     assert np.mean(_steps(changed)) < np.mean(_steps(graph))
     assert computes(changed)["ns"].sum() == pytest.approx(computes(graph)["ns"].sum(), rel=0.01)
+
+
+def test_branches_that_hand_nothing_to_each_other_work_side_by_side(tmp_path, monkeypatch):
+    job = Job(4, 1, 2, message=0.0, gather=1.0, scatter=1.0, norm=1.0, update=1.0)
+    graph = _graph(job, tmp_path / "r")
+    edit = parse_edit("stages:branches=1/2")
+    with pytest.raises(Unanswerable, match="stages 1 and 2 exchanged 4 messages"):
+        edit.apply(graph)
+    monkeypatch.setattr(stages, "handed_on", lambda graph, rows: None)
+    with pytest.raises(Unanswerable, match="not known"):
+        edit.apply(graph)
+    monkeypatch.setattr(stages, "handed_on", lambda graph, rows: {(0, 1): 4, (0, 2): 4, (1, 3): 4, (2, 3): 4})
+    # Two micro-batches of 30 on each stage, and 4 around; the pipeline is three stages deep, not four.
+    assert _steps(graph) == pytest.approx([4 + 2 * 30 + 3 * 30], abs=0.01)
+    assert _steps(edit.apply(graph)) == pytest.approx([4 + 2 * 30 + 2 * 30], abs=0.01)
+    for text in ("2/1", "1/3", "0-3", "a/b"):
+        with pytest.raises(UsageError, match="branches"):
+            parse_edit(f"stages:branches={text}").apply(graph)
