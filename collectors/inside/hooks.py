@@ -21,7 +21,7 @@ from .calls import buckets, coverage, flight, mesh, stalls
 from .clocks import peers, wall
 from .names import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
-from .pipelines import pipelining
+from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, preemption, requests, stacks
 from .recorder import Recorder
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming
@@ -49,7 +49,8 @@ def install(launch: str) -> None:
     # what a window found is saved before what ends with it.
     for probe in (
         coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, inference, model_calls,
-        mesh, pipelining, windows, stalls, flight, buckets, wall, peers, exits, preemption, stacks,
+        mesh, pipelining, megatron, deepspeed, windows, stalls, flight, buckets, wall, peers, exits,
+        preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

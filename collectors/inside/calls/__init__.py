@@ -7,4 +7,5 @@ stalls              messages of gloo, and what a process waits for while no step
 buckets             gradient buckets of DDP and FSDP2
 megatron, deepspeed those of Megatron-core and DeepSpeed
 mesh                axes of device meshes
+coordinates         the same of Megatron-core and DeepSpeed, which make none
 """

@@ -1,6 +1,7 @@
 """Device meshes: which axes of parallelism the job has, and where on them this rank is.
 
-In: meshes as they are made. Out: `mesh.json`, a list of their axes' names, sizes and this rank's coordinates.
+In: meshes as they are made, and what Megatron-core and DeepSpeed say instead (`coordinates.py`). Out:
+`mesh.json`, a list of their axes' names, sizes and this rank's coordinates.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from ..patching import patch
 from ..recorder import Recorder
+from .coordinates import of_frameworks
 
 
 class Meshes:
@@ -25,13 +27,23 @@ class Meshes:
     def on_fork(self) -> None:
         """This is a forked child."""
         self._known: list[dict[str, Any]] = []
+        self._asked = False
 
     def on_mesh(self, mesh: Any) -> None:
         """A mesh was made."""
         names, coordinate = mesh.mesh_dim_names, mesh.get_coordinate()
         if not names or coordinate is None:
             return
-        fact = {"names": list(names), "sizes": list(mesh.mesh.shape), "coordinate": list(coordinate)}
+        self._add({"names": list(names), "sizes": list(mesh.mesh.shape), "coordinate": list(coordinate)})
+
+    def on_step(self, _step: int) -> None:
+        """A step has ended: what the job needs for one is set up."""
+        if not self._asked:
+            self._asked = True
+            for fact in of_frameworks():
+                self._add(fact)
+
+    def _add(self, fact: dict[str, Any]) -> None:
         if fact not in self._known:
             self._known.append(fact)
             self.save()
@@ -51,4 +63,5 @@ def install(recorder: Recorder) -> None:
     meshes = Meshes(recorder)
     patch(DeviceMesh, "__init__", after=lambda mesh: recorder.call(meshes.on_mesh, mesh))
     recorder.listen("open", meshes.save)
+    recorder.listen("step", meshes.on_step)
     recorder.listen("fork", meshes.on_fork)

@@ -1,0 +1,123 @@
+"""Operations of jobs that pipeline with Megatron-core's own schedules, interleaved or not.
+
+In: its functions for a forward and a backward step, once the job itself has imported them. Out: each forward
+(with the loss) and backward of a micro-batch. A backward is known by the output that its forward gave. A
+forward is recorded with its backward, so that nothing is recorded of a validation. Messages lie outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..names import BACKWARD, FORWARD
+from ..recorder import Recorder
+from .operations import PipelineOperations
+
+SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+STATE = "megatron.core.parallel_state"
+SOURCE = "Megatron-core"
+MAX_IN_FLIGHT = 1 << 14  # forwards whose backward has not come: more are of validations
+
+
+class _Forward(NamedTuple):
+    place: int
+    micro_batch: int
+    start_ns: int
+    end_ns: int
+
+
+class MegatronHooks:
+    """Hooks on the schedules of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """None is set yet."""
+        self._recorder = recorder
+        self._operations = PipelineOperations(recorder)
+        self._set = False
+        self._on_fork()
+        recorder.listen("fork", self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._in_flight: dict[int, _Forward] = {}
+        self._places: dict[int, int] = {}  # number of each chunk of ours, by its place in the model
+
+    def look(self, *_: Any) -> None:
+        """Set the hooks once the job has imported what they hang on."""
+        module = sys.modules.get(SCHEDULES)
+        if self._set or not (hasattr(module, "forward_step") and hasattr(module, "backward_step")):
+            return
+        self._set = True
+        self._wrap(module, "forward_step", self._on_forward)
+        self._wrap(module, "backward_step", self._on_backward)
+
+    def _wrap(self, module: Any, name: str, noted: Callable[..., None]) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            start_ns = time.time_ns()
+            result = original(*args, **kwargs)
+            self._recorder.call(noted, start_ns, time.time_ns(), args, kwargs, result)
+            return result
+
+        setattr(module, name, timed)
+
+    def _on_forward(self, start_ns: int, end_ns: int, _args: Any, kwargs: Any, result: Any) -> None:
+        state = sys.modules[STATE]
+        num_stages = int(state.get_pipeline_model_parallel_world_size())
+        micro_batch = kwargs.get("current_microbatch")
+        if num_stages < 2 or micro_batch is None:
+            return
+        stage, chunk = int(state.get_pipeline_model_parallel_rank()), _chunk(state, kwargs)
+        place = chunk * num_stages + stage
+        if place not in self._places:
+            self._places[place] = chunk
+            self._describe(state, stage, num_stages)
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
+            self._in_flight.clear()
+        self._in_flight[_output(result[0])] = _Forward(place, int(micro_batch), start_ns, end_ns)
+
+    def _on_backward(self, start_ns: int, end_ns: int, args: Any, kwargs: Any, _result: Any) -> None:
+        output = args[1] if len(args) > 1 else kwargs["output_tensor"]
+        forward = self._in_flight.pop(_output(output), None)
+        if forward is not None:
+            place, micro_batch, begun_ns, ended_ns = forward
+            self._operations.note(FORWARD, place, micro_batch, begun_ns, ended_ns)
+            self._operations.note(BACKWARD, place, micro_batch, start_ns, end_ns)
+
+    def _describe(self, state: Any, stage: int, num_stages: int) -> None:
+        """A chunk of ours was met."""
+        said = getattr(state, "get_virtual_pipeline_model_parallel_world_size", lambda: None)()
+        num_chunks = max(int(said or 1), 1 + max(self._places.values()))
+        schedule = "1F1B" if num_chunks == 1 else "interleaved 1F1B"
+        self._operations.describe(f"{SOURCE} {schedule}", stage, self._places, num_stages * num_chunks)
+
+
+def _chunk(state: Any, kwargs: Any) -> int:
+    """The number of the model chunk: as the schedule says, in older versions as the process' state does."""
+    said = kwargs.get("vp_stage")
+    if said is None:
+        said = state.get_virtual_pipeline_model_parallel_rank()
+    return int(said or 0)
+
+
+def _output(output: Any) -> int:
+    """What the output of a forward is known by: it lives until its backward, though it may lose its data."""
+    return id(output[0] if isinstance(output, list) else output)
+
+
+def install(recorder: Recorder) -> None:
+    """Record the operations of Megatron-core's pipelines."""
+    if not torch.distributed.is_available():
+        return
+    hooks = MegatronHooks(recorder)
+    for occasion in ("open", "work", "step"):
+        recorder.listen(occasion, hooks.look)
