@@ -1,0 +1,113 @@
+"""What paths and faults do to traffic, predicted and measured on a real fabric of network namespaces.
+
+python benchmarks/fabric.py [--seed N] [--cases N] [--json]
+
+Needs root on Linux: hosts, leaves and spines are namespaces of this machine, with the kernel's own multipath
+routing and TCP, and a gloo job over them. Cases are drawn from the seed: flows by the hash that happened, by
+planned ports, over a cable at half rate, around one that is down; all-reduces and steps of a job in the same.
+`--json` prints one object: check → {n, median_pct, worst_pct, bar, holds}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
+
+from benchmarks.fabric_lab.cases import CONDITIONS, FAULTS, Compared, of_flows, of_job
+from benchmarks.fabric_lab.job import StepWork
+from benchmarks.fabric_lab.lab import lab
+
+# Hosts, leaves, spines, Mbit/s of a host's cable and of one between switches.
+SHAPE = (4, 2, 2, 100, 50)
+REDUCE, STEP = StepWork(0, 8 << 20, 1), StepWork(300, 2 << 20, 2)
+STEPS = 3
+BARS = {
+    "flows": 3.0,
+    "flows under a fault": 5.0,
+    "all-reduce": 3.0,
+    "all-reduce, both ways full": 6.0,
+    "step": 5.0,
+}
+
+
+def check_of(row: Compared) -> str:
+    """Which bar a figure is held to."""
+    if row.what == "flows":
+        return "flows under a fault" if row.condition in FAULTS else "flows"
+    if row.what == "all-reduce":
+        return "all-reduce, both ways full" if row.both_ways else "all-reduce"
+    return "step"
+
+
+def judged(rows: Sequence[Compared]) -> dict[str, dict[str, Any]]:
+    """Check → figures; the worst counts.
+
+    Args:
+        rows: what was predicted and measured.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for check, bar in BARS.items():
+        errors = [row.error_pct for row in rows if check_of(row) == check]
+        found[check] = {
+            "n": len(errors),
+            "median_pct": round(statistics.median(errors), 2) if errors else None,
+            "worst_pct": round(max(errors), 2) if errors else None,
+            "bar": f"worst <= {bar:g}%",
+            "holds": max(errors) <= bar if errors else None,
+        }
+    return found
+
+
+def measured(seed: int, cases: int) -> list[Compared]:
+    """Draw cases and measure them.
+
+    Args:
+        seed: of what is drawn.
+        cases: how many: of three, two are flows, and one is a job.
+    """
+    draw = random.Random(seed)
+    rows: list[Compared] = []
+    with lab(*SHAPE) as made:
+        of_flows(made, "hash", draw)  # the first after building is slower
+        for number in range(cases):
+            condition = CONDITIONS[number % len(CONDITIONS)]
+            if number % 3 < 2:
+                new = of_flows(made, condition, draw)
+            else:
+                work = (REDUCE, STEP)[number // 3 % 2]
+                new = [of_job(made, condition if condition != "planned" else "hash", draw, work, STEPS)]
+            rows += new
+            worst = max(row.error_pct for row in new)
+            print(f"{number + 1:>3} {new[0].what:<10} {new[0].condition:<9} {worst:6.1f}%", file=sys.stderr)
+    return rows
+
+
+def main() -> None:
+    """Run it from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=24)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = judged(measured(arguments.seed, arguments.cases))
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    for check, row in found.items():
+        word = {True: "holds", False: "MISSED", None: "not measured"}[row["holds"]]
+        errors = f"median {row['median_pct']}%  worst {row['worst_pct']}%"
+        print(f"{check:<28} n {row['n']:>3}  {errors}  {row['bar']}  {word}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Cases: what is drawn, what dpro predicts of it, and what the lab measures.
+
+In: a lab and a seed. Out: rows of predicted and measured rates or seconds. Paths are those that the kernel
+says it takes; everything else is of `dpro.replay.fabric`: next hops, planned paths, max-min fair rates.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.fabric_lab.job import StepWork, job
+from benchmarks.fabric_lab.lab import MTU, Lab, taken
+from benchmarks.fabric_lab.traffic import Flow, goodput
+from dpro.replay.fabric.fairness import max_min_rates
+from dpro.replay.fabric.flows import Flows, Load, flows_of, loaded
+from dpro.replay.fabric.network import Fabric, fabric_of
+from dpro.replay.fabric.planning import planned
+from dpro.replay.fabric.routes import NO_LINK, Choice, Routes, paths, routes_of
+
+PAYLOAD = (MTU - 52) / (MTU + 14)  # of what a cable carries: headers of TCP with timestamps, IP and Ethernet
+CONDITIONS = ("hash", "planned", "half rate", "link down")
+FAULTS = ("half rate", "link down")
+FIRST_PORT, TRIED = 40_000, 400
+MEASURED_S = 4.0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure.
+
+    Attributes:
+        what: flows, all-reduce or step.
+        condition: one of `CONDITIONS`.
+        predicted, measured: bytes per second, or seconds.
+        both_ways: whether some cable is full in both directions.
+    """
+
+    what: str
+    condition: str
+    predicted: float
+    measured: float
+    both_ways: bool
+
+    @property
+    def error_pct(self) -> float:
+        """By how much the measured one is off."""
+        return 100 * abs(self.predicted / self.measured - 1)
+
+
+def under(made: Lab, condition: str, draw: random.Random) -> None:
+    """Bring the lab into a condition.
+
+    Args:
+        made: the lab.
+        condition: one of `CONDITIONS`.
+        draw: which cable.
+    """
+    made.heal()
+    leaf, spine = draw.randrange(made.leaves), draw.randrange(made.spines)
+    if condition == "half rate":
+        made.slow(leaf, spine, made.spine_mbit // 2)
+    elif condition == "link down":
+        made.fail(leaf, spine)
+
+
+def of_flows(made: Lab, condition: str, draw: random.Random) -> list[Compared]:
+    """Several flows at once between hosts of different leaves, the rate of each.
+
+    Args:
+        made: the lab.
+        condition: one of `CONDITIONS`.
+        draw: hosts and ports.
+    """
+    under(made, condition, draw)
+    pairs = _pairs(made, draw)
+    fabric = fabric_of(made.topology())
+    routes = routes_of(fabric)
+    found = flows_of(
+        fabric, [[fabric.gpus[each][0] for each in pair] for pair in pairs], ["send"] * len(pairs)
+    )
+    if condition == "planned":
+        ports = _planned_ports(made, pairs, found, routes)
+    else:  # a queue of its own for each flow
+        ports = [FIRST_PORT + 256 * draw.randrange(50) + number for number in range(len(pairs))]
+    flows = [Flow(*pair, port, 6000 + number) for number, (pair, port) in enumerate(zip(pairs, ports))]
+    load = loaded(found, routes, _as_taken(made, flows, fabric, routes))
+    rates = PAYLOAD * 1e9 * max_min_rates(load, fabric.gbps)
+    measured = goodput(made, flows, MEASURED_S)
+    both = _both_ways(fabric, load, rates / PAYLOAD / 1e9)
+    return [
+        Compared("flows", condition, float(rate), real, both) for rate, real in zip(rates.tolist(), measured)
+    ]
+
+
+def of_job(made: Lab, condition: str, draw: random.Random, work: StepWork, steps: int) -> Compared:
+    """A job with a rank on each host: its median step, or its all-reduce where it does nothing else.
+
+    Args:
+        made: the lab.
+        condition: one of `CONDITIONS` but planned.
+        draw: which cable.
+        work: what a step does.
+        steps: how many.
+    """
+    under(made, condition, draw)
+    with job(made, work, steps) as running:
+        fabric = fabric_of(made.topology())
+        routes = routes_of(fabric)
+        pairs = [[fabric.gpus[flow.begin][0], fabric.gpus[flow.end][0]] for flow in running.ring]
+        each = loaded(
+            flows_of(fabric, pairs, ["send"] * len(pairs)),
+            routes,
+            _as_taken(made, running.ring, fabric, routes),
+        )
+        ring = _together(each)
+        rate = float(max_min_rates(ring, fabric.gbps)[0])
+        sent = 2 * (made.hosts - 1) / made.hosts * work.num_bytes
+        predicted = work.compute_ms / 1e3 + work.reductions * sent / (rate * PAYLOAD * 1e9)
+        measured = running.seconds()
+        both = _both_ways(fabric, ring, np.array([rate]))
+    return Compared("step" if work.compute_ms else "all-reduce", condition, predicted, measured, both)
+
+
+def _pairs(made: Lab, draw: random.Random) -> list[tuple[int, int]]:
+    """Hosts that send to hosts of another leaf; a host sends at most twice."""
+    hosts = list(range(made.hosts)) * 2
+    draw.shuffle(hosts)
+    found = []
+    for begin in hosts[: draw.randint(2, made.hosts + 1)]:
+        others = [host for host in range(made.hosts) if made.leaf_of(host) != made.leaf_of(begin)]
+        found.append((begin, draw.choice(others)))
+    return found
+
+
+def _planned_ports(made: Lab, pairs: Sequence[tuple[int, int]], found: Flows, routes: Routes) -> list[int]:
+    """Source ports by which the kernel takes the planned paths, each with a queue of its own."""
+    network = routes.network
+    plan = planned(found, routes, network.gbps)
+    way = paths(routes, found.begin, found.end, plan.choice())
+    ports = []
+    for number, (begin, end) in enumerate(pairs):
+        spine = next(
+            network.names[network.target[link]]
+            for link in way[number].tolist()
+            if link != NO_LINK and network.names[network.target[link]].startswith("s")
+        )
+        tried = range(FIRST_PORT + number, FIRST_PORT + number + 256 * TRIED, 256)
+        ports.append(next(port for port in tried if taken(made, begin, end, port, 6000 + number) == spine))
+    return ports
+
+
+def _as_taken(made: Lab, flows: Sequence[Flow], fabric: Fabric, routes: Routes) -> Choice:
+    """The choice that the kernel makes at each leaf."""
+    spines = [taken(made, *flow) for flow in flows]
+
+    def choose(rows: np.ndarray, here: np.ndarray, number: np.ndarray) -> np.ndarray:
+        picked = []
+        for row, switch, count in zip(rows.tolist(), here.tolist(), number.tolist()):
+            flow = flows[row]
+            group = routes.choices(switch, fabric.node_of[f"l{made.leaf_of(flow.end)}"])
+            names = [fabric.names[fabric.target[link]] for link in group.tolist()]
+            picked.append(names.index(spines[row]) if count > 1 else 0)
+        return np.array(picked, np.int64)
+
+    return choose
+
+
+def _together(load: Load) -> Load:
+    """All communications as one: a ring is as fast as its slowest flow."""
+    links, at = np.unique(load.links, return_inverse=True)
+    return Load(np.array([0, links.size]), links, np.bincount(at, load.share).astype(float))
+
+
+def _both_ways(fabric: Fabric, load: Load, rates: np.ndarray) -> bool:
+    """Whether some cable is full in both directions."""
+    carried = np.bincount(load.links, load.share * np.repeat(rates, np.diff(load.indptr)), fabric.source.size)
+    full = carried >= 0.99 * fabric.gbps
+    half = full.size // 2  # the second half of the links are the first the other way
+    return bool((full[:half] & full[half:]).any())

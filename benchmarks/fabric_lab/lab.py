@@ -1,0 +1,290 @@
+"""Hosts, leaves and spines as network namespaces, joined by cables with a rate in each direction.
+
+In: a number of hosts, leaves and spines. Out: `Lab`, while a block runs; nothing of it is left afterwards.
+Each cable is a pair of virtual devices. Both ends are shaped: packets are put by their source port into one
+of 256 queues that take turns, so flows share a cable evenly, as max-min fairness has it (with one queue for
+all, the kernel's congestion control decides who gets what). Leaves choose among spines by a hash over
+addresses and ports that does not depend on the device (policy 3).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from dpro.topology.file import HostEntry, LinkEntry, SwitchEntry, TopologyFile
+
+QUEUES = 256
+MTU = 1500
+CLONE_NEWNET = 0x40000000
+SEED = 12345  # of the hash
+# By rate of a cable, Mbit/s: bytes of a segment, kB of a burst, bytes that wait in a queue.
+# Below these no flow reaches its share, with a turn shorter than a burst shares are not even.
+RATES = {
+    50: (6000, 8, 100_000),
+    100: (6000, 8, 100_000),
+    200: (12000, 16, 200_000),
+    400: (24000, 32, 400_000),
+}
+
+
+@dataclass
+class Lab:
+    """A fabric that runs.
+
+    Attributes:
+        name: what the names of its namespaces begin with.
+        hosts, leaves, spines: how many.
+        host_mbit, spine_mbit: of a cable of a host, and of one between switches.
+        failed: cables between switches that are down, as (leaf, spine).
+        rates: Mbit/s of cables between switches that were changed.
+    """
+
+    name: str
+    hosts: int
+    leaves: int
+    spines: int
+    host_mbit: int
+    spine_mbit: int
+    failed: set[tuple[int, int]] = field(default_factory=set)
+    rates: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def host(self, number: int) -> str:
+        """The namespace of a host."""
+        return f"{self.name}h{number}"
+
+    def leaf(self, number: int) -> str:
+        """The namespace of a leaf."""
+        return f"{self.name}l{number}"
+
+    def spine(self, number: int) -> str:
+        """The namespace of a spine."""
+        return f"{self.name}s{number}"
+
+    def leaf_of(self, host: int) -> int:
+        """The leaf of a host: hosts are dealt in order."""
+        return host * self.leaves // self.hosts
+
+    def address(self, host: int) -> str:
+        """The address of a host."""
+        return f"10.{self.leaf_of(host) + 1}.{host + 1}.2"
+
+    def topology(self) -> TopologyFile:
+        """The fabric as dpro describes one, with what has failed and changed left out or changed."""
+        hosts = HostEntry(f"h[0-{self.hosts - 1}]", 1, 100.0, 1, float(self.host_mbit) / 1e3)
+        switches = [
+            SwitchEntry(f"l[0-{self.leaves - 1}]", "leaf"),
+            SwitchEntry(f"s[0-{self.spines - 1}]", "spine"),
+        ]
+        links = [
+            LinkEntry(f"h{host}:nic0", f"l{self.leaf_of(host)}", self.host_mbit / 1e3)
+            for host in range(self.hosts)
+        ]
+        links += [
+            LinkEntry(f"l{leaf}", f"s{spine}", self.rates.get((leaf, spine), self.spine_mbit) / 1e3)
+            for leaf in range(self.leaves)
+            for spine in range(self.spines)
+            if (leaf, spine) not in self.failed
+        ]
+        return TopologyFile(hosts=[hosts], switches=switches, links=links)
+
+    def fail(self, leaf: int, spine: int) -> None:
+        """Take a cable down, and have all leaves route around it, as a routing protocol would."""
+        self.failed.add((leaf, spine))
+        _ip(f"link set dev s{spine} down", self.leaf(leaf))
+        for each in range(self.leaves):
+            self._route(each)
+
+    def slow(self, leaf: int, spine: int, mbit: int) -> None:
+        """Give a cable another rate, both ways."""
+        self.rates[leaf, spine] = mbit
+        for where, device in ((self.leaf(leaf), f"s{spine}"), (self.spine(spine), f"l{leaf}")):
+            _tc([f"qdisc del dev {device} root"], where)
+            _tc(_shaping(device, mbit), where)
+
+    def heal(self) -> None:
+        """Undo all failures and changed rates."""
+        for leaf, spine in list(self.failed):
+            _ip(f"link set dev s{spine} up", self.leaf(leaf))
+            self.failed.discard((leaf, spine))
+        for leaf, spine in list(self.rates):
+            self.slow(leaf, spine, self.spine_mbit)
+            del self.rates[leaf, spine]
+        for leaf in range(self.leaves):
+            self._route(leaf)
+
+    def _route(self, leaf: int) -> None:
+        """Routes of a leaf to the hosts of the others, over all spines that reach them."""
+        for other in range(self.leaves):
+            if other == leaf:
+                continue
+            hops = " ".join(
+                f"nexthop via 10.{100 + spine}.{leaf}.2 dev s{spine}"
+                for spine in range(self.spines)
+                if not {(leaf, spine), (other, spine)} & self.failed
+            )
+            _ip(f"route replace 10.{other + 1}.0.0/16 {hops}", self.leaf(leaf))
+
+
+@contextmanager
+def lab(hosts: int, leaves: int, spines: int, host_mbit: int, spine_mbit: int) -> Iterator[Lab]:
+    """Build a fabric, and take it away again.
+
+    Args:
+        hosts, leaves, spines: how many.
+        host_mbit, spine_mbit: rates of cables, keys of `RATES`.
+
+    Raises:
+        SystemExit: this process may not make network namespaces.
+    """
+    if os.geteuid() != 0:
+        sys.exit("network namespaces need root: run it as root on a machine that is yours")
+    made = Lab(f"dpro{os.getpid()}", hosts, leaves, spines, host_mbit, spine_mbit)
+    try:
+        _build(made)
+        yield made
+    finally:
+        for name in _namespaces(made):
+            with suppress(subprocess.CalledProcessError):
+                run(["ip", "netns", "del", name])
+
+
+def _namespaces(made: Lab) -> list[str]:
+    return [
+        *map(made.host, range(made.hosts)),
+        *map(made.leaf, range(made.leaves)),
+        *map(made.spine, range(made.spines)),
+    ]
+
+
+def _build(made: Lab) -> None:
+    for name in _namespaces(made):
+        run(["ip", "netns", "add", name])
+        _ip("link set lo up", name)
+        settings = {
+            "ip_forward": 1,
+            "conf/all/rp_filter": 0,
+            "conf/default/rp_filter": 0,
+            "conf/all/ignore_routes_with_linkdown": 1,
+            "fib_multipath_hash_policy": 3,
+            "fib_multipath_hash_fields": 0x37,
+            "fib_multipath_hash_seed": SEED,
+        }
+        script = "".join(f"echo {value} > /proc/sys/net/ipv4/{key}\n" for key, value in settings.items())
+        run(["ip", "netns", "exec", name, "sh", "-c", script])
+    for host in range(made.hosts):
+        leaf = made.leaf_of(host)
+        _cable(made.host(host), "eth0", made.leaf(leaf), f"h{host}", made.host_mbit)
+        network = f"10.{leaf + 1}.{host + 1}"
+        _ip(f"addr add {network}.2/24 dev eth0", made.host(host))
+        _ip(f"addr add {network}.1/24 dev h{host}", made.leaf(leaf))
+        _ip(f"route add default via {network}.1 congctl cubic", made.host(host))
+    for leaf in range(made.leaves):
+        for spine in range(made.spines):
+            _cable(made.leaf(leaf), f"s{spine}", made.spine(spine), f"l{leaf}", made.spine_mbit)
+            _ip(f"addr add 10.{100 + spine}.{leaf}.1/30 dev s{spine}", made.leaf(leaf))
+            _ip(f"addr add 10.{100 + spine}.{leaf}.2/30 dev l{leaf}", made.spine(spine))
+            _ip(f"route add 10.{leaf + 1}.0.0/16 via 10.{100 + spine}.{leaf}.1", made.spine(spine))
+    for leaf in range(made.leaves):
+        made._route(leaf)
+
+
+def _cable(begin: str, begin_device: str, end: str, end_device: str, mbit: int) -> None:
+    peer = f"peer name {end_device} netns {end} mtu {MTU}"
+    run(_words(f"ip link add {begin_device} netns {begin} mtu {MTU} type veth {peer}"))
+    for where, device in ((begin, begin_device), (end, end_device)):
+        _ip(f"link set dev {device} gso_max_size {RATES[_like(mbit)][0]}", where)
+        _ip(f"link set dev {device} up", where)
+        _tc(_shaping(device, mbit), where)
+
+
+def _like(mbit: int) -> int:
+    """The rate in `RATES` whose queues suit a rate."""
+    return min((each for each in RATES if each >= mbit), default=max(RATES))
+
+
+def _shaping(device: str, mbit: int) -> list[str]:
+    segments, burst, limit = RATES[_like(mbit)]
+    turns = f"burst {burst}kb cburst {burst}kb quantum {segments + 600}"
+    each = f"rate {1000 * mbit // 512}kbit ceil {mbit}mbit {turns}"
+    rule = f"filter add dev {device} parent 1: prio 1"
+    lines = [
+        f"qdisc add dev {device} root handle 1: htb default 1",
+        f"class add dev {device} parent 1: classid 1:fff htb rate {mbit}mbit {turns}",
+    ]
+    for queue in range(1, QUEUES + 1):
+        lines += [
+            f"class add dev {device} parent 1:fff classid 1:{queue:x} htb {each}",
+            f"qdisc add dev {device} parent 1:{queue:x} bfifo limit {limit}",
+        ]
+    # The low byte of the source port names the queue.
+    match = "protocol ip u32 ht 800:: match u32 0 0 hashkey mask 0x00ff0000 at 20 link 2:"
+    lines += [f"{rule} handle 2: protocol ip u32 divisor 256", f"{rule} {match}"]
+    queues = (f"ht 2:{low:x}: match u32 0 0 flowid 1:{low + 1:x}" for low in range(QUEUES))
+    return lines + [f"{rule} protocol ip u32 {queue}" for queue in queues]
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+def run(command: list[str], given: str | None = None) -> str:
+    """What a command prints.
+
+    Args:
+        command: its words.
+        given: on its standard input.
+    """
+    done = subprocess.run(command, input=given, capture_output=True, text=True)
+    if done.returncode:
+        print(f"{' '.join(command)[:200]}: {done.stderr.strip()[:300]}", file=sys.stderr)
+        done.check_returncode()
+    return done.stdout
+
+
+def _ip(words: str, where: str) -> str:
+    return run(["ip", "-n", where, *_words(words)])
+
+
+def _tc(lines: list[str], where: str) -> None:
+    run(["tc", "-n", where, "-batch", "-"], "\n".join(lines) + "\n")
+
+
+@contextmanager
+def inside(name: str) -> Iterator[None]:
+    """Have this thread open its sockets in a namespace; it is back where it was afterwards."""
+    setns = ctypes.CDLL(None, use_errno=True).setns
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    other = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    try:
+        if setns(other, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {name}")
+        yield
+    finally:
+        setns(own, CLONE_NEWNET)
+        os.close(own)
+        os.close(other)
+
+
+def taken(made: Lab, begin: int, end: int, port: int, to_port: int) -> str:
+    """The spine that the kernel sends a flow over, by asking it; empty within a leaf.
+
+    Args:
+        made: the lab.
+        begin, end: hosts.
+        port, to_port: source and destination port.
+    """
+    leaf = made.leaf_of(begin)
+    if leaf == made.leaf_of(end):
+        return ""
+    said = _ip(
+        f"route get {made.address(end)} from {made.address(begin)} iif h{begin} ipproto tcp "
+        f"sport {port} dport {to_port}",
+        made.leaf(leaf),
+    )
+    return said.split(" dev ")[1].split()[0]
