@@ -139,6 +139,11 @@ class Edges:
     kind: Ints
     inferred: Bools
 
+    @property
+    def columns(self) -> tuple[Ints | Bools, ...]:
+        """All of them, in this order."""
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
 
 Columns = TypeVar("Columns", Nodes, Edges)
 Value = TypeVar("Value")

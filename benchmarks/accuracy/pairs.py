@@ -146,6 +146,26 @@ def of_sleeping_layers() -> list[Pair]:
     return found
 
 
+def of_exchanges() -> list[Pair]:
+    """Pairs of that job whose gradients are exchanged in ways that DDP has no option for."""
+    whole, many, slow = (
+        Job(f"{SLEEPING}{words}", rate, delay_us=delay)
+        for words, rate, delay in (("", 500, 0), (" --bucket-mb 1", 500, 0), (" --bucket-mb 1", 200, 1))
+    )
+    found = []
+    for what, edit, hook, jobs in (
+        ("reduced after backward", "overlap:mode=off", "after", (many, slow)),
+        ("used a step late", "overlap:mode=full", "late", (whole, slow)),
+    ):
+        for job in jobs:
+            after = dataclasses.replace(job, arguments=f"{job.arguments} --hook {hook}")
+            found.append(Pair(f"gradients {what}, {job.link} Mbit/s", job, after, (edit,)))
+    for job in (whole, slow):
+        after = dataclasses.replace(job, program="cpu_job.py priority")
+        found.append(Pair(f"gradients by priority, {job.link} Mbit/s", job, after, ("priority:mb=1",)))
+    return found
+
+
 def of_computing_layers() -> list[Pair]:
     """Pairs of the same job whose layers multiply matrices, over loopback."""
     return [

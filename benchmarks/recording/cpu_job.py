@@ -29,8 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.recording.exchanges import ByPriority, reduce_a_step_late, reduce_after_backward
+
 BATCH = 8
 Train = Callable[[Tensor], None]
+EXCHANGES = {"after": reduce_after_backward, "late": reduce_a_step_late}
 
 
 class Sleep(torch.autograd.Function):
@@ -150,6 +153,8 @@ def data_parallel(options: argparse.Namespace, rank: int, world: int) -> tuple[n
     )
     if options.hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif options.hook in EXCHANGES:
+        EXCHANGES[options.hook](model)
     elif options.hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -178,6 +183,18 @@ def average_seldom(model: DistributedDataParallel, every: int) -> tuple[nn.Modul
         with model.no_sync():
             model(batch).sum().backward()
         averager.average_parameters(model.parameters())
+
+    return model, train
+
+
+def by_priority(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
+    """Gradients of each layer by themselves, those first that the next step needs first; no DDP."""
+    model = layers_of(options, rank)
+    exchange = ByPriority(model, options.steps)
+
+    def train(batch: Tensor) -> None:
+        model(batch).sum().backward()
+        exchange.end_of_step()
 
     return model, train
 
@@ -251,6 +268,7 @@ def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.O
 
 KINDS = {
     "ddp": data_parallel,
+    "priority": by_priority,
     "uneven": uneven,
     "fsdp": fully_sharded,
     "tp": tensor_parallel,
@@ -278,7 +296,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--uneven-ms", type=float, default=10.0, help="unit of uneven work")
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--static-graph", action="store_true")
-    parser.add_argument("--hook", default="", choices=("", "fp16", "powersgd"), help="communication hook")
+    parser.add_argument("--hook", default="", choices=("", "fp16", "powersgd", *EXCHANGES))
     parser.add_argument("--local-updates", type=int, default=0, help="steps between averages of parameters")
     parser.add_argument("--prefetch", type=int, default=0, help="layers that FSDP gathers ahead")
     parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
@@ -314,6 +332,7 @@ def main() -> None:
         optimizer.zero_grad()
         train(batch)
         optimizer.step()
+    dist.barrier()  # some hooks still reduce
     dist.destroy_process_group()
 
 

@@ -60,6 +60,7 @@ PARTS = (
     "accuracy.pairs",
     "by_hand",
     "recording.cpu_job",
+    "recording.exchanges",
     "recording.groups_job",
     "recording.model_job",
     "recording.models",

@@ -6,6 +6,7 @@ info, telemetry   what a run holds and what it lacks; what was sampled beside th
 layout            where each rank stands on the axes of parallelism
 replay            how well the graph explains what was measured, and what decides the step time
 whatif            predictions of given edits, or of a search; sensitivity; time against memory
+searches          what an earlier search found, while nothing that it depends on has changed
 diagnosis         what is slow or broken, from dumps, from always-on tables, or from the replay
 topology          what a fabric has: hosts, tiers of switches, paths
 difference        what explains that one run takes longer per step than another

@@ -14,6 +14,7 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.searches import searched
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
@@ -162,7 +163,13 @@ def what_if(
     if view is not None and any(edit.on_operations() for edit in edits):
         analysis = view
     trust, baseline = of_steps(analysis, selection)
-    found = _found(analysis, edits, BUDGET if budget is None else budget, progress, trust, baseline)
+    budget = BUDGET if budget is None else budget
+    if edits:
+        found = _predicted(analysis, edits, trust, baseline)
+    else:
+        found = searched(
+            analysis, selection, budget, lambda: explored(analysis, budget, progress, trust, baseline)
+        )
     predictions, widened = calibrate(found.predictions)
     samples_per_s = _samples_per_s(analysis)
     document = WhatIfDocument(
@@ -210,19 +217,11 @@ def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFr
     return dataclasses.replace(trust, steps=steps, error_pct=error_pct), baseline
 
 
-def _found(
-    analysis: Analysis,
-    edits: Sequence[Edit],
-    budget: int,
-    progress: Callable[[int, int], None],
-    trust: Trust,
-    baseline: pl.DataFrame,
+def _predicted(
+    analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline: pl.DataFrame
 ) -> SearchResult:
-    graph = analysis.built.predictive
-    if not edits:
-        return explored(analysis, budget, progress, trust, baseline)
     try:
-        return SearchResult([predict(graph, baseline, edits, trust)], [], [], [])
+        return SearchResult([predict(analysis.built.predictive, baseline, edits, trust)], [], [], [])
     except Unanswerable as error:
         return SearchResult([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
 

@@ -165,6 +165,7 @@ class Priority(ReductionEdit):
         "ByteScheduler (Peng et al., SOSP 2019) and P3 (Jayarajan et al., MLSys 2019): priority by layer, no "
         "barrier between steps; gradients cut as in dPRO (Hu et al., MLSys 2022)"
     )
+    proof = "layers by themselves, gloo"
     effort = "code"
     mb: float = key("size of a piece, 2**20 bytes", least=1 / MAX_TIMES)
     doubt: float = 0.3
@@ -172,6 +173,10 @@ class Priority(ReductionEdit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         return [cls(size) for size in (1.0, 4.0)]
+
+    def wanted(self, known: GradientReductions) -> Sequence[Sequence[Reduction]]:
+        require_bytes(known)
+        return [cut(known, each, round(self.mb * MB)) for each in known.passes]
 
     def changed(self, known: GradientReductions) -> Graph:
         """Order the pieces as a link would that always takes the one needed first of those that are ready."""
@@ -183,7 +188,7 @@ class Priority(ReductionEdit):
                 "no two steps follow each other in a window: when gradients are needed is not seen"
             )
         kind = EdgeKind.EVENT if on_stream(known) else EdgeKind.SYNC
-        pieces = [cut(known, each, round(self.mb * MB)) for each in known.passes]
+        pieces = self.wanted(known)
         order = _orders(known, pieces, uses)
         wanted = []
         for which, after in enumerate(following):
@@ -224,7 +229,9 @@ def cut(known: GradientReductions, each: Pass, size: int) -> list[Reduction]:
     return found
 
 
-def _orders(known: GradientReductions, pieces: list[list[Reduction]], uses: list[Ints]) -> list[list[int]]:
+def _orders(
+    known: GradientReductions, pieces: Sequence[Sequence[Reduction]], uses: list[Ints]
+) -> list[list[int]]:
     """For each pass its pieces in the order in which they move, the same on all ranks of a pass."""
     nodes = known.graph.nodes
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -328,22 +335,27 @@ class Compress(ReductionEdit):
                     for each in known.passes
                 ],
             )
+        return with_reductions(known, self.wanted(known))
+
+    def wanted(self, known: GradientReductions) -> Sequence[Sequence[Reduction]]:
+        """All buckets by one codec; which one a budget chooses for each is worked out when it is applied."""
+        if self.budget is not None:
+            return []
         codec = Codec(self.to, self.powersgd_rank, self.topk)
-        wanted = [
-            [self._compressed(known, bucket, codec) for bucket in plain_reductions(known, each, each.closes)]
-            for each in known.passes
-        ]
-        return with_reductions(known, wanted)
+        plain = [plain_reductions(known, each, each.closes) for each in known.passes]
+        is_mixed = len({bucket.dtype for own in plain for bucket in own}) > 1
+        return [[self._compressed(known, each, codec, is_mixed) for each in own] for own in plain]
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What was chosen; what is inferred; operations and groups whose latency the run does not show."""
         chosen = [] if self.budget is None else in_words(choose(reduced(graph), self.budget))
         return (*chosen, *super().notes(graph))
 
-    def _compressed(self, known: GradientReductions, bucket: Reduction, codec: Codec) -> Reduction:
+    def _compressed(
+        self, known: GradientReductions, bucket: Reduction, codec: Codec, is_mixed: bool
+    ) -> Reduction:
         """A bucket compressed; what is in half precision already stays, if others are not."""
-        mixed = {dtype for each in known.passes for dtype in dtypes_of(known, each)}
-        if self.to and len(mixed) > 1 and ITEM_BYTES.get(bucket.dtype) == ITEM_BYTES[HALF[self.to]]:
+        if self.to and is_mixed and ITEM_BYTES.get(bucket.dtype) == ITEM_BYTES[HALF[self.to]]:
             return bucket
         return compressed(known, bucket, codec)
 

@@ -5,18 +5,27 @@ In: a graph. Out: how it reduces gradients, once as it is and once for each thin
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
+from collections.abc import Sequence
 
-from dpro.replay.graph import Graph
+import numpy as np
+
+from dpro.arrays import Ints
+from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
 from dpro.replay.models.link_costs import unknown_latencies
+from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.reductions.recorded import (
+    STEP,
     GradientReductions,
+    Reduction,
     alternatives,
     calling,
     reduced,
 )
+from dpro.replay.whatif.graph_ops.reductions.surroundings import recorded_reductions
 
 
 class ReductionEdit(Edit):
@@ -39,8 +48,19 @@ class ReductionEdit(Edit):
         """The changed graph at both ends of sizes and waits that the run does not show."""
         return tuple(self.changed(known) for known in alternatives(reduced(graph)))
 
+    def wanted(self, known: GradientReductions) -> Sequence[Sequence[Reduction]]:
+        """For each pass the reductions that it has then, where they are known without their order.
+
+        Raises:
+            Unanswerable: the run lacks what the edit needs.
+        """
+        return []
+
     def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication | calling(reduced(facts.graph)))
+        """What the step is longer than its busiest lane, or than with the calls of reductions alone."""
+        known = reduced(facts.graph)
+        idle = facts.idle(facts.communication | calling(known))
+        return min(idle, facts.base_ns - _of_calls_alone(facts, known, self.wanted(known)))
 
     def is_proven(self, graph: Graph) -> bool:
         """All pairs are of DDP jobs that recorded which gradients are in which reduction."""
@@ -50,3 +70,46 @@ class ReductionEdit(Edit):
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What is inferred of the reductions, and of which operations the latency is not known."""
         return (*reduced(graph).notes(), *unknown_latencies(graph))
+
+
+def _of_calls_alone(
+    facts: RunFacts, known: GradientReductions, wanted: Sequence[Sequence[Reduction]]
+) -> float:
+    """The mean step if reductions took no time but that of their calls, ns: moving data only adds to it."""
+    graph = facts.graph
+    columns = (*graph.nodes.columns, *graph.edges.columns)
+    left = once(graph, "no reductions", columns, lambda: _without(graph, known))
+    edges = dataclasses.replace(left[0], lag=_with_calls(left[0], known, wanted))
+    alone = dataclasses.replace(graph, nodes=left[1], edges=edges, indptr=left[2])
+    timeline = replay(alone)
+    return float(changed_durations(facts.baseline, alone, timeline.start, timeline.end).mean())
+
+
+def _without(graph: Graph, known: GradientReductions) -> tuple[Edges, Nodes, Ints]:
+    """Edges, nodes and `indptr` of a graph whose reductions, and calls of them, take no time."""
+    gone = recorded_reductions(known)
+    left = graph.without_edges(gone[graph.edges.source] | gone[graph.edges.target])
+    duration = np.where(gone | calling(known), 0, graph.nodes.duration)
+    nodes = dataclasses.replace(
+        graph.nodes, duration=duration, earliest=np.where(gone, 0, graph.nodes.earliest)
+    )
+    return left.edges, nodes, left.indptr
+
+
+def _with_calls(edges: Edges, known: GradientReductions, wanted: Sequence[Sequence[Reduction]]) -> Ints:
+    """[E] ns, lags with the calls of reductions: a thread goes on after the call that follows a gradient."""
+    calls = [
+        (int(each.ready[own.called_after]), round(own.call_ns))
+        for each, reductions in zip(known.passes, wanted)
+        for own in reductions
+        if own.called_after != STEP
+    ]
+    if not calls:
+        return edges.lag
+    after, takes = np.array(calls, np.int64).T
+    on_thread = np.flatnonzero(edges.kind == EdgeKind.THREAD)
+    follows = np.full(known.graph.num_nodes, -1)
+    follows[edges.source[on_thread]] = on_thread
+    edge, lag = follows[after], edges.lag.copy()
+    np.add.at(lag, edge[edge >= 0], takes[edge >= 0])
+    return lag

@@ -19,7 +19,7 @@ from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 from dpro.replay.mesh import BY
-from dpro.replay.models.memory import footprint_of, freed_by_recomputing, step_bytes_of
+from dpro.replay.models.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.gpu.kernels import OPTIMIZER
@@ -213,7 +213,10 @@ class Batch(Edit):
     name = "batch"
     summary = "a larger batch per step, where memory allows"
     example = "batch:factor=2"
-    needs = "what the allocator gave out (`dpro record --memory`), and how much memory there is"
+    needs = (
+        "work in steps; whether there is room for it says what the allocator gave out (`dpro record "
+        "--memory`), and how much memory there is"
+    )
     assumes = (
         "work in forward and backward and reading a batch take as many times as long, all else what it does; "
         "what a step allocates grows as much; all-to-alls, messages between two ranks and what a forward "
@@ -245,27 +248,37 @@ class Batch(Edit):
         return self.factor
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale work that depends on the batch, once memory is known to suffice."""
+        """Scale work that depends on the batch, unless memory is known not to suffice."""
         refuse_operations(graph)
-        footprint = footprint_of(graph.run)
-        free = round(self.memory_gb * GB) if self.memory_gb is not None else footprint.free_bytes
-        if free is None:
-            raise Unanswerable("the run does not say how much memory there is: give what is free, memory_gb=")
+        larger, room = with_larger_batch(graph, self.factor), self._room(graph)
+        if room is None:
+            return larger
+        footprint, free = room
         then = round(self.factor * step_bytes_of(graph, footprint))
         more = then - footprint.within_step_bytes
         if more > free:
             raise Unanswerable(
                 f"a step would allocate {format_bytes(more)} more, and {format_bytes(free)} are free"
             )
-        return dataclasses.replace(with_larger_batch(graph, self.factor), step_bytes=then)
+        return dataclasses.replace(larger, step_bytes=then)
+
+    def _room(self, graph: Graph) -> tuple[Footprint, int] | None:
+        """What steps allocate, and what is free, as given or as the run says; None where it does not."""
+        if self.memory_gb is not None:
+            return footprint_of(graph.run), round(self.memory_gb * GB)
+        with suppress(Unanswerable):  # the run does not hold what its allocator gave out
+            footprint = footprint_of(graph.run)
+            return None if footprint.free_bytes is None else (footprint, footprint.free_bytes)
+        return None
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What a step is, and what it allocates."""
-        within = step_bytes_of(graph)
-        return (
-            f"a step has {self.factor:g} times the samples: divide by that to compare the time of one",
-            f"a step allocates {format_bytes(within)} now, {format_bytes(within * self.factor)} then",
-        )
+        step = f"a step has {self.factor:g} times the samples: divide by that to compare the time of one"
+        room = self._room(graph)
+        if room is None:
+            return step, "whether there is memory for it the run does not say: give what is free, memory_gb="
+        now, then = (format_bytes(step_bytes_of(graph, room[0]) * times) for times in (1, self.factor))
+        return step, f"a step allocates {now} now, {then} then"
 
     def describe(self) -> str:
         return f"batches of {self.factor:g} times the size"

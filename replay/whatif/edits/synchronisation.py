@@ -308,6 +308,7 @@ class Overlap(ReductionEdit):
     needs = "reductions of gradients, and autograd's spans, as torch.profiler and dpro record them"
     assumes = "with full overlap, that the update may use the gradients of the step before"
     source = "ours; full overlap with gradients one step old as in Pipe-SGD (Li et al., NeurIPS 2018)"
+    proof = "after backward and a step late, gloo"
     effort = "code"
     training = "gradients that are one step old: as many samples may teach less"
     mode: str = key("off: none, full: a step later", choices=("off", "full"))
@@ -319,12 +320,14 @@ class Overlap(ReductionEdit):
 
     def changed(self, known: GradientReductions) -> Graph:
         """Call all reductions behind the last gradient, or wait for them one pass later."""
-        wanted = [plain_reductions(known, each, each.closes) for each in known.passes]
+        wanted = self.wanted(known)
+        return with_reductions(known, wanted, next_of_rank(known) if self.mode == "full" else None)
+
+    def wanted(self, known: GradientReductions) -> Sequence[Sequence[Reduction]]:
+        plain = [plain_reductions(known, each, each.closes) for each in known.passes]
         if self.mode == "full":
-            return with_reductions(known, wanted, next_of_rank(known))
-        return with_reductions(
-            known, [[replace(each, called_after=own[-1].last) for each in own] for own in wanted]
-        )
+            return plain
+        return [[replace(each, called_after=own[-1].last) for each in own] for own in plain]
 
     def describe(self) -> str:
         return "gradients reduced after backward" if self.mode == "off" else "gradients awaited a step later"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -87,10 +88,18 @@ class GraphEditor:
             after: a node of a thread.
             awaited: any node, old or added.
         """
+        source, target = self._on_threads
+        first, last = np.searchsorted(source, (after, after + 1))
+        for follows in target[first:last].tolist():
+            self.link(awaited, follows, EdgeKind.SYNC)
+
+    @cached_property
+    def _on_threads(self) -> tuple[Ints, Ints]:
+        """The edges of threads by where they come from: sources and targets."""
         edges = self.graph.edges
-        leaving = np.flatnonzero((edges.source == after) & (edges.kind == EdgeKind.THREAD))
-        for target in edges.target[leaving].tolist():
-            self.link(awaited, target, EdgeKind.SYNC)
+        on_thread = np.flatnonzero(edges.kind == EdgeKind.THREAD)
+        on_thread = on_thread[np.argsort(edges.source[on_thread], kind="stable")]
+        return edges.source[on_thread], edges.target[on_thread]
 
     def finish(self) -> Graph:
         """The changed graph.

@@ -14,16 +14,19 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.models.gradients.passes import MAIN_THREAD, Launches, Pass
+from dpro.replay.models.gradients.passes import Pass
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reductions.recorded import STEP, GradientReductions, Reduction
+from dpro.replay.whatif.graph_ops.reductions.surroundings import (
+    Surroundings,
+    recorded_reductions,
+    surroundings_of,
+)
 
 GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
 
@@ -40,14 +43,11 @@ def with_reductions(
     """
     graph, editor = known.graph, GraphEditor(known.graph)
     registry = _RendezvousRegistry(graph)
+    editor.gone |= recorded_reductions(known)
     for each in known.passes:
-        editor.gone[each.arrive] = editor.gone[each.transfer] = True
-        editor.gone[registry.of(graph.nodes.collective[each.arrive])] = True
         editor.duration[np.concatenate(each.calls)] = 0
-    workers, leaving = workers_of(graph), np.flatnonzero(editor.gone[graph.edges.source])
+    workers, surroundings = workers_of(graph), surroundings_of(known)
     behind: dict[tuple[int, int], list[int]] = defaultdict(list)
-    issued = _issued(graph)
-    surroundings = [_surroundings(graph, each, editor.gone, leaving, issued) for each in known.passes]
     for which, (each, reductions) in enumerate(zip(known.passes, wanted)):
         around, slowdown = surroundings[which], float(known.slowdown[which])
         if awaited is not None:
@@ -70,10 +70,6 @@ class _RendezvousRegistry:
         self._new: dict[tuple[int, int], tuple[int, int]] = {}
         self._next_instance = int(nodes.collective.max(initial=-1)) + 1
 
-    def of(self, instances: Ints) -> list[int]:
-        """The old rendezvous of some collectives."""
-        return [self._old[instance] for instance in instances.tolist() if instance in self._old]
-
     def join(self, editor: GraphEditor, instance: int, index: int) -> tuple[int, int]:
         """Instance and rendezvous of a pass's reduction, -1 for none where no other rank was recorded.
 
@@ -90,100 +86,10 @@ class _RendezvousRegistry:
         return self._new[instance, index]
 
 
-@dataclass(frozen=True)
-class _Surroundings:
-    """What is linked with the reductions of a pass.
-
-    Attributes:
-        launch_lag, queue_lag, input_lag: usual lags ns of calls, of the worker, of GPU work before.
-        before, after: when other communication on the same workers was called, and its transfer or arrival;
-            some of it may be between reductions of the pass.
-        awaited: for each recorded bucket where its result is needed.
-        issued: [N] as of `_issued`.
-        inputs: GPU work that gradients may come from, in the order of its launches on the thread.
-        launched: ns of these launches.
-    """
-
-    launch_lag: int
-    queue_lag: int
-    input_lag: int
-    before: list[tuple[int, int]]
-    after: list[tuple[int, int]]
-    awaited: list[list[tuple[int, EdgeKind]]]
-    issued: Ints
-    inputs: Ints
-    launched: Ints
-
-
-def _issued(graph: Graph) -> Ints:
-    """[N] ns as measured, when each node was issued: GPU work and communication by a thread, earlier."""
-    nodes, edges, launches = graph.nodes, graph.edges, Launches(graph)
-    issued = nodes.measured_start.copy()
-    launch = edges.kind == EdgeKind.LAUNCH
-    issued[edges.target[launch]] = nodes.measured_start[edges.source[launch]]
-    moved = launches.transfer >= 0
-    issued[launches.transfer[moved]] = issued[launches.arrive[moved]]
-    return issued
-
-
-def _surroundings(
-    graph: Graph, each: Pass, gone: NDArray[np.bool_], leaving: Ints, issued: Ints
-) -> _Surroundings:
-    """What is linked with the reductions of a pass.
-
-    Args:
-        graph: the graph.
-        each: the pass.
-        gone: [N] reductions and rendezvous of all passes.
-        leaving: edges that leave these.
-        issued: [N] as of `_issued`.
-    """
-    nodes, edges = graph.nodes, graph.edges
-    entering = np.concatenate([np.arange(graph.indptr[n], graph.indptr[n + 1]) for n in each.arrive.tolist()])
-    lags = {}
-    for kind in (EdgeKind.LAUNCH, EdgeKind.STREAM, EdgeKind.EVENT):
-        mine = edges.lag[entering[edges.kind[entering] == kind]]
-        lags[kind] = round(float(np.median(mine))) if mine.size else 0
-    queued = edges.source[entering[edges.kind[entering] == EdgeKind.STREAM]]
-    leaving = leaving[np.isin(edges.source[leaving], each.transfer) & ~gone[edges.target[leaving]]]
-    source, target, kinds = edges.source[leaving], edges.target[leaving], edges.kind[leaving]
-    called = int(max(nodes.measured_start[pieces].max() for pieces in each.calls))
-    needed = np.isin(kinds, (EdgeKind.SYNC, EdgeKind.EVENT)) & (nodes.measured_start[target] >= called)
-    awaited = [
-        [(int(target[at]), EdgeKind(kinds[at])) for at in np.flatnonzero(needed & (source == transfer))]
-        for transfer in each.transfer.tolist()
-    ]
-    inputs, launched = _inputs(graph, each, edges.source[entering[edges.kind[entering] == EdgeKind.EVENT]])
-    return _Surroundings(
-        lags[EdgeKind.LAUNCH],
-        lags[EdgeKind.STREAM],
-        lags[EdgeKind.EVENT],
-        sorted((int(issued[node]), node) for node in queued[~gone[queued]].tolist()),
-        sorted((int(issued[node]), node) for node in target[kinds == EdgeKind.STREAM].tolist()),
-        awaited,
-        issued,
-        inputs,
-        launched,
-    )
-
-
-def _inputs(graph: Graph, each: Pass, sources: Ints) -> tuple[Ints, Ints]:
-    """Work on the streams that reductions waited for, that the pass's thread launched, and when it did."""
-    nodes, edges = graph.nodes, graph.edges
-    if sources.size == 0:
-        return sources, sources
-    on_stream = np.isin(nodes.lane[edges.target], np.unique(nodes.lane[sources]))
-    launch = np.flatnonzero((edges.kind == EdgeKind.LAUNCH) & on_stream)
-    launch = launch[nodes.lane[edges.source[launch]] == nodes.lane[each.ready[0]]]
-    at = nodes.measured_start[edges.source[launch]]
-    order = np.argsort(at, kind="stable")
-    return edges.target[launch][order], at[order]
-
-
 def _insert(
     editor: GraphEditor,
     each: Pass,
-    around: _Surroundings,
+    around: Surroundings,
     wanted: Reduction,
     index: int,
     slowdown: float,
@@ -207,7 +113,7 @@ def _insert(
     nodes = editor.graph.nodes
     old = int(np.searchsorted(each.closes, wanted.last))
     at_end = wanted.called_after == STEP
-    ready = _end_of_step(editor.graph, each) if at_end else int(each.ready[wanted.called_after])
+    ready = _called_behind(around, each, wanted)
     measured = {
         "measured_start": int(nodes.measured_end[ready]),
         "measured_end": int(nodes.measured_end[ready]),
@@ -219,7 +125,7 @@ def _insert(
     instance, rendezvous = registry.join(editor, int(nodes.collective[each.arrive[0]]), index)
     fixed, whole = round(wanted.fixed_ns * slowdown), round((wanted.fixed_ns + wanted.moving_ns) * slowdown)
     arrive = editor.add(int(each.arrive[old]), collective=instance, **measured)
-    num_bytes = wanted.num_bytes if (nodes.bytes[each.transfer] > 0).all() else -1
+    num_bytes = wanted.num_bytes if around.are_bytes_known else -1
     transfer = editor.add(
         int(each.transfer[old]), collective=instance, bytes=num_bytes, duration=whole, **measured
     )
@@ -241,12 +147,25 @@ def _insert(
         editor.link(transfer, target, kind)
 
 
+def _called_behind(around: Surroundings, each: Pass, wanted: Reduction) -> int:
+    """The node that a reduction's call follows.
+
+    Raises:
+        Unanswerable: it is the last of the step, and which thread drives the rank is not known.
+    """
+    if wanted.called_after != STEP:
+        return int(each.ready[wanted.called_after])
+    if around.end < 0:
+        raise Unanswerable(f"the run does not show which thread drives rank {each.rank}")
+    return around.end
+
+
 def _queue(
     editor: GraphEditor,
     arrive: int,
     transfer: int,
     fixed_ns: int,
-    around: _Surroundings,
+    around: Surroundings,
     behind: list[int],
     workers: int,
     called: int,
@@ -273,7 +192,7 @@ def _queue(
 
 def _go_on(
     editor: GraphEditor,
-    around: _Surroundings,
+    around: Surroundings,
     graph: Graph,
     each: Pass,
     reductions: Sequence[Reduction],
@@ -291,12 +210,7 @@ def _go_on(
     """
     end = graph.nodes.measured_end
     own = transfers[len(transfers) - len(reductions) :]
-    calls = [
-        int(
-            end[_end_of_step(graph, each) if wanted.called_after == STEP else each.ready[wanted.called_after]]
-        )
-        for wanted in reductions
-    ]
+    calls = [int(end[_called_behind(around, each, wanted)]) for wanted in reductions]
     for at, node in around.after:
         ahead = [transfer for called, transfer in zip(calls, own) if called < at][-1:]
         ahead += [other for called, other in around.before if called < at][-1:]
@@ -305,7 +219,7 @@ def _go_on(
 
 
 def _needed_at(
-    graph: Graph, each: Pass, around: _Surroundings, wanted: Reduction, ready: int
+    graph: Graph, each: Pass, around: Surroundings, wanted: Reduction, ready: int
 ) -> list[tuple[int, EdgeKind]]:
     """Where a result is needed: as early as that of any recorded bucket with one of its parameters.
 
@@ -326,15 +240,6 @@ def _needed_at(
     candidates = [bucket for bucket in later[first : last + 1] if bucket]
     candidates = candidates or [bucket for bucket in later if bucket]
     return min(candidates, key=lambda bucket: min(int(start[at]) for at, _ in bucket), default=[])
-
-
-def _end_of_step(graph: Graph, each: Pass) -> int:
-    """The last node of the step on the thread that drives the rank."""
-    nodes = graph.nodes
-    lanes = [lane for lane, what in enumerate(graph.lanes) if what == (each.rank, MAIN_THREAD)]  # by window
-    here = (nodes.window == each.window) & (nodes.step == each.step)
-    mine = np.flatnonzero(np.isin(nodes.lane, lanes) & here)
-    return int(mine[np.argmax(nodes.measured_start[mine])])
 
 
 def workers_of(graph: Graph) -> dict[int, int]:

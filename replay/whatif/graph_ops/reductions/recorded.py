@@ -242,7 +242,8 @@ def dtypes_of(known: GradientReductions, each: Pass) -> list[str]:
         each: the pass.
     """
     of_bucket = [dtype_of(known.graph, transfer) for transfer in each.transfer.tolist()]
-    return [of_bucket[at] for at in np.searchsorted(each.closes, np.arange(each.ready.size)).tolist()]
+    counts = np.diff(each.closes, prepend=-1).tolist()
+    return [dtype for dtype, count in zip(of_bucket, counts) for _ in range(count)]
 
 
 def calling(known: GradientReductions) -> Bools:

@@ -14,6 +14,7 @@ from dpro.replay.graph import NodeKind
 from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.scaling import with_larger_batch
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.activations import moves_activations
 from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.pareto import pareto
@@ -118,11 +119,22 @@ def test_a_batch_for_which_there_is_no_memory_is_refused(tmp_path):
         parse_edit("batch:factor=2").apply(graph)
     assert parse_edit("batch:factor=1.9").apply(graph)
     untold = built(remembered(ddp_job()), tmp_path / "untold").graph
-    with pytest.raises(Unanswerable, match="memory_gb="):
-        parse_edit("batch:factor=2").apply(untold)
-    assert parse_edit("batch:factor=2,memory_gb=1").apply(untold)
+    with pytest.raises(Unanswerable, match=r"4.3 kB more, and 0 B are free"):
+        parse_edit("batch:factor=2,memory_gb=0").apply(untold)
     with pytest.raises(Unanswerable, match="record with `dpro record --memory`"):
-        parse_edit("batch:factor=2").apply(built(ddp_job(), tmp_path / "none").graph)
+        parse_edit("batch:factor=2,memory_gb=1").apply(built(ddp_job(), tmp_path / "none").graph)
+
+
+def test_where_a_run_does_not_say_what_memory_there_is_only_the_time_of_a_batch_is_predicted(tmp_path):
+    edit = parse_edit("batch:factor=2")
+    for job in (ddp_job(), remembered(ddp_job())):
+        graph = built(job, tmp_path / str(len(job.rows))).graph
+        changed = edit.apply(graph)
+        assert changed.nodes.duration.tolist() == with_larger_batch(graph, 2.0).nodes.duration.tolist()
+        assert changed.step_bytes is None
+        assert "whether there is memory for it the run does not say" in edit.notes(graph)[1]
+        with pytest.raises(Unanswerable, match="memory"):  # a search does not advise what may not fit
+            type(edit).candidates(facts_of(graph))
 
 
 def test_a_batch_has_the_memory_that_recomputed_layers_free(tmp_path):
