@@ -16,7 +16,7 @@ from dpro.units import format_bytes, ms
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
-    from dpro.replay.whatif.predict import Prediction
+    from dpro.replay.whatif.predict import Prediction, Refusal
     from dpro.selection import Ranges
 
 ROWS = 12
@@ -253,8 +253,16 @@ def _print(answer: WhatIf, searched: bool) -> None:
         out.print(line)
     if document.untried:
         out.print(f"not tried, for want of budget: {', '.join(document.untried)}")
-    for refusal in answer.refused:
-        out.print(f"not answered: {refusal.edit}: {refusal.reason}")
+    for line in refused_in_words(answer.refused):
+        out.print(line)
+
+
+def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
+    """Edits that were not answered, those of one reason on one line."""
+    edits: dict[str, list[str]] = {}
+    for refusal in refused:
+        edits.setdefault(refusal.reason, []).append(str(refusal.edit))
+    return [f"not answered: {', '.join(names)}: {reason}" for reason, names in edits.items()]
 
 
 def _print_blocks(shown: Sequence[Prediction]) -> None:
