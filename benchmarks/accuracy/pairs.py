@@ -282,6 +282,8 @@ def of_grids() -> list[Pair]:
         dataclasses.replace(job, arguments=f"--dp 2 {words} --first")
         for words in ("--accumulate 2", "--bucket-mb 1", "--sharded", "--sharded --prefetch 1")
     )
+    even = Job("--dp 2 --first", 500, "groups_job.py row")
+    uneven = dataclasses.replace(even, arguments="--dp 2 --uneven 48 --first")
     one, three = (
         Job(f"--dp {replicas} --first", 500, "groups_job.py row", ranks=2 * replicas) for replicas in (1, 3)
     )
@@ -291,6 +293,7 @@ def of_grids() -> list[Pair]:
         Pair("dp 2 x tp 2: FSDP gathers a layer ahead", sharded, ahead, ("prefetch:ahead=1",)),
         Pair("dp 2 x tp 2 to dp 1 x tp 2", job, one, ("data-parallel:ranks=1",)),
         Pair("dp 2 x tp 2 to dp 3 x tp 2", job, three, ("data-parallel:ranks=3",)),
+        Pair("dp 2: as many tokens on each rank", uneven, even, ("balance:over=sequences",)),
     ]
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 TOKENS = 64
 ROW, COLUMN, EXPERTS = "row", "column", "experts"
@@ -42,6 +43,23 @@ class Product(torch.autograd.Function):
         """Sleep as long again."""
         time.sleep(context.seconds)
         return gradient, None
+
+
+class Tokens(Dataset[Tensor]):
+    """Batches, of more or fewer tokens for each rank in turn where that is asked for."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """As many as the steps need."""
+        self.options, self.rank = options, dist.get_rank()
+
+    def __len__(self) -> int:
+        """In all steps."""
+        return self.options.steps * self.options.accumulate
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Read one: the sum over two ranks that follow each other stays."""
+        more = self.options.uneven * (1 + index % 3) // 3
+        return torch.ones(TOKENS + (more if (index + self.rank) % 2 else -more), self.options.width)
 
 
 class Layer(nn.Module):
@@ -120,6 +138,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dp", type=int, default=1, help="data-parallel ranks")
     parser.add_argument("--sharded", action="store_true", help="parameters over data-parallel ranks, FSDP2")
     parser.add_argument("--prefetch", type=int, default=0, help="layers that FSDP gathers ahead")
+    parser.add_argument("--uneven", type=int, default=0, help="tokens that some ranks have more, others less")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per update")
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--first", action="store_true", help="run before all other programs (root)")
@@ -165,11 +184,12 @@ def main() -> None:
     dist.init_process_group("gloo")
     model, without = parallel(options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    batches = iter(DataLoader(Tokens(options), batch_size=None))
     for _ in range(options.steps):
         optimizer.zero_grad()
         for batch in range(options.accumulate):
             with nullcontext() if batch == options.accumulate - 1 else without():
-                model(torch.ones(TOKENS, options.width)).sum().backward()
+                model(next(batches)).sum().backward()
         optimizer.step()
     dist.destroy_process_group()
 

@@ -29,8 +29,16 @@ from dpro.replay.pipeline.schedules.tasks import (
     table_of,
 )
 from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.parallelism.sequences import (
+    OPEN_SHARE,
+    TOKENS,
+    handed,
+    with_even_tokens,
+    zones,
+)
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
+from dpro.schema import COUNTERS
 
 MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none of them
 
@@ -144,9 +152,13 @@ class Balance(Edit):
     name = "balance"
     summary = "stages, or the sequences of a step, have even work"
     example = "balance:over=stages"
-    needs = "a trace of whole operations"
+    needs = "a trace of whole operations; of sequences else how many elements the batches of ranks have"
     assumes = "work can be moved in any amount, and a rank that is slow within its stage stays as slow"
-    source = "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean"
+    source = (
+        "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean; tokens "
+        "and zones of short and long sequences: Zeppelin (arXiv 2509.21841)"
+    )
+    proof = "tokens of two ranks evened out, DDP on gloo"
     effort = "code"
     of_operations = True
     over: str = key("what is evened out", choices=("stages", "sequences"))
@@ -154,11 +166,17 @@ class Balance(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        if _by_tokens(facts.graph):
+            handed(facts.graph)
+            return [cls("sequences")]
         computes(facts.graph)
         return [cls("stages"), cls("sequences")]
 
     def bound(self, facts: RunFacts) -> float:
         work = np.zeros(facts.graph.num_nodes, np.bool_)
+        if self.over == "sequences" and _by_tokens(facts.graph):
+            work[handed(facts.graph).nodes] = True
+            return facts.on_path(work)
         work[computes(facts.graph)["node"].to_numpy()] = True
         return facts.on_path(work)
 
@@ -167,6 +185,8 @@ class Balance(Edit):
 
         What a slow rank takes longer is no work that others could do: it stays with it.
         """
+        if self.over == "sequences" and _by_tokens(graph):
+            return with_even_tokens(graph)
         rows = computes(graph)
         rows = rows.join(slowness(rows), on=["rank", "kind"], how="left", maintain_order="left")
         mean = (pl.col("ns") / pl.col("slowness")).mean()
@@ -180,8 +200,20 @@ class Balance(Edit):
         duration[changed["node"].to_numpy()] = changed["new"].to_numpy()
         return graph.with_durations(duration)
 
+    def is_proven(self, graph: Graph) -> bool:
+        """The pair is of tokens that are counted, not of whole operations."""
+        return self.over == "sequences" and _by_tokens(graph)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Where tokens count, with more and less of the work growing with them."""
+        if self.over == "stages" or not _by_tokens(graph):
+            return ()
+        return with_even_tokens(graph, -OPEN_SHARE), with_even_tokens(graph, OPEN_SHARE)
+
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Which ranks are slow by themselves, and whether that could be seen."""
+        """Which ranks are slow by themselves, and whether that could be seen; or what they were handed."""
+        if self.over == "sequences" and _by_tokens(graph):
+            return zones(graph)
         rows = computes(graph)
         most = slowness(rows).group_by("rank").agg(pl.col("slowness").max())
         slow = most.filter(pl.col("slowness") > 1).sort("rank")
@@ -201,6 +233,15 @@ class Balance(Edit):
         if self.over == "stages":
             return "move layers between stages: fewer on the last, which has the loss"
         return "sort or pack sequences so that micro-batches and ranks have even sums of squared lengths"
+
+
+def _by_tokens(graph: Graph) -> bool:
+    """Whether a graph does not consist of whole operations, but its run says what ranks were handed."""
+    try:
+        computes(graph)
+    except Unanswerable:
+        return graph.run is not None and TOKENS in graph.run.table(COUNTERS, ["counter"])["counter"]
+    return False
 
 
 @dataclass(frozen=True)
