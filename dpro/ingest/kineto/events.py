@@ -58,6 +58,7 @@ class EventArguments(msgspec.Struct, gc=False, frozen=True):
     dtype: Any = None
     group: Any = msgspec.field(default=None, name="Process Group Name")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    group_description: Any = msgspec.field(default=None, name="Process Group Description")
     sequence: Any = msgspec.field(default=None, name="Seq")
     source_rank: Any = msgspec.field(default=None, name="Src Rank")
     destination_rank: Any = msgspec.field(default=None, name="Dst Rank")

@@ -20,12 +20,13 @@ from dpro.ingest.reading.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.reading.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call, ranks_in
 from dpro.ingest.reading.values import elements
 
+NOT_DESCRIBED = ("", "undefined")  # the latter is what PyTorch says of a group that the job did not describe
 Groups = Mapping[str, Sequence[int]]
 """Global ranks of every process group of the job, by name; empty where the trace does not list them."""
 
 
 def group_columns(recorded: EventArguments, groups: Groups) -> dict[str, Any]:
-    """Name and ranks of the group.
+    """Name and ranks of the group; the name with what the job says of it, `35 TENSOR_MODEL_PARALLEL_GROUP`.
 
     A job with one group has no other to communicate in: that one is taken where no group is recorded. A list
     of ranks that the profiler cut short (`[0, 1, ..., 63]`) is looked up by the group's name.
@@ -37,9 +38,10 @@ def group_columns(recorded: EventArguments, groups: Groups) -> dict[str, Any]:
     only = next(iter(groups)) if len(groups) == 1 else ""
     name = only if recorded.group is None else str(recorded.group)
     listed = str(recorded.group_ranks or "")
-    if listed and "..." not in listed:
-        return {"group": name, "group_ranks": ranks_in(listed)}
-    return {"group": name, "group_ranks": groups.get(name, ())}
+    ranks = ranks_in(listed) if listed and "..." not in listed else groups.get(name, ())
+    described = recorded.group_description
+    is_said = name and isinstance(described, str) and described not in NOT_DESCRIBED
+    return {"group": f"{name} {described}" if is_said else name, "group_ranks": ranks}
 
 
 def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataFrame:

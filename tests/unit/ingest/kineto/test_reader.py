@@ -210,6 +210,22 @@ def test_a_kernel_that_says_what_it_moves_is_believed(tmp_path):
     assert (row["span_id"], row["launch_span_id"], row["enqueued_ns"]) == (1, 0, 1000)
 
 
+@pytest.mark.parametrize(
+    ("said", "group"),
+    [
+        ("TENSOR_MODEL_PARALLEL_GROUP", "3 TENSOR_MODEL_PARALLEL_GROUP"),
+        ("undefined", "3"),
+        ("", "3"),
+        (7, "3"),
+    ],
+)
+def test_a_group_has_in_its_name_what_the_job_says_of_it(tmp_path, said, group):
+    recorded = {"Collective name": "allreduce", "Process Group Name": "3", "Process Group Ranks": "[0, 1]"}
+    event = kernel(NCCL, 9, 8, **recorded, **{"Process Group Description": said})
+    row = _only(_read(tmp_path, [event])["collectives"])
+    assert (row["group"], row["group_ranks"]) == (group, [0, 1])
+
+
 def test_a_list_of_ranks_that_is_cut_short_is_looked_up(tmp_path):
     recorded = {
         "Collective name": "allreduce",
