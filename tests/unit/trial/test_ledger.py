@@ -91,9 +91,9 @@ def test_fields_of_later_versions_are_passed_over():
 
 def test_several_processes_append_at_once_and_every_entry_is_whole():
     code = (
-        "from dpro.trial.ledger import Entry, Ratio, append\n"
+        "from dpro.trial.ledger import LedgerEntry, Ratio, append\n"
         "for number in range(100):\n"
-        "    append(Entry('k' * 3000, [], None, Ratio(1, 1, 1), None, 1.0, 1, 1, 1, ''))\n"
+        "    append(LedgerEntry('k' * 3000, [], None, Ratio(1, 1, 1), None, 1.0, 1, 1, 1, ''))\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
