@@ -36,6 +36,7 @@ from dpro.dashboards.views import (
     hang,
     heatmap,
     kernels,
+    layout,
     matrix,
     telemetry,
     verdict,
@@ -58,6 +59,7 @@ VIEWS: tuple[View, ...] = (
     telemetry.VIEW,
     hang.VIEW,
     difference.VIEW,
+    layout.VIEW,
 )
 
 TICK_MS = 1000  # polling interval of a run that is being recorded

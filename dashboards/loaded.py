@@ -25,6 +25,8 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
+from dpro.replay.mesh import Mesh
+from dpro.replay.run_mesh import mesh_of_run
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction, apply_all, predicted_timeline
@@ -139,6 +141,11 @@ class Loaded(Analysis):
         columns = ["state", "window", "duration_ns", "group"]
         parts = self.run.part_by_part(COLLECTIVES, columns)
         return any(not with_known_state(part).is_empty() for part in parts)
+
+    @cached
+    def mesh(self) -> Mesh:
+        """Where each rank stands on the axes of parallelism."""
+        return mesh_of_run(self.run)
 
     @cached
     def transfers(self) -> pl.DataFrame:

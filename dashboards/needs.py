@@ -14,6 +14,10 @@ from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 _NO_TELEMETRY = (
     "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
 )
+NO_LAYOUT = (
+    "How the ranks are laid out is not known: no device mesh, no description of a process group "
+    "and no groups that cross each other imply it."
+)
 NO_CALL_STATES = (
     "No call of this run says whether it has finished: `dpro record` keeps that, "
     "and so do dumps of the flight recorder."
@@ -62,6 +66,11 @@ def call_states(loaded: Loaded, _link: Link) -> str:
     stood = loaded.workers["stack"] != ""
     kept = any(loaded.run.path.glob("findings/hang-*"))
     return "" if loaded.has_call_states or stood.any() or kept else NO_CALL_STATES
+
+
+def layout(loaded: Loaded, _link: Link) -> str:
+    """Need the axes of parallelism of the job."""
+    return "" if loaded.mesh.axes else NO_LAYOUT
 
 
 def pairs(loaded: Loaded, link: Link) -> str:

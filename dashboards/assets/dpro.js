@@ -79,6 +79,14 @@
     go({ [`${figure.layout.meta.by}s`]: click.points[0].x, time: null });
   }
 
+  // A click on a cell of the layout selects its rank.
+  function place(click, figure) {
+    if (!click || !click.points.length) return;
+    const { x, y } = click.points[0];
+    const rank = figure.layout.meta.ranks[y][x];
+    if (rank >= 0) go({ ranks: rank, time: null });
+  }
+
   const nothing = () => dash_clientside.no_update;
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     dpro: {
@@ -86,6 +94,7 @@
       ranks: (value) => { go({ ranks: (value || "").trim() }); return nothing(); },
       cell: (click, figure) => { cell(click, figure); return nothing(); },
       cells: (moved, figure) => { cells(moved, figure); return nothing(); },
+      place: (click, figure) => { place(click, figure); return nothing(); },
       bar: (click, figure) => { bar(click, figure); return nothing(); },
       filter: (value) => { go({ filter: (value || "").trim() }); return nothing(); },
       predict: (clicks, text) => { if (clicks) go({ edit: (text || "").trim() }); return nothing(); },

@@ -10,4 +10,5 @@ roofline    throughput of matmuls against the limits of their GPU; part of the v
 telemetry   sampled values, on the time axis of the timeline
 hang        which rank waits for which in a job that hangs
 difference  what explains that another run is faster or slower
+layout      where ranks stand on the axes of parallelism, coloured by what they wait, work or cost
 """

@@ -129,7 +129,7 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
         z=colours,
         customdata=facts,
         **_colours(colours, compared, link.theme),
-        colorbar=_bar(f"{fine} from the step's median" if compared else unit, link.theme),
+        colorbar=colour_bar(f"{fine} from the step's median" if compared else unit, link.theme),
         hovertemplate=f"rank %{{customdata[2]}}, step %{{customdata[1]}}: %{{customdata[0]:.3f}} {unit}"
         f"{more}<extra>{title}</extra>",
     )
@@ -150,8 +150,13 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
     )
 
 
-def _bar(title: str, theme: str) -> dict[str, Any]:
-    """Return a scale of colours above the cells: beside few rows its numbers would overlap."""
+def colour_bar(title: str, theme: str) -> dict[str, Any]:
+    """Return a scale of colours above the cells: beside few rows its numbers would overlap.
+
+    Args:
+        title: what is coloured, or its unit.
+        theme: light or dark.
+    """
     return {
         "title": {"text": title, "font": {"color": colour("soft", theme)}, "side": "top"},
         **{"orientation": "h", "thickness": 8, "len": 200, "lenmode": "pixels", "nticks": 4},

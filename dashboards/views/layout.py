@@ -1,0 +1,197 @@
+"""Where the ranks stand on the axes of parallelism: slow rows, columns and blocks of a layout stand out.
+
+In: the layout of a run, the split of its steps, and findings. Out: one cell per rank, in rows and columns of
+coordinates. It always shows the whole job; a clicked cell becomes the selection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+from dash import Dash, Input, State, html
+from dash.development.base_component import Component
+
+from dpro.analysis.mean_step import mean_steps
+from dpro.dashboards import needs
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
+from dpro.dashboards.runs import Runs
+from dpro.dashboards.theme import colour, styled, time_unit
+from dpro.dashboards.views.heatmap import SCALE, colour_bar
+from dpro.detect.findings import Finding
+from dpro.errors import DproError
+from dpro.replay.mesh import Mesh, in_words
+from dpro.units import NS_PER_MS
+
+NAME = "layout"
+METRICS = {"wait": "waiting for others", "own": "own time", "finding": "cost of findings"}
+MAX_NAMED = 512  # cells that have room for the number of their rank
+MAX_AXES_ACROSS = 2
+_ROW, _COLUMN, _AROUND, _MAX_HEIGHT = 26, 26, 130, 1200  # pixels
+
+
+def place_info(mesh: Mesh) -> pl.DataFrame:
+    """The cell of each rank whose place is known.
+
+    Args:
+        mesh: the layout of the job.
+
+    Returns:
+        `rank`, `row`, `column` (numbers from 0), `row_name`, `column_name` (as `dp 3`), sorted by rank. The
+        innermost axis goes across, of three and more the innermost two.
+    """
+    across = min(len(mesh.axes) // 2 + len(mesh.axes) % 2, MAX_AXES_ACROSS)
+    down = len(mesh.axes) - across
+    rows = []
+    for rank, place in sorted(mesh.coordinates.items()):
+        if min(place, default=-1) < 0:
+            continue
+        named = [f"{axis.name or 'axis'} {at}" for axis, at in zip(mesh.axes, place)]
+        cell = [_number(mesh, place, part) for part in (slice(0, down), slice(down, None))]
+        rows.append((rank, *cell, ", ".join(named[:down]), ", ".join(named[down:])))
+    schema = {"rank": pl.Int64, "row": pl.Int64, "column": pl.Int64}
+    return pl.DataFrame(rows, schema=schema | {"row_name": pl.String, "column_name": pl.String}, orient="row")
+
+
+def _number(mesh: Mesh, place: Sequence[int], axes: slice) -> int:
+    """The place of a rank among all combinations of some axes, the last of which varies fastest."""
+    sizes = [axis.size for axis in mesh.axes[axes]]
+    return int(np.ravel_multi_index(place[axes], sizes)) if sizes else 0
+
+
+def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metric: str) -> pl.DataFrame:
+    """What colours each rank.
+
+    Args:
+        breakdown: as from `dpro.replay.steps.breakdown.step_breakdown`; None where there is none.
+        findings: what is slow or broken.
+        metric: key of `METRICS`; the first two need a breakdown.
+
+    Returns:
+        `rank`, `value_ms` per step; of findings only ranks that one names.
+    """
+    if metric == "finding" or breakdown is None:
+        costs = [(rank, each.cost_ns / NS_PER_MS) for each in findings for rank in each.ranks]
+        frame = pl.DataFrame(costs, schema={"rank": pl.Int64, "value_ms": pl.Float64}, orient="row")
+        return frame.group_by("rank").agg(pl.col("value_ms").sum()).sort("rank")
+    means = mean_steps(breakdown, "rank")
+    wait = pl.col("exposed_wait_ns")
+    value = wait if metric == "wait" else pl.col("duration_ns") - wait
+    return means.select(pl.col("rank").cast(pl.Int64), value_ms=value / NS_PER_MS)
+
+
+def layout_figure(places: pl.DataFrame, values: pl.DataFrame, title: str, link: Link) -> go.Figure:
+    """Draw one cell per rank; those without a value are empty, and the selected ones outlined.
+
+    Args:
+        places: as from `place_info`.
+        values: as from `value_info`.
+        title: of the metric.
+        link: the selection.
+    """
+    cells = places.join(values, on="rank", how="left").sort("rank")
+    scale, unit = time_unit(float(cells["value_ms"].max() or 0.0))  # type: ignore[arg-type]
+    shape = int(places["row"].to_numpy().max()) + 1, int(places["column"].to_numpy().max()) + 1
+    colours, ranks = np.full(shape, np.nan), np.full(shape, -1)
+    facts = np.full(shape, "", object)
+    for each in cells.iter_rows(named=True):
+        at = each["row"], each["column"]
+        known = each["value_ms"] is not None
+        ranks[at], colours[at] = each["rank"], each["value_ms"] / scale if known else np.nan
+        place = ", ".join(filter(None, (each["row_name"], each["column_name"])))
+        facts[at] = f"rank {each['rank']} ({place}): " + (f"{colours[at]:.3f} {unit}" if known else "none")
+    figure = go.Figure()
+    named = np.where(ranks >= 0, ranks.astype(str), "")
+    figure.add_heatmap(
+        z=colours, customdata=facts, colorscale=SCALE, xgap=2, ygap=2, zmin=0,
+        text=named, texttemplate="%{text}" if ranks.size <= MAX_NAMED else "", hoverongaps=True,
+        hovertemplate=f"%{{customdata}}<extra>{title}</extra>",
+        colorbar=colour_bar(unit, link.theme),
+    )  # fmt: skip
+    for row, column in places.filter(pl.col("rank").is_in(link.ranks)).select("row", "column").iter_rows():
+        corners = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
+        figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
+    height = min(_ROW * shape[0] + _AROUND, _MAX_HEIGHT)
+    styled(figure, link.theme, height=height).update_layout(hovermode="closest", margin_t=48)
+    for axis, name in ((figure.update_xaxes, "column"), (figure.update_yaxes, "row")):
+        known_names = places.select(name, f"{name}_name").unique(name).sort(name)
+        ticks = {"tickvals": known_names[name].to_list(), "ticktext": known_names[f"{name}_name"].to_list()}
+        axis(showgrid=False, zeroline=False, **ticks)
+    figure.update_yaxes(autorange="reversed")
+    return figure.update_layout(meta={"ranks": ranks.tolist(), "least_width": _COLUMN * shape[1] + _AROUND})
+
+
+def _metrics(loaded: Loaded) -> Mapping[str, str]:
+    """The metrics that a run has values of."""
+    try:
+        has = not loaded.breakdown.is_empty()
+    except DproError:
+        has = False
+    return METRICS if has else {"finding": METRICS["finding"]}
+
+
+def _values(loaded: Loaded, metric: str) -> pl.DataFrame:
+    """As of `value_info`, of a metric that the run has values of."""
+    if metric == "finding":
+        return value_info(None, loaded.verdict[0], metric)
+    return value_info(loaded.breakdown, (), metric)
+
+
+def _chosen(loaded: Loaded, link: Link) -> str:
+    there = _metrics(loaded)
+    chosen = link.own.get("metric", "wait")
+    return chosen if chosen in there else next(iter(there))
+
+
+def _layout_of(loaded: Loaded, link: Link) -> Any:
+    mesh, metric = loaded.mesh, _chosen(loaded, link)
+    places = place_info(mesh)
+    if places.is_empty():
+        return message(needs.NO_LAYOUT)
+    said: list[Any] = [html.P(in_words(mesh)), choices(link, "metric", _metrics(loaded), "wait")]
+    try:
+        values = _values(loaded, metric)
+    except DproError as error:
+        return [*said, message(str(error))]
+    open_questions = [html.P(line, className="note") for line in mesh.ambiguity]
+    note = "Times are per step, the mean of deep windows."
+    if metric == "finding":
+        note = (
+            "No finding names a rank." if values.is_empty() else "What the findings of a rank cost per step."
+        )
+    return [
+        *said,
+        graph("layout-figure", layout_figure(places, values, METRICS[metric], link)),
+        csv_link(NAME, "ranks", link),
+        html.P(f"{note} Click a cell to select its rank in all views.", className="note"),
+        *open_questions,
+    ]
+
+
+def _table(loaded: Loaded, link: Link) -> pl.DataFrame:
+    values = _values(loaded, _chosen(loaded, link))
+    return place_info(loaded.mesh).join(values, on="rank", how="left").drop("row", "column")
+
+
+def _layout() -> Component:
+    return panel("Layout of the ranks", section("layout-ranks", "finding the axes of the job"))
+
+
+def _register(app: Dash, _runs: Runs) -> None:
+    in_browser(app, "place", Input("layout-figure", "clickData"), State("layout-figure", "figure"))
+
+
+VIEW = View(
+    NAME,
+    "Layout",
+    needs.layout,
+    _layout,
+    {"layout-ranks": _layout_of},
+    {"ranks": _table},
+    _register,
+)
