@@ -43,6 +43,9 @@ NINETY = 1.645  # standard deviations on each side of a normal value that hold 9
 # Of the doubt of an edit, what counts for its gain where pairs of recordings have shown it: with so much 85%
 # of the intervals held what 18 pairs gained (docs/accuracy.md). Of an unproven edit all of it counts.
 PROVEN_DOUBT = 0.7
+# By how much two recordings of one and the same job differ, of its step: the median of sleeping jobs over
+# links of a fixed speed, which nothing disturbs (docs/accuracy.md). A gain that is measured is between two.
+RECORDINGS = 0.004
 
 # The order in which predictions are given, and what each block of them is called.
 BLOCKS = {
@@ -320,7 +323,8 @@ def _unsure(before_ns: Floats, saved_ns: Floats, doubted_ns: float) -> float:
     """Half of the 90% interval of a gain, but for what misfit and overlap leave open, ns.
 
     What is independent adds up in squares: how gains vary from step to step, by how much recordings of one
-    job differ, and what the edit assumes. Single slow steps, which are slow before and after, do not count.
+    job differ (with its steps, and in any case), and what the edit assumes. Single slow steps, which are slow
+    before and after, do not count.
 
     Args:
         before_ns: [S] how long each step takes.
@@ -329,7 +333,8 @@ def _unsure(before_ns: Floats, saved_ns: Floats, doubted_ns: float) -> float:
     """
     deviation = float(saved_ns.std(ddof=1)) if saved_ns.size > 1 else 0.0
     lasting = RUN_TO_RUN * MAD_TO_SIGMA * float(np.median(np.abs(before_ns - np.median(before_ns))))
-    return math.hypot(NINETY * deviation / math.sqrt(saved_ns.size), lasting, doubted_ns)
+    between = NINETY * MAD_TO_SIGMA * RECORDINGS * float(before_ns.mean())
+    return math.hypot(NINETY * deviation / math.sqrt(saved_ns.size), lasting, between, doubted_ns)
 
 
 def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:

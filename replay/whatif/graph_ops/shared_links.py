@@ -4,8 +4,10 @@ In: a graph, and the graph that an edit made of it. Out: the latter, with transf
 beside those that then run with them. Transfers of one group of ranks share each rank's link evenly, as flows
 over one port do (processor sharing; Kleinrock, Queueing Systems II (1976), section 4.4): while those that run
 would fill the link n times, each advances 1/n as fast. How far each has to go is what it advanced when
-recorded: nothing changes where nothing moves. Transfers that an edit queued on a link have it one
-after the other already; a group whose transfers run on one stream shares nothing.
+recorded: nothing changes where nothing moves. One that meets no other any more takes what others of its
+kind and size took that met none, where there are some: it may have stood in line. Transfers that an edit
+queued on a link have it one after the other already; a group whose transfers run on one stream shares
+nothing.
 
 Starts depend on durations, and durations on starts: both are found in turns. What a transfer takes depends
 only on what begins before it ends, so each turn settles more of the graph, from its beginning on.
@@ -13,9 +15,12 @@ only on what begins before it ends, so each turn settles more of the graph, from
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from dpro.arrays import Floats, Ints
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.link_costs import fit_costs, messages_by_kind
 from dpro.replay.timeline import Timeline, replay
@@ -23,6 +28,7 @@ from dpro.replay.timeline import Timeline, replay
 ROUNDS = 40
 SETTLED_NS = 1000  # by less than this nothing moves any more
 ROUNDING_NS = 2  # of two sums over a timeline
+MIN_APART = 3  # transfers that met no other
 
 
 def with_shared_links(graph: Graph, changed: Graph) -> Graph:
@@ -37,8 +43,9 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     links = _links(changed)
     if not links:
         return changed
-    demand, alone, known = _recorded(graph)
+    demand, alone, apart, known = _recorded(graph)
     asked, work = np.zeros(changed.num_nodes), changed.nodes.duration.astype(np.float64)
+    by_itself = np.full(changed.num_nodes, np.nan)
     instances = int(graph.nodes.collective.max(initial=-1)) + 1
     for node in np.concatenate(links).tolist():
         rank, window, collective = _identity(changed, node)
@@ -46,24 +53,29 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
         if recorded is not None and _is_copy(changed, node, graph, recorded):
             asked[node] = demand[recorded]
             work[node] *= alone[recorded] / graph.nodes.duration[recorded]
-    return _settled(changed, links, asked, work)
+            by_itself[node] = apart[recorded]
+    return _settled(changed, links, asked, work, by_itself)
 
 
-def _recorded(graph: Graph) -> tuple[Floats, Floats, dict[tuple[int, int, int], int]]:
-    """What the transfers of a graph ask of their links and take alone, and their nodes by their identity."""
+def _recorded(graph: Graph) -> tuple[Floats, Floats, Floats, dict[tuple[int, int, int], int]]:
+    """What the transfers of a graph ask of their links and take alone, and their nodes by their identity.
+
+    Alone as shares say, and as others of the kind and size took that met none: nan where they met none
+    themselves, or too few others did.
+    """
     nodes, edges = graph.nodes, graph.edges
 
-    def compute() -> tuple[Floats, Floats, dict[tuple[int, int, int], int]]:
+    def compute() -> tuple[Floats, Floats, Floats, dict[tuple[int, int, int], int]]:
         timeline = replay(graph)
         demand = moving_shares(graph, timeline)
         known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
-        return demand, _alone(graph, timeline, demand), known
+        return demand, _alone(graph, timeline, demand), _of_those_apart(graph, timeline, demand), known
 
     columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
     return once(graph, "links as recorded", columns, compute)
 
 
-def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats) -> Graph:
+def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by_itself: Floats) -> Graph:
     """Durations and starts that agree with each other.
 
     Args:
@@ -71,6 +83,7 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats) ->
         links: the transfers of each.
         demand: [N] of each transfer, 0 of what shares nothing.
         work: [N] ns that each takes alone.
+        by_itself: [N] ns that each takes where it meets no other, nan where that is its work.
     """
     given = changed.nodes.duration
     duration = given
@@ -79,7 +92,9 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats) ->
         found = duration.copy()
         for nodes in links:
             mine = nodes[demand[nodes] > 0]
-            found[mine] = np.rint(shared_ns(start[mine].astype(np.float64), work[mine], demand[mine]))
+            takes = shared_ns(start[mine].astype(np.float64), work[mine], demand[mine])
+            shortest = np.where(np.isnan(by_itself[mine]), takes, by_itself[mine])
+            found[mine] = np.rint(np.where(_meets(start[mine], start[mine] + shortest), takes, shortest))
         found = np.where(np.abs(found - given) <= ROUNDING_NS, given, found)
         moved = int(np.abs(found - duration).max(initial=0))
         duration = found
@@ -182,6 +197,37 @@ def _alone(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
         advanced = np.append(0.0, np.cumsum(np.diff(at[order]) / np.maximum(load[:-1], 1)))
         alone[mine] = np.interp(end, at[order], advanced) - np.interp(start, at[order], advanced)
     return alone
+
+
+def _of_those_apart(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
+    """[N] ns that transfers of a kind and size take that meet no other; nan for those that do not meet any.
+
+    Where one waited in a queue for the link its share of it does not say what it takes without.
+    """
+    nodes, found = graph.nodes, np.full(graph.num_nodes, np.nan)
+    for at in _links(graph):
+        mine = at[demand[at] > 0]
+        start, takes = timeline.start[mine], nodes.duration[mine].astype(np.float64)
+        meets = _meets(start, start + takes)
+        kind = np.unique(np.stack([nodes.message[mine], nodes.bytes[mine]]), axis=1, return_inverse=True)[1]
+        shortest = takes.copy()
+        for each in np.unique(kind[meets]).tolist():
+            apart = (kind == each) & ~meets
+            if apart.sum() >= MIN_APART and nodes.bytes[mine[apart][0]] > 0:
+                shortest[(kind == each) & meets] = np.median(takes[apart])
+        meets &= _meets(start, start + shortest) & (shortest < takes)  # else it was apart all the same
+        found[mine[meets]] = shortest[meets]
+    return found
+
+
+def _meets(start: NDArray[Any], end: NDArray[Any]) -> Bools:
+    """[T] whether each of some intervals overlaps any other."""
+    order = np.lexsort((end, start))
+    begins, ends = start[order], end[order]
+    earlier = np.append(False, np.maximum.accumulate(ends)[:-1] > begins[1:])  # one before lasts into it
+    found = np.zeros(start.size, np.bool_)
+    found[order] = earlier | np.append(begins[1:] < ends[:-1], False)  # or the next begins within it
+    return found
 
 
 def shared_ns(start: Floats, work: Floats, demand: Floats) -> Floats:

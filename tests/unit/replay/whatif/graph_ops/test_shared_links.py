@@ -66,6 +66,27 @@ def test_copies_of_a_step_share_its_links_and_leave_what_they_do_not_use(tmp_pat
     assert moving[1] == pytest.approx([alone] * STEPS + [2000 - CALL] * STEPS + [2000] * STEPS, abs=2 * CALL)
 
 
+def test_what_queued_on_its_link_takes_alone_what_others_of_its_kind_and_size_did(tmp_path):
+    """An all-to-all of 100 us that stood in line behind a reduction for 2 ms; half of that says its share."""
+    run = TinyRun()
+    calls = (("all_to_all", 0, 100), ("all_reduce", 1000, 2000), ("all_to_all", 1010, 2000))
+    for rank in (0, 1):
+        for step in range(STEPS):
+            at, ended = 20_000.0 * step, 0.0
+            for number, (what, begin, lasts) in enumerate(calls):
+                run.op("rest", at + ended, at + begin, rank)
+                ended = begin + CALL
+                op = run.op(f"c10d::{what}", at + begin, at + ended, rank)
+                ran = run.mark(f"gloo:{what}", at + ended, at + ended + lasts, rank, tid=20 + number)
+                moved = {"bytes_in": 10**6, "bytes_out": 10**6, "sequence": 3 * step + number}
+                run.member(ran, what, launched_by=op, **moved)
+            run.op("rest", at + ended, at + 20_000, rank)
+    graph = run.build(tmp_path / "r").graph
+    twice = parse_edit("accumulate:steps=2").apply(graph)
+    moving = sorted(us for us in _transfers_us(with_shared_links(graph, twice)) if us)
+    assert moving == pytest.approx([100] * 3 * STEPS + [2000] * 2 * STEPS, abs=1)
+
+
 def test_transfers_that_meet_take_longer(tmp_path):
     graph = _job(3000, (0, 1000), (3010, 4010)).build(tmp_path / "r").graph
     assert _transfers_us(graph) == [1000, 1000] * STEPS
