@@ -119,11 +119,11 @@ class DataParallelSize(Edit):
             now = graph.messages[messages[0]].num_ranks
             then = self._ranks_of(graph.messages[messages[0]], recorded)
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0) & (duration > 0))
+            if kind not in lines:
+                raise Unanswerable(why_no_cost(graph, kind))
             if then == 1:
                 duration[np.isin(nodes.message, messages) & (nodes.kind == NodeKind.TRANSFER)] = 0
                 continue
-            if kind not in lines:
-                raise Unanswerable(why_no_cost(graph, kind))
             ratio = self._by_table(graph, messages[0], mine, then)
             if ratio is None:
                 algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING

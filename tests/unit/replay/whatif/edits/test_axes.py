@@ -149,3 +149,11 @@ def test_the_only_axis_of_a_job_of_replicas_is_its_group_of_before(jobs, tmp_pat
     plain = grid_job(tp=1, axes=False).build(tmp_path / "run").graph
     for edit in ("accumulate:steps=2", "data-parallel:ranks=4"):
         assert steps_us(jobs["replicas"], edit) == pytest.approx(steps_us(plain, edit))
+
+
+def test_one_replica_alone_is_refused_where_transfers_may_be_waiting_for_others(tmp_path: Path):
+    run = grid_job(tp=1, axes=False)
+    for row in run.rows["collectives"]:
+        row["bytes_in"] = row["bytes_out"] = -1
+    with pytest.raises(Unanswerable, match="too few transfers of known size"):
+        changed(run.build(tmp_path / "run").graph, "data-parallel:ranks=1")
