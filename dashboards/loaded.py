@@ -25,13 +25,15 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
+from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh
+from dpro.replay.models.roofline import MATMULS
 from dpro.replay.run_mesh import mesh_of_run
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
 from dpro.selection import quoted
 from dpro.store import Run
 
@@ -151,6 +153,20 @@ class Loaded(Analysis):
     def transfers(self) -> pl.DataFrame:
         """The collectives and messages of which all members are recorded."""
         return transfers_of(self.built.graph)
+
+    @cached
+    def has_products(self) -> bool:
+        """Whether operators multiply, forward and backward: only then layers can be found."""
+        multiplies = pl.col("name").is_in(list(MATMULS))
+        backward = pl.col("forward_thread") > 0
+        parts = self.run.part_by_part(SPANS, ["name", "forward_thread"])
+        said = [part.select(multiplies.any(), backward=backward.any()).row(0) for part in parts]
+        return any(one for one, _ in said) and any(other for _, other in said)
+
+    @cached
+    def recorded_job(self) -> RecordedJob:
+        """The layers of the job, of which other layouts are computed."""
+        return recorded_job(self.built.predictive)
 
     def against(self, link: Link) -> Loaded | None:
         """Return the run that a link compares this one with; None where it names none.

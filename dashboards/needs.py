@@ -22,6 +22,10 @@ NO_CALL_STATES = (
     "No call of this run says whether it has finished: `dpro record` keeps that, "
     "and so do dumps of the flight recorder."
 )
+_NO_PRODUCTS = (
+    "No matrix products, forward and backward, were recorded: other layouts are computed of a model whose "
+    "equal layers show in them."
+)
 _NO_OTHER = (
     "There is nothing to compare with: choose another run above, or give one to "
     "`dpro dashboard RUN --against OTHER`."
@@ -83,6 +87,13 @@ def pairs(loaded: Loaded, link: Link) -> str:
     if len(loaded.run.manifest.ranks) == 1:
         return "One rank was recorded: there are no pairs of ranks to compare."
     return windows(loaded, link)
+
+
+def products(loaded: Loaded, link: Link) -> str:
+    """Need products, forward and backward, in deep windows."""
+    if why := windows(loaded, link):
+        return why
+    return "" if loaded.has_products else _NO_PRODUCTS
 
 
 def telemetry(loaded: Loaded, _link: Link) -> str:

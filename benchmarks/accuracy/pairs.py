@@ -268,8 +268,8 @@ def of_chunks() -> list[Pair]:
 def of_layouts() -> list[Pair]:
     """Pairs of a GPT whose blocks sleep, in layouts with more ranks."""
     found = []
-    for kind, axes, link in (("tp", "dp=1,tp=4", 200), ("pp", "dp=1,pp=4", 500), ("ddp", "dp=4", 500)):
-        small = Job("--width 384 --block-ms 8 --first", link, f"model_job.py gpt {kind}", shapes=True)
+    for kind, axes, link in (("tp", "dp=1,tp=4", 200), ("pp", "dp=1,pp=4", 500), ("ddp", "dp=4", 200)):
+        small = Job("--width 128 --block-ms 24 --first", link, f"model_job.py gpt {kind}", shapes=True)
         large = dataclasses.replace(small, ranks=4)
         found.append(Pair(f"gpt {kind}: layout of 2 to 4 ranks", small, large, (f"layout:{axes}",)))
     return found

@@ -9,6 +9,7 @@ kernels     a table of kernels or operators by their time
 roofline    throughput of matmuls against the limits of their GPU; part of the view of kernels
 telemetry   sampled values, on the time axis of the timeline
 hang        which rank waits for which in a job that hangs
+plan        throughput of the job's layouts against their memory, which are best
 difference  what explains that another run is faster or slower
 layout      where ranks stand on the axes of parallelism, coloured by what they wait, work or cost
 """

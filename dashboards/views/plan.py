@@ -1,0 +1,185 @@
+"""Layouts of a recorded job: throughput against memory, or GPUs against the step, and which are best.
+
+In: a job whose layers were found, how many ranks it may have. Out: a row per layout, and a figure. A layout
+is best where no other has more throughput and needs no more memory (or a shorter step and no more ranks). The
+ranking is that of `dpro plan RUN`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+from dash.development.base_component import Component
+
+from dpro.arrays import Bools, Floats
+from dpro.dashboards import needs
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.names import plain
+from dpro.dashboards.page import View, choices, csv_link, graph, message, panel, section
+from dpro.dashboards.theme import colour, series, styled
+from dpro.errors import DproError, UsageError
+from dpro.replay.layouts.recorded.job import RecordedJob
+from dpro.replay.layouts.recorded.ranking import is_own, ranked, usual_batch
+
+NAME = "plan"
+TIMES = (1, 2, 4, 8)  # of the run's ranks
+MAX_POINTS = 2000
+FITS = {"yes": "fits", "tight": "may not fit", "no": "does not fit"}
+AXES = {"memory": "throughput against memory", "gpus": "step against GPUs"}
+FIGURES = ("tokens_per_s_per_gpu", "step_ms", "low_ms", "high_ms", "bubble", "exposed", "memory_gb")
+SCHEMA = {
+    "layout": pl.String(),
+    "gpus": pl.Int64(),
+    **dict.fromkeys(FIGURES, pl.Float64()),
+    "fits": pl.String(),
+    "why": pl.String(),
+    "own": pl.Boolean(),
+    "best": pl.Boolean(),
+}
+
+
+def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
+    """Rank the layouts of a job on some numbers of ranks.
+
+    Args:
+        job: the job.
+        times: multiples of its own ranks; each rank keeps as many sequences.
+
+    Returns:
+        The columns of `SCHEMA`, fastest first: `own` is the run's own layout, `best` of throughput against
+        memory.
+
+    Raises:
+        UsageError: no layout divides model and batch.
+    """
+    parts = []
+    for each in times:
+        gpus = each * job.ranks
+        try:
+            rows = ranked(job, gpus, usual_batch(job, gpus))
+        except UsageError:
+            if len(times) == 1:
+                raise
+            continue  # nothing divides that many
+        parts.append(rows.with_columns(gpus=pl.lit(gpus, pl.Int64), own=is_own(job)))
+    found = pl.concat(parts)
+    best = _best(found["memory_gb"].to_numpy(), found["tokens_per_s_per_gpu"].to_numpy())
+    best &= (found["fits"] != "no").to_numpy()
+    shown = found.with_columns(best=pl.Series(best)).sort("tokens_per_s_per_gpu", descending=True)
+    return shown.select(list(SCHEMA))
+
+
+def _best(cost: Floats, gain: Floats) -> Bools:
+    """[N] which no other beats, that costs no more and gains more, or costs less and gains as much."""
+    order = np.lexsort([-gain, cost])
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]])
+    best = np.zeros(gain.size, np.bool_)
+    best[order] = gain[order] > before
+    return best
+
+
+def layouts_figure(rows: pl.DataFrame, against: str, theme: str) -> go.Figure:
+    """Draw a point per layout, the best of them joined by a line, the run's own as a star.
+
+    Args:
+        rows: as from `layouts_info`.
+        against: a key of `AXES`.
+        theme: light or dark.
+    """
+    x, y = ("memory_gb", "tokens_per_s_per_gpu") if against == "memory" else ("gpus", "step_ms")
+    figure = go.Figure()
+    kept = pl.concat([rows.head(MAX_POINTS), rows.filter("own")]).unique(maintain_order=True)
+    for number, (word, title) in enumerate(FITS.items()):
+        own = kept.filter(pl.col("fits") == word, ~pl.col("own"))
+        if not own.is_empty():
+            _points(figure, own, (x, y), title, {"color": series(number, theme), "size": 6, "opacity": 0.6})
+    mine = kept.filter("own")
+    if not mine.is_empty():
+        star = {"color": colour("ink", theme), "size": 13, "symbol": "star"}
+        _points(figure, mine, (x, y), "the run's own", star)
+    if against == "memory":
+        front = rows.filter("best").sort("memory_gb")
+        figure.add_scatter(
+            x=front[x], y=front[y], mode="lines", name="best", hoverinfo="skip",
+            line={"shape": "hv", "width": 1.2, "color": colour("ink", theme)},
+        )  # fmt: skip
+        figure.update_xaxes(title_text="memory of the fullest GPU, GB", rangemode="tozero")
+        figure.update_yaxes(title_text="tokens/s of a GPU", rangemode="tozero")
+    else:
+        figure.update_xaxes(title_text="GPUs", tickvals=rows["gpus"].unique().sort().to_list())
+        figure.update_yaxes(title_text="step, ms", rangemode="tozero")
+    return styled(figure, theme, height=460)
+
+
+def _points(
+    figure: go.Figure, rows: pl.DataFrame, axes: tuple[str, str], name: str, marker: dict[str, Any]
+) -> None:
+    hover = [
+        f"{plain(row['layout'])}, {row['gpus']} GPUs<br>step {row['step_ms']:.4g} ms "
+        f"({row['low_ms']:.4g} to {row['high_ms']:.4g}), bubble {row['bubble']:.1%}, "
+        f"communication {row['exposed']:.1%}{'<br>' * bool(row['why'])}{plain(row['why'])}"
+        for row in rows.iter_rows(named=True)
+    ]
+    figure.add_scatter(
+        x=rows[axes[0]], y=rows[axes[1]], mode="markers", name=name, marker=marker, customdata=hover,
+        hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+
+
+def _against(link: Link) -> str:
+    chosen = link.own.get("against", "")
+    return chosen if chosen in AXES else next(iter(AXES))
+
+
+def _times(link: Link) -> int:
+    chosen = link.own.get("times", "")
+    return int(chosen) if chosen in map(str, TIMES) else 1
+
+
+def _rows(loaded: Loaded, link: Link) -> pl.DataFrame:
+    if needs.products(loaded, link):
+        return pl.DataFrame(schema=SCHEMA)
+    times = (_times(link),) if _against(link) == "memory" else TIMES
+    return layouts_info(loaded.recorded_job, times)
+
+
+def _shown(loaded: Loaded, link: Link) -> Any:
+    why = needs.products(loaded, link)
+    if why:
+        return message(why)
+    against = _against(link)
+    try:
+        job = loaded.recorded_job
+        ways = {str(each): f"{each * job.ranks} GPUs" for each in TIMES}
+        number = [choices(link, "times", ways, "1")] if against == "memory" else []
+        rows = _rows(loaded, link)
+    except DproError as error:
+        return message(f"{str(error)[:1].upper()}{str(error)[1:]}")
+    said = [f"{job.explained:.0%} of the measured step is explained by what was found: {job.said[0]}."]
+    if not job.machine.memory_gb:
+        said.append("How much memory there is is not known: `dpro plan RUN --memory` judges what fits.")
+    return [
+        choices(link, "against", AXES, "memory"),
+        *number,
+        graph("plan-figure", layouts_figure(rows, against, link.theme)),
+        csv_link(NAME, "layouts", link),
+        *(message(line) for line in said),
+    ]
+
+
+def _layout() -> Component:
+    return panel("Layouts of the job", section("plan-ranked", "ranking layouts"))
+
+
+VIEW = View(
+    NAME,
+    "Plan",
+    needs.products,
+    _layout,
+    {"plan-ranked": _shown},
+    {"layouts": _rows},
+)

@@ -1,0 +1,64 @@
+"""Layouts of a recorded job as a figure: its own is a star, the best are joined."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.cli.run.dashboard import load
+from dpro.dashboards.app import make_app
+from dpro.dashboards.links import parse_link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.views.plan import VIEW, _best, layouts_figure, layouts_info
+from dpro.store import Run
+from tests.unit.dashboards.test_app import ask, dimmed, navigate
+
+
+@pytest.fixture(scope="module")
+def loaded(layered: Run) -> Loaded:
+    return load(layered)
+
+
+def test_what_costs_no_more_and_gains_more_is_best() -> None:
+    cost, gain = np.array([1.0, 2.0, 2.0, 3.0, 3.0]), np.array([5.0, 4.0, 6.0, 6.0, 9.0])
+    assert _best(cost, gain).tolist() == [True, False, True, False, True]
+
+
+def test_the_run_s_own_layout_is_a_star_at_its_measured_step(loaded: Loaded) -> None:
+    rows = layouts_info(loaded.recorded_job, (1, 2))
+    assert rows.filter("own")["step_ms"].to_list() == pytest.approx([loaded.recorded_job.step_ms])
+    assert set(rows["gpus"]) == {1, 2}
+    assert rows.filter("best").height >= 1
+    figure = layouts_figure(rows, "memory", "light")
+    (star,) = (trace for trace in figure.data if trace.marker.symbol == "star")
+    assert list(star.x) == rows.filter("own")["memory_gb"].to_list()
+    line = figure.data[-1]
+    assert line.mode == "lines"
+    assert list(line.y) == sorted(line.y)
+
+
+def test_steps_are_drawn_against_gpus(loaded: Loaded) -> None:
+    rows = layouts_info(loaded.recorded_job, (1, 2))
+    figure = layouts_figure(rows, "gpus", "dark")
+    assert sum(len(trace.x) for trace in figure.data) == rows.height
+
+
+def test_the_link_says_how_many_gpus_and_against_what(loaded: Loaded) -> None:
+    rows = VIEW.tables["layouts"](loaded, parse_link("?view=plan&times=2"))
+    assert set(rows["gpus"]) == {2}
+    app = make_app(loaded)
+    for query in ("", "&times=2", "&against=gpus", "&times=x&against=y"):
+        text = ask(app, "plan-ranked", f"?view=plan{query}")
+        assert json.loads(text)["response"]["plan-ranked"]["children"]
+        assert "plan-figure" in text
+    assert "Plan" not in dimmed(navigate(app, "?view=plan"))
+
+
+def test_all_rows_have_an_interval_around_their_step(loaded: Loaded) -> None:
+    rows = layouts_info(loaded.recorded_job, (1,))
+    assert rows.filter(
+        (pl.col("low_ms") > pl.col("step_ms")) | (pl.col("high_ms") < pl.col("step_ms"))
+    ).is_empty()
