@@ -90,7 +90,12 @@ def pairs(loaded: Loaded, link: Link) -> str:
 
 
 def products(loaded: Loaded, link: Link) -> str:
-    """Need products, forward and backward, in deep windows."""
+    """Need products, forward and backward, in deep windows.
+
+    Args:
+        loaded: the run.
+        link: not used.
+    """
     if why := windows(loaded, link):
         return why
     return "" if loaded.has_products else _NO_PRODUCTS
