@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable, UsageError
@@ -15,6 +17,7 @@ from dpro.replay.layouts.layout import in_words
 from dpro.replay.layouts.recorded.job import GivenJob, RecordedJob, recorded_job
 from dpro.replay.layouts.recorded.ranking import changed_layout, is_own, own_layout, ranked
 from dpro.store import Run
+from tests.gpu_layers import TENSOR, stack_trace
 from tests.layers import BATCH, HEADS, LAYERS, LENGTH, VOCABULARY, WIDE, WIDTH
 
 
@@ -90,3 +93,40 @@ def test_real_jobs_without_a_stack_of_layers_are_refused_in_one_line(traces: Pat
     with pytest.raises(Unanswerable) as refused:
         recorded_job(build_graph(open_path(path)).predictive)
     assert "\n" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> RecordedJob:
+    trace = stack_trace(tmp_path_factory.mktemp("stack"))
+    graph = build_graph(open_path(trace)).predictive
+    return recorded_job(graph, GivenJob(layout={"tp": TENSOR}))
+
+
+def test_the_model_of_a_trace_of_one_gpu_of_eight_is_found(on_gpu: RecordedJob) -> None:
+    model = on_gpu.model
+    assert (model.layers, model.hidden, model.heads, model.kv_heads) == (4, 4096, 32, 8)
+    assert (model.ffn, model.gated, model.vocabulary, model.sequence) == (14336, True, 128256, 4096)
+    assert on_gpu.cut_head
+    assert on_gpu.stack.forward.sent == pytest.approx(500)  # two all-reduces of 250 us
+    assert on_gpu.stack.backward.sent == pytest.approx(500)
+
+
+def test_a_gpu_s_own_layout_is_at_its_measured_step_with_its_utilisation(on_gpu: RecordedJob) -> None:
+    own = own_layout(on_gpu)
+    assert own["step_ms"][0] == pytest.approx(on_gpu.step_ms, rel=1e-3)
+    assert 0.1 < own["mfu"][0] < 0.6
+    assert on_gpu.explained == pytest.approx(1, abs=0.05)
+
+
+def test_half_the_ranks_of_a_layer_nearly_double_its_products(on_gpu: RecordedJob) -> None:
+    rows = pl.concat([on_gpu.own, on_gpu.own.with_columns(tp=pl.lit(4, pl.Int64))])
+    work = on_gpu.timed(rows).work
+    assert work.forward.compute[0] == pytest.approx(on_gpu.stack.forward.product)
+    assert 1.4 < work.forward.compute[1] / work.forward.compute[0] < 2.2
+
+
+def test_layouts_that_do_not_fit_say_why(on_gpu: RecordedJob) -> None:
+    small = replace(on_gpu, machine=replace(on_gpu.machine, memory_gb=20.0))
+    rows = ranked(small, 8, 8)
+    assert set(rows["fits"]) >= {"no"}
+    assert (rows.filter(pl.col("fits") == "no")["why"] != "").all()
