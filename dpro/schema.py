@@ -105,6 +105,9 @@ COLLECTIVES = Table(
         "duration_ns": Column(pl.Int64, "Waiting plus moving; -1 unknown."),
         "algorithm": Column(pl.String, "RING, TREE, …, empty where unknown.", ""),
         "protocol": Column(pl.String, "LL, LL128, SIMPLE, empty where unknown.", ""),
+        "asked_ns": Column(
+            pl.Int64, "When its caller waited for the result, where the recorder itself noted it; -1 unknown."
+        ),
         "span_id": Column(pl.Int64, "The span (kernel, or worker-thread range) that ran it."),
         "launch_span_id": Column(pl.Int64, "The CPU span that issued it."),
         "source": Column(pl.String, "What the row was read from.", ""),

@@ -95,6 +95,11 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     @property
+    def is_pretended(self) -> bool:
+        """Whether its ranks were processes of one machine, one after the other (`--pretend-world`)."""
+        return self.options.get("pretend") is not None
+
+    @property
     def missing_ranks(self) -> list[int]:
         """Ranks of the job that left no record."""
         seen = set(self.ranks)

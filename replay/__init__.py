@@ -7,6 +7,7 @@ intervals     sets of moments in time
 mesh          where each rank stands on the axes of parallelism
 run_mesh      the same of a run, and along which axis each of its process groups is
 peers         work of ranks by phase between collectives, and which ranks do the same
+pretended     the step of a job whose ranks were pretended: what communication would take, filled in
 difference    what explains that one run is slower than another
 alignment/    which rows are one collective; each host's clock against the reference
 construction/ from tables to a graph: rank by rank, then joined by rendezvous

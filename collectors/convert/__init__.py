@@ -6,6 +6,7 @@ tables, host_facts  records into steps, counters, clock samples and workers; tot
 windows/            deep windows: cut to their steps, joined with calls, what they lack and cost
 calls, stall        each collective call once; what a process waited for when no step ended, and messages
 operations          forward and backward of each micro-batch, of jobs that pipeline
+pretended           calls of pretended ranks
 meshes              axes of device meshes into coordinates
 endings             how a process ended, from all that saw it
 inspector_logs      logs of NCCL's Inspector

@@ -15,6 +15,7 @@ import polars as pl
 
 from dpro.collectors.convert import calls
 from dpro.collectors.convert.operations import operations
+from dpro.collectors.convert.pretended import is_pretended, outside_windows
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, message_rows, process_groups
@@ -125,6 +126,8 @@ def _convert_calls(run: Path, process: RecordedProcess, frames: Mapping[str, pl.
     stalled_ns = NEVER_NS if well else max(stepped_ns, last_ns if isinstance(last_ns, int) else -1)
     messages = message_rows(folder, process.rank, stalled_ns)
     write_part(run, COLLECTIVES, f"{process.part}-messages", messages)
+    if is_pretended(folder):
+        write_part(run, COLLECTIVES, f"{process.part}-pretended", outside_windows(folder, process.rank))
     write_part(run, PROCESS_GROUPS, process.part, process_groups(folder, process.rank))
 
 

@@ -18,5 +18,6 @@ probe alone.
     pipelines/          forward and backward of each micro-batch, of jobs that pipeline
     clocks/             the clocks of this host and of the others
     process/            settings, GPU, threads, requests, ends
+    pretend/            the process as a rank of a larger job that is not there; loaded only then
     apply/              changes to the job that dpro try makes, one file per family; loaded only then
 """

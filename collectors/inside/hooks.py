@@ -41,6 +41,10 @@ def install(launch: str) -> None:
         from .apply.report import install as apply
 
         recorder.call(apply, recorder)  # first: what a change costs belongs to the step that it is in
+    if recorder.config.get("pretend"):
+        from .pretend.groups import pretend
+
+        pretend(recorder)
     _install_optimizers(recorder)
     _install_scaler(recorder)
     if dist.is_available():

@@ -17,3 +17,6 @@ FORWARD, BACKWARD = "forward", "backward"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
 LOSS = "loss"
 OPERATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, LOSS)
+PRETENDED = "pretended"  # what files of a pretended rank's calls are called
+MAIL = "mail"  # in the folder of a launch: what pretended ranks leave for each other
+WAITS = "waits-"  # how names begin there of ranks that wait for another's mail

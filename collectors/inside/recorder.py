@@ -84,6 +84,7 @@ class Recorder:
         input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
         training_thread: the thread that asks for gradients, or that updates where none was seen to; 0 before.
         device: where the parameters are that optimizers update; None while none is known beside the CPU.
+        pretending: what keeps a pretended rank's answers; None of a real one.
         num_messages: sends and receives that were asked of GPUs so far, and ends of several at once.
     """
 
@@ -101,6 +102,7 @@ class Recorder:
         self.config: dict[str, Any] = json.loads((launch / "config.json").read_text())
         self.launch = launch
         self.enabled = True
+        self.pretending: Any = None
         self._forked = False
         self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()

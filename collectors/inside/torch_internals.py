@@ -50,6 +50,7 @@ INTERNALS = (
     Internal("torch._C._distributed_c10d._get_handler", "dumps are pickles"),
     Internal("torch._C._distributed_c10d._Request", "dumps are pickles"),
     Internal("torch._C._distributed_c10d._Response", "dumps are pickles"),
+    Internal("torch.testing._internal.distributed.fake_pg", "no rank is pretended"),
     Internal("torch.distributed.ProcessGroup._end_coalescing", "fewer calls are counted between dumps"),
     Internal("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", "the documented size is taken"),
     Internal("torch.distributed._compute_bucket_assignment_by_size", "some buckets have no parameters"),
@@ -177,6 +178,21 @@ def handler_of(name: str) -> Callable[[], bytes] | None:
         return bytes(answer.content.encode())
 
     return ask
+
+
+# Process groups without the others.
+
+FAKE = "fake"  # the backend that makes them
+CHECKPOINT = "torch.distributed.checkpoint.state_dict_saver._save_state_dict"  # writes every sharded model
+
+
+def has_fake_backend() -> bool:
+    """Return whether there are groups whose other members need not be there, and make them available."""
+    with suppress(ImportError):
+        from torch.testing._internal.distributed import fake_pg
+
+        return fake_pg is not None
+    return False
 
 
 # Gradient buckets.

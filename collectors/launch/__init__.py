@@ -2,6 +2,7 @@
 
 start               the job as the process that was asked for, and a sidecar beside it
 recording           what a run holds while it is recorded, and whether that is over
+pretended           the job as one process after another, each a rank of a larger job
 portable            a copy of what runs inside the job, for containers that dpro is not in
 ownership           what of a run may be changed: this user's own folders only
 processes           whether processes that are no children of this one live, and how they ended

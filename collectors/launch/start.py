@@ -27,6 +27,7 @@ from dpro.collectors.inside.process.environment import MASK, masked_command
 from dpro.collectors.launch import inspector
 from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
 from dpro.collectors.launch.portable import COPY, INJECT, write_copy
+from dpro.collectors.launch.pretended import Pretended, run_ranks
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors, start_ticks
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
 from dpro.errors import DproError, UsageError
@@ -70,6 +71,7 @@ class RecordOptions:
         losses: whether losses are recorded, for `dpro try`.
         apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
             that makes it, and what that takes as `arguments`.
+        pretend: the ranks of a larger job that the command is run as; None for a job as it is.
     """
 
     windows: bool = True
@@ -89,6 +91,7 @@ class RecordOptions:
     nccl_timing: bool = False
     losses: bool = False
     apply: tuple[Mapping[str, Any], ...] = ()
+    pretend: Pretended | None = None
 
 
 def launch(
@@ -98,7 +101,7 @@ def launch(
     sidecar: Callable[[Launch, LaunchedProcess], None],
     beside: Callable[[Launch], None] | None = None,
 ) -> NoReturn:
-    """Become the command, recorded into a run directory.
+    """Become the command, recorded into a run directory; or run it as each rank that is to be pretended.
 
     Args:
         run: the run directory; it may exist if it is empty, or if another launcher records into it now.
@@ -122,7 +125,10 @@ def launch(
     make_raw(mine)
     marker = prepare(mine, command, options)
     _fork_sidecar(mine, marker, sidecar, beside)
-    _become(command, job_environment(mine, options))
+    environment = job_environment(mine, options)
+    if options.pretend is not None:
+        sys.exit(run_ranks(mine, command, environment, options.pretend))
+    _become(command, environment)
 
 
 def claim(run: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from dpro.analysis.cached import Cached, cached
-from dpro.errors import DproError
+from dpro.errors import DproError, Unanswerable
 from dpro.replay.construction.progress import Progress, ignore
 from dpro.schema import COLLECTIVES, COUNTERS, MODEL_CALLS, SPANS, STEPS, WORKERS
 from dpro.store import Run
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.graph import Graph
     from dpro.replay.models.link_costs import CollectiveKind, LinkCost
+    from dpro.replay.pretended import PretendedStep
     from dpro.replay.timeline import Timeline
     from dpro.replay.whatif.predict import Prediction, Refusal
 
@@ -54,6 +55,7 @@ class Analysis(Cached):
         super().__init__()
         self.run, self._network, self._products = run, network, products
         self.report_progress: Progress = ignore  # of building the graph
+        self.pretended: PretendedStep | None = None  # known with the graph, of pretended ranks
 
     @cached
     def steps(self) -> pl.DataFrame:
@@ -124,9 +126,16 @@ class Analysis(Cached):
 
         with why_unanswerable(self.run, lambda: self.end):
             built, trust = graph_of(self.run, self.report_progress)
-        return replace(
-            built, graph=replace(built.graph, network=self._network, products=self._products)
-        ), trust
+        built = replace(built, graph=replace(built.graph, network=self._network, products=self._products))
+        if not self.run.manifest.is_pretended:
+            return built, trust
+        from dpro.replay.pretended import with_communication
+
+        graph, self.pretended = with_communication(built, self.run.manifest, self._network, trust.error_pct)
+        known = trust.answerable and not self.pretended.unknown
+        reasons = (*self.pretended.unknown, *trust.reasons)
+        trust = replace(trust, answerable=known, reasons=reasons, doubt_pct=self.pretended.doubt_pct)
+        return replace(built, graph=graph), trust
 
     @property
     def built(self) -> Built:
@@ -213,12 +222,13 @@ class Analysis(Cached):
     @cached
     def verdict_by_calls(self) -> Verdict | None:
         """What steps and calls show, and what they leave open; None where deep windows show more."""
-        from dpro.analysis.unanswered import not_shown_by_calls
+        from dpro.analysis.unanswered import not_shown_by_calls, refuse_pretended
         from dpro.detect.context import Context, has_windows
         from dpro.detect.run import diagnose
 
         if has_windows(self.run):
             return None
+        refuse_pretended(self.run)
         context = Context(self.run, operations=self._work)
         return diagnose(context), not_shown_by_calls(self.run, *context.aligned)
 
@@ -229,9 +239,10 @@ class Analysis(Cached):
         Raises:
             Unanswerable: the run has no deep windows.
         """
-        from dpro.analysis.unanswered import not_shown_by_replay
+        from dpro.analysis.unanswered import not_shown_by_replay, refuse_pretended
         from dpro.detect.run import diagnose
 
+        refuse_pretended(self.run)
         return diagnose(self.context), not_shown_by_replay(self.run, self.trust)
 
     @property
@@ -262,7 +273,15 @@ class Analysis(Cached):
         from dpro.replay.steps.breakdown import step_breakdown
 
         with why_unanswerable(self.run, lambda: self.end):
-            return step_breakdown(self.spans, self.collectives, self.steps)
+            return step_breakdown(*map(self._own_time, (self.spans, self.collectives, self.steps)))
+
+    def _own_time(self, table: pl.DataFrame) -> pl.DataFrame:
+        """A table's times without what it took to answer pretended ranks: nothing of it is communication."""
+        if not self.run.manifest.is_pretended:
+            return table
+        from dpro.replay.alignment.pretended import answers_of, without_answers
+
+        return without_answers(table, answers_of(self.collectives))
 
     @cached
     def mean_step(self) -> MeanStep:
@@ -283,7 +302,8 @@ class Analysis(Cached):
         """Collectives by operation and size."""
         from dpro.replay.steps.breakdown import collective_totals
 
-        return collective_totals(self.collectives, self.spans, self.workers)
+        own = self._own_time
+        return collective_totals(own(self.collectives), own(self.spans), self.workers)
 
     @cached
     def costs(self) -> dict[CollectiveKind, LinkCost]:
@@ -312,10 +332,19 @@ class Analysis(Cached):
 
     @cached
     def baseline(self) -> pl.DataFrame:
-        """When the steps of the unchanged graph end."""
+        """When the steps of the unchanged graph end.
+
+        Raises:
+            Unanswerable: what a step of pretended ranks takes is not known.
+        """
         from dpro.replay.whatif.predict import baseline_steps
 
-        return baseline_steps(self.built.predictive, self.timeline)
+        built = self.built
+        if self.pretended is not None and self.pretended.unknown:
+            raise Unanswerable(
+                f"{self.run.label}: not known of its pretended ranks: {self.pretended.unknown[0]}"
+            )
+        return baseline_steps(built.predictive, self.timeline)
 
     @cached
     def baseline_ns(self) -> float:

@@ -76,6 +76,26 @@ def not_shown_by_replay(run: Run, trust: Trust) -> list[str]:
     return reasons
 
 
+def refuse_pretended(run: Run) -> None:
+    """Refuse to diagnose ranks that ran one after the other on one machine.
+
+    Raises:
+        Unanswerable: the run's ranks were pretended.
+    """
+    if run.manifest.is_pretended:
+        raise Unanswerable(
+            f"{run.label}: {pretended_in_words(run.manifest)}: none waited for another, so that nothing that "
+            "is slow or stuck can show; `dpro replay` says what a step would take"
+        )
+
+
+def pretended_in_words(manifest: Manifest) -> str:
+    """That ranks were pretended: `2 of 256 ranks were pretended, one after the other on one machine`."""
+    count, world = len(manifest.ranks), manifest.world_size
+    were = "rank was" if count == 1 else "ranks were"
+    return f"{count} of {world} {were} pretended, one after the other on one machine"
+
+
 def bad_ends(run: Run) -> list[str]:
     """How ranks ended, where it was not well and not requested from outside."""
     from dpro.detect.hang.deaths import ENDED_FROM_OUTSIDE

@@ -51,6 +51,14 @@ ranks_option = click.option(
 )
 
 
+network_option = click.option(
+    "--network-table",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="What communication takes where it was measured (Parquet, CSV; docs/curves.md has the columns).",
+)
+
+
 def analyse(path: str, network_table: str | None = None, device_tables: Sequence[str] = ()) -> Analysis:
     """Open RUN (importing it if it is not a run directory yet) and build its graph, or find it in the cache.
 
@@ -66,12 +74,19 @@ def analyse(path: str, network_table: str | None = None, device_tables: Sequence
     from dpro.analysis.analysis import Analysis
     from dpro.cli.runs import open_or_import
 
-    network = _network(network_table) if network_table else None
+    network = read_network(network_table)
     products = _products(device_tables) if device_tables else None
     return with_graph(Analysis(open_or_import(path), network, products))
 
 
-def _network(path: str) -> DataFrame:
+def read_network(path: str | None) -> DataFrame | None:
+    """A measured network table, if the user gave one.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if path is None:
+        return None
     from dpro.replay.models.network_tables import read_frame
 
     return read_frame(path)

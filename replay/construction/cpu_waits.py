@@ -144,7 +144,7 @@ class _Ended:
         span, call: [K] what ran it, what called it.
         end: [K] ns, when it was over.
         asked: [K] ns, when the thread knew: its end, for a collective.
-        is_message: [K] whether the thread itself said so.
+        is_asked: [K] whether the thread itself said so.
         is_functional: [K] whether an operator that waits will be called for it.
         begin, finish: [K] ns, the thread's segment around `asked`.
         inner: [K] the innermost span there, -1 for none.
@@ -155,7 +155,7 @@ class _Ended:
     call: Ints
     end: Ints
     asked: Ints
-    is_message: Bools
+    is_asked: Bools
     is_functional: Bools
     begin: Ints
     finish: Ints
@@ -177,7 +177,7 @@ def ended_when_notified(view: RankView, threads: Threads, names: pl.Series) -> R
     """
     is_wait = names.str.contains(WAITS).to_numpy()
     end, asked = view.end.copy(), view.asked.copy()
-    for span in np.flatnonzero(_called_on_cpu(view) & ~view.is_message).tolist():
+    for span in np.flatnonzero(_called_on_cpu(view) & ~view.is_asked).tolist():
         call = view.launch[span]
         segments = threads.segments.get(int(view.tid[call]))
         if segments is None:
@@ -199,8 +199,8 @@ def _called_on_cpu(view: RankView) -> Bools:
 def waits_for_collectives(view: RankView, threads: Threads, names: pl.Series) -> CpuWaits:
     """Where the threads that called CPU collectives and messages needed them.
 
-    - Of a message the trace has when its caller asked: there it is needed, and waited for if it ended later
-      than the caller's last operator.
+    - Of a message, and of a pretended collective, it is known when its caller asked: there it is needed, and
+      waited for if it ended later than the caller's last operator.
     - One called by a functional operator is awaited by an operator, too: by the one it ends in, or the next
       that awaits no other.
     - Any other that ends while its caller is in no operator that began since the call: the caller was
@@ -243,7 +243,7 @@ def _ended(view: RankView, ran: Ints, tid: int, segments: ThreadSegments, kinds:
         call=call,
         end=view.end[span],
         asked=asked,
-        is_message=view.is_message[span],
+        is_asked=view.is_asked[span],
         is_functional=_within(view, call, np.flatnonzero(kinds.functional & (view.tid == tid))),
         begin=segments.start[at],
         finish=segments.end[at],
@@ -275,12 +275,12 @@ def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators)
     around_call = (ended.inner >= 0) & (view.start[inner] <= view.start[ended.call])
     waits = (ended.inner >= 0) & kinds.waits[inner]
     idle = (waits | ((quiet | around_call) & ~ended.is_functional)) & (ended.begin < ended.end)
-    waited = ended.is_message | (idle & (waits | _goes_on_soon(view, ended, idle)))
+    waited = ended.is_asked | (idle & (waits | _goes_on_soon(view, ended, idle)))
     since = np.maximum(ended.begin, view.end[ended.call])
     # A message may have been over before its caller asked.
     blocked = waited & (ended.end > since)
     at = np.select([blocked, waited, idle], [ended.end, ended.asked, ended.finish], -1)
-    inferred = ~ended.is_message & ~waits
+    inferred = ~ended.is_asked & ~waits
     claimed = set(ended.inner[blocked & waits].tolist())
     for number in np.flatnonzero(at < 0).tolist():
         at[number], inferred[number] = _needed_by(view, ended, number, kinds, claimed)

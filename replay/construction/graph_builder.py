@@ -20,6 +20,7 @@ from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
+from dpro.replay.alignment.pretended import answers_of, one_after_the_other, without_answers
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.phases import positions_in_steps
@@ -110,13 +111,17 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     spans = spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks)
     places = spans.select("rank", "window").unique().sort("rank", "window").rows()
     done = counted(3 + 2 * len(places), report)
-    matching = match_collectives(run.table(COLLECTIVES), spans)
+    spans, collectives, syncs, steps = _own_tables(run, spans)
+    matching = match_collectives(collectives, spans)
     done()
     workers = run.table(WORKERS)
-    alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
-    spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
-    moved, messages = with_messages(wait_and_transfer(alignment.aligned(matching.rows)))
-
+    if run.manifest.is_pretended:
+        alignment, taken_apart = one_after_the_other(places, steps), nothing_moved
+    else:
+        alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
+        taken_apart = wait_and_transfer
+    spans, syncs, steps = map(alignment.aligned, (spans, syncs, steps))
+    moved, messages = with_messages(taken_apart(alignment.aligned(_asked_after(matching.rows))))
     needs = recorded_dependencies(run, spans)
     spans_of, moved_of, steps_of, syncs_of, needs_of = map(_by_place, (spans, moved, steps, syncs, needs))
     done()
@@ -139,6 +144,15 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)
     known = any(view.step_start.size for view in views)
     return Built(graph, matching, alignment, sum(each.background for each in rank_graphs), known)
+
+
+def _own_tables(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
+    """Spans, collectives, syncs, steps; of pretended ranks without the time in which they were answered."""
+    tables = [spans, *map(run.table, (COLLECTIVES, SYNCS, STEPS))]
+    if not run.manifest.is_pretended:
+        return tables
+    answers = answers_of(tables[1])
+    return [without_answers(each, answers) for each in tables]
 
 
 def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
@@ -196,6 +210,32 @@ def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
     )
     shortest = transfer.min().over("instance")
     return rows.with_columns(transfer_ns=pl.when("is_message").then(shortest).otherwise(transfer))
+
+
+def each_by_itself(built: Built) -> Built:
+    """The same without waits of ranks for each other: what pretended ranks did, and are judged by."""
+    graph = built.graph
+    own = np.flatnonzero(graph.edges.kind != EdgeKind.RENDEZVOUS)
+    edges = Edges(**{f.name: getattr(graph.edges, f.name)[own] for f in dataclasses.fields(Edges)})
+    alone = assembled(graph.nodes, edges, graph.names, graph.lanes, graph.origin_ns)
+    return dataclasses.replace(built, graph=alone.of_same_job(graph))
+
+
+def nothing_moved(matched: pl.DataFrame) -> pl.DataFrame:
+    """What `wait_and_transfer` makes of pretended collectives: no rank was waited for, and nothing moved.
+
+    Args:
+        matched: rows of `Matching`.
+    """
+    return matched.with_columns(
+        rendezvous_ns=pl.col("start_ns"), is_message=pl.lit(False), transfer_ns=pl.lit(0, pl.Int64)
+    )
+
+
+def _asked_after(matched: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `Matching` with `asked_after_ns`: how long after its start each was asked for, -1 unknown."""
+    after = pl.when(pl.col("asked_ns") >= 0).then(pl.col("asked_ns") - pl.col("start_ns")).otherwise(-1)
+    return matched.with_columns(asked_after_ns=after)
 
 
 def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:

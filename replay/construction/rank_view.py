@@ -37,6 +37,8 @@ class RankView:
         transfer: [S] for a span that ran a collective how long it moved data, ns, else -1.
         is_message: [S] whether it is a send or receive of CPU tensors: its range begins with the call, on the
             calling thread, and lasts until that thread asks whether it is over.
+        is_asked: [S] whether it is known when its caller asked for its result: of messages, and of pretended
+            collectives, which were over when they began.
         asked: [S] when that was; else as `end`, which for messages is when they were over.
         payload, message: [S] for a span that ran a collective what it moved, bytes and which of
             `Graph.messages`, else -1; bytes are -1 where unknown, too.
@@ -61,6 +63,7 @@ class RankView:
     memberships: Ints
     transfer: Ints
     is_message: Bools
+    is_asked: Bools
     asked: Ints
     payload: Ints
     message: Ints
@@ -106,8 +109,8 @@ def make_rank_view(
     Args:
         rank, window: which.
         spans: its spans, with a `code` for the name, and `marks`: whether spans of that name mark steps.
-        matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `is_message`, `payload`
-            and `message`.
+        matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `is_message`, `asked_after_ns`,
+            `payload` and `message`.
         steps: its steps.
     """
     spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).sort(
@@ -122,9 +125,7 @@ def make_rank_view(
     matched, executed = matched.filter(pl.Series(executed >= 0)), executed[executed >= 0]
     moved, is_message = _moved(matched, executed, start.size)
     # A message lasts until its caller asks for it: it was over when it had moved.
-    asked = spans["end"].to_numpy()
-    over = np.maximum(moved["rendezvous_ns"], start) + moved["transfer_ns"]
-    end = np.where(is_message, np.minimum(asked, over), asked)
+    is_asked, asked, end = _asked_and_over(start, spans["end"].to_numpy(), is_message, moved)
     # GPU work is launched by the call of its correlation; a CPU collective by the call noted for it.
     launch = _launches(spans, kind, on_gpu)
     called = place(matched["launch_span_id"].to_numpy())
@@ -147,6 +148,7 @@ def make_rank_view(
         launch=launch,
         memberships=np.stack([executed, matched["instance"].to_numpy()]),
         is_message=is_message,
+        is_asked=is_asked,
         asked=asked,
         main_tid=_main_thread(spans, on_cpu, end - start),
         step_start=step_start,
@@ -166,7 +168,7 @@ def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[
         executed: [K] index of the span that ran each.
         num_spans: S.
     """
-    names = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message")
+    names = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message", "asked_after_ns")
     of_span = {name: np.full(num_spans, -1, np.int64) for name in names}
     for name, column in of_span.items():
         column[executed] = matched[name].to_numpy()
@@ -176,6 +178,17 @@ def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[
     is_message = np.zeros(num_spans, np.bool_)
     is_message[executed] = matched["is_message"].to_numpy()
     return of_span, is_message
+
+
+def _asked_and_over(
+    start: Ints, closed: Ints, is_message: Bools, moved: dict[str, Ints]
+) -> tuple[Bools, Ints, Ints]:
+    """[S] whether it is known when each was asked for, when, and when each was over; a column is taken."""
+    after = moved.pop("asked_after_ns")
+    is_asked = is_message | (after >= 0)
+    over = np.maximum(moved["rendezvous_ns"], start) + moved["transfer_ns"]
+    end = np.where(is_asked, np.minimum(closed, over), closed)
+    return is_asked, np.where(after >= 0, start + after, closed), end
 
 
 def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int, int]:

@@ -66,6 +66,7 @@ class Trust:
         assumed: what was taken for granted, one line each.
         rendezvous: collectives with ranks that are missing; None where there are none.
         figures: all that predictions stand or fall with, each with its bars, worst first.
+        doubt_pct: by how much a step may be off for what communication takes, where that is no measurement.
     """
 
     steps: pl.DataFrame
@@ -85,6 +86,7 @@ class Trust:
     rendezvous: RendezvousRegistry | None = None
     collectives_outside: float = 0.0
     figures: tuple[Criterion, ...] = ()
+    doubt_pct: float = 0.0
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:

@@ -66,6 +66,9 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
     missing = manifest.missing_ranks
     if not missing or built.of_operations:  # operations have places: others there represent them
         return Extrapolation()
+    if manifest.is_pretended:  # nothing was waited for: what communication takes is known otherwise
+        represented, unknown = _represented(built, sorted(set(manifest.ranks)))
+        return Extrapolation((_taken_for_granted(represented, manifest),), tuple(unknown))
     rendezvous = rendezvous_with(built, missing)
     waiting = share_of_waiting(built.graph, rendezvous)
     bound = f", which may be up to {waiting:.0%} of a step" if waiting >= 0.01 else ""
@@ -74,13 +77,17 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
         f"cannot be distinguished from slow communication{bound}; record all ranks"
     )
     represented, unknown = _represented(built, sorted(set(manifest.ranks)))
-    given = few(manifest.ranks, 8)
-    assumed = (
-        f"{represented} are taken to do what {'ranks' if len(manifest.ranks) > 1 else 'rank'} {given} "
-        f"{'do' if len(manifest.ranks) > 1 else 'does'}, and an edit of a rank to be "
-        "one of all that it represents"
-    )
+    assumed = _taken_for_granted(represented, manifest)
     return Extrapolation((assumed,), (late, *unknown), rendezvous)
+
+
+def _taken_for_granted(represented: str, manifest: Manifest) -> str:
+    """What is assumed of missing ranks, which some of the recorded ones represent."""
+    several = len(manifest.ranks) > 1
+    return (
+        f"{represented} are taken to do what {'ranks' if several else 'rank'} {few(manifest.ranks, 8)} "
+        f"{'do' if several else 'does'}, and an edit of a rank to be one of all that it represents"
+    )
 
 
 def _represented(built: Built, given: list[int]) -> tuple[str, list[str]]:

@@ -55,8 +55,11 @@ def operations_of(run: Run) -> Operations | None:
 
 
 def has_operations(run: Run) -> bool:
-    """Whether the run has operations beside other work: a table of them, or ranges that show them."""
-    return bool(run.parts(OPERATIONS)) or has_ranges(run)
+    """Whether the run has operations beside other work: a table of them, or ranges that show them.
+
+    Those of pretended ranks do not count: when they ran says nothing of when others did.
+    """
+    return not run.manifest.is_pretended and (bool(run.parts(OPERATIONS)) or has_ranges(run))
 
 
 def read_recorded(run: Run) -> Operations:

@@ -291,7 +291,10 @@ def compare(
     between_runs = RUN_TO_RUN * _deviation(before_ns) / base * predicted if base else 0.0
     spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
+    if graph.run is not None and graph.run.manifest.is_pretended:
+        measured = base  # which has no communication
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
+    misfit += trust.doubt_pct / 100 * predicted
     between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
     proven = [edit.is_proven(at) for edit, at in zip(edits, graphs)]
     doubts = _doubts(edits, [base, *between, predicted])

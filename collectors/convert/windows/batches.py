@@ -14,6 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.collectors.convert import calls
+from dpro.collectors.convert.pretended import with_pretended_calls
 from dpro.collectors.convert.readers import Readers, ReadTrace
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import messages_in_window
@@ -21,6 +22,7 @@ from dpro.collectors.convert.windows.cut import cut
 from dpro.collectors.convert.windows.lost import TAIL, lost_in
 from dpro.collectors.convert.windows.merge import merge_window
 from dpro.collectors.inside import records
+from dpro.collectors.inside.names import PRETENDED
 from dpro.errors import DproError
 from dpro.schema import (
     COLLECTIVES,
@@ -33,6 +35,7 @@ from dpro.schema import (
 from dpro.store import write_part
 
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
+_BESIDE = ("trace", "messages", PRETENDED)  # files of a window, named as its own
 _ID_COLUMNS = ("span_id", "launch_span_id", "collective_id", "source_span_id", "target_span_id")
 _WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); those of calls below
 
@@ -67,7 +70,7 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
         batch = process.folder / f"batch-{waiting[0].stem}"
         batch.mkdir()
         for path in waiting:
-            beside = [path.with_name(path.name.replace("window", what)) for what in ("trace", "messages")]
+            beside = [path.with_name(path.name.replace("window", what)) for what in _BESIDE]
             for each in (*beside, path):  # in this order: a window in a batch has all that belongs to it
                 if each.exists():
                     each.rename(batch / each.name)
@@ -106,7 +109,10 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
         sent = messages_in_window(
             path.with_name(path.name.replace("window", "messages")), process.rank, window
         )
-        frames.append(_window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window)))
+        found = _window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window))
+        calls_of = path.with_name(path.name.replace("window", PRETENDED))
+        first = (window + 1) * _WINDOW_IDS
+        frames.append(with_pretended_calls(found, calls_of, process.rank, window, first))
         lost = lost_in(frames[-1][SPANS.name]) if process.facts["gpu_name"] else []
         lost += [TAIL] if window in unseen else []
         notes.append(

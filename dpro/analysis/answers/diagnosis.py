@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import UNKNOWN, EndDocument, JobEnd, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.analysis.unanswered import not_read
+from dpro.analysis.unanswered import not_read, refuse_pretended
 from dpro.detect.findings import Finding, FindingDocument, finding_document
 from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.detect.hang.find import find_hangs
@@ -148,7 +148,11 @@ def diagnose_tables(analysis: Analysis) -> Diagnosis | None:
 
     Args:
         analysis: of the run.
+
+    Raises:
+        Unanswerable: its ranks were pretended.
     """
+    refuse_pretended(analysis.run)
     if analysis.verdict_on_hangs is not None:
         return _diagnosis(analysis, CALLS, *analysis.verdict_on_hangs)
     if analysis.verdict_by_calls is None:

@@ -18,7 +18,7 @@ from dpro.analysis.answers.layout import MeshDocument, layout_document
 from dpro.analysis.answers.telemetry import TelemetryDocument, summarize
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.analysis.unanswered import why_no_window
+from dpro.analysis.unanswered import pretended_in_words, why_no_window
 from dpro.classify import OTHER, classify, table_version
 from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.documents import Document, DocumentPart
@@ -167,6 +167,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
         windows: what deep windows cost.
         after_first_window: how steps changed with the first deep window; null where they did not.
         end: how the job ended.
+        pretended: that its ranks ran one after the other on one machine; empty where they did not.
     """
 
     coverage: InfoCoverage
@@ -187,6 +188,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
     windows: WindowCosts
     after_first_window: AfterWindow | None
     end: EndDocument
+    pretended: str = ""
 
 
 def contents_document(run: Run) -> ContentsDocument:
@@ -234,6 +236,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         windows=msgspec.convert(manifest.windows, WindowCosts),
         after_first_window=after_first_window(steps, bool(manifest.gpus)),
         end=end_document(analysis.end),
+        pretended=f"{pretended_in_words(manifest)}: no waiting was measured" if manifest.is_pretended else "",
     )
 
 

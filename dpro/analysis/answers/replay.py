@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.pretended import PretendedDocument, pretended_document
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
@@ -258,6 +259,7 @@ class ReplayDocument(Document, frozen=True, kw_only=True):
         reasons: what the trace cannot answer, and where the replay fits less well.
         assumed: what was taken for granted.
         end: how the job ended.
+        pretended: what a step of the job takes whose ranks were pretended; null where they were there.
     """
 
     run: str
@@ -278,6 +280,7 @@ class ReplayDocument(Document, frozen=True, kw_only=True):
     reasons: list[str]
     assumed: list[str]
     end: EndDocument
+    pretended: PretendedDocument | None = None
 
 
 def chosen_steps(
@@ -313,17 +316,35 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         analysis: a replayed run.
         chosen: the steps to report; None for all.
     """
-    trust = analysis.trust
+    trust, evidence = analysis.trust, analysis.trust.evidence
     steps = trust.steps if chosen is None else chosen
     return ReplayDocument(
         run=analysis.run.label,
         step_time=step_time_document(analysis.steps),
-        steps=_steps(steps),
-        ranks=_ranks(trust.ranks),
+        steps=[
+            StepFit(
+                each["step"],
+                each["window"],
+                ms(each["measured_ns"]),
+                ms(each["replayed_ns"]),
+                each["error_pct"],
+            )
+            for each in steps.iter_rows(named=True)
+        ],
+        ranks=[
+            RankFit(
+                each["rank"], each["error_pct"], RankStarts(*(_us_or_none(each[p]) for p in ("p50", "p95")))
+            )
+            for each in trust.ranks.iter_rows(named=True)
+        ],
         error_pct=float(steps["error_pct"].abs().mean() or 0.0),  # type: ignore[arg-type]
         span_start_error_us=_start_errors(analysis, chosen),
         coverage=_coverage(analysis),
-        evidence=_evidence(analysis),
+        evidence=EvidenceDocument(
+            Starts(evidence.derived, evidence.inferred, evidence.fitted, evidence.anchored),
+            [EdgeCounts(**row) for row in evidence.edges.iter_rows(named=True)],
+            StreamPairs(evidence.streams_recorded, evidence.streams_inferred),
+        ),
         overlap_slowdown=None
         if trust.overlap is None
         else OverlapSlowdown(trust.overlap.slowdown, trust.overlap.low, trust.overlap.high),
@@ -339,21 +360,8 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         reasons=[*trust.reasons, *trust.doubts],
         assumed=list(trust.assumed),
         end=end_document(analysis.end),
+        pretended=pretended_document(analysis),
     )
-
-
-def _steps(steps: pl.DataFrame) -> list[StepFit]:
-    return [
-        StepFit(row["step"], row["window"], ms(row["measured_ns"]), ms(row["replayed_ns"]), row["error_pct"])
-        for row in steps.iter_rows(named=True)
-    ]
-
-
-def _ranks(ranks: pl.DataFrame) -> list[RankFit]:
-    return [
-        RankFit(row["rank"], row["error_pct"], RankStarts(_us_or_none(row["p50"]), _us_or_none(row["p95"])))
-        for row in ranks.iter_rows(named=True)
-    ]
 
 
 def _us_or_none(ns: float | None) -> float | None:
@@ -385,15 +393,6 @@ def _coverage(analysis: Analysis) -> TraceCoverage:
         time_unexplained=trust.time_unexplained,
         host_gaps=trust.host_gaps,
         starts_anchored=trust.starts_anchored,
-    )
-
-
-def _evidence(analysis: Analysis) -> EvidenceDocument:
-    evidence = analysis.trust.evidence
-    return EvidenceDocument(
-        starts=Starts(evidence.derived, evidence.inferred, evidence.fitted, evidence.anchored),
-        edges=[EdgeCounts(**row) for row in evidence.edges.iter_rows(named=True)],
-        stream_pairs=StreamPairs(evidence.streams_recorded, evidence.streams_inferred),
     )
 
 

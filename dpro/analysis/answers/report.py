@@ -13,6 +13,7 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.pretended import PretendedDocument, pretended_document
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.mean_step import MeanStepDocument, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
@@ -162,6 +163,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
         mean_step: where the mean step in deep windows goes.
         end: how the job ended.
         selection: the steps and ranks that all but `end` is of; absent where it is of all.
+        pretended: what a step of the job takes whose ranks were pretended; null where they were there.
     """
 
     steps: list[StepParts]
@@ -173,6 +175,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     mean_step: MeanStepDocument | None
     end: EndDocument
     selection: SelectionDocument | UnsetType = UNSET
+    pretended: PretendedDocument | None = None
 
 
 class ReportFilesDocument(Document, frozen=True, kw_only=True):
@@ -256,6 +259,7 @@ def report_document(
         mean_step=mean_step_document(analysis),
         end=end_document(analysis.end),
         selection=selection_document(selection),
+        pretended=pretended_document(analysis),
     )
 
 

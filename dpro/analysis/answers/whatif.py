@@ -14,6 +14,7 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.pretended import PretendedDocument, in_words, pretended_document
 from dpro.analysis.answers.searches import searched
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.selected import replayed_steps
@@ -107,6 +108,7 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
         samples_per_s: elements of batches per second as it is, all ranks; null where they were not counted.
         end: how the job ended.
         selection: the steps whose mean is measured and predicted; absent where it is that of all.
+        pretended: what a step of the job takes whose ranks were pretended; null where they were there.
     """
 
     run: str
@@ -126,14 +128,16 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
     samples_per_s: float | None
     end: EndDocument
     selection: SelectionDocument | UnsetType = UNSET
+    pretended: PretendedDocument | None = None
 
 
 class WhatIf(NamedTuple):
-    """A document, and the predictions and refusals that it is of."""
+    """A document, the predictions and refusals that it is of, and what is to be said of pretended ranks."""
 
     document: WhatIfDocument
     predictions: list[Prediction]
     refused: list[Refusal]
+    pretended: list[str]
 
 
 def what_if(
@@ -185,6 +189,7 @@ def what_if(
             prediction_document(each, best, samples_per_s)
             for each, best in zip(predictions, undominated(predictions))
         ],
+        pretended=pretended_document(analysis),
         widened=widened,
         interactions=list(map(interaction_document, found.interactions)),
         untried=list(map(str, found.untried)),
@@ -194,7 +199,7 @@ def what_if(
         end=end_document(analysis.end),
         selection=selection_document(selection),
     )
-    return WhatIf(document, predictions, found.refused)
+    return WhatIf(document, predictions, found.refused, in_words(analysis))
 
 
 def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
     from dpro.collectors.launch.processes import LaunchedProcess
     from dpro.collectors.launch.recording import Launch
+    from dpro.collectors.launch.start import RecordOptions
     from dpro.topology.file import TopologyFile
 
+PRETENDED_EVERY = 10  # steps from one deep window of pretended ranks to the next
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
 _OF_WINDOWS = frozenset(
     {"window_steps", "budget", "every", "skip", "shapes", "stacks", "modules", "memory", "execution_trace"}
@@ -117,6 +119,18 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The fabric that the job runs on, as `dpro topology` describes it: it is kept with the run.",
 )
+@click.option(
+    "--pretend-world", type=click.IntRange(min=1), metavar="N",
+    help="Run the command as ranks of a job of N ranks that is not there; --pretend-ranks says which.",
+)  # fmt: skip
+@click.option(
+    "--pretend-ranks", default="", metavar="RANKS",
+    help="The ranks, as 0,8 or 0-3, one after the other.  [default: 0]",
+)  # fmt: skip
+@click.option(
+    "--pretend-per-host", type=click.IntRange(min=1), metavar="K",
+    help="Ranks of a host in that job.  [default: 8, or all where there are fewer]",
+)  # fmt: skip
 @click.option("--losses", is_flag=True, hidden=True)  # from `dpro try`
 @click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
 @click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
@@ -133,6 +147,9 @@ def record(
     watch: bool,
     webhook: str,
     metrics: str,
+    pretend_world: int | None,
+    pretend_ranks: str,
+    pretend_per_host: int | None,
     **options: Any,
 ) -> None:
     """Record a job, unchanged, through any launcher.
@@ -142,6 +159,7 @@ def record(
     dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
     srun dpro record -o RUN -- python train.py          (one shared RUN)
     mpirun -np 16 dpro record -o RUN -- python train.py
+    dpro record -o RUN --pretend-world 256 --pretend-ranks 0,8 -- python train.py
 
     Every step is recorded all the time, and every collective call outside of CUDA graphs. Now and then
     K steps are recorded in depth: that is what replay and what-if work on. How often follows from what it
@@ -150,6 +168,9 @@ def record(
     A step ends where the job's optimizers update. If that is not what a step is, name it: with --step, or
     with a range around it, which needs no dpro: with torch.profiler.record_function("dpro::step"): ...
 
+    With --pretend-world the script runs on this machine alone, as some ranks of a larger job: collectives
+    return at once, and `dpro replay RUN --network-table FILE` fills in what they take (docs/pretend.md).
+
     The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
     also after a crash; commands that read it wait for it.
     """
@@ -157,7 +178,7 @@ def record(
     from dpro.collectors.launch.start import RecordOptions, launch
     from dpro.topology.file import read
 
-    chosen = RecordOptions(**options)
+    chosen = _pretending(RecordOptions(**options), command, pretend_world, pretend_ranks, pretend_per_host)
     if not chosen.windows:
         _refuse_options_of_windows(context)
     if chosen.every is not None and chosen.window_steps > chosen.every:
@@ -192,6 +213,33 @@ def _keep_topology(topology: TopologyFile, recording: Launch) -> None:
     from dpro.topology.file import FILE, write
 
     write(topology, recording.run / FILE)
+
+
+def _pretending(
+    options: RecordOptions, command: Sequence[str], world: int | None, ranks: str, per_host: int | None
+) -> RecordOptions:
+    """The options, with the ranks to pretend, if any.
+
+    Args:
+        options: all others.
+        command: the job.
+        world, ranks, per_host: as given.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    from dpro.collectors.launch.pretended import PER_HOST, Pretended, parse_ranks, refuse_launchers
+
+    if world is None:
+        if ranks or per_host is not None:
+            raise UsageError(
+                "--pretend-ranks and --pretend-per-host need --pretend-world N: ranks of the job"
+            )
+        return options
+    refuse_launchers(command)
+    chosen = Pretended(world, parse_ranks(ranks or "0", world), min(per_host or PER_HOST, world))
+    # Ranks that never live at once cannot agree on windows: all have them at the same distance.
+    return replace(options, pretend=chosen, every=options.every or max(PRETENDED_EVERY, options.window_steps))
 
 
 def _refuse_options_of_windows(context: click.Context) -> None:

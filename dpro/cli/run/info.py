@@ -72,6 +72,7 @@ def in_words(document: InfoDocument) -> list[str]:
         f"run        {document.run}",
         *([f"cache      {document.cache}"] if document.cache else []),
         f"ranks      {_ranks_in_words(document)}",
+        *([f"pretended  {document.pretended}"] if document.pretended else []),
         *([f"layout     {document.layout.line}"] if document.layout.line else []),
         *(f"layout     {line}" for line in document.layout.ambiguity),
         f"hosts      {', '.join(document.hosts) or 'not recorded'}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse, run_argument, steps_option
+from dpro.cli.analysis import analyse, network_option, run_argument, steps_option
 from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.units import format_duration
 
@@ -32,8 +32,11 @@ PATH_ROWS = 10
 @click.option("--step", type=int, metavar="N", help="Only this step, with all before it replayed too.")
 @click.option("--window", type=click.IntRange(min=0), metavar="N", help="Only the steps of this deep window.")
 @steps_option
+@network_option
 @json_option
-def replay(run: str, step: int | None, window: int | None, steps: Ranges, as_json: bool) -> None:
+def replay(
+    run: str, step: int | None, window: int | None, steps: Ranges, network_table: str | None, as_json: bool
+) -> None:
     """Replay the run's dataflow graph and say how well it fits what was measured.
 
     \b
@@ -45,10 +48,11 @@ def replay(run: str, step: int | None, window: int | None, steps: Ranges, as_jso
     dpro replay RUN --step 12
     dpro replay RUN --steps 5-7,30
     dpro replay FOLDER_OF_TRACES --json
+    dpro replay RUN --network-table nccl.csv     of pretended ranks: fill in what communication takes
     """
     from dpro.analysis.answers.replay import chosen_steps, replay_document
 
-    analysis = analyse(run)
+    analysis = analyse(run, network_table)
     document = replay_document(analysis, chosen_steps(analysis, step, window, steps))
     if as_json:
         print_json(document)
@@ -64,6 +68,10 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
         f"{analysis.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks, "
         f"{graph.num_nodes:,} nodes, {graph.edges.source.size:,} edges"
     )
+    from dpro.analysis.answers.pretended import in_words
+
+    for line in in_words(analysis):
+        out.print(line)
     _print_steps(document.steps)
     _print_fit(document)
     _print_starts(document)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import ranks_option, run_argument, steps_option
+from dpro.cli.analysis import network_option, ranks_option, read_network, run_argument, steps_option
 from dpro.cli.output import (
     console,
     ensure_writable,
@@ -65,6 +65,7 @@ HOST_FACTS = {  # likewise
 )
 @steps_option
 @ranks_option
+@network_option
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a report to send: one page, with figures.")
 @click.option(
     "--markdown",
@@ -80,6 +81,7 @@ def report(
     top: int | None,
     steps: Ranges,
     ranks: Ranges,
+    network_table: str | None,
     html: Path | None,
     markdown: Path | None,
     as_json: bool,
@@ -151,7 +153,7 @@ def report(
     if html is not None or markdown is not None:
         _write(opened, html, markdown, as_json)
         return
-    analysis = select(Analysis(opened), selection)
+    analysis = select(Analysis(opened, read_network(network_table)), selection)
     tables = report_tables(analysis, selection)
     if as_json:
         print_json(report_document(analysis, tables, top, selection))
@@ -188,9 +190,13 @@ def _print_mean_step(analysis: Analysis) -> None:
 
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
+    from dpro.analysis.answers.pretended import in_words
+
     ranks = "selected ranks" if selection.ranks else "all ranks"
     steps = "selected steps" if selection.steps else "all steps"
     out = console()
+    for line in in_words(analysis):
+        out.print(line)
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
     if tables.stages.height:

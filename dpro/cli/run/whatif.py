@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse, ranks_option, run_argument, steps_option
+from dpro.cli.analysis import analyse, network_option, ranks_option, run_argument, steps_option
 from dpro.cli.completion import edits as complete_edits
 from dpro.cli.output import console, json_option, print_end, print_json, print_selection, progress
 from dpro.errors import UsageError
@@ -78,12 +78,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     type=click.IntRange(min=1),
     help="How many changed jobs to replay at most where no edit is given.  [default: 100]",
 )
-@click.option(
-    "--network-table",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="What communication takes where it was measured (Parquet, CSV; docs/curves.md has the columns).",
-)
+@network_option
 @click.option(
     "--device-table",
     "device_tables",
@@ -235,7 +230,13 @@ def _print(answer: WhatIf, searched: bool) -> None:
     out, document = console(), answer.document
     _print_trust(document)
     base, measured = document.baseline_ms, document.measured_ms
-    out.print(f"The mean step in deep windows takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
+    if answer.pretended:
+        for line in answer.pretended:
+            out.print(line)
+    else:
+        out.print(
+            f"The mean step in deep windows takes {base:.2f} ms (replayed; measured {measured:.2f} ms)."
+        )
     other = document.other_steps_ms
     if other is not None:
         out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")

@@ -22,7 +22,7 @@ from dpro.schema import COLLECTIVES
 COLUMNS = {
     name: dtype
     for name, dtype in COLLECTIVES.dtypes.items()
-    if name not in ("rank", "window", "collective_id", "state")
+    if name not in ("rank", "window", "collective_id", "state", "asked_ns")
 }
 MESSAGES = ("send", "recv")
 _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET\w*?|NVLS\w*?|PAT)_(LL128|LL|SIMPLE)(?=_|\(|$)")

@@ -32,7 +32,8 @@ SOURCE = "NCCL Inspector"
 _KINDS = {"coll_perf": "coll", "p2p_perf": "p2p", "proxy_trace": "proxy"}
 _PROXY = "proxy"
 _RECORD = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:\s*\{')
-_COLUMNS = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name not in ("window", "state")}
+_LACKS = ("window", "state", "asked_ns")
+_COLUMNS = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name not in _LACKS}
 
 
 @dataclass(frozen=True)

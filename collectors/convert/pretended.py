@@ -1,0 +1,159 @@
+"""Collective calls of a pretended rank as tables: nothing was waited for, and nothing moved.
+
+In: `pretendedNNNN.json`, the calls of a deep window, `pretended.json`, the others, and the spans of the
+window. Out: rows of `collectives`, and a span for each call of a window, for as long as its answer took. Each
+says when its caller asked for the result: who waits for a future, as DDP does, is taken to at the end of its
+backward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dpro.collectors.inside.names import PRETENDED
+from dpro.schema import COLLECTIVES, SPANS, conform
+
+SOURCE = "pretended"
+CALL_IDS = 1 << 60  # ids of calls outside of windows begin here
+_BACKWARD = "dpro::backward"
+_WINDOW_SHARE = 1 << 31  # of the ids of a window, from here on: Kineto's are below
+_LANES = 1 << 40  # what stand for threads that communicate, one per order
+
+
+def is_pretended(folder: Path) -> bool:
+    """Whether a process was a pretended rank."""
+    return (folder / f"{PRETENDED}.json").exists() or any(folder.glob(f"{PRETENDED}[0-9]*.json"))
+
+
+def outside_windows(folder: Path, rank: int) -> pl.DataFrame:
+    """Rows of the calls outside of windows.
+
+    Args:
+        folder: where the process wrote.
+        rank: which it was.
+    """
+    calls = _read(folder / f"{PRETENDED}.json")
+    rows = [_row(call, rank, -1) | {"collective_id": CALL_IDS + at} for at, call in enumerate(calls)]
+    return _frame(rows)
+
+
+def with_pretended_calls(
+    frames: Mapping[str, pl.DataFrame], path: Path, rank: int, window: int, first: int
+) -> dict[str, pl.DataFrame]:
+    """The tables of a window with its pretended calls.
+
+    Args:
+        frames: its tables.
+        path: `pretendedNNNN.json`.
+        rank, window: whose.
+        first: of the ids of the window.
+    """
+    spans = frames[SPANS.name]
+    calls = _read(path)
+    if not calls or spans.is_empty():
+        return dict(frames)
+    end = (spans["start_ns"] + spans["duration_ns"]).max()
+    begin = spans["start_ns"].min()
+    calls = [call for call in calls if begin <= call["begun_ns"] <= end]
+    if not calls:
+        return dict(frames)
+    begun = np.array([call["begun_ns"] for call in calls], np.int64)
+    issuers = spans.filter(pl.col("name").str.starts_with("c10d::"))
+    issued = _around(issuers, begun)
+    backward = spans.filter(name=_BACKWARD)
+    within = _around(backward, begun)
+    lanes = {name: _LANES + at for at, name in enumerate(sorted(set(map(_lane, calls))))}
+    pid, ids = int(spans["pid"][0]), first + _WINDOW_SHARE
+    rows, made = [], []
+    for at, call in enumerate(calls):
+        lasts = max(call["ended_ns"] - call["begun_ns"], 0)
+        asked = call["asked_ns"]
+        if asked < 0:
+            inside = call["future"] and within[at] >= 0
+            asked = _end_of(backward, int(within[at])) if inside else end
+        rows.append(
+            _row(call, rank, window)
+            | {"collective_id": ids + at, "span_id": ids + at, "start_ns": call["begun_ns"]}
+            | {"duration_ns": lasts, "asked_ns": max(asked, call["begun_ns"] + lasts)}
+            | {"launch_span_id": issuers["span_id"][int(issued[at])] if issued[at] >= 0 else -1}
+        )
+        made.append(
+            {"span_id": ids + at, "rank": rank, "window": window, "kind": "annotation", "pid": pid}
+            | {"name": f"pretended:{call['op']}", "start_ns": call["begun_ns"], "duration_ns": lasts}
+            | {"tid": lanes[_lane(call)]}
+        )
+    own = conform(SPANS, pl.DataFrame(made))
+    return {
+        **frames,
+        SPANS.name: pl.concat([spans.filter(~_inside(spans, calls)), own]),
+        COLLECTIVES.name: pl.concat([frames[COLLECTIVES.name], _frame(rows)]),
+    }
+
+
+def _inside(spans: pl.DataFrame, calls: Sequence[Mapping[str, Any]]) -> pl.Series:
+    """[S] whether a span is an operator by which an answer was made: it is none of the job's."""
+    begun = np.array([call["begun_ns"] for call in calls], np.int64)
+    ended = np.array([call["ended_ns"] for call in calls], np.int64)
+    order = np.argsort(begun, kind="stable")
+    start = spans["start_ns"].to_numpy()
+    at = np.searchsorted(begun[order], start, side="right") - 1
+    over = ended[order][np.maximum(at, 0)]
+    made = (at >= 0) & (start + spans["duration_ns"].to_numpy() <= over)
+    return pl.Series(made & (spans["kind"] == "cpu_op").to_numpy())
+
+
+def _lane(call: Mapping[str, Any]) -> tuple[str, str, int]:
+    """What is done in order: the collectives of a group, and its messages to, or from, one peer."""
+    return call["group"], call["op"] if call["peer"] >= 0 else "", call["peer"]
+
+
+def _end_of(spans: pl.DataFrame, at: int) -> int:
+    return int(spans["start_ns"][at] + spans["duration_ns"][at])
+
+
+def _around(spans: pl.DataFrame, times: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, Any]:
+    """[T] index of the last of some spans that began before each time, if it was not over; else -1."""
+    starts = spans["start_ns"].to_numpy()
+    order = np.argsort(starts, kind="stable")
+    at = np.searchsorted(starts[order], times, side="right") - 1
+    if not order.size:
+        return np.full(times.size, -1)
+    found = order[np.maximum(at, 0)]
+    ends = (spans["start_ns"] + spans["duration_ns"]).to_numpy()[found]
+    return np.where((at >= 0) & (ends >= times), found, -1)
+
+
+def _row(call: Mapping[str, Any], rank: int, window: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "window": window,
+        "op": call["op"],
+        "group": call["group"],
+        "group_ranks": call["ranks"],
+        "sequence": call["sequence"],
+        "bytes_in": call["bytes_in"],
+        "bytes_out": call["bytes_out"],
+        "dtype": call["dtype"],
+        "peer": call["peer"],
+        "enqueued_ns": call["begun_ns"],
+        "source": SOURCE,
+        "state": "completed",
+    }
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    if not rows:
+        return COLLECTIVES.empty()
+    schema = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name in rows[0]}
+    return conform(COLLECTIVES, pl.DataFrame(rows, schema=schema, orient="row"))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    return calls

@@ -1,0 +1,105 @@
+"""Each collective call of a pretended rank: its group, how much, when, and when its result was asked for.
+
+In: calls as they are answered. Out: `pretendedNNNN.json`, those of a deep window, and `pretended.json`, the
+latest others. Times are those of the host's clock, as the windows have them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..names import PRETENDED
+from ..recorder import Recorder
+from ..torch_internals import group_names, group_ranks, is_profiling
+
+MAX_CALLS = 65536  # calls that are kept, of a window and outside of windows
+_MESSAGES = ("send", "recv")
+
+
+class Members(NamedTuple):
+    """A process group.
+
+    Attributes:
+        name: of the group.
+        ranks: global ranks of its members, in its own order.
+    """
+
+    name: str
+    ranks: Sequence[int]
+
+
+class Calls:
+    """The calls of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing was called yet."""
+        self._recorder = recorder
+        self._groups: dict[str, Members] = {}
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._in_window: deque[dict[str, Any]] = deque(maxlen=MAX_CALLS)
+        self._others: deque[dict[str, Any]] = deque(maxlen=MAX_CALLS)
+
+    def members(self, group: Any) -> Members:
+        """The members of a process group."""
+        name = group.group_name
+        if name not in self._groups:
+            for each, its_name in group_names().items():
+                places = group_ranks(each)
+                ranks = sorted(places, key=lambda rank: places[rank])
+                self._groups[its_name] = Members(its_name, ranks)
+        return self._groups.get(name) or Members(name, range(group.size()))
+
+    def begin(
+        self, op: str, of: Members, given: Sequence[Any], got: Sequence[Any], peer: int
+    ) -> dict[str, Any]:
+        """Note that a call has begun.
+
+        Args:
+            op: the operation.
+            of: its group.
+            given, got: tensors that this rank puts in, and that it gets.
+            peer: the other global rank of a message, -1 for none.
+
+        Returns:
+            The call; its end and when it was asked for are filled in later.
+        """
+        key = (of.name, op, str(peer)) if op in _MESSAGES else (of.name,)
+        self._counts[key] += 1
+        first = next(iter([*given, *got]), None)
+        call = {
+            "op": op,
+            "group": of.name,
+            "ranks": list(of.ranks),
+            "sequence": self._counts[key],
+            "bytes_in": 0 if op == "recv" else sum(each.nbytes for each in given),
+            "bytes_out": 0 if op == "send" else sum(each.nbytes for each in got),
+            "dtype": "" if first is None else str(first.dtype).removeprefix("torch."),
+            "peer": peer,
+            "begun_ns": time.time_ns(),
+            "ended_ns": -1,
+            "asked_ns": -1,
+            "future": False,
+        }
+        (self._in_window if is_profiling() else self._others).append(call)
+        return call
+
+    def on_window(self, name: str) -> None:
+        """Save the calls of a window that was saved.
+
+        Args:
+            name: its file, without the ending.
+        """
+        calls, self._in_window = self._in_window, deque(maxlen=MAX_CALLS)
+        self._save(f"{name.replace('window', PRETENDED)}.json", calls)
+
+    def save(self) -> None:
+        """Save the other calls."""
+        if self._recorder.folder is not None:
+            self._save(f"{PRETENDED}.json", self._others)
+
+    def _save(self, name: str, calls: deque[dict[str, Any]]) -> None:
+        self._recorder.write_file(name, json.dumps(list(calls)).encode())

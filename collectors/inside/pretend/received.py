@@ -1,0 +1,197 @@
+"""Numbers that came from other ranks, which a pretended rank does not have: a script must not decide by them.
+
+In: small tensors that calls have filled, and what the script does with them. Out: nothing, as long as such
+numbers are computed with, formatted and logged. Comparing one, or taking it as a count, a truth or a list,
+ends the process, which names the call that brought it.
+
+What is computed from such a tensor is followed by a mode of torch's, which is on only while one lives. What C
+code does with a Python number (`math.isnan`) is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..torch_internals import has_compiled
+
+SMALL = 64  # elements: what is larger is data, not something to decide by
+_MARK = "_dpro_received"  # an attribute of tensors: the call that brought them
+_BEACON = "_dpro_beacon"  # another: lives as long as the tensor
+_READS = ("__bool__", "__int__", "__index__", "__float__", "tolist", "numpy", "__array__")
+_SHOWS = ("__repr__", "__format__")
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__", "__int__")
+_ARITHMETIC = (
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
+    *("__pow__", "__neg__", "__abs__"),
+)
+
+
+class ReceivedNumber(float):
+    """A float that came from other ranks; what is computed from it is one, too."""
+
+    call: str
+    refuse: Callable[[str, str], None]
+
+
+def _number(value: float, call: str, refuse: Callable[[str, str], None]) -> ReceivedNumber:
+    number = ReceivedNumber(value)
+    number.call, number.refuse = call, refuse
+    return number
+
+
+def _computing(name: str) -> Callable[..., Any]:
+    original = getattr(float, name)
+
+    def compute(self: ReceivedNumber, *others: Any) -> Any:
+        value = original(self, *others)
+        return _number(value, self.call, self.refuse) if type(value) is float else value
+
+    return compute
+
+
+def _deciding(name: str) -> Callable[..., Any]:
+    original = getattr(float, name)
+
+    def decide(self: ReceivedNumber, *others: Any) -> Any:
+        self.refuse(self.call, WHY)
+        return original(self, *others)
+
+    return decide
+
+
+WHY = "the script decides by what this call brings from other ranks, which are not there"
+for _name in _ARITHMETIC:
+    setattr(ReceivedNumber, _name, _computing(_name))
+for _name in _COMPARISONS:
+    setattr(ReceivedNumber, _name, _deciding(_name))
+setattr(ReceivedNumber, "__hash__", float.__hash__)  # noqa: B010 - else it would have none
+
+
+class Received:
+    """What one process has of other ranks' numbers."""
+
+    def __init__(self, refuse: Callable[[str, str], None]) -> None:
+        """Nothing has come.
+
+        Args:
+            refuse: ends the process; takes a call, and why it has no answer.
+        """
+        self._refuse = refuse
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._mode: _Following | None = None
+        self._showing = False
+        for name in ("item", *_READS):
+            self._watch(name)
+        for name in _SHOWS:
+            self._show(name)
+
+    def mark(self, tensors: Any, call: str) -> None:
+        """Note that a call has filled tensors.
+
+        Args:
+            tensors: any; those that are not small are data.
+            call: what brought them.
+        """
+        for tensor in tensors:
+            if tensor.numel() <= SMALL and not tensor.is_meta:
+                setattr(tensor, _MARK, call)
+                self._alive.add(_Beacon.of(tensor))
+
+    def call_of(self, tensor: Any) -> str:
+        """Return the call that brought a tensor, or what it is a view of; empty for none."""
+        base = getattr(tensor, "_base", None)
+        found = getattr(tensor, _MARK, "") or (getattr(base, _MARK, "") if base is not None else "")
+        return str(found)
+
+    def follow(self) -> None:
+        """Follow what is computed from such tensors, from the script's own call on."""
+        compiled = (
+            "torch._dynamo.utils" in sys.modules and has_compiled()
+        )  # graphs depend on what modes are on
+        if self._mode is None and self._alive and not compiled:
+            self._mode = _Following(self)
+            self._mode.__enter__()
+
+    def on_step(self, _step: int) -> None:
+        """Follow no more where none is left."""
+        if self._mode is not None and not self._alive:
+            mode, self._mode = self._mode, None
+            mode.__exit__(None, None, None)
+
+    def _watch(self, name: str) -> None:
+        original = getattr(torch.Tensor, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            call = "" if self._showing else self.call_of(tensor)
+            value = original(tensor, *args, **kwargs)
+            if not call:
+                return value
+            if name == "item" and isinstance(value, float):
+                return _number(value, call, self._refuse)
+            self._refuse(call, WHY)
+            return value
+
+        setattr(torch.Tensor, name, read)
+
+    def _show(self, name: str) -> None:
+        original = getattr(torch.Tensor, name)
+
+        @functools.wraps(original)
+        def show(*args: Any, **kwargs: Any) -> Any:
+            before, self._showing = self._showing, True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._showing = before
+
+        setattr(torch.Tensor, name, show)
+
+
+def unmark(tensors: Any) -> None:
+    """Take tensors for this rank's own after all."""
+    for tensor in tensors:
+        for name in (_MARK, _BEACON):
+            vars(tensor).pop(name, None)
+
+
+class _Beacon:
+    """Lives as long as a tensor, which cannot be in a set of its own: comparing tensors gives tensors."""
+
+    @staticmethod
+    def of(tensor: Any) -> _Beacon:
+        beacon: _Beacon = vars(tensor).setdefault(_BEACON, _Beacon())
+        return beacon
+
+
+class _Following(TorchFunctionMode):  # type: ignore[misc] # of torch, untyped
+    """Marks what is computed from marked tensors."""
+
+    def __init__(self, received: Received) -> None:
+        super().__init__()
+        self._received = received
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        call = next((found for each in _tensors(args) if (found := self._received.call_of(each))), "")
+        if call and not self._received._showing:
+            self._received.mark(_tensors(result), call)
+        return result
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    """The tensors of a result, or of arguments, and of lists in it."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for each in values:
+            yield from _tensors(each)

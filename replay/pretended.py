@@ -1,0 +1,229 @@
+"""The step of a job whose ranks were pretended: their own work, and what communication would take.
+
+In: the graph of pretended ranks, in which communication takes no time, and a measured network table, or the
+data sheet of the GPU that the ranks ran on. Out: the graph with times of communication, and the mean step
+with an interval, or what is not known. Waiting for others, and bubbles of pipelines, follow from the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.alignment.match import POINT_TO_POINT
+from dpro.replay.construction.graph_builder import Built
+from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.layouts.inputs.machine import SPREADS, Machine, machine_of
+from dpro.replay.layouts.traffic import one_way_us
+from dpro.replay.models.gpus import model_named
+from dpro.replay.models.network_costs import estimate
+from dpro.replay.models.network_tables import CurveGroup, NetworkTable, network_table
+from dpro.replay.timeline import durations_of, replay, step_ends
+from dpro.store import Manifest
+from dpro.words import few
+
+NINETY = 1.645  # standard deviations on each side of a normal value that hold 90%
+TWO_WAYS = 2.0  # an all-reduce is a reduce-scatter and an all-gather
+# What tables seldom have takes no more than an all-reduce of as many bytes, which includes it.
+WITHIN_ALL_REDUCE = ("broadcast", "reduce", "gather", "scatter", "barrier")
+
+
+@dataclass(frozen=True)
+class PretendedStep:
+    """What a step of the job would take.
+
+    Attributes:
+        ranks, world: how many were pretended, and how many the job has.
+        compute_ns: the mean step if communication took no time.
+        step_ns, low_ns, high_ns: the mean step and its interval; None where communication is not known.
+        how: from what communication was predicted, one line each.
+        unknown: what keeps it from being known, one line each.
+    """
+
+    ranks: int
+    world: int
+    compute_ns: float
+    step_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    how: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def doubt_pct(self) -> float:
+        """By how much the step may be off for what communication takes, %; 0 where that is not known."""
+        if not self.step_ns or self.low_ns is None or self.high_ns is None:
+            return 0.0
+        return 100 * max(self.high_ns - self.step_ns, self.step_ns - self.low_ns) / self.step_ns
+
+
+@dataclass(frozen=True)
+class Times:
+    """What communication takes, ns each [T]."""
+
+    expected: Floats
+    low: Floats
+    high: Floats
+    how: str
+
+
+def with_communication(
+    built: Built, manifest: Manifest, network: pl.DataFrame | None, error_pct: float
+) -> tuple[Graph, PretendedStep]:
+    """Fill in what communication takes.
+
+    Args:
+        built: the graph of pretended ranks.
+        manifest: the run's.
+        network: a measured network table, as from `read_frame`; None for none.
+        error_pct: by how much replayed steps are off.
+
+    Returns:
+        The graph, with times of communication where they are known, and what a step takes.
+    """
+    graph, rows = built.graph, built.matching.rows
+    alone = replayed_steps(graph)
+    compute_ns = float(alone.mean()) if alone.size else 0.0
+    found = PretendedStep(len(manifest.ranks), manifest.world_size, compute_ns, None, None, None)
+    transfers = np.flatnonzero(graph.nodes.kind == NodeKind.TRANSFER)
+    durations = [np.zeros(transfers.size) for _ in range(3)]
+    how: dict[str, None] = {}
+    unknown = dict.fromkeys(_unheard(rows, manifest))
+    kinds = rows.group_by("instance").agg(pl.col("op", "group_ranks", "peer", "rank").first())
+    known = {row[0]: row[1:] for row in kinds.iter_rows()}
+    by_kind: dict[tuple[str, int, int, int], list[int]] = {}
+    per_host = manifest.options["pretend"]["per_host"]
+    for at, node in enumerate(transfers.tolist()):
+        op, ranks, peer, rank = known[int(graph.nodes.collective[node])]
+        by_kind.setdefault(_shape(op, [rank, peer] if op in POINT_TO_POINT else ranks, per_host), []).append(
+            at
+        )
+    source = _Source(manifest, network, per_host)
+    for (op, num_ranks, hosts, stride), places in by_kind.items():
+        of_kind = np.array(places)
+        if num_ranks < 2:
+            continue
+        try:
+            num_bytes = np.maximum(graph.nodes.bytes[transfers[of_kind]], 1).astype(np.float64)
+            times = source.times(op, num_ranks, hosts, stride, num_bytes)
+        except Unanswerable as error:
+            unknown[f"what {op} among {num_ranks} ranks takes: {error}"] = None
+            continue
+        how.setdefault(times.how)
+        for column, filled in zip(durations, (times.expected, times.low, times.high)):
+            column[of_kind] = filled
+    if unknown:
+        return graph, replace(found, unknown=tuple(unknown))
+    graphs = [_with(graph, transfers, np.rint(each).astype(np.int64)) for each in durations]
+    steps = [replayed_steps(each) for each in graphs]
+    step, low, high = (float(each.mean()) if each.size else 0.0 for each in steps)
+    deviation = float(steps[0].std(ddof=1)) if steps[0].size > 1 else 0.0
+    # As of any prediction: steps vary, and so do recordings of one job.
+    margin = STANDARD_ERRORS * deviation * float(np.hypot(RUN_TO_RUN, steps[0].size ** -0.5 if step else 0.0))
+    margin += error_pct / 100 * step
+    low, high = max(min(low, step) - margin, 0.0), max(high, step) + margin
+    how_known = tuple(how)
+    return graphs[0], replace(found, step_ns=step, low_ns=low, high_ns=high, how=how_known)
+
+
+def replayed_steps(graph: Graph) -> Floats:
+    """[S] ns, how long each step of the replayed graph takes."""
+    timeline = replay(graph)
+    steps = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"]
+    return steps.to_numpy().astype(np.float64)
+
+
+def _with(graph: Graph, transfers: Ints, duration: Ints) -> Graph:
+    changed = graph.nodes.duration.copy()
+    changed[transfers] = duration
+    return graph.with_durations(changed)
+
+
+def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
+    """Messages whose other end was not pretended: when it sends, or receives, is not known."""
+    ends = rows.filter(pl.col("op").is_in(POINT_TO_POINT))["peer"].unique().sort().to_list()
+    absent = [rank for rank in ends if rank not in manifest.ranks]
+    if not absent:
+        return []
+    who = few(absent, 8)
+    return [f"when rank {who} sends and receives: pretend all stages of a pipeline (--pretend-ranks)"]
+
+
+def _shape(op: str, ranks: Sequence[int], per_host: int) -> tuple[str, int, int, int]:
+    """Of a collective: its operation, how many ranks and hosts, and ranks from one member to the next."""
+    ordered = sorted(ranks)
+    stride = ordered[1] - ordered[0] if len(ordered) > 1 else 1
+    name = "send_recv" if op in POINT_TO_POINT else op
+    return name, len(ordered), len({rank // per_host for rank in ordered}), max(stride, 1)
+
+
+class _Source:
+    """What says how long communication takes: a table where there is one, else a data sheet."""
+
+    def __init__(self, manifest: Manifest, network: pl.DataFrame | None, per_host: int) -> None:
+        self._table: NetworkTable | None = None
+        self._machine: Machine | None = None
+        if network is not None:
+            self._table = network_table(network, "the network table")
+        elif manifest.gpus:
+            try:
+                self._machine = machine_of(model_named(manifest.gpus[0]), per_host)
+            except Unanswerable:
+                self._machine = None
+
+    def times(self, op: str, num_ranks: int, hosts: int, stride: int, num_bytes: Floats) -> Times:
+        """What collectives take.
+
+        Args:
+            op, num_ranks, hosts, stride: their kind.
+            num_bytes: [T] payloads.
+
+        Raises:
+            Unanswerable: nothing says it.
+        """
+        if op in WITHIN_ALL_REDUCE:
+            most = self.times("all_reduce", num_ranks, hosts, stride, num_bytes)
+            how = f"{most.how}: half an all-reduce for {op}"
+            return Times(most.expected / 2, most.low * 0, most.high, how)
+        if self._table is not None:
+            return _by_table(self._table, op, num_ranks, hosts, num_bytes)
+        if self._machine is not None:
+            return _by_sheet(self._machine, op, num_ranks, hosts, stride, num_bytes)
+        raise Unanswerable("give a measured table with --network-table FILE (docs/curves.md)")
+
+
+def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_bytes: Floats) -> Times:
+    """By a measured table; where it has several devices or libraries, all count that know the group."""
+    found, why = [], ""
+    for device, library, version in dict.fromkeys((g.device, g.library, g.version) for g in table.curves):
+        try:
+            one = estimate(table, CurveGroup(op, num_ranks, hosts, device, library, version), num_bytes)
+        except Unanswerable as error:
+            why = why or str(error)
+            continue
+        expected = np.sqrt(one.low_ns * one.high_ns) if one.time_ns is None else one.time_ns
+        found.append((expected, one.low_ns, one.high_ns, one.how))
+    if not found:
+        raise Unanswerable(why or "the network table is empty")
+    expected, low, high = (np.stack([each[column] for each in found]) for column in range(3))
+    how = f"{op} among {num_ranks} ranks: the network table ({found[0][3]})"
+    return Times(np.median(expected, axis=0), low.min(axis=0), high.max(axis=0), how)
+
+
+def _by_sheet(machine: Machine, op: str, num_ranks: int, hosts: int, stride: int, num_bytes: Floats) -> Times:
+    """By the data sheet of links, as `dpro plan` does."""
+    ranks, strides = np.full(num_bytes.size, num_ranks), np.full(num_bytes.size, stride)
+    if op == "send_recv":
+        gbps = machine.inside_gbps if hosts == 1 else machine.outside_gbps / machine.per_host
+        took_us = machine.message_us + num_bytes / (gbps * 1e3)
+    else:
+        took_us = one_way_us(num_bytes, ranks, strides, machine) * (TWO_WAYS if op == "all_reduce" else 1.0)
+    off = np.exp(NINETY * SPREADS["inside_gbps" if hosts == 1 else "outside_gbps"])
+    time = took_us * 1e3
+    return Times(time, time / off, time * off, f"{op}: data sheet of {machine.gpu}, unmeasured")
