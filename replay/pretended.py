@@ -146,8 +146,10 @@ def _with(graph: Graph, transfers: Ints, duration: Ints) -> Graph:
 
 
 def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
-    """Messages whose other end was not pretended: when it sends, or receives, is not known."""
+    """What no table can say: a job needs collectives, and messages need both ends."""
     ends = rows.filter(pl.col("op").is_in(POINT_TO_POINT))["peer"].unique().sort().to_list()
+    if rows.is_empty():
+        return ["the script called no collective: each rank would run by itself, as this one"]
     absent = [rank for rank in ends if rank not in manifest.ranks]
     if not absent:
         return []

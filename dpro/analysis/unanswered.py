@@ -90,10 +90,9 @@ def refuse_pretended(run: Run) -> None:
 
 
 def pretended_in_words(manifest: Manifest) -> str:
-    """That ranks were pretended: `2 of 256 ranks were pretended, one after the other on one machine`."""
+    """That ranks were pretended: `2 of 256 ranks were pretended, one by one on one machine`."""
     count, world = len(manifest.ranks), manifest.world_size
-    were = "rank was" if count == 1 else "ranks were"
-    return f"{count} of {world} {were} pretended, one after the other on one machine"
+    return f"{count} of {world} ranks {'was' if count == 1 else 'were'} pretended, one by one on one machine"
 
 
 def bad_ends(run: Run) -> list[str]:

@@ -48,8 +48,8 @@ def test_run_says_that_its_ranks_were_pretended(pretended):
     run, _ = pretended
     assert run.manifest.is_pretended
     assert (run.manifest.ranks, run.manifest.world_size) == ([9], 256)
-    assert "1 of 256 rank was pretended" in dpro("info", str(run.path)).stdout
-    assert "1 of 256 rank was pretended" in dpro("report", str(run.path)).stdout
+    assert "1 of 256 ranks was pretended" in dpro("info", str(run.path)).stdout
+    assert "1 of 256 ranks was pretended" in dpro("report", str(run.path)).stdout
     diagnosed = dpro("diagnose", str(run.path))
     assert diagnosed.returncode == 1
     assert "none waited for another" in diagnosed.stderr

@@ -80,12 +80,13 @@ class PretendedGroups:
         return new_group
 
     def asked(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `get_backend` as scripts know it: what they asked for."""
+        """Return `get_backend` as scripts know it: what they asked for. Torch itself gets what there is."""
 
         @functools.wraps(original)
         def get_backend(group: Any = None) -> Any:
             name = getattr(group or dist.group.WORLD, "group_name", "")
-            return self._asked.get(name) or original(group)
+            asked = self._asked.get(name) if is_of_script(sys._getframe(1)) else None
+            return asked or original(group)
 
         return get_backend
 
