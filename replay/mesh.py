@@ -143,6 +143,27 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
     return BY.join(along)
 
 
+def named_axes(mesh: Mesh) -> tuple[str, ...]:
+    """The axes by which ranks are chosen and grouped: those that have a name, then what is laid over them."""
+    names = [*(axis.name for axis in mesh.axes), *(each.name for each in mesh.overlays)]
+    return tuple(name for name in names if name)
+
+
+def places_along(mesh: Mesh, name: str) -> dict[int, int]:
+    """Where ranks are along an axis, from 0; those of unknown place are left out.
+
+    Args:
+        mesh: the layout.
+        name: one of `named_axes`. Along what is laid over the axes, ranks of a group count in their order.
+    """
+    for number, axis in enumerate(mesh.axes):
+        if axis.name == name:
+            known = {rank: place[number] for rank, place in mesh.coordinates.items() if place}
+            return {rank: at for rank, at in known.items() if at >= 0}
+    groups = [group for each in mesh.overlays if each.name == name for group in each.groups]
+    return {rank: at for group in groups for at, rank in enumerate(sorted(group))}
+
+
 def _axes_between(mesh: Mesh, ranks: Collection[int]) -> tuple[str, ...]:
     """Names of the axes along which ranks differ; none where one of them is unknown."""
     places = [mesh.coordinates.get(rank, ()) for rank in ranks]

@@ -119,8 +119,7 @@
     const ranks = T.info.ranks.filter((each) => wanted.includes(each.side) && each.rank >= 0
       && (!only.size || only.has(each.rank)));
     const order = T.link.order;
-    const by = order === "late" ? (each) => -(each.late ?? -1)
-      : ["dp", "tp", "pp"].includes(order) ? (each) => each.place[order] ?? -1 : () => 0;
+    const by = order === "late" ? (each) => -(each.late ?? -1) : (each) => (Object.hasOwn(each.place, order) ? each.place[order] : -1);
     ranks.sort((a, b) => by(a) - by(b) || a.rank - b.rank || (a.side < b.side ? -1 : 1));
     const path = T.info.ranks.find((each) => each.rank < 0);
     return { ranks, path };
@@ -137,7 +136,7 @@
   T.arrange = () => {
     if (!T.info) return;
     const { ranks, path } = ordered();
-    const axis = ["dp", "tp", "pp"].includes(T.link.order) ? T.link.order : null;
+    const axis = ranks.some((each) => Object.hasOwn(each.place, T.link.order ?? "")) ? T.link.order : null;
     const ranksOpen = ranks.length <= MANY_RANKS || chosenRanks().size > 0;
     const total = ranks.reduce((sum, each) => sum + each.lanes.reduce((rows, lane) => rows + lane[3] - lane[2], 0), 0);
     const lanesOpen = total <= MANY_ROWS;

@@ -28,10 +28,9 @@ from dpro.dashboards.timeline.replayed import PATH
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import path_note
-from dpro.schema import WORKERS
+from dpro.replay.mesh import named_axes, places_along
 from dpro.words import shortened
 
-AXES = ("dp", "tp", "pp")
 NAMED_PIXELS = 22  # minimum width of a bar that shows its name
 MAX_ROWS, MAX_PIXELS = 400, 8_000
 MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, so that drawing stays fast; of each rank in it
@@ -83,10 +82,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
     """Return all lanes that have been read so far, the clock, and the steps."""
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
-    places = {
-        row["rank"]: {axis: row[axis] for axis in AXES if row[axis] >= 0}
-        for row in loaded.run.table(WORKERS).select("rank", *AXES).iter_rows(named=True)
-    }
+    places = {axis: places_along(loaded.mesh, axis) for axis in named_axes(loaded.mesh)}
     later = loaded.replay_lanes
     state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
     sides = [(MEASURED, dict(measured.ranks))]
@@ -108,7 +104,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
                 "side": side[0],
                 "rank": rank,
                 "late": of.lateness_ms.get(rank),
-                "place": places.get(rank, {}),
+                "place": {axis: own[rank] for axis, own in places.items() if rank in own},
                 "lanes": [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
             }
             for side, ranks in sides

@@ -20,8 +20,8 @@ from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, p
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.detail import PIXELS, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
-from dpro.dashboards.timeline.routes import AXES, register
-from dpro.schema import WORKERS
+from dpro.dashboards.timeline.routes import register
+from dpro.dashboards.views.order import BY_NUMBER, KEY, orders_of
 from dpro.units import NS_PER_MS
 
 NAME = "timeline"
@@ -54,19 +54,13 @@ _TABLE = {
 def _tools(loaded: Loaded, link: Link) -> Any:
     """Return the choices of steps, side, colours and order; the script makes the canvas's own buttons."""
     of = loaded.measured.clocks
-    places = loaded.run.table(WORKERS)
-    axes = {
-        axis: f"grouped by {axis}"
-        for axis in AXES
-        if (places[axis] >= 0).any() and places[axis].n_unique() > 1
-    }
-    orders = {"rank": "by rank", "late": "latest first", **axes}
+    orders = {BY_NUMBER: "by rank", "late": "latest first", **orders_of(loaded.mesh)}
     return html.Div(
         [
             _windows(of.steps, link),
             choices(link, "show", SIDES, MEASURED),
             choices(link, "colour", COLOURS, "kind"),
-            *([choices(link, "order", orders, "rank")] if len(of.parts) > 1 else []),
+            *([choices(link, KEY, orders, BY_NUMBER)] if len(of.parts) > 1 else []),
             csv_link(NAME, "segments", link),
         ],
         className="tools",

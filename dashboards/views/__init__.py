@@ -11,5 +11,6 @@ telemetry   sampled values, on the time axis of the timeline
 hang        which rank waits for which in a job that hangs
 plan        throughput of the job's layouts against their memory, which are best
 difference  what explains that another run is faster or slower
+order       the order of ranks in heatmap, matrix and timeline: by number, or grouped by an axis
 layout      where ranks stand on the axes of parallelism, coloured by what they wait, work or cost
 """

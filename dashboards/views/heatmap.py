@@ -23,6 +23,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
+from dpro.dashboards.views.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS
 
@@ -92,7 +93,7 @@ def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
     return frame.group_by("rank", "step").agg(value).sort("rank", "step")
 
 
-def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
+def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder = NUMBERED) -> go.Figure:
     """Draw a heatmap of recorded steps; of many steps each column is a stretch and shows its largest value.
 
     Where ranks differ in a step, the colour is the deviation from their median, else the value.
@@ -101,13 +102,14 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
         values: as from `heat_info`.
         title: of the metric.
         link: the selection, which is outlined.
+        order: of the rows.
     """
     scale, unit = time_unit(float(values["value_ms"].to_numpy().max()))
     steps, place = np.unique(values["step"].to_numpy(), return_inverse=True)
     every = 1 + (steps.size - 1) // COLUMNS
     firsts = steps[::every]
     lasts = np.append(steps[every - 1 :: every], steps[-1:])[: firsts.size]
-    ranks, row = np.unique(values["rank"].to_numpy(), return_inverse=True)
+    ranks, row = _rows(values["rank"].to_numpy(), order)
     cells = np.full((ranks.size, firsts.size), -np.inf)
     np.maximum.at(cells, (row, place // every), values["value_ms"].to_numpy() / scale)
     cells[np.isinf(cells)] = np.nan
@@ -135,11 +137,11 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
     )
     for corners in _outline(link, firsts, lasts, ranks):
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
+    draw_groups(figure, ranks.tolist(), order, link.theme)
     shown = "recorded steps" if every == 1 else f"recorded steps ({every} to a column)"
     figure.update_xaxes(title_text=shown, showgrid=False, **_ticks(names))
-    figure.update_yaxes(
-        title_text="rank", showgrid=False, autorange="reversed", **_ticks([str(each) for each in ranks])
-    )
+    labels = _ticks([order.label(each) for each in ranks.tolist()])
+    figure.update_yaxes(title_text="rank", showgrid=False, autorange="reversed", **labels)
     height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))
     styled(figure, link.theme, height=height + 20).update_layout(margin_t=48)
     return figure.update_layout(
@@ -148,6 +150,13 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
         selectionrevision=link.query(),
         clickmode="event",
     )
+
+
+def _rows(ranks: NDArray[np.int64], order: RankOrder) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rank of each row, and the row of each value."""
+    known, number = np.unique(ranks, return_inverse=True)
+    shown = np.array(order.ordered(known.tolist()), np.int64)
+    return shown, np.argsort(shown)[number]
 
 
 def colour_bar(title: str, theme: str) -> dict[str, Any]:
@@ -213,7 +222,8 @@ def _heat(loaded: Loaded, link: Link) -> Any:
         return message("No step was recorded, so there are no step times to show.")
     return [
         choices(link, "metric", there, "step"),
-        graph("heat-figure", heat_figure(values, METRICS[metric].title, link)),
+        *order_choice(loaded, link),
+        graph("heat-figure", heat_figure(values, METRICS[metric].title, link, order_of(loaded, link))),
         csv_link(NAME, "values", link),
         html.P("Click a cell, or drag over some, to select steps and ranks in all views.", className="note"),
     ]

@@ -26,6 +26,7 @@ from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
 from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
+from dpro.dashboards.views.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
 from dpro.detect.network.transfers import MIN_GROUPS, MIN_SLOW
@@ -96,23 +97,33 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
     )
 
 
-def pair_figure(pairs: pl.DataFrame, metric: str, theme: str) -> go.Figure:
+def pair_figure(pairs: pl.DataFrame, metric: str, theme: str, order: RankOrder = NUMBERED) -> go.Figure:
     """A square: who sends down, who receives across; what is slow is outlined.
 
     Args:
         pairs: as from `pair_info`.
         metric: key of `METRICS`.
         theme: light or dark.
+        order: of the ranks.
     """
-    ranks = pl.concat([pairs["source"], pairs["target"]]).unique().sort().to_list()
+    ranks = order.ordered(pl.concat([pairs["source"], pairs["target"]]).unique().to_list())
     place = {rank: number for number, rank in enumerate(ranks)}
     shown = METRICS[metric]
     cells = pairs.group_by("source", "target", maintain_order=True).agg(pl.col(shown.column).mean())
-    figure = square_figure(cells.rows(), ranks, shown, theme)
+    figure = _by_ranks(square_figure(cells.rows(), ranks, shown, theme), ranks, order, theme)
     for corners in _slow(pairs, place):
         figure.add_shape(type="rect", line={"color": colour("bad", theme), "width": 2}, **corners)
     figure.update_xaxes(title_text="receives: rank")
     return figure.update_yaxes(title_text="sends: rank")
+
+
+def _by_ranks(figure: go.Figure, ranks: list[int], order: RankOrder, theme: str) -> go.Figure:
+    """A square with ranks in an order: their groups are named and apart."""
+    if order.axis:
+        draw_groups(figure, ranks, order, theme, "xy")
+        shown = [order.label(ranks[at]) for at in figure.layout.xaxis.tickvals]
+        figure.update_xaxes(ticktext=shown).update_yaxes(ticktext=shown)
+    return figure
 
 
 def _slow(pairs: pl.DataFrame, place: dict[int, int]) -> list[dict[str, float]]:
@@ -310,7 +321,7 @@ def _pairs(loaded: Loaded, link: Link) -> Shown:
     note = f"Outlined: {MIN_SLOW:g} times as long as expected, or more.{few}"
     return [
         choices(link, "metric", there, next(iter(there))),
-        graph("pairs-figure", pair_figure(pairs, metric, link.theme)),
+        graph("pairs-figure", pair_figure(pairs, metric, link.theme, order_of(loaded, link))),
         html.Ul([html.Li(line) for line in slow[: 2 * _NAMED]]),
         html.P(note, className="note"),
         csv_link(NAME, "pairs", link),
@@ -342,11 +353,13 @@ def _between(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 def _late(loaded: Loaded, link: Link) -> Shown:
     late = late_info(arrivals(loaded.built.graph), link)
-    ranks = pl.concat([late["rank"], late["last"]]).unique().sort().to_list()
+    order = order_of(loaded, link)
+    ranks = order.ordered(pl.concat([late["rank"], late["last"]]).unique().to_list())
     if not ranks or len(ranks) > MAX_RANKS:
         return "No rank waits in a collective of this selection." if not ranks else _too_many(len(ranks))
     waited = PairMetric("waited in all", "waited_ms", "ms")
     figure = square_figure(late.select("rank", "last", "waited_ms").rows(), ranks, waited, link.theme)
+    _by_ranks(figure, ranks, order, link.theme)
     figure.update_xaxes(title_text="for the last to come: rank").update_yaxes(title_text="waits: rank")
     return [graph("late-figure", figure), csv_link(NAME, "late", link)]
 
@@ -373,7 +386,9 @@ def _panels(loaded: Loaded, link: Link) -> Any:
     made = {title: make(loaded, link) for title, make in PANELS.items()}
     why = " ".join(dict.fromkeys(each for each in made.values() if isinstance(each, str)))
     panels = [panel(title, *each) for title, each in made.items() if not isinstance(each, str)]
-    return [*([grid(*panels)] if panels else []), *([empty(why)] if why else [])]
+    by_ranks = any("rank ×" in title for title, each in made.items() if not isinstance(each, str))
+    chosen = order_choice(loaded, link) if by_ranks else []
+    return [*chosen, *([grid(*panels)] if panels else []), *([empty(why)] if why else [])]
 
 
 def _layout() -> Component:

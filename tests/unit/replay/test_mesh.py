@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.mesh import Axis, RankGroup, axis_of_group, in_words, mesh_of
+from dpro.replay.mesh import (
+    Axis,
+    Mesh,
+    Overlay,
+    RankGroup,
+    axis_of_group,
+    in_words,
+    mesh_of,
+    named_axes,
+    places_along,
+)
 
 MEGATRON = {
     "dp": "DATA_PARALLEL_GROUP",
@@ -94,6 +104,18 @@ def test_the_axis_of_a_group_is_where_its_ranks_differ():
     assert axis_of_group(mesh, {0, 2, 4, 6}, "DATA_PARALLEL_GROUP_WITH_CP") == "dp x cp"
     assert axis_of_group(mesh, {3}) == ""
     assert axis_of_group(mesh, {0, 9}) == ""
+
+
+def test_ranks_are_placed_along_axes_that_have_a_name_and_along_experts_in_the_order_of_their_groups():
+    experts = Overlay("ep", 2, ("dp",), frozenset({frozenset({0, 2}), frozenset({1, 3})}))
+    places = {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, -1)}
+    mesh = Mesh(5, (Axis("dp", 2), Axis("", 2)), places, "mesh", overlays=(experts,))
+    assert named_axes(mesh) == ("dp", "ep")
+    assert places_along(mesh, "dp") == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert places_along(mesh, "ep") == {0: 0, 2: 1, 1: 0, 3: 1}
+    assert places_along(mesh, "tp") == {}
+    tensor = Mesh(4, (Axis("dp", 2), Axis("tp", 2)), places, "mesh")
+    assert places_along(tensor, "tp") == {0: 0, 1: 1, 2: 0}
 
 
 def test_a_group_along_an_axis_without_a_name_has_none():
