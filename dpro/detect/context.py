@@ -7,6 +7,7 @@ the detectors. Which findings exclude each other is not decided here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum, auto
 from functools import cached_property
 
@@ -209,13 +210,15 @@ class Context:
     @cached_property
     def sends(self) -> Traffic:
         """What the network threads of NCCL saw."""
-        return traffic_of_sends(self.run.table(SENDS), self.steps, self.workers)
+        traffic = traffic_of_sends(self.run.table(SENDS), self.steps, self.workers)
+        return replace(traffic, run=self.run)
 
     @cached_property
     def timed_calls(self) -> Traffic:
         """What calls that were timed outside deep windows show of transfers."""
         world_size = self.run.manifest.world_size
-        return traffic_of_calls(self.tables.collectives, self.steps, self.workers, world_size)
+        traffic = traffic_of_calls(self.tables.collectives, self.steps, self.workers, world_size)
+        return replace(traffic, run=self.run)
 
 
 def slow_ranks(baseline: Baseline) -> list[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from dpro.documents import DocumentPart
 
@@ -22,6 +22,7 @@ class Finding:
         cost_ns: what it costs per step, found by replaying with the component healed.
         evidence: what was seen, one line each.
         cause: what within the component takes the time, empty where that is the component itself.
+        axis: of parallelism along which slow transfers are, as `tp`; empty where it is not known or not one.
     """
 
     class_: str
@@ -33,6 +34,7 @@ class Finding:
     cost_ns: float
     evidence: tuple[str, ...]
     cause: str = ""
+    axis: str = ""
 
 
 class ComponentDocument(DocumentPart, frozen=True):
@@ -58,6 +60,8 @@ class FindingDocument(DocumentPart, frozen=True):
         confidence: 0 to 1.
         cost_ms_per_step: by how much the mean step would be shorter without it; null where steps have ended.
         evidence: what was observed, one line each.
+        axis: of parallelism along which slow transfers are: `tp`, or `dp x tp` where ranks of a group differ
+            along both; absent where it is not known, or not the same for all groups.
     """
 
     class_: str = field(name="class")
@@ -67,6 +71,7 @@ class FindingDocument(DocumentPart, frozen=True):
     confidence: float
     cost_ms_per_step: float | None
     evidence: list[str]
+    axis: str | UnsetType = UNSET
 
 
 def finding_document(finding: Finding, cost_ms: float | None) -> FindingDocument:
@@ -84,4 +89,5 @@ def finding_document(finding: Finding, cost_ms: float | None) -> FindingDocument
         confidence=finding.confidence,
         cost_ms_per_step=cost_ms,
         evidence=list(finding.evidence),
+        axis=finding.axis or UNSET,
     )

@@ -6,5 +6,6 @@ transfers     groups that do the same compared, and what the slow ones have in c
 fabric        parts of the network between which all is slow
 degradation   transfers that became slower than they were
 host_waits    hosts that became communication-bound, from their counters alone
+axes          along which axis of parallelism slow transfers are
 pairs         what each pair of ranks takes, as a matrix
 """

@@ -15,6 +15,7 @@ import polars as pl
 
 from dpro.detect.change_points import CHANCE, SHORTEST, change_points
 from dpro.detect.findings import Finding
+from dpro.detect.network.axes import with_axis
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import DEVIATIONS, MAX_UNSURE, Suspect, blame, words_of
@@ -194,7 +195,8 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
             "not all of their members are recorded: one that comes late since then looks the same"
         )
     sure = round(sure * float((saved > 0).mean()), 3)
-    return Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
+    found = Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
+    return with_axis(found, traffic, slow["members"])
 
 
 def _component(change: LevelShift, hosts: Mapping[int, str]) -> tuple[str, str, str, float]:

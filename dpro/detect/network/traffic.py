@@ -19,6 +19,7 @@ from dpro.detect.baseline import Baseline
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.selected import hosts_of
+from dpro.store import Run
 from dpro.units import format_duration
 
 MESSAGE = "message"
@@ -47,12 +48,14 @@ class Traffic:
         hosts: which host each rank is on, as far as known.
         healed: what steps would save if transfers (`instance`) took this many `times` as long.
         replayed: whether that is known; else it is the most: other work may hide some of it.
+        run: which says where its ranks stand; None where there is none.
     """
 
     transfers: pl.DataFrame
     hosts: Mapping[int, str]
     healed: Callable[[pl.DataFrame], Healed]
     replayed: bool
+    run: Run | None = None
 
     def gain_in_words(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> str:
         """What would be saved if slow transfers were as fast as others, as a line of evidence.
@@ -76,7 +79,8 @@ class Traffic:
 def traffic_of(baseline: Baseline) -> Traffic:
     """The traffic of a graph, and how its replay changes with it."""
     graph = baseline.graph
-    return Traffic(recorded_transfers(graph), host_of(graph), partial(replayed_with, baseline), replayed=True)
+    saved = partial(replayed_with, baseline)
+    return Traffic(recorded_transfers(graph), host_of(graph), saved, replayed=True, run=graph.run)
 
 
 def transfers_of(graph: Graph) -> pl.DataFrame:

@@ -16,6 +16,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
+from dpro.detect.network.axes import with_axis
 from dpro.detect.network.fabric import LIKE, FabricBlock, find_blocks
 from dpro.detect.network.traffic import MESSAGE, Traffic
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
@@ -227,10 +228,11 @@ def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> 
         )
     sure = confidence(saved, base) if gains else 0.5
     sure = sure if sure_which else min(sure, MAX_UNSURE)
-    return Finding(
+    found = Finding(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4), sure / len(suspects), cost,
         tuple(evidence),
     )  # fmt: skip
+    return with_axis(found, traffic, slow["members"])
 
 
 def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
@@ -248,9 +250,10 @@ def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
         traffic.gain_in_words("those within", "the step takes", cost, step),
     )
     sure = confidence(saved, base) / 2  # one run does not distinguish a fault from a design
-    return Finding(
+    found = Finding(
         "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost, evidence
     )
+    return with_axis(found, traffic, block.slow["members"])
 
 
 def words_of(suspect: Suspect) -> str:
