@@ -4,6 +4,7 @@ network    a topology as arrays: nodes and links of one direction
 routes     shortest paths, and the choice among equally short ones
 placement  which GPU each rank computes on, and what ranks exchange
 flows      what communication puts on links
+seeds      what hashes load that are not known
 planning   paths that are chosen ahead, so that flows meet least
 fairness   rates of what shares links, and when it ends
 """

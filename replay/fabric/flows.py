@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dpro.arrays import Floats, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.network import Fabric
 from dpro.replay.fabric.routes import NO_LINK, Choice, Routes, paths
@@ -208,7 +208,7 @@ def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
     return np.array(list(found), np.int64), np.array(list(found.values()), np.float64)
 
 
-def inside(flows: Flows, fabric: Fabric) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def inside(flows: Flows, fabric: Fabric) -> Bools:
     """[F] whether both ends are GPUs of one host.
 
     Args:
@@ -217,7 +217,7 @@ def inside(flows: Flows, fabric: Fabric) -> np.ndarray[tuple[int], np.dtype[np.b
     """
     gpus = np.zeros(fabric.num_nodes, np.bool_)
     gpus[[gpu for own in fabric.gpus for gpu in own]] = True
-    inside: np.ndarray[tuple[int], np.dtype[np.bool_]] = gpus[flows.begin] & gpus[flows.end]
+    inside: Bools = gpus[flows.begin] & gpus[flows.end]
     return inside
 
 

@@ -13,7 +13,9 @@ import numpy as np
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
-from dpro.replay.fabric.network import Fabric, fabric_of
+from dpro.replay.fabric.flows import Flows, flows_of
+from dpro.replay.fabric.network import NIC, Fabric, fabric_of
+from dpro.replay.fabric.routes import Routes, routes_of
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.schema import WORKERS
 from dpro.store import Run
@@ -112,3 +114,40 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
 
     columns = (nodes.kind, nodes.message, nodes.rank, edges.source, edges.kind)
     return once(graph, "communications", columns, compute)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A run in its fabric.
+
+    Attributes:
+        fabric: the fabric.
+        routes: next hops as it is.
+        found: what its ranks exchange.
+        flows: the flows of that.
+    """
+
+    fabric: Fabric
+    routes: Routes
+    found: Communications
+    flows: Flows
+
+
+def placed(graph: Graph) -> Placed:
+    """Where the ranks of a graph are in the fabric of its run, and what they exchange.
+
+    Raises:
+        Unanswerable: the run has no topology, or the topology lacks a host, or no rank sends to another host.
+    """
+
+    def compute() -> Placed:
+        fabric = fabric_of_run(graph.run)
+        assert graph.run is not None
+        found = communications(graph, gpus_of_ranks(graph.run, fabric))
+        flows = flows_of(fabric, found.members, found.ops)
+        if not (fabric.kind[flows.begin] == NIC).any():
+            raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
+        return Placed(fabric, routes_of(fabric), found, flows)
+
+    nodes, edges = graph.nodes, graph.edges
+    return once(graph, "placed", (nodes.kind, nodes.message, nodes.rank, edges.source, edges.kind), compute)

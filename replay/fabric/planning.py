@@ -67,6 +67,22 @@ def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
     return _greedy(flows, routes, leaves, crossing, capacity)
 
 
+def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choice:
+    """A path for each connection: communications of the same ranks use the same ones, one after the other.
+
+    Args:
+        flows: of all communications.
+        routes: next hops.
+        capacity: [L] of links.
+    """
+    ends = np.stack([flows.key, flows.begin, flows.end])
+    _, first, which = np.unique(ends, axis=1, return_index=True, return_inverse=True)
+    columns = {name: getattr(flows, name)[first] for name in ("begin", "end", "share", "key")}
+    choose = planned(Flows(of=np.arange(first.size), count=first.size, **columns), routes, capacity).choice()
+    connection = which.ravel()
+    return lambda rows, here, number: choose(connection[rows], here, number)
+
+
 def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
     """Whether all paths between leaves lead over one more switch, the same cables over the same ones."""
     target = routes.network.target

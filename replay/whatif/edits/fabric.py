@@ -10,91 +10,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from dpro.arrays import Floats, Ints
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.fabric.fairness import max_min_rates
-from dpro.replay.fabric.flows import Flows, Load, flows_of, loaded, sprayed
+from dpro.replay.fabric.flows import Load, loaded, sprayed
 from dpro.replay.fabric.network import GPU, HUB, NIC, SWITCH, Fabric
-from dpro.replay.fabric.placement import Communications, communications, fabric_of_run, gpus_of_ranks
-from dpro.replay.fabric.planning import planned
-from dpro.replay.fabric.routes import Routes, hashed, routes_of
+from dpro.replay.fabric.placement import Placed, placed
+from dpro.replay.fabric.planning import planned_connections
+from dpro.replay.fabric.routes import routes_of
+from dpro.replay.fabric.seeds import hashed_loads, quantile
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
 
-SEEDS = 40
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A run in its fabric.
-
-    Attributes:
-        fabric: the fabric.
-        routes: next hops as it is.
-        found: what its ranks exchange.
-        flows: the flows of that.
-    """
-
-    fabric: Fabric
-    routes: Routes
-    found: Communications
-    flows: Flows
-
-
-def placed(graph: Graph) -> Placed:
-    """Where the ranks of a graph are in the fabric of its run, and what they exchange.
-
-    Raises:
-        Unanswerable: the run has no topology, or the topology lacks a host, or no rank sends to another host.
-    """
-
-    def compute() -> Placed:
-        fabric = fabric_of_run(graph.run)
-        assert graph.run is not None
-        found = communications(graph, gpus_of_ranks(graph.run, fabric))
-        flows = flows_of(fabric, found.members, found.ops)
-        if not (fabric.kind[flows.begin] == NIC).any():
-            raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
-        return Placed(fabric, routes_of(fabric), found, flows)
-
-    nodes, edges = graph.nodes, graph.edges
-    return once(graph, "placed", (nodes.kind, nodes.message, nodes.rank, edges.source, edges.kind), compute)
-
-
-def hashed_loads(at: Placed, routes: Routes) -> list[Load]:
-    """The load by the hash of each seed, those that slow communication least first.
-
-    Args:
-        at: the run.
-        routes: next hops.
-    """
-    loads = [loaded(at.flows, routes, hashed(at.flows.key, seed)) for seed in range(SEEDS)]
-    return sorted(loads, key=lambda load: _cost(at, load, at.fabric.gbps))
-
-
-def _cost(at: Placed, load: Load, gbps: Floats) -> float:
-    """How slow communications are when each runs alone and when all that have the same members' hosts do."""
-    rates = max_min_rates(load, gbps)
-    return float((1 / np.maximum(rates, 1e-12)).sum())
-
-
-def quantile(loads: Sequence[Load], share: float) -> Load:
-    """The load at a share of the seeds.
-
-    Args:
-        loads: in order.
-        share: 0 for the first, 1 for the last.
-    """
-    return loads[round(share * (len(loads) - 1))]
 
 
 class FabricEdit(Edit):
@@ -133,7 +68,7 @@ class FabricEdit(Edit):
 
 def _as_hashed(graph: Graph, at: Placed) -> list[Load]:
     columns = (graph.nodes.kind, graph.nodes.message, graph.nodes.rank, graph.edges.source, graph.edges.kind)
-    return once(graph, "hashed loads", columns, lambda: hashed_loads(at, at.routes))
+    return once(graph, "hashed loads", columns, lambda: hashed_loads(at.flows, at.routes))
 
 
 @dataclass(frozen=True)
@@ -155,7 +90,7 @@ class HashedPaths(FabricEdit):
         return [cls()]
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
-        loads = hashed_loads(at, at.routes)
+        loads = hashed_loads(at.flows, at.routes)
         return lambda share: Cables(quantile(loads, share), at.fabric.gbps)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
@@ -186,8 +121,7 @@ class PlannedPaths(FabricEdit):
         return [cls()]
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
-        plan = planned(distinct(at.flows), at.routes, at.fabric.gbps)
-        load = loaded(at.flows, at.routes, plan_for(at.flows, plan.choice()))
+        load = loaded(at.flows, at.routes, planned_connections(at.flows, at.routes, at.fabric.gbps))
         return lambda share: Cables(load, at.fabric.gbps)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
@@ -266,10 +200,9 @@ class FailedCable(FabricEdit):
             load = sprayed(at.flows, routes)
             return lambda share: Cables(load, gbps)
         if self.then == "plan":
-            plan = planned(distinct(at.flows), routes, gbps)
-            load = loaded(at.flows, routes, plan_for(at.flows, plan.choice()))
+            load = loaded(at.flows, routes, planned_connections(at.flows, routes, gbps))
             return lambda share: Cables(load, gbps)
-        loads = hashed_loads(at, routes)
+        loads = hashed_loads(at.flows, routes)
         return lambda share: Cables(quantile(loads, share), gbps)
 
     def describe(self) -> str:
@@ -310,10 +243,10 @@ class Oversubscription(FabricEdit):
         return "fewer or slower cables from leaves to spines: it says what that would cost"
 
 
-def _between_switches(fabric: Fabric) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _between_switches(fabric: Fabric) -> Bools:
     """[L] whether a link joins two switches."""
     switch = fabric.kind == SWITCH
-    between: np.ndarray[tuple[int], np.dtype[np.bool_]] = switch[fabric.source] & switch[fabric.target]
+    between: Bools = switch[fabric.source] & switch[fabric.target]
     return between
 
 
@@ -335,35 +268,6 @@ def _cable(fabric: Fabric, text: str) -> Ints:
     if not both[0]:
         raise Unanswerable(f"no cable of the topology joins {begin} and {end}")
     return np.array([links[0] for links in both], np.int64)
-
-
-def distinct(flows: Flows) -> Flows:
-    """Each connection once: communications of the same ranks use the same ones, one after the other."""
-    _, first = np.unique(np.stack([flows.key, flows.begin, flows.end]), axis=1, return_index=True)
-    first = np.sort(first)
-    return replace(
-        flows,
-        of=np.arange(first.size),
-        begin=flows.begin[first],
-        end=flows.end[first],
-        share=flows.share[first],
-        key=flows.key[first],
-        count=first.size,
-    )
-
-
-def plan_for(flows: Flows, choose: Callable[[Ints, Ints, Ints], Ints]) -> Callable[[Ints, Ints, Ints], Ints]:
-    """The choice of a plan for `distinct` flows, for all that use the same connections.
-
-    Args:
-        flows: all flows.
-        choose: for the distinct ones.
-    """
-    _, first, which = np.unique(
-        np.stack([flows.key, flows.begin, flows.end]), axis=1, return_index=True, return_inverse=True
-    )
-    rank = np.argsort(np.argsort(first))
-    return lambda rows, here, number: choose(rank[which.ravel()[rows]], here, number)
 
 
 def fullest(at: Placed, load: Load) -> tuple[str, ...]:
