@@ -175,16 +175,29 @@ class Analysis(Cached):
         ms = {"begin_ms": before / NS_PER_MS, "end_ms": pl.col("finish_ns") / NS_PER_MS}
         return ends.select("window", "step", **ms)
 
-    @cached
+    @property
     def operations(self) -> Analysis | None:
         """The run by its whole operations: itself where it consists of them; None where none are replayed."""
+        return self._operations[0]
+
+    @property
+    def why_no_operations(self) -> str:
+        """Why operations that were recorded cannot be replayed; empty where they are, or there are none."""
+        return self._operations[1]
+
+    @cached
+    def _operations(self) -> tuple[Analysis | None, str]:
         from dpro.replay.pipeline.recorded import has_operations
 
-        with suppress(DproError):
-            recorded = has_operations(self.run)
-            found = OperationAnalysis(self.run, self._network, self._products) if recorded else self
-            return found if found.built.of_operations and found.trust.answerable else None
-        return None
+        recorded = has_operations(self.run)
+        found = OperationAnalysis(self.run, self._network, self._products) if recorded else self
+        try:
+            if found.built.of_operations and found.trust.answerable:
+                return found, ""
+            why = found.trust.reasons[0] if recorded else ""
+        except DproError as error:
+            why = str(error)
+        return None, why if recorded else ""
 
     @cached
     def slowdown(self) -> Slowdown | None:

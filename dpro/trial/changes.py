@@ -184,6 +184,7 @@ def _algorithm(values: Values) -> Values:
     return {"name": "NCCL_ALGO", "value": values["to"].capitalize(), "backend": "nccl"}
 
 
+OF_DDP = ("ddp", "reduction")  # families that need a DistributedDataParallel
 CHANGES: dict[str, ChangeRow] = {
     "bucket": ChangeRow(
         "gradient buckets of DDP of another size",
@@ -367,6 +368,11 @@ def kind_of_edit(text: str) -> str:
         return parse_change(text).kind
     except UsageError:
         return ""
+
+
+def is_of_ddp(text: str) -> bool:
+    """Whether trying a what-if edit changes torch's DDP, which other frameworks have no part in."""
+    return parse_change(text).family in OF_DDP
 
 
 def _values(name: str, row: ChangeRow, rest: str) -> Values:

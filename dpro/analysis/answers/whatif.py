@@ -38,6 +38,7 @@ from dpro.replay.whatif.documents import (
     refusal_document,
 )
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
 from dpro.replay.whatif.pareto import ParetoPoint, pareto
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked, undominated
 from dpro.replay.whatif.registry import EDITS
@@ -163,8 +164,7 @@ def what_if(
         UsageError: no such steps were recorded in depth.
         Unanswerable: the run holds no whole step.
     """
-    view = analysis.operations
-    if view is not None and any(edit.on_operations() for edit in edits):
+    if (view := analysis.operations) is not None and any(edit.on_operations() for edit in edits):
         analysis = view
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget
@@ -174,6 +174,7 @@ def what_if(
         found = searched(
             analysis, selection, budget, lambda: explored(analysis, budget, progress, trust, baseline)
         )
+    found = dataclasses.replace(found, refused=_with_own_reasons(found.refused, analysis))
     predictions, widened = calibrate(found.predictions)
     samples_per_s = _samples_per_s(analysis)
     document = WhatIfDocument(
@@ -229,6 +230,21 @@ def _predicted(
         return SearchResult([predict(analysis.built.predictive, baseline, edits, trust)], [], [], [])
     except Unanswerable as error:
         return SearchResult([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
+
+
+def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Refusal]:
+    """Refusals for want of whole operations, with why those that were recorded are not replayed.
+
+    Args:
+        refused: all.
+        analysis: of the run.
+    """
+    wanting = [each.reason == NOT_OPERATIONS for each in refused]
+    why = analysis.why_no_operations if any(wanting) else ""
+    if not why:
+        return list(refused)
+    reason = f"forward and backward of micro-batches were recorded, but their replay does not hold: {why}"
+    return [dataclasses.replace(each, reason=reason) if is_ else each for each, is_ in zip(refused, wanting)]
 
 
 def explored(

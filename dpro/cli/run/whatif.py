@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
     from dpro.replay.whatif.predict import Prediction, Refusal
     from dpro.selection import Ranges
+    from dpro.store import Run
 
 ROWS = 12
 HEADINGS = {
@@ -160,7 +161,7 @@ def whatif(
     else:
         print_end(analysis.end)
         print_selection(selection)
-        _print(answer, searched=not parsed)
+        _print(answer, analysis.run, searched=not parsed)
     if answer.refused and not answer.predictions:
         ctx.exit(1)
 
@@ -210,19 +211,37 @@ def _print_trust(document: TrustedDocument | WhatIfDocument) -> None:
         out.print(f"  - {reason}")
 
 
-def _how_to_try(predictions: Sequence[Prediction]) -> str:
-    """The command that makes the changes of the first prediction to the job; empty where that cannot be."""
-    from dpro.trial.changes import kind_of_edit
+def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
+    """The command that makes the changes of the first prediction to the job; empty where that cannot be.
+
+    Args:
+        predictions: in order.
+        run: of which.
+    """
+    from dpro.trial.changes import is_of_ddp, kind_of_edit
 
     texts = [str(edit) for prediction in predictions[:1] for edit in prediction.edits]
-    return f"dpro try {' '.join(texts)} -- COMMAND" if texts and all(map(kind_of_edit, texts)) else ""
+    if not texts or not all(map(kind_of_edit, texts)):
+        return ""
+    if any(map(is_of_ddp, texts)) and _reduces_without_ddp(run):
+        return ""
+    return f"dpro try {' '.join(texts)} -- COMMAND"
 
 
-def _print(answer: WhatIf, searched: bool) -> None:
+def _reduces_without_ddp(run: Run) -> bool:
+    """Whether the job said that DeepSpeed reduces its gradients."""
+    from dpro.replay.models.gradients.buffers import SOURCE
+    from dpro.schema import BUCKETS
+
+    return any(source.startswith(SOURCE) for source in run.table(BUCKETS, ["source"])["source"].to_list())
+
+
+def _print(answer: WhatIf, run: Run, searched: bool) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
     Args:
         answer: what was predicted.
+        run: of which.
         searched: whether edits were searched for: then those of small gain are left out.
     """
     from dpro.analysis.gains import WORTH_SHOWING
@@ -245,7 +264,7 @@ def _print(answer: WhatIf, searched: bool) -> None:
     left = len(answer.predictions) - len(shown) + len(document.little)
     if left:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    _print_how(shown)
+    _print_how(shown, run)
     for pair in document.interactions:
         more = "more" if pair.together_ms > pair.apart_ms else "less"
         saved = f"{pair.together_ms:.2f} ms) than in sum ({pair.apart_ms:.2f} ms"
@@ -294,13 +313,18 @@ def _print_blocks(shown: Sequence[Prediction]) -> None:
             out.print(f"         {edits}  ({EFFORTS[row.effort]}{proof})")
 
 
-def _print_how(shown: Sequence[Prediction]) -> None:
-    """What was found for the first prediction, how to make it real, and how to try it."""
+def _print_how(shown: Sequence[Prediction], run: Run) -> None:
+    """What was found for the first prediction, how to make it real, and how to try it.
+
+    Args:
+        shown: predictions.
+        run: of which.
+    """
     out = console()
     for note in (*shown[0].notes, *shown[0].training) if shown else ():
         out.print(f"  - {note}")
     if shown:
         out.print(f"How, for the first: {shown[0].how()}")
-    trial = _how_to_try(shown)
+    trial = how_to_try(shown, run)
     if trial:
         out.print(f"To see what it really does: {trial}")

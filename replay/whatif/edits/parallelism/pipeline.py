@@ -40,6 +40,10 @@ from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
 from dpro.schema import COUNTERS
 
+NOT_OPERATIONS = (
+    "the run does not consist of whole operations: import a trace of forward and backward per micro-batch "
+    "(`dpro import` of operation-level Parquet or pipeline timelines)"
+)
 MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none of them
 
 
@@ -60,10 +64,7 @@ def computes(graph: Graph) -> pl.DataFrame:
         (nodes.kind == NodeKind.KERNEL) & np.array([kind != "" for kind in kind_of])[nodes.name]
     )
     if at.size == 0 or not graph.places:
-        raise Unanswerable(
-            "the run does not consist of whole operations: import a trace of forward and backward per "
-            "micro-batch (`dpro import` of operation-level Parquet or pipeline timelines)"
-        )
+        raise Unanswerable(NOT_OPERATIONS)
     places = [graph.places[int(rank)] for rank in nodes.rank[at]]
     rows = pl.DataFrame(
         {

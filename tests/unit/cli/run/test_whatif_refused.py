@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from dpro.cli.run.whatif import refused_in_words
-from dpro.replay.whatif.predict import Refusal
+import polars as pl
+import pytest
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.whatif import what_if
+from dpro.cli.run.whatif import how_to_try, refused_in_words
+from dpro.replay.whatif.predict import Prediction, Refusal
+from dpro.replay.whatif.registry import parse_edit
+from dpro.schema import BUCKETS, OPERATIONS
+from dpro.store import open_run, write_part
+from dpro.table import complete
+from tests.builders import gpu_job
+from tests.pipelines import Job
+from tests.recorded_pipelines import recorded
 
 
 def test_edits_that_are_refused_for_one_reason_share_a_line() -> None:
@@ -12,3 +24,34 @@ def test_edits_that_are_refused_for_one_reason_share_a_line() -> None:
         "not answered: paths, spray: no topology",
         "not answered: gc: no pauses",
     ]
+
+
+def test_operations_that_do_not_explain_their_steps_are_said_with_the_number(tmp_path) -> None:
+    analysis = Analysis(recorded(Job(num_batches=4, num_steps=4, late=5.0).run(), tmp_path))
+    assert analysis.operations is None
+    assert analysis.why_no_operations.startswith("nothing in the trace explains 16.1% of the time")
+
+
+def test_a_run_with_recorded_operations_is_not_asked_to_import_a_trace(tmp_path) -> None:
+    pipeline = recorded(Job(num_batches=4, num_steps=4).run(), tmp_path / "pipeline")
+    run = gpu_job().write(tmp_path / "run")
+    elsewhere = pipeline.table(OPERATIONS).with_columns(step=pl.col("step") + 100)
+    write_part(run.path, OPERATIONS, "rank00000", complete(OPERATIONS, elsewhere))
+    edits = [parse_edit("pipeline:schedule=zb-h1")]
+    [refused] = what_if(
+        Analysis(open_run(run.path)), edits, calibrate=lambda found: (list(found), [])
+    ).refused
+    assert refused.reason.startswith("forward and backward of micro-batches were recorded, but their replay")
+    assert "import" not in refused.reason
+
+
+@pytest.mark.parametrize(("source", "tried"), [("DeepSpeed ZeRO-2 buckets", False), ("DDP", True)])
+def test_changes_to_ddp_are_tried_on_jobs_with_ddp_only(tmp_path, source, tried) -> None:
+    run = gpu_job().write(tmp_path)
+    row = pl.DataFrame({"rank": [0], "bucket": [0], "source": [source]})
+    write_part(run.path, BUCKETS, "rank00000", complete(BUCKETS, row))
+    again = open_run(run.path)
+    edits = {name: (parse_edit(name),) for name in ("bucket:mb=1", "compress:to=bf16", "accumulate:steps=2")}
+    said = {name: how_to_try([Prediction(edit, 2e6, 1.5, 1e6, 3e6)], again) for name, edit in edits.items()}
+    assert bool(said["bucket:mb=1"]) is bool(said["compress:to=bf16"]) is tried
+    assert said["accumulate:steps=2"] == "dpro try accumulate:steps=2 -- COMMAND"
