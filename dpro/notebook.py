@@ -74,15 +74,15 @@ class OpenedRun(Loaded):
 
         Args:
             steps: as `3-8` or `3,5,7-9`; empty for all.
-            ranks: as `0,2-3`; empty for all.
+            ranks: as `0,2-3`, or by their places in the layout, as `tp=0`; empty for all.
 
         Raises:
             UsageError: it is not understood, or selects nothing that was recorded in depth.
             Unanswerable: the run holds no spans.
         """
-        from dpro.analysis.selected import select
+        from dpro.analysis.selected import read_selection, select
 
-        return select(self, parse_selection(steps, ranks))
+        return select(self, read_selection(steps, ranks, self.run))
 
     def whatif(self, *edits: str, steps: str = "") -> pl.DataFrame:
         """What edits together would make of the mean step; without any, what would help, best first.

@@ -1,7 +1,8 @@
 """Which steps and ranks of a run are selected, as options of commands and links of the dashboard write them.
 
 In: texts such as `3,5,7-9`. Out: ranges of numbers, first and last included; a `Selection` that filters
-tables by them.
+tables by them. Ranks may also be named by where they stand, as `tp=0`: which these are, the layout of a run
+says (`dpro.analysis.selected`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Selection:
 
     def has_rank(self, rank: int) -> bool:
         """Whether a rank is selected."""
-        return not self.ranks or any(first <= rank <= last for first, last in self.ranks)
+        return not self.ranks or is_within(rank, self.ranks)
 
     def checked(self, recorded: pl.DataFrame, of: str = "") -> pl.DataFrame:
         """The rows that are selected, of those there are to select from.
@@ -85,6 +86,27 @@ class Selection:
 ALL = Selection()
 
 
+@dataclass(frozen=True)
+class RankChoice:
+    """Ranks as an option names them: by their numbers, or by where they stand.
+
+    Attributes:
+        ranks: their numbers.
+        places: axes of the layout, and places along them; all hold.
+    """
+
+    ranks: Ranges = ()
+    places: tuple[tuple[str, Ranges], ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether any are named."""
+        return bool(self.ranks or self.places)
+
+    def __str__(self) -> str:
+        """As the option takes it."""
+        return ranges_text(self.ranks) or ",".join(f"{axis}={ranges_text(at)}" for axis, at in self.places)
+
+
 class SelectionDocument(DocumentPart, frozen=True):
     """What was selected, as options write it: `3,5,7-9`.
 
@@ -102,6 +124,16 @@ def selection_document(selection: Selection) -> SelectionDocument | UnsetType:
     if not selection:
         return UNSET
     return SelectionDocument(ranges_text(selection.steps) or UNSET, ranges_text(selection.ranks) or UNSET)
+
+
+def is_within(number: int, ranges: Ranges) -> bool:
+    """Whether a number lies in one of some ranges.
+
+    Args:
+        number: such as a rank.
+        ranges: any number of them.
+    """
+    return any(first <= number <= last for first, last in ranges)
 
 
 def is_in_ranges(column: str, ranges: Ranges) -> pl.Expr:
@@ -130,17 +162,40 @@ def parse_ranges(text: str, what: str) -> Ranges:
     return _merged(_ends(part, what) for part in parts if part)
 
 
-def parse_selection(steps: str = "", ranks: str = "") -> Selection:
-    """Read a selection, as options write it; empty texts select all.
+def parse_rank_choice(text: str) -> RankChoice:
+    """Read `0,2-3`, or `tp=0` or `dp=0-3,pp=1`; nothing for an empty text.
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    if "=" not in text:
+        return RankChoice(parse_ranges(text, "ranks"))
+    places: list[tuple[str, list[str]]] = []
+    why = UsageError(f"ranks {quoted(text)} are not understood: 0,2-3, or tp=0, or dp=0-3,pp=1")
+    for part in text.split(","):
+        axis, equals, numbers = (each.strip() for each in part.partition("="))
+        if equals and axis.isalnum() and axis not in dict(places):
+            places.append((axis, [numbers]))
+        elif places and not equals:
+            places[-1][1].append(axis)
+        else:
+            raise why
+    found = tuple((axis, parse_ranges(",".join(at), f"ranks {axis}=")) for axis, at in places)
+    if not all(at for _, at in found):
+        raise why
+    return RankChoice(places=found)
+
+
+def parse_selection(steps: str = "") -> Selection:
+    """Read a selection of steps, as options write it; an empty text selects all.
 
     Args:
         steps: as `3-8` or `3,5,7-9`.
-        ranks: as `0,2-3`.
 
     Raises:
-        UsageError: one is no such list, or names none.
+        UsageError: it is no such list, or names none.
     """
-    return Selection(*(_some_ranges(text, what) for text, what in ((steps, "steps"), (ranks, "ranks"))))
+    return Selection(_some_ranges(steps, "steps"))
 
 
 def _some_ranges(text: str, what: str) -> Ranges:

@@ -12,8 +12,21 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
+from dpro.errors import UsageError
+from dpro.replay.mesh import in_words, named_axes, places_along
+from dpro.replay.run_mesh import mesh_of_run
 from dpro.replay.steps.breakdown import collective_totals, recorded_steps, within_stretches
-from dpro.selection import Selection
+from dpro.selection import (
+    Ranges,
+    RankChoice,
+    Selection,
+    is_within,
+    parse_rank_choice,
+    parse_selection,
+    quoted,
+    ranges_of,
+)
+from dpro.store import Run
 
 if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
@@ -102,6 +115,57 @@ class SelectedRun(Analysis):
         """The rows of selected ranks that begin in selected steps."""
         chosen = Selection(ranks=self._selection.ranks).keep(rows)
         return chosen if self._all_steps else within_stretches(chosen, self._stretches)
+
+
+def selection_of(steps: Ranges, ranks: RankChoice, *runs: Run) -> Selection:
+    """Steps and ranks by their numbers.
+
+    Args:
+        steps: selected ones; empty for all.
+        ranks: by number or by place; empty for all.
+        runs: in which they are to be selected; places have to be of the same ranks in all.
+
+    Raises:
+        UsageError: places are given, and the layout of a run is not known, or has no rank there.
+    """
+    if not ranks.places:
+        return Selection(steps, ranks.ranks)
+    found = {_ranks_at(run, ranks) for run in runs}
+    if len(found) > 1:
+        raise UsageError(f"--ranks {ranks}: these are not the same ranks in both runs: give their numbers")
+    return Selection(steps, found.pop())
+
+
+def read_selection(steps: str, ranks: str, *runs: Run) -> Selection:
+    """Read a selection, as options write it; empty texts select all.
+
+    Args:
+        steps: as `3-8` or `3,5,7-9`.
+        ranks: as `0,2-3`, or `tp=0`.
+        runs: as of `selection_of`.
+
+    Raises:
+        UsageError: one is no such list, or names none.
+    """
+    chosen = parse_rank_choice(ranks)
+    if ranks and not chosen:
+        raise UsageError("ranks names none: give some, as 3, 3-8, 3,5,7-9, or tp=0")
+    return selection_of(parse_selection(steps).steps, chosen, *runs)
+
+
+def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
+    """The ranks that stand at all of some places."""
+    mesh, given = mesh_of_run(run), f"--ranks {chosen}"
+    if not named_axes(mesh):
+        raise UsageError(f"{given}: nothing recorded says how the ranks are laid out: give their numbers")
+    ranks = set(mesh.coordinates)
+    for axis, at in chosen.places:
+        if axis not in named_axes(mesh):
+            raise UsageError(f"{given}: there is no axis {quoted(axis)}: {in_words(mesh)}")
+        ranks &= {rank for rank, place in places_along(mesh, axis).items() if is_within(place, at)}
+    if not ranks:
+        raise UsageError(f"{given}: no rank stands there (places count from 0): {in_words(mesh)}")
+    return ranges_of(ranks)
 
 
 def select(analysis: Analysis, selection: Selection) -> Analysis:

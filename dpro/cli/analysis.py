@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polars import DataFrame
 
     from dpro.analysis.analysis import Analysis
-    from dpro.selection import Ranges
+    from dpro.selection import Ranges, RankChoice
 
 run_argument = click.argument("run", type=click.Path(), metavar="RUN")
 
@@ -35,6 +35,22 @@ def _read_ranges(_context: click.Context, option: click.Parameter, text: str | N
     return ranges
 
 
+def _read_ranks(_context: click.Context, _option: click.Parameter, text: str | None) -> RankChoice:
+    """Callback of the option that selects ranks.
+
+    Raises:
+        UsageError: the text is no list of numbers and ranges, nor of places along axes.
+    """
+    from dpro.selection import RankChoice, parse_rank_choice
+
+    if text is None:
+        return RankChoice()
+    choice = parse_rank_choice(text)
+    if not choice:
+        raise UsageError("--ranks names none: give some, as 3, 3-8, 3,5,7-9, or tp=0")
+    return choice
+
+
 steps_option = click.option(
     "--steps",
     metavar="STEPS",
@@ -45,9 +61,9 @@ steps_option = click.option(
 ranks_option = click.option(
     "--ranks",
     metavar="RANKS",
-    callback=_read_ranges,
+    callback=_read_ranks,
     shell_complete=complete_ranges,
-    help="Only these ranks: 0, or 0,2-3.",
+    help="Only these ranks: 0, or 0,2-3; or by their places in the layout: tp=0, or dp=0-3,pp=1.",
 )
 
 

@@ -33,7 +33,7 @@ from dpro.analysis.answers.whatif import (
     sensitivity_of,
     what_if,
 )
-from dpro.analysis.selected import select
+from dpro.analysis.selected import read_selection, select
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
@@ -68,7 +68,7 @@ class OfReport(OfRun, frozen=True, kw_only=True):
         run: a run directory or traces.
         top: how many kernels to list.
         steps: only these, as `3-8` or `3,5,7-9`; empty for all.
-        ranks: only these, as `0,2-3`; empty for all.
+        ranks: only these, as `0,2-3`, or by their places in the layout, as `tp=0`; empty for all.
     """
 
     top: int = KERNELS
@@ -113,7 +113,7 @@ class OfTwoRuns(DocumentPart, frozen=True):
         a: the first run, such as the one before a change.
         b: the second.
         steps: the steps to compare, as `3-8` or `3,5,7-9`; empty for all.
-        ranks: the ranks whose work to compare, as `0,2-3`; empty for all.
+        ranks: the ranks whose work to compare, as `0,2-3` or `tp=0`; empty for all.
     """
 
     a: str
@@ -221,8 +221,9 @@ def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
 def _report(asked: OfReport, folders: Sequence[Path]) -> ReportDocument:
     if asked.top < 1:
         raise UsageError("report: top is at least 1")
-    selection = parse_selection(asked.steps, asked.ranks)
-    analysis = select(_analysis(asked.run, folders), selection)
+    whole = _analysis(asked.run, folders)
+    selection = read_selection(asked.steps, asked.ranks, whole.run)
+    analysis = select(whole, selection)
     return report_document(analysis, report_tables(analysis, selection), asked.top, selection)
 
 
@@ -261,8 +262,9 @@ def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
 
 
 def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
-    selection = parse_selection(asked.steps, asked.ranks)
-    return difference_of(_analysis(asked.a, folders), _analysis(asked.b, folders), selection)[0]
+    before, after = (_analysis(run, folders) for run in (asked.a, asked.b))
+    selection = read_selection(asked.steps, asked.ranks, before.run, after.run)
+    return difference_of(before, after, selection)[0]
 
 
 TOOLS: dict[str, Tool] = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.selection import Selection, parse_ranges, ranges_of, ranges_text
+from dpro.selection import RankChoice, Selection, parse_ranges, parse_rank_choice, ranges_of, ranges_text
 
 
 def test_lists_and_ranges_are_merged_in_order():
@@ -33,6 +33,28 @@ def test_what_is_no_list_is_named_on_one_line(text):
         parse_ranges(text, "ranks")
     assert "\x1b" not in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("0,2-3", RankChoice(ranks=((0, 0), (2, 3)))),
+        ("tp=0", RankChoice(places=(("tp", ((0, 0),)),))),
+        ("dp=0-3,5,pp=1", RankChoice(places=(("dp", ((0, 3), (5, 5))), ("pp", ((1, 1),))))),
+        ("", RankChoice()),
+    ],
+)
+def test_ranks_are_chosen_by_number_or_by_place(text, choice):
+    assert parse_rank_choice(text) == choice
+    assert str(choice) == text
+    assert bool(choice) == bool(text)
+
+
+@pytest.mark.parametrize("text", ["tp=", "=0", "0,tp=1", "tp=0,tp=1", "tp=x", "tp=3-1", "tp==0", "\x1b=0"])
+def test_places_that_are_not_understood_are_named_on_one_line(text):
+    with pytest.raises(UsageError, match=r"ranks .* are not understood") as error:
+        parse_rank_choice(text)
+    assert "\x1b" not in str(error.value)
 
 
 def test_a_frame_is_filtered_by_the_columns_it_has():

@@ -13,7 +13,7 @@ from dpro.words import shortened
 
 if TYPE_CHECKING:
     from dpro.replay.difference import Difference
-    from dpro.selection import Ranges
+    from dpro.selection import Ranges, RankChoice
 
 ROWS = 15
 LONGEST_NAME = 70  # printed: names of kernels have hundreds of characters
@@ -32,7 +32,7 @@ MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 @json_option
 @click.pass_context
 def diff(
-    ctx: click.Context, a: str, b: str, steps: Ranges, ranks: Ranges, fail_on: float | None, as_json: bool
+    ctx: click.Context, a: str, b: str, steps: Ranges, ranks: RankChoice, fail_on: float | None, as_json: bool
 ) -> None:
     """What explains that a step of run B takes longer, or shorter, than one of run A.
 
@@ -52,10 +52,11 @@ def diff(
     ranks changes counts as not explained.
     """
     from dpro.analysis.answers.difference import difference_of
-    from dpro.selection import Selection
+    from dpro.analysis.selected import selection_of
 
-    selection = Selection(steps, ranks)
-    document, found = difference_of(analyse(a), analyse(b), selection)
+    before, after = analyse(a), analyse(b)
+    selection = selection_of(steps, ranks, before.run, after.run)
+    document, found = difference_of(before, after, selection)
     if as_json:
         print_json(document)
     else:

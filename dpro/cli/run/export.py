@@ -15,7 +15,7 @@ from dpro.units import ms
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.export.drawing import Drawing
-    from dpro.selection import Ranges, Selection
+    from dpro.selection import Ranges, RankChoice, Selection
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
@@ -30,7 +30,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @ranks_option
 @json_option
 def export(
-    run: str, chrome: Path | None, perfetto: Path | None, steps: Ranges, ranks: Ranges, as_json: bool
+    run: str, chrome: Path | None, perfetto: Path | None, steps: Ranges, ranks: RankChoice, as_json: bool
 ) -> None:
     """Write all ranks' timelines into one file, on one aligned clock.
 
@@ -55,11 +55,13 @@ def export(
         raise UsageError("name a file to write with --perfetto FILE or --chrome FILE")
     for path in wanted.values():
         ensure_writable(path)
+    from dpro.analysis.selected import selection_of
     from dpro.export.slices import path_note, path_offset
-    from dpro.selection import Selection, selection_document
+    from dpro.selection import selection_document
 
-    selection = Selection(steps, ranks)
-    drawn = drawing_of(analyse(run), selection)
+    analysis = analyse(run)
+    selection = selection_of(steps, ranks, analysis.run)
+    drawn = drawing_of(analysis, selection)
     for form, path in wanted.items():
         _write(drawn, form, path)
     sooner, later = path_offset(drawn.rows)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import ReportTables
-    from dpro.selection import Ranges, Selection
+    from dpro.selection import Ranges, RankChoice, Selection
     from dpro.store import Run
 
 STDOUT = Path("-")
@@ -80,7 +80,7 @@ def report(
     run: str,
     top: int | None,
     steps: Ranges,
-    ranks: Ranges,
+    ranks: RankChoice,
     network_table: str | None,
     html: Path | None,
     markdown: Path | None,
@@ -92,6 +92,7 @@ def report(
     dpro report RUN
     dpro report FOLDER_OF_TRACES --top 20
     dpro report RUN --steps 3-8 --ranks 0,2-3    tables, means and totals of these alone
+    dpro report RUN --ranks tp=0                 of the first rank of each tensor-parallel group
     dpro report RUN --html report.html           all that dpro knows of it, to send to a colleague
     dpro report RUN --markdown                   the same without figures, for an issue
 
@@ -136,14 +137,12 @@ def report(
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import report_document, report_tables
-    from dpro.analysis.selected import select
+    from dpro.analysis.selected import select, selection_of
     from dpro.cli.runs import open_or_import
-    from dpro.selection import Selection
 
-    selection = Selection(steps, ranks)
-    if selection and (html is not None or markdown is not None):
+    if (steps or ranks) and (html is not None or markdown is not None):
         raise UsageError(
-            f"{selection}: reports to send are of the whole run, since findings and predictions are: "
+            "--steps, --ranks: reports to send are of the whole run, since findings and predictions are: "
             "leave out --html and --markdown, or select in `dpro dashboard`"
         )
     for path in (html, markdown):
@@ -153,6 +152,7 @@ def report(
     if html is not None or markdown is not None:
         _write(opened, html, markdown, as_json)
         return
+    selection = selection_of(steps, ranks, opened)
     analysis = select(Analysis(opened, read_network(network_table)), selection)
     tables = report_tables(analysis, selection)
     if as_json:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
     from dpro.replay.whatif.predict import Prediction, Refusal
-    from dpro.selection import Ranges
+    from dpro.selection import Ranges, RankChoice
     from dpro.store import Run
 
 ROWS = 12
@@ -102,7 +102,7 @@ def whatif(
     network_table: str | None,
     device_tables: tuple[str, ...],
     steps: Ranges,
-    ranks: Ranges,
+    ranks: RankChoice,
     as_json: bool,
 ) -> None:
     """Predict what a change would do to throughput and to the mean step, with intervals.

@@ -79,6 +79,34 @@ def test_report_is_of_selected_steps_and_ranks_alone(two_steps):
     assert document["step_time"]["steps"] == 1
 
 
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory) -> str:
+    """Four ranks: two replicas of two tensor-parallel ranks."""
+    built = cpu_job(num_ranks=4)
+    for rank in range(4):
+        built.worker(rank, "n1", dp=rank // 2, tp=rank % 2)
+    return str(built.write(tmp_path_factory.mktemp("runs") / "grid").path)
+
+
+def test_ranks_are_selected_by_their_places_in_the_layout(grid):
+    by_place = answer(report, grid, "--ranks", "tp=1")
+    assert by_place["selection"] == {"ranks": "1,3"}
+    assert by_place == answer(report, grid, "--ranks", "1,3")
+    assert answer(report, grid, "--ranks", "dp=1,tp=0")["selection"] == {"ranks": "2"}
+    assert answer(diff, grid, grid, "--ranks", "dp=0")["selection"] == {"ranks": "0-1"}
+
+
+def test_places_that_no_rank_has_are_refused_with_the_layout(grid, two_steps):
+    assert refused(report, grid, "--ranks", "tp=2") == (
+        "--ranks tp=2: no rank stands there (places count from 0): 4 ranks = dp 2 x tp 2"
+    )
+    assert refused(report, grid, "--ranks", "pp=0") == (
+        "--ranks pp=0: there is no axis 'pp': 4 ranks = dp 2 x tp 2"
+    )
+    assert "nothing recorded says how the ranks are laid out" in refused(report, two_steps, "--ranks", "tp=0")
+    assert "not understood" in str(CliRunner().invoke(report, [grid, "--ranks", "tp="]).exception)
+
+
 def test_work_outside_of_steps_counts_where_all_steps_are_selected(two_steps):
     def before(*selected: str) -> list[int]:
         kernels = answer(report, two_steps, *selected)["kernels"]
