@@ -47,8 +47,11 @@ def test_edits_complete_by_name_by_key_and_by_word():
     assert {name.rstrip(":") for name in after("whatif", "RUN", "--edit", "")} == set(EDITS)
     assert after("whatif", "RUN", "-e", "netw") == ["network:"]
     assert after("whatif", "RUN", "-e", "hide") == ["hide-input"]
-    assert after("whatif", "RUN", "-e", "network:") == ["network:bandwidth=", "network:latency="]
-    assert after("whatif", "RUN", "-e", "network:bandwidth=2,") == ["network:bandwidth=2,latency="]
+    keys = [f"network:{key}=" for key in ("bandwidth", "latency", "axis")]
+    assert after("whatif", "RUN", "-e", "network:") == keys
+    assert after("whatif", "RUN", "-e", "network:bandwidth=2,axis=tp,") == [
+        "network:bandwidth=2,axis=tp,latency="
+    ]
     assert after("whatif", "RUN", "-e", "precision:dtype=b") == ["precision:dtype=bf16"]
     assert after("whatif", "RUN", "-e", "nothing:") == []
     assert after("whatif", "RUN", "-e", "network:nothing=") == []
