@@ -10,7 +10,7 @@ one switch apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from dpro.errors import UsageError
 from dpro.topology.file import ALL, PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile
@@ -42,8 +42,9 @@ class FabricSize:
         Raises:
             UsageError: nothing is left towards spines.
         """
-        down = ceil(self.ports * self.oversubscription / (1 + self.oversubscription))
-        if down >= self.ports or self.oversubscription <= 0:
+        ratio = self.oversubscription
+        down = ceil(self.ports * ratio / (1 + ratio)) if 0 < ratio < inf else self.ports
+        if down >= self.ports:
             raise UsageError(f"oversubscription {self.oversubscription:g} leaves no port of {self.ports}")
         return down
 
@@ -126,7 +127,9 @@ def _three_tiers(
     pods = ceil(leaves / half)
     if pods > size.ports:
         most = size.ports * half
-        raise UsageError(f"{leaves} leaves: three tiers of switches with {size.ports} ports join {most}")
+        raise UsageError(
+            f"{leaves:,} leaves: three tiers of {size.ports}-port switches join at most {most:,}"
+        )
     switches += [
         SwitchEntry(_range("spine", 0, pods * up - 1), "spine"),
         SwitchEntry(_range("core", 0, up * half - 1), "core"),

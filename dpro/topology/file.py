@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ FILE = "topology.toml"  # in a run
 VERSION = 1
 ALL, EACH = "all", "each"
 MAX_CABLES = 4_000_000
+MAX_PARTS = 1_000_000  # GPUs and ports of all hosts
 PORT = ":"  # between a host and its port: node001:nic0
 
 
@@ -139,6 +141,8 @@ def check(topology: TopologyFile) -> None:
     """
     if topology.version != VERSION:
         raise UsageError(f"version {topology.version} is not known: this is version {VERSION}")
+    if not topology.hosts:
+        raise UsageError("describes no host: [[hosts]] is missing")
     ports = _checked_hosts(topology)
     switches = _checked_switches(topology)
     both = sorted(switches & {port.partition(PORT)[0] for port in ports})
@@ -147,15 +151,15 @@ def check(topology: TopologyFile) -> None:
     cables, used = 0, Counter[str]()
     for at, entry in enumerate(topology.links):
         with_place = f"links[{at}]"
-        if entry.gbit <= 0 or entry.count < 1:
-            raise UsageError(f"{with_place}: gbit and count are more than 0")
+        if not 0 < entry.gbit < inf or entry.count < 1:
+            raise UsageError(f"{with_place}: gbit and count are numbers of more than 0")
         ends = _pairs(entry, with_place)
         for name in {name for pair in ends for name in pair}:
             if name not in switches and name not in ports:
                 raise UsageError(f"{with_place}: {_unknown(name, switches, ports)}")
-        cables += len(ends)
+        cables += len(ends) * entry.count
         if cables > MAX_CABLES:
-            raise UsageError(f"{with_place}: more than {MAX_CABLES:,} pairs of ends")
+            raise UsageError(f"{with_place}: more than {MAX_CABLES:,} cables")
         for pair in ends:
             if pair[0] == pair[1]:
                 raise UsageError(f"{with_place}: {pair[0]!r} is linked to itself")
@@ -182,15 +186,20 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
     """Names of all ports."""
     ports: set[str] = set()
     seen: set[str] = set()
+    parts = 0
     for at, entry in enumerate(topology.hosts):
         place = f"hosts[{at}]"
-        if entry.gpus < 0 or entry.nics < 0 or entry.gpu_gbps <= 0 or entry.nic_gbit <= 0:
-            raise UsageError(f"{place}: counts are not negative, and speeds more than 0")
+        if entry.gpus < 0 or entry.nics < 0 or not (0 < entry.gpu_gbps < inf and 0 < entry.nic_gbit < inf):
+            raise UsageError(f"{place}: counts are not negative, and speeds numbers of more than 0")
         if entry.near and len(entry.near) != entry.gpus:
             raise UsageError(f"{place}: near names {len(entry.near)} ports, and there are {entry.gpus} GPUs")
         if any(not 0 <= port < entry.nics for port in entry.near):
             raise UsageError(f"{place}: near names ports from 0 to {entry.nics - 1}")
-        for name in _names(entry.names, place):
+        names = _names(entry.names, place)
+        parts += len(names) * (entry.gpus + entry.nics)
+        if parts > MAX_PARTS:
+            raise UsageError(f"{place}: more than {MAX_PARTS:,} GPUs and ports")
+        for name in names:
             if name in seen:
                 raise UsageError(f"{place}: host {name!r} is described twice")
             if PORT in name:
@@ -262,7 +271,11 @@ def write(topology: TopologyFile, path: Path) -> None:
 
     Raises:
         UsageError: entries do not agree.
+        InputError: the file cannot be written.
     """
     check(topology)
-    with written_whole(path.parent, path.name) as file:
-        file.write(as_toml(topology).encode())
+    try:
+        with written_whole(path.parent, path.name) as file:
+            file.write(as_toml(topology).encode())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error

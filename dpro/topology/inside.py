@@ -7,6 +7,7 @@ GPUs count where the file has them; what passes through a host's processors is n
 
 from __future__ import annotations
 
+from math import isfinite, nan
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -77,9 +78,12 @@ def _walk(
 def _number(path: Path, element: ElementTree.Element, name: str, usual: float) -> float:
     text = element.get(name)
     try:
-        return usual if text is None else float(text)
-    except ValueError as error:
-        raise InputError(f"{path}: <{element.tag} {name}={text!r}>: no number") from error
+        found = usual if text is None else float(text)
+    except ValueError:
+        found = nan
+    if not isfinite(found):
+        raise InputError(f"{path}: <{element.tag} {name}={text!r}>: no number")
+    return found
 
 
 def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | None) -> float:

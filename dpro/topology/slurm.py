@@ -8,6 +8,7 @@ share fast links, not how they are cabled, and are refused.
 from __future__ import annotations
 
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from dpro.errors import InputError, UsageError
@@ -74,7 +75,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def _topology(
     path: Path, switches: dict[str, tuple[list[str], list[str]]], gbit: float, host: HostEntry
 ) -> TopologyFile:
-    tiers = {name: _tier(path, name, switches, ()) for name in switches}
+    tiers = _tiers(path, switches)
     names = [each for hosts, _ in switches.values() for each in hosts]
     entry = HostEntry(fold(names), host.gpus, host.gpu_gbps, host.nics, host.nic_gbit, host.near)
     ports = f"nic[0-{host.nics - 1}]"
@@ -102,11 +103,12 @@ def _topology(
     return found
 
 
-def _tier(
-    path: Path, name: str, switches: dict[str, tuple[list[str], list[str]]], above: tuple[str, ...]
-) -> int:
-    """How many switches lie between a switch and the nearest hosts below it, at most."""
-    if name in above:
-        raise InputError(f"{path}: switch {name!r} is below itself")
-    lower = switches[name][1]
-    return 1 + max(_tier(path, each, switches, (*above, name)) for each in lower) if lower else 0
+def _tiers(path: Path, switches: dict[str, tuple[list[str], list[str]]]) -> dict[str, int]:
+    """By switch, how many switches lie between it and the hosts below it, at most."""
+    tiers: dict[str, int] = {}
+    try:
+        for name in TopologicalSorter({name: lower for name, (_, lower) in switches.items()}).static_order():
+            tiers[name] = 1 + max((tiers[each] for each in switches[name][1]), default=-1)
+    except CycleError as error:
+        raise InputError(f"{path}: switch {error.args[1][0]!r} is below itself") from error
+    return tiers

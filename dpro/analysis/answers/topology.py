@@ -79,7 +79,9 @@ def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> Topo
     routes = routes_of(network)
     far = _distance(network)
     leaves = np.flatnonzero(far == 0)[:MAX_LEAVES]
-    counts = np.array([_count_paths(routes, int(leaf), leaves) for leaf in leaves]).reshape(-1, leaves.size)
+    counts = np.array([_count_paths(routes, int(leaf), leaves) for leaf in leaves]).reshape(
+        leaves.size, leaves.size
+    )
     between = counts[~np.eye(leaves.size, dtype=bool)]
     linked = set(network.source.tolist())
     return TopologyDocument(

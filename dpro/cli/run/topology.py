@@ -33,8 +33,10 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--inside", type=_EXISTING, metavar="XML",
     help="The inside of each host, as NCCL writes it where NCCL_TOPO_DUMP_FILE names a file.",
 )  # fmt: skip
-@click.option("--gpus", type=click.IntRange(min=0), default=8, show_default=True, help="Of each host.")
-@click.option("--nics", type=click.IntRange(min=1), default=8, show_default=True, help="Ports of each host.")
+@click.option("--gpus", type=click.IntRange(0, 1024), default=8, show_default=True, help="Of each host.")
+@click.option(
+    "--nics", type=click.IntRange(1, 1024), default=8, show_default=True, help="Ports of each host."
+)
 @click.option(
     "--gpu-gbps", type=click.FloatRange(min=0, min_open=True), default=450.0, show_default=True,
     help="What a GPU sends to others of its host, 1e9 bytes/s.",
@@ -72,9 +74,10 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     write them: node[001-128].
     """
     from dpro.analysis.answers.topology import topology_document
-    from dpro.topology.file import FILE, write
+    from dpro.topology.file import FILE, check, write
 
     found = _described(given)
+    check(found)
     hosts: list[str] = []
     if run is not None:
         from dpro.store import open_run

@@ -64,6 +64,14 @@ def test_a_small_fabric_is_read(tmp_path: Path) -> None:
         (("names = \"node[0-1]\"", 'names = ""'), "hosts[0]: names is empty"),
         (('to = "leaf0"', 'to = "leaf0,leaf0"'), "linked 2 times"),
         (("[[links]]", "[[links]"), "topology.toml"),
+        (("gbit = 100", "gbit = nan"), "links[0]: gbit"),
+        (("gbit = 100", "gbit = inf"), "links[0]: gbit"),
+        (("gbit = 100", "count = 999999999"), "links[0]: more than 4,000,000 cables"),
+        (("gpus = 2", "gpu_gbps = nan"), "hosts[0]: counts"),
+        (("gpus = 2", "gpus = 99999999999"), "hosts[0]: more than 1,000,000 GPUs and ports"),
+        (("nics = 1", "nics = 999999999"), "hosts[0]: more than 1,000,000 GPUs and ports"),
+        (("node[0-1]\"\ngpus", "node[0-999999]\"\ngpus"), "hosts[0]: more than 1,000,000 GPUs and ports"),
+        ((GOOD, ""), "describes no host"),
     ],
 )  # fmt: skip
 def test_an_entry_that_is_wrong_is_named(tmp_path: Path, change: tuple[str, str], says: str) -> None:
@@ -74,6 +82,11 @@ def test_an_entry_that_is_wrong_is_named(tmp_path: Path, change: tuple[str, str]
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         read(tmp_path / "none.toml")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        write(rail_optimised(FabricSize(2, gpus=1, nics=1, ports=4)), tmp_path / "none" / "topology.toml")
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:

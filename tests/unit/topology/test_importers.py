@@ -134,6 +134,7 @@ def inside(path: Path) -> object:
         (inside, "<graphs/>", "<graphs>"),
         (inside, "<system/>", "names no GPU"),
         (inside, _system().replace('dev="0"', 'dev="x"', 1), "no number"),
+        (inside, _system().replace('dev="0"', 'dev="nan"', 1), "no number"),
         (slurm, "BlockName=b Nodes=a", ":1: blocks"),
         (slurm, "NodeName=a", "no SwitchName"),
         (slurm, "SwitchName=a Switches=b", "described by no line"),
@@ -159,3 +160,10 @@ def test_what_cannot_be_read_is_refused_in_one_line(
         reader(path)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_tiers_of_thousands_of_switches_are_counted_once_each(tmp_path: Path) -> None:
+    ladder = [f"SwitchName={side}{at} Switches=a{at - 1},b{at - 1}" for at in range(1, 1500) for side in "ab"]
+    path = tmp_path / "given"
+    path.write_text("\n".join(["SwitchName=a0 Nodes=x", "SwitchName=b0 Nodes=y", *ladder]))
+    assert len(read_slurm(path, 1, HOST).switches) == 1500

@@ -42,6 +42,8 @@ def test_a_topology_is_put_into_a_run_and_hosts_that_it_lacks_are_named(tmp_path
         (("--slurm", "{conf}", "--gbit", "100", "--inside", "{conf}"), "no XML"),
         ((*MADE, "--attach", "{folder}"), "not a run directory"),
         (("--fat-tree", "3", "--oversubscription", "100"), "leaves no port"),
+        (("--fat-tree", "3", "--oversubscription", "nan"), "leaves no port"),
+        (("--fat-tree", "3", "--gbit", "nan"), "speeds numbers of more than 0"),
     ],
 )
 def test_what_cannot_be_described_is_refused_in_one_line(
@@ -63,3 +65,11 @@ def test_slurms_hosts_get_the_inside_that_is_given(tmp_path: Path) -> None:
     document = json.loads(found.stdout)
     assert (document["hosts"], document["gpus"], document["ports"]) == (3, 12, 6)
     assert [tier["gbit_down"] for tier in document["tiers"]] == [1200.0, 400.0]
+
+
+def test_hosts_without_switches_are_summed_up(tmp_path: Path) -> None:
+    file = tmp_path / FILE
+    file.write_text('version = 1\n[[hosts]]\nnames = "a,b"\nnics = 1\n')
+    found = dpro("topology", file)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "2 with 16 GPUs and 2 ports" in found.stdout
