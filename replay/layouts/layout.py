@@ -17,6 +17,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
 from dpro.replay.layouts.inputs.model import Model
+from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 # Names and what stands where a row does not say.
@@ -27,7 +28,10 @@ COLUMNS: Mapping[str, int] = {
     "micro_batches": 1,  # of each pipeline and step
     "zero": 1,  # stage of ZeRO: 0 nothing is sharded, 1 optimizer states, 2 gradients, 3 parameters
     "recompute": 0,  # activations that are computed again: 0 none, 1 those of attention, 2 of whole layers
+    "schedule": 0,  # number in `SCHEDULE_NAMES`: 0 is 1F1B, of several chunks interleaved
 }
+SCHEDULE_NAMES = tuple(SCHEDULES)
+USUAL_SCHEDULES = ("1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 MAX_MICRO_BATCH = 16
 
@@ -47,7 +51,7 @@ def layouts(rows: Sequence[Mapping[str, Any]] | pl.DataFrame) -> pl.DataFrame:
         for name, usual in COLUMNS.items()
     )
     for name in COLUMNS:
-        least = 0 if name in ("zero", "recompute") else 1
+        least = 0 if name in ("zero", "recompute", "schedule") else 1
         if whole.height and int(whole[name].to_numpy().min()) < least:
             raise UsageError(f"a layout has {name}={whole[name].to_numpy().min()}: {least} is the least")
     return whole
@@ -91,6 +95,10 @@ def parse_layout(text: str) -> dict[str, int]:
             raise UsageError(f"{part!r} is no part of a layout: there are {', '.join(COLUMNS)}")
         if key == "recompute" and value in RECOMPUTE:
             value = str(RECOMPUTE.index(value))
+        if key == "schedule":
+            if value not in SCHEDULES:
+                raise UsageError(f"{part!r}: there are {', '.join(SCHEDULES)}")
+            value = str(0 if value in USUAL_SCHEDULES else SCHEDULE_NAMES.index(value))
         if not value.strip().isdigit():
             raise UsageError(f"{part!r}: {key} needs a whole number")
         found[key] = int(value)
@@ -103,7 +111,9 @@ def in_words(row: Mapping[str, int]) -> str:
     """A layout on one line: `dp 8 x tp 4 x pp 2, micro-batch 1 x 16`."""
     axes = " x ".join(f"{axis} {row[axis]}" for axis in AXES if row[axis] > 1 or axis == "dp")
     more = [f"micro-batch {row['micro_batch']} x {row['micro_batches']}"]
-    if row["vpp"] > 1:
+    if row["schedule"]:
+        more.append(schedule_of(row))
+    elif row["vpp"] > 1:
         more.append(f"{row['vpp']} chunks")
     if row["zero"] != 1:
         more.append(f"ZeRO {row['zero']}")
@@ -112,12 +122,20 @@ def in_words(row: Mapping[str, int]) -> str:
     return ", ".join([axes, *more])
 
 
+def schedule_of(row: Mapping[str, int]) -> str:
+    """The name of a layout's schedule; empty without a pipeline."""
+    if row["pp"] == 1:
+        return ""
+    return "interleaved" if row["schedule"] == 0 and row["vpp"] > 1 else SCHEDULE_NAMES[row["schedule"]]
+
+
 def candidates(
     model: Model,
     gpus: int,
     per_host: int,
     global_batch: int,
     keep: Mapping[str, int] | None = None,
+    schedules: Sequence[str] = USUAL_SCHEDULES,
 ) -> pl.DataFrame:
     """All layouts of a number of GPUs that divide model and batch.
 
@@ -129,15 +147,18 @@ def candidates(
         per_host: on each host.
         global_batch: sequences of a step.
         keep: values of columns that stay as given.
+        schedules: of those that have a pipeline.
 
     Raises:
         UsageError: no layout is left.
     """
     keep = dict(keep or {})
+    if "schedule" in keep:
+        schedules = [SCHEDULE_NAMES[keep["schedule"]]] if keep["schedule"] else USUAL_SCHEDULES
     rows = [
         row
         for degrees in _degrees(model, gpus, per_host, keep)
-        for row in _of_degrees(degrees, model, global_batch, keep)
+        for row in _of_degrees(degrees, model, global_batch, keep, schedules)
     ]
     if not rows:
         kept = ", ".join(f"{key}={value}" for key, value in keep.items())
@@ -176,9 +197,13 @@ def _degrees(model: Model, gpus: int, per_host: int, keep: Mapping[str, int]) ->
 
 
 def _of_degrees(
-    degrees: Mapping[str, int], model: Model, global_batch: int, keep: Mapping[str, int]
+    degrees: Mapping[str, int],
+    model: Model,
+    global_batch: int,
+    keep: Mapping[str, int],
+    schedules: Sequence[str],
 ) -> Iterator[dict[str, int]]:
-    """Micro-batches, chunks, ZeRO and recomputation that go with degrees."""
+    """Micro-batches, schedules, chunks, ZeRO and recomputation that go with degrees."""
     dp, pp = degrees["dp"], degrees["pp"]
     if global_batch % dp:
         return
@@ -188,10 +213,14 @@ def _of_degrees(
         count = own // micro_batch
         if own % micro_batch or count < pp:  # fewer micro-batches than stages: another layout is better
             continue
-        chunks = [c for c in (1, 2, 4) if c == 1 or (pp > 1 and count % pp == 0 and model.layers >= c * pp)]
+        ways = [
+            (schedule, chunks)
+            for schedule, chunks in _ways(schedules, pp, count, model.layers)
+            if chunks in _choices(keep, "vpp", [chunks])
+        ]
         zeros = (1, 3) if pp == 1 and dp > 1 else (1,)
-        for vpp, zero, recompute in product(
-            _choices(keep, "vpp", chunks),
+        for (schedule, vpp), zero, recompute in product(
+            ways,
             _choices(keep, "zero", zeros),
             _choices(keep, "recompute", (0, 1, 2)),
         ):
@@ -202,4 +231,19 @@ def _of_degrees(
                 "micro_batches": count,
                 "zero": zero,
                 "recompute": recompute,
+                "schedule": schedule,
             }
+
+
+def _ways(schedules: Sequence[str], stages: int, count: int, layers: int) -> list[tuple[int, int]]:
+    """Numbers of the schedules that can be made of stages and micro-batches, each with chunks of a stage."""
+    if stages == 1:
+        return [(0, 1)]
+    found = []
+    for name in schedules:
+        if name == "interleaved":
+            found += [(0, c) for c in (2, 4) if count % stages == 0 and layers >= c * stages]
+        elif name != "dualpipe" or (stages % 2 == 0 and count % 2 == 0 and count >= 2 * stages):
+            chunks = SCHEDULES[name].chunks
+            found += [(SCHEDULE_NAMES.index(name), chunks)] if layers >= chunks * stages else []
+    return found

@@ -18,7 +18,7 @@ from dpro.arrays import Bools, Floats
 from dpro.replay.layouts.inputs.machine import Machine, Software
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import SIZE
-from dpro.replay.layouts.layout import column
+from dpro.replay.layouts.layout import SCHEDULE_NAMES, column
 from dpro.replay.layouts.step import layers_of_chunks
 from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
 from dpro.replay.pipeline.schedules.tasks import v_shaped
@@ -37,21 +37,24 @@ HELD: Mapping[str, Callable[[Floats], Floats]] = {
 TIGHT = 0.9  # of the memory: above, a layout may not fit
 
 
-def memory_of(model: Model, rows: pl.DataFrame, software: Software, schedule: str = "1f1b") -> pl.DataFrame:
+def memory_of(model: Model, rows: pl.DataFrame, software: Software) -> pl.DataFrame:
     """[N] 1e9 bytes of the fullest GPU by kind, and together as `memory_gb`.
 
     Args:
         model: the model.
         rows: layouts.
         software: what is kept, and in how many bytes.
-        schedule: of the pipeline.
     """
-    parts = [
-        _at_stage(model, rows, software, schedule, np.full(rows.height, stage) * (column(rows, "pp") - 1))
-        for stage in (0.0, 1.0)
-    ]
-    first, last = (sum(part[kind] for kind in KINDS) for part in parts)
-    fullest = {kind: np.where(first >= last, parts[0][kind], parts[1][kind]) / GB for kind in KINDS}
+    fullest = {kind: np.zeros(rows.height) for kind in KINDS}
+    numbers = rows["schedule"].to_numpy()
+    for number in np.unique(numbers).tolist():
+        at = np.flatnonzero(numbers == number)
+        some, schedule = rows[at], SCHEDULE_NAMES[number]
+        ends = [np.full(at.size, stage) * (column(some, "pp") - 1) for stage in (0.0, 1.0)]
+        parts = [_at_stage(model, some, software, schedule, stage) for stage in ends]
+        first, last = (sum(part[kind] for kind in KINDS) for part in parts)
+        for kind in KINDS:
+            fullest[kind][at] = np.where(first >= last, parts[0][kind], parts[1][kind]) / GB
     return pl.DataFrame(fullest).with_columns(memory_gb=pl.sum_horizontal(KINDS))
 
 
@@ -61,7 +64,7 @@ def _at_stage(
     """Bytes of a GPU at the first or the last stage."""
     tp, pp, cp, ep, dp = (column(rows, name) for name in ("tp", "pp", "cp", "ep", "dp"))
     zero, vpp = column(rows, "zero"), column(rows, "vpp")
-    layers = _layers_at(model, rows, software, stage)
+    layers = _layers_at(model, rows, software, schedule, stage)
     has_head, has_table = _ends_at(pp, stage, schedule)
     copies = SCHEDULES[schedule].copies
     own, experts = (copies * each for each in _weights(model, layers, stage, tp, ep))
@@ -101,15 +104,18 @@ def _ends_at(pp: Floats, stage: Floats, schedule: str) -> tuple[Bools, Bools]:
     return (first if SCHEDULES[schedule].place is v_shaped else last), first
 
 
-def _layers_at(model: Model, rows: pl.DataFrame, software: Software, stage: Floats) -> Floats:
-    """[N] layers of a stage."""
+def _layers_at(model: Model, rows: pl.DataFrame, software: Software, schedule: str, stage: Floats) -> Floats:
+    """[N] layers of a stage, of one copy of the model."""
+    chosen = SCHEDULES[schedule]
     weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
     shares = {}
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
         count = layers_of_chunks(model.layers, pp * vpp, weight if software.balanced else 0.0)
-        shares[pp, vpp] = count.reshape(vpp, pp).sum(0)
+        held = range(vpp * chosen.copies)
+        places = np.array([[chosen.place(at, chunk, pp) for chunk in held] for at in range(pp)])
+        shares[pp, vpp] = count[places].sum(1) / chosen.copies
     found = [
-        shares[pp, vpp][int(at)]
+        float(shares[pp, vpp][int(at)])
         for (pp, vpp), at in zip(rows.select("pp", "vpp").iter_rows(), stage.tolist())
     ]
     return np.array(found, np.float64)

@@ -7,6 +7,7 @@ the stage that its micro-batch comes from. The orders are those of `dpro.replay.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +20,9 @@ from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
 from dpro.replay.pipeline.schedules.tasks import HALF, TaskTable, table_of
 
 NS_PER_US = 1000
+# What is left of the bubble of 1F1B where a forward takes as long as either half of a backward, for many
+# micro-batches: ZB-H1 and ZB-V as in arXiv 2401.10241, DualPipe at most, as generated.
+BUBBLE: Mapping[str, float] = {"zb-h1": 1 / 3, "zbv": 0.0, "dualpipe": 1 / 6}
 
 
 @dataclass(frozen=True)
@@ -107,19 +111,26 @@ def replayed_us(
     return float((start + duration).max()) / NS_PER_US, busy
 
 
-def bound_us(each: Floats, chunks: Floats, count: Floats, message_us: Floats) -> Floats:
-    """[N] a closed form of 1F1B, which the replay of equal stages reaches where messages are free.
+def bound_us(
+    each: Floats, chunks: Floats, count: Floats, message_us: Floats, schedules: Sequence[str] = ()
+) -> Floats:
+    """[N] a closed form, which the replay of 1F1B of equal stages reaches where messages are free.
 
     A stage works through all its micro-batches, and those before it work on the first before that, and on
     the last after it: with one chunk no schedule is faster. Equal stages have the bubble (p - 1) / (m v) of
-    Narayanan et al., SC 2021. Messages are counted once, as in the warm-up.
+    Narayanan et al., SC 2021. Messages are counted once, as in the warm-up. Other schedules leave a part of
+    the bubble (`BUBBLE`); half of the micro-batches of DualPipe go the other way.
 
     Args:
         each: [N, stages] microseconds of a micro-batch on each stage, forward and backward, all its chunks.
         chunks, count: [N] chunks of each stage, micro-batches.
         message_us: [N] from stage to stage.
+        schedules: [N] names; all are 1F1B where none is given.
     """
+    left = np.array([BUBBLE.get(name, 1.0) for name in schedules] or [1.0])[:, None]
+    both_ways = np.array([name == "dualpipe" for name in schedules] or [False])[:, None]
+    each = np.where(both_ways, (each + each[:, ::-1]) / 2, each)
     before = np.cumsum(each, axis=1) - each
-    slowest = (count[:, None] * each + before / chunks[:, None]).max(1)
+    slowest = (count[:, None] * each + left * before / chunks[:, None]).max(1)
     found: Floats = slowest + 2 * (each.shape[1] - 1) * message_us
     return found

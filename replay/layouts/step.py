@@ -17,7 +17,7 @@ from dpro.arrays import Floats, Ints
 from dpro.replay.layouts.inputs.machine import Machine, Software
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
-from dpro.replay.layouts.layout import column, gpus_of
+from dpro.replay.layouts.layout import SCHEDULE_NAMES, column, gpus_of
 from dpro.replay.layouts.schedule import bound_us, pipeline, replayed_us
 from dpro.replay.layouts.traffic import Exchanges, parameters_of, traffic
 
@@ -77,7 +77,6 @@ class TimedLayouts:
     Attributes:
         model, rows, software: as given.
         work: what a GPU computes.
-        schedule: of the pipeline.
         sent: what a recorded run's collectives take.
     """
 
@@ -85,13 +84,10 @@ class TimedLayouts:
     rows: pl.DataFrame
     software: Software
     work: LayerWork
-    schedule: str = "1f1b"
     sent: MeasuredSent = MeasuredSent()
 
 
-def job_of(
-    model: Model, rows: pl.DataFrame, machine: Machine, software: Software, schedule: str = "1f1b"
-) -> TimedLayouts:
+def job_of(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> TimedLayouts:
     """Time the operations of all layouts once.
 
     A recording can put measured layers in the place of `work`.
@@ -101,9 +97,8 @@ def job_of(
         rows: layouts.
         machine: whose GPU computes.
         software: the framework.
-        schedule: of the pipeline.
     """
-    return TimedLayouts(model, rows, software, layer_work(model, rows, machine, software), schedule)
+    return TimedLayouts(model, rows, software, layer_work(model, rows, machine, software))
 
 
 def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
@@ -258,16 +253,18 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
     rows = job.rows
     links = job.sent.applied(traffic(job.model, rows, machine, job.software))
     pp, vpp, count = (column(rows, name) for name in ("pp", "vpp", "micro_batches"))
+    schedules = [SCHEDULE_NAMES[number] for number in rows["schedule"].to_list()]
     working, busy, sent = (np.zeros(rows.height) for _ in range(3))
     for group in stages_of(job, machine, links):
         at = group.rows
         each = (group.forward + group.backward).sum(2)  # [n, stages]
         busy[at] = count[at] * each.mean(1)
         sent[at] = count[at] * group.sent.sum(2).mean(1)
-        working[at] = bound_us(each, vpp[at], count[at], links.message[at])
+        chosen = [schedules[row] for row in at.tolist()]
+        working[at] = bound_us(each, vpp[at], count[at], links.message[at], chosen)
         if replay and group.forward.shape[1] > 1:
             for row, ahead, back in zip(at.tolist(), group.forward, group.backward):
-                pipe = pipeline(int(pp[row]), int(vpp[row]), int(count[row]), job.schedule)
+                pipe = pipeline(int(pp[row]), int(vpp[row]), int(count[row]), schedules[row])
                 working[row], _ = replayed_us(pipe, ahead, back, float(links.message[row]))
     rest, after_sent = after_us(job, machine, links)
     hosts = np.maximum(gpus_of(rows) / machine.per_host, 1)

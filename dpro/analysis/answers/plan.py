@@ -17,7 +17,15 @@ from dpro.errors import UsageError
 from dpro.replay.layouts.inputs.frameworks import framework_named
 from dpro.replay.layouts.inputs.machine import machine_of
 from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.layouts.layout import COLUMNS, RECOMPUTE, candidates, in_words, layouts
+from dpro.replay.layouts.layout import (
+    COLUMNS,
+    RECOMPUTE,
+    USUAL_SCHEDULES,
+    candidates,
+    in_words,
+    layouts,
+    schedule_of,
+)
 from dpro.replay.layouts.memory import KINDS
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.layouts.recorded.job import RecordedJob
@@ -41,6 +49,7 @@ class AskedPlan:
         framework, precision: names.
         measured: steps to calibrate with.
         assumed: what was taken for granted before, one line each.
+        schedules: of pipelines, that are ranked.
     """
 
     model: Model
@@ -54,6 +63,7 @@ class AskedPlan:
     precision: str = "bf16"
     measured: Sequence[MeasuredLayout] = ()
     assumed: Sequence[str] = ()
+    schedules: Sequence[str] = USUAL_SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class AskedRunPlan:
         keep: columns of layouts that stay.
         measured: steps of other layouts to calibrate with, besides the run's own.
         assumed: what was taken for granted before, one line each.
+        schedules: of pipelines, that are ranked.
     """
 
     gpus: int
@@ -73,6 +84,7 @@ class AskedRunPlan:
     keep: dict[str, int] = field(default_factory=dict)
     measured: Sequence[MeasuredLayout] = ()
     assumed: Sequence[str] = ()
+    schedules: Sequence[str] = USUAL_SCHEDULES
 
 
 class LayoutDocument(DocumentPart, frozen=True):
@@ -85,6 +97,7 @@ class LayoutDocument(DocumentPart, frozen=True):
         micro_batch, micro_batches: sequences, and how many of them a pipeline has per step.
         zero: stage of ZeRO; 3 shards as FSDP does.
         recompute: activations computed again: none, selective (attention), full (layers).
+        schedule: of the pipeline; empty without one.
         tokens_per_s_per_gpu, tokens_per_s_per_gpu_low, tokens_per_s_per_gpu_high: with an interval of 90%.
         step_ms, low_ms, high_ms: the step, with the same interval.
         mfu: operations that the model needs, over the peak of the data sheet; null of a CPU.
@@ -108,6 +121,7 @@ class LayoutDocument(DocumentPart, frozen=True):
     micro_batches: int
     zero: int
     recompute: str
+    schedule: str
     tokens_per_s_per_gpu: float
     tokens_per_s_per_gpu_low: float
     tokens_per_s_per_gpu_high: float
@@ -186,7 +200,9 @@ def planned(asked: AskedPlan, top: int) -> PlanDocument:
     software = replace(framework_named(asked.framework), dtype=asked.precision)
     if asked.precision not in machine.sheet.tflops:
         raise UsageError(f"{device} does not multiply in {asked.precision}")
-    rows = candidates(asked.model, asked.gpus, asked.per_host, asked.global_batch, asked.keep)
+    rows = candidates(
+        asked.model, asked.gpus, asked.per_host, asked.global_batch, asked.keep, asked.schedules
+    )
     if (
         software.flash and "recompute" not in asked.keep
     ):  # nothing of the scores is kept: nothing to compute again
@@ -207,7 +223,7 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
     Raises:
         UsageError: no layout divides model and batch.
     """
-    ranks = ranked(job, asked.gpus, asked.global_batch, asked.keep, asked.measured)
+    ranks = ranked(job, asked.gpus, asked.global_batch, asked.keep, asked.measured, asked.schedules)
     own = _document(own_layout(job).row(0, named=True))
     machine, memory_gb = job.machine, job.machine.memory_gb or None
     asked_plan = AskedPlan(
@@ -269,11 +285,12 @@ def _rows_in_words(measured: Sequence[MeasuredLayout]) -> str:
 
 
 def _document(row: dict[str, Any]) -> LayoutDocument:
-    names = [name for name in COLUMNS if name != "recompute"]
+    names = [name for name in COLUMNS if name not in ("recompute", "schedule")]
     figures = ("step_ms", "low_ms", "high_ms", "mfu", "bubble", "exposed", "memory_gb")
     rates = [f"tokens_per_s_per_gpu{end}" for end in ("", "_low", "_high")]
     return LayoutDocument(
         **{name: row[name] for name in (*names, *figures, *rates, "layout", "fits", "why", "replayed")},
         recompute=RECOMPUTE[row["recompute"]],
+        schedule=schedule_of(row),
         memory={kind: row[kind] for kind in KINDS},
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 USUAL_SEQUENCE = 4096  # tokens: models are made for longer ones than most are trained on
 USUAL_SEQUENCES = 4  # per GPU and step
 SHOWN_UNFITTING = 3
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe")
 _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)?\s*$")
 
 
@@ -58,6 +59,13 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
     help="What stays, as tp=8 or recompute=full, or as RUN has it: tp; again for more.",
 )
 @click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    type=click.Choice([*SCHEDULES, "all"]),
+    help="Of pipelines; again for more.  [default: 1f1b and interleaved]",
+)
+@click.option(
     "--layout",
     "own",
     default="",
@@ -93,6 +101,7 @@ def plan(
     sequence: int | None,
     global_batch: int | None,
     keep: tuple[str, ...],
+    schedules: tuple[str, ...],
     own: str,
     rows: tuple[str, ...],
     framework: str,
@@ -105,7 +114,7 @@ def plan(
     \b
     dpro plan RUN --gpus 256
     dpro plan RUN --gpus 64 --keep tp --memory 80
-    dpro plan --model config.json --gpus 256
+    dpro plan --model config.json --gpus 256 --schedule all
     dpro plan --model config.json --gpus 64 --device A100-SXM4-80GB --keep tp=8 --global-batch 512
     dpro plan --model config.json --gpus 256 --calibrate dp=32,tp=8,micro_batch=2:5230ms
 
@@ -118,10 +127,11 @@ def plan(
     is worth more than its times.
     """
     model = _model(config, sequence, run)
+    wanted = SCHEDULES if "all" in schedules else schedules or SCHEDULES[:2]
     if run is not None:
         if device or framework != "megatron" or precision != "bf16":
             raise UsageError("--device, --framework and --precision are of a model alone: RUN has its own")
-        document = _of_run(run, model, (hosts_of, memory, own), gpus, global_batch, keep, rows, top)
+        document = _of_run(run, model, (hosts_of, memory, own), gpus, global_batch, keep, wanted, rows, top)
     elif model is None:
         raise UsageError("give a RUN, or --model config.json")
     elif gpus is None:
@@ -130,7 +140,9 @@ def plan(
         raise UsageError("--layout is RUN's own: without a run --keep says what stays")
     else:
         named = (device or "H100", framework, precision)
-        document = _of_model(model, sequence, gpus, hosts_of, named, memory, global_batch, keep, rows, top)
+        document = _of_model(
+            model, sequence, gpus, hosts_of, named, memory, global_batch, keep, wanted, rows, top
+        )
     if as_json:
         print_json(document)
     else:
@@ -156,6 +168,7 @@ def _of_run(
     gpus: int | None,
     global_batch: int | None,
     keep: tuple[str, ...],
+    schedules: tuple[str, ...],
     rows: tuple[str, ...],
     top: int,
 ) -> PlanDocument:
@@ -176,7 +189,7 @@ def _of_run(
     layout = job.own.row(0, named=True)
     kept = {key: value for text in keep for key, value in _kept(text, layout).items()}
     measured = [_measured(text, global_batch) for text in rows]
-    asked = AskedRunPlan(gpus, global_batch, kept, measured, assumed)
+    asked = AskedRunPlan(gpus, global_batch, kept, measured, assumed, schedules)
     return planned_from_run(job, analysis.run.label, asked, top)
 
 
@@ -189,6 +202,7 @@ def _of_model(
     memory: float | None,
     global_batch: int | None,
     keep: tuple[str, ...],
+    schedules: tuple[str, ...],
     rows: tuple[str, ...],
     top: int,
 ) -> PlanDocument:
@@ -204,8 +218,9 @@ def _of_model(
     kept = {key: value for text in keep for key, value in _kept(text).items()}
     device, framework, precision = named
     asked = AskedPlan(
-        model, gpus, hosts_of, device, memory, global_batch, kept, framework, precision, measured, assumed
-    )
+        model, gpus, hosts_of, device, memory, global_batch, kept, framework, precision, measured, assumed,
+        schedules,
+    )  # fmt: skip
     return planned(asked, top)
 
 

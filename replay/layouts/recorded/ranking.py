@@ -14,7 +14,14 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.layouts.inputs.machine import Machine
-from dpro.replay.layouts.layout import COLUMNS, RECOMPUTE, candidates, gpus_of, layouts
+from dpro.replay.layouts.layout import (
+    COLUMNS,
+    RECOMPUTE,
+    USUAL_SCHEDULES,
+    candidates,
+    gpus_of,
+    layouts,
+)
 from dpro.replay.layouts.memory import runs
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.layouts.recorded.job import RecordedJob
@@ -29,6 +36,7 @@ def ranked(
     global_batch: int,
     keep: Mapping[str, int] | None = None,
     measured: Sequence[MeasuredLayout] = (),
+    schedules: Sequence[str] = USUAL_SCHEDULES,
 ) -> pl.DataFrame:
     """Rank all layouts of a recorded job.
 
@@ -38,9 +46,10 @@ def ranked(
         global_batch: sequences of a step.
         keep: values of columns that stay as given.
         measured: steps of other layouts that were measured, too.
+        schedules: of those that have a pipeline.
     """
     keep = dict(keep or {})
-    rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep)
+    rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep, schedules)
     if job.software.flash and "recompute" not in keep:
         rows = rows.filter(pl.col("recompute") != SELECTIVE)
     unsharded = min(int(job.own["zero"][0]), SHARDED - 1)  # as the job's framework has it

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dpro.cli.run.plan import SCHEDULES
+from dpro.replay.pipeline.schedules import catalogue
 from tests.commands import dpro
 
 CONFIG = {
@@ -45,6 +47,16 @@ def test_layouts_are_ranked_in_one_object(config: str) -> None:
     rates = [row["tokens_per_s_per_gpu"] for row in document["layouts"]]
     assert rates == sorted(rates, reverse=True)
     assert all(row["why"] for row in document["unfitting"])
+
+
+def test_schedules_are_ranked_as_asked(config: str) -> None:
+    asked = ("plan", "--model", config, "--gpus", "16", "--keep", "pp=4", "--json", "--top", "200")
+    found = {
+        words: {row["schedule"] for row in json.loads(dpro(*asked, *words).stdout)["layouts"]}
+        for words in ((), ("--schedule", "zbv"), ("--schedule", "all"))
+    }
+    assert list(found.values()) == [{"1f1b", "interleaved"}, {"zbv"}, set(SCHEDULES)]
+    assert set(SCHEDULES) == set(catalogue.SCHEDULES)
 
 
 def test_a_measured_step_narrows_the_intervals(config: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro.replay.layouts.inputs.machine import Software, machine_of
 from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.layouts.layout import layouts
+from dpro.replay.layouts.layout import SCHEDULE_NAMES, layouts
 from dpro.replay.layouts.memory import KINDS, in_flight, memory_of, runs, verdicts
 from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
 from dpro.replay.pipeline.schedules.tasks import most_in_flight
@@ -69,9 +69,17 @@ def test_stages_hold_what_the_generated_schedule_holds(schedule: str, stages: in
 
 
 def test_two_copies_of_the_model_take_twice_the_parameters() -> None:
-    rows = layouts([{"pp": 2, "micro_batches": 8}])
-    plain, both = (memory_of(MODEL, rows, Software(), each)["parameters"][0] for each in ("1f1b", "dualpipe"))
+    shape = {"pp": 2, "micro_batches": 8}
+    rows = layouts([shape, {**shape, "schedule": SCHEDULE_NAMES.index("dualpipe")}])
+    plain, both = memory_of(MODEL, rows, Software())["parameters"].to_list()
     assert both == pytest.approx(plain + (WEIGHTS / 2) * 2 / 1e9)
+
+
+def test_the_first_stage_of_zb_v_has_both_ends_of_the_model() -> None:
+    uneven = replace(MODEL, layers=15)  # chunks of 4, 4, 4 and 3 layers
+    rows = layouts([{"pp": 2, "vpp": 2, "micro_batches": 8, "schedule": SCHEDULE_NAMES.index("zbv")}])
+    expected = 2 * (7 * 16 * 2048**2 + 2 * 32000 * 2048) / 1e9
+    assert memory_of(uneven, rows, Software())["parameters"].to_list() == pytest.approx([expected])
 
 
 def test_recomputing_layers_keeps_only_their_inputs() -> None:

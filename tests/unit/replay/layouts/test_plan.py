@@ -10,8 +10,9 @@ import pytest
 from dpro.errors import UsageError
 from dpro.replay.layouts.inputs.machine import Software, machine_of
 from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.layouts.layout import candidates, gpus_of, in_words, layouts, parse_layout
+from dpro.replay.layouts.layout import SCHEDULE_NAMES, candidates, gpus_of, in_words, layouts, parse_layout
 from dpro.replay.layouts.plan import MeasuredLayout, plan
+from dpro.replay.layouts.schedule import pipeline
 
 MODEL = Model(8, 4096, 32, 8, 128, 14336, 32000, 4096)
 
@@ -22,6 +23,33 @@ def test_every_candidate_has_all_gpus_and_the_whole_batch() -> None:
     assert ((rows["dp"] * rows["micro_batch"] * rows["micro_batches"]) == 64).all()
     assert rows["tp"].max() == 8
     assert rows.is_unique().all()
+
+
+def test_each_schedule_has_the_layouts_that_it_can_be_made_of() -> None:
+    rows = candidates(MODEL, 16, 8, 64, schedules=SCHEDULE_NAMES)
+    assert candidates(MODEL, 16, 8, 64).equals(candidates(MODEL, 16, 8, 64, {"schedule": 0}))
+    for row in rows.filter(pl.col("pp") > 1).iter_rows(named=True):
+        pipeline(row["pp"], row["vpp"], row["micro_batches"], SCHEDULE_NAMES[row["schedule"]])
+    found = rows.group_by("schedule").agg(least=pl.col("pp").min(), chunks=pl.col("vpp").unique().sort())
+    assert found.sort("schedule").rows() == [
+        (0, 1, [1, 2, 4]), (1, 2, [1]), (3, 2, [1]), (4, 2, [2]), (5, 2, [1]),
+    ]  # fmt: skip
+
+
+def test_a_schedule_with_a_smaller_bubble_is_faster_and_its_step_calibrates() -> None:
+    shape = {"dp": 2, "pp": 4, "micro_batches": 16}
+    rows = layouts([shape, {**shape, "schedule": SCHEDULE_NAMES.index("zb-h1")}])
+    ranked = plan(MODEL, rows, machine_of("H100"), Software())
+    assert ranked["schedule"].to_list() == [3, 0]
+    assert ranked["bubble"][0] < ranked["bubble"][1]
+    assert ranked["layout"][0].endswith("zb-h1")
+    said = parse_layout("dp=2,pp=4,micro_batches=16,schedule=zb-h1")
+    again = plan(
+        MODEL, rows, machine_of("H100"), Software(), [MeasuredLayout(said, 2 * ranked["step_ms"][0])]
+    )
+    assert (again["step_ms"] > 1.2 * ranked["step_ms"]).all()
+    with pytest.raises(UsageError, match="dualpipe"):
+        parse_layout("pp=2,schedule=any")
 
 
 def test_what_is_kept_stays() -> None:

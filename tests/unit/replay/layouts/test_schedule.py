@@ -25,6 +25,17 @@ def test_the_bubble_of_equal_stages_is_stages_less_one_over_micro_batches(
     assert step(stages, count, schedule=schedule) == pytest.approx(3 * count * (1 + (stages - 1) / count))
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zbv", 2), ("dualpipe", 1)])
+@pytest.mark.parametrize(("stages", "count"), [(2, 8), (4, 16), (8, 32)])
+def test_the_closed_form_of_other_schedules_is_near_their_replay(
+    schedule: str, chunks: int, stages: int, count: int
+) -> None:
+    each, shape = np.full((1, stages), 3.0), [np.array([float(number)]) for number in (chunks, count, 0)]
+    assert bound_us(each, *shape, [schedule])[0] == pytest.approx(
+        step(stages, count, chunks, schedule), rel=0.04
+    )
+
+
 def test_chunks_divide_the_bubble() -> None:
     assert step(4, 8, chunks=2) == pytest.approx(3 * (8 + 3 / 2), abs=1e-3)
 

@@ -13,7 +13,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
-from dpro.replay.layouts.layout import in_words
+from dpro.replay.layouts.layout import in_words, schedule_of
 from dpro.replay.layouts.recorded.job import GivenJob, RecordedJob, recorded_job
 from dpro.replay.layouts.recorded.ranking import changed_layout, is_own, own_layout, ranked
 from dpro.store import Run
@@ -130,3 +130,8 @@ def test_layouts_that_do_not_fit_say_why(on_gpu: RecordedJob) -> None:
     rows = ranked(small, 8, 8)
     assert set(rows["fits"]) >= {"no"}
     assert (rows.filter(pl.col("fits") == "no")["why"] != "").all()
+
+
+def test_layouts_of_a_run_are_ranked_under_other_schedules(on_gpu: RecordedJob) -> None:
+    rows = ranked(on_gpu, 8, 32, {"pp": 2}, schedules=("zbv", "zb-h1"))
+    assert {schedule_of(row) for row in rows.iter_rows(named=True)} == {"zbv", "zb-h1"}
