@@ -19,6 +19,7 @@ from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 from flask import Response, abort, request
 
+from dpro.analysis.unanswered import pretended_in_words
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
@@ -260,14 +261,16 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
 
 
 def outside(loaded: Loaded, link: Link) -> str:
-    """Say which steps or ranks of the selection the run does not have; empty where it has some of both.
+    """Say that ranks were pretended, and which steps or ranks of the selection the run does not have.
 
     Args:
         loaded: the run.
         link: has the selected steps and ranks.
     """
-    said = []
-    ranks = loaded.run.manifest.ranks
+    manifest, said = loaded.run.manifest, []
+    if manifest.is_pretended:
+        said.append(f"{pretended_in_words(manifest)}: no waiting was measured.")
+    ranks = manifest.ranks
     if link.ranks and ranks and not set(link.ranks) & set(ranks):
         said.append(f"No selected rank was recorded: the run has {_listed(ranks)}.")
     steps = loaded.steps.filter(pl.col("step") >= 0) if link.steps else STEPS.empty()

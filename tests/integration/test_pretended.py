@@ -1,10 +1,19 @@
 """`dpro record --pretend-world`: one process as ranks of a larger job, and what a step of that would take."""
 
+import functools
 import json
+from collections import Counter
 
+import numpy as np
 import polars as pl
 import pytest
 
+from dpro.cli.run.dashboard import load
+from dpro.dashboards.app import outside
+from dpro.dashboards.links import Link
+from dpro.replay.construction.graph_builder import Built, build_graph
+from dpro.replay.graph import NodeKind
+from dpro.replay.timeline import measured_step_times
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 from tests.commands import dpro
@@ -55,6 +64,13 @@ def test_run_says_that_its_ranks_were_pretended(pretended):
     assert "none waited for another" in diagnosed.stderr
 
 
+def test_dashboard_says_above_every_view_that_ranks_were_pretended(pretended):
+    run, _ = pretended
+    assert outside(load(run), Link()) == (
+        "1 of 256 ranks was pretended, one by one on one machine: no waiting was measured."
+    )
+
+
 def test_each_call_is_recorded_with_its_group_and_when_its_result_was_asked_for(pretended):
     run, _ = pretended
     calls = run.table(COLLECTIVES).filter(pl.col("window") >= 0)
@@ -95,6 +111,19 @@ def test_what_does_not_go_together_is_refused(options, complaint, tmp_path):
     assert complaint in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (("attach", "RUN", "--pretend-world", "4"), "--pretend-world is of dpro record: a job that runs has"),
+        (("try", "gc", "--pretend-ranks", "0", "--", "python"), "--pretend-ranks is of dpro record: a try"),
+    ],
+)
+def test_commands_other_than_record_pretend_no_ranks_and_say_so(command, complaint):
+    done = dpro(*command)
+    assert done.returncode == 2
+    assert complaint in " ".join(done.stderr.split())
+
+
 def test_a_launcher_as_command_is_refused(tmp_path):
     done = dpro("record", "-o", str(tmp_path / "run"), "--pretend-world", "8", "--", "torchrun", "train.py")
     assert done.returncode == 2
@@ -109,6 +138,29 @@ dist.broadcast_object_list(config, src=0)
 train_step(), train_step()
 print(dist.get_rank(), config)
 """
+
+
+ASKS = """
+import math
+import torch.distributed as dist
+dist.init_process_group("gloo")
+train_step(), train_step()
+loss = torch.ones(1)
+dist.all_reduce(loss)
+print(f"rounded {round(loss.item(), 2)}")
+assert not math.isnan(1.0) and math.isinf(float("inf"))
+if math.isnan(loss.item()):
+    print("diverged")
+print("decided")
+"""
+
+
+@pytest.mark.slow
+def test_asking_whether_a_received_number_is_one_is_refused(tmp_path):
+    _, done = record(tmp_path, script(tmp_path, ASKS), "--pretend-world", "4")
+    assert done.stdout.decode() == "rounded 1.0\n"
+    assert b"all_reduce of 4 ranks at job.py:" in done.stderr
+    assert done.returncode == 3
 
 
 @pytest.mark.slow
@@ -193,6 +245,33 @@ dist.destroy_process_group()
 RANK, RANKS = 2, 4
 
 
+# Operators on the calling thread when it waits for one of gloo's reduce-scatters: gloo has made the sum of
+# all, cuts it into a part per rank, and copies its own.
+WAIT = dict.fromkeys(("aten::narrow", "aten::slice", "aten::as_strided"), RANKS)
+WAIT |= dict.fromkeys(("aten::chunk", "aten::split", "aten::copy_"), 1)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """Of a kind of job: four real ranks, and the same four pretended."""
+
+    @functools.cache
+    def recorded(kind: str) -> tuple[Run, Run]:
+        folder = tmp_path_factory.mktemp(kind)
+        command = [*script(folder, JOB, COMPILER), kind]
+        (folder / "real").mkdir()
+        (folder / "pretended").mkdir()
+        ranks = [*TWO_RANKS[:-1], str(RANKS), *command[1:]]
+        real, done = record(folder / "real", ranks, *WINDOW, "--every", "20")
+        assert done.returncode == 0, done.stderr
+        options = ("--pretend-world", str(RANKS), "--pretend-ranks", f"0-{RANKS - 1}", *WINDOW)
+        pretended, done = record(folder / "pretended", command, *options)
+        assert done.returncode == 0, done.stderr
+        return real, pretended
+
+    return recorded
+
+
 def of_window(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Operators and collectives of a rank in its deep window."""
     spans = run.table(SPANS).filter(rank=RANK, kind="cpu_op")
@@ -200,26 +279,103 @@ def of_window(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
     return spans, calls.sort("enqueued_ns", "collective_id")
 
 
+def outside_of_collectives(spans: pl.DataFrame) -> Counter[str]:
+    """How often each operator ran on the thread that calls collectives, but in none of these calls."""
+    spans = spans.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns")).sort("start_ns")
+    is_call = pl.col("name").str.starts_with("c10d::")
+    calls = spans.filter(is_call)
+    own = spans.filter(~is_call & pl.col("tid").is_in(calls["tid"].unique().implode()))
+    last = own.join_asof(calls.select("start_ns", called_until="end_ns"), on="start_ns")
+    return Counter(last.filter(pl.col("end_ns") > pl.col("called_until").fill_null(-1))["name"])
+
+
+HSDP = """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("replicate", "shard"))
+model = torch.nn.Linear(64, 64)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(12):
+    model(torch.ones(4, 64)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+print(dist.get_rank(), mesh.get_coordinate())
+"""
+
+
+@pytest.mark.slow
+def test_a_mesh_of_two_axes_is_pretended_with_the_groups_of_each_rank(tmp_path):
+    options = ("--pretend-world", "16", "--pretend-ranks", "0,9", *WINDOW)
+    run, done = record(tmp_path, script(tmp_path, HSDP, COMPILER), *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().splitlines() == ["0 (0, 0)", "9 (1, 1)"]
+    calls = run.table(COLLECTIVES).filter(pl.col("window") >= 0)
+    ran = calls.group_by("rank", "op", "group_ranks").len("calls").sort("rank", "op", "group_ranks").rows()
+    replicas = {0: [0, 8], 9: [1, 9]}
+    shards = {0: list(range(8)), 9: list(range(8, 16))}
+    assert {(rank, op, *ranks) for rank, op, ranks, _ in ran} == {
+        (rank, op, *ranks)
+        for rank in (0, 9)
+        for op, ranks in (
+            ("all_gather", shards[rank]),
+            ("reduce_scatter", shards[rank]),
+            ("all_reduce", replicas[rank]),  # of gradients
+            ("all_reduce", shards[rank]),  # of the norm
+        )
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "pp"])
-def test_pretended_ranks_do_what_real_ones_do(kind, tmp_path):
-    command = [*script(tmp_path, JOB, COMPILER), kind]
-    (tmp_path / "real").mkdir()
-    (tmp_path / "pretended").mkdir()
-    ranks = [*TWO_RANKS[:-1], str(RANKS), *command[1:]]
-    real, done = record(tmp_path / "real", ranks, *WINDOW, "--every", "20")
-    assert done.returncode == 0, done.stderr
-    options = ("--pretend-world", str(RANKS), "--pretend-ranks", f"0-{RANKS - 1}", *WINDOW)
-    ours, done = record(tmp_path / "pretended", command, *options)
-    assert done.returncode == 0, done.stderr
+def test_pretended_ranks_do_what_real_ones_do(kind, both):
+    real, ours = both(kind)
     (their_spans, their_calls), (our_spans, our_calls) = of_window(real), of_window(ours)
     assert our_calls["op"].to_list() == their_calls["op"].to_list()
-    if kind != "fsdp":  # gloo makes a reduce-scatter of an all-reduce, and of operators of its own
+    if kind == "fsdp":
+        waits = Counter({name: count * 48 for name, count in WAIT.items()})
+        assert outside_of_collectives(their_spans) == outside_of_collectives(our_spans) + waits
+    else:
         assert our_calls["bytes_in"].to_list() == their_calls["bytes_in"].to_list()
-        counts = (spans["name"].value_counts().sort("name") for spans in (their_spans, our_spans))
-        assert next(counts).rows() == next(counts).rows()
+        assert Counter(our_spans["name"]) == Counter(their_spans["name"])
     asleep = [
         spans.filter(name="SleepBackward")["duration_ns"].quantile(0.1) for spans in (their_spans, our_spans)
     ]
     assert asleep[1] == pytest.approx(asleep[0], rel=0.06)
     assert ours.table(STEPS)["rank"].n_unique() == RANKS
+
+
+def network_of(built: Built) -> pl.DataFrame:
+    """A network table of a job's own transfers: what those of each kind and size took in the mean."""
+    nodes = built.graph.nodes
+    transfers = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+    columns = ("collective", "bytes", "duration")
+    took = pl.DataFrame({name: getattr(nodes, name)[transfers] for name in columns})
+    calls = built.matching.rows.group_by(pl.col("instance").cast(pl.Int64).alias("collective")).agg(
+        pl.col("op", "group_ranks").first()
+    )
+    message = pl.col("op").is_in(["send", "recv"])
+    return (
+        took.cast(pl.Int64)
+        .join(calls, on="collective")
+        .with_columns(
+            op=pl.when(message).then(pl.lit("send_recv")).otherwise("op"),
+            num_ranks=pl.when(message).then(2).otherwise(pl.col("group_ranks").list.len()),
+        )
+        .group_by("op", "bytes", "num_ranks")
+        .agg(time_ns=pl.col("duration").mean())
+    )
+
+
+@pytest.mark.slow
+def test_replayed_step_of_a_pretended_pipeline_meets_the_measured_step(both, tmp_path):
+    real, ours = both("pp")
+    built = build_graph(real)
+    measured = measured_step_times(built.graph)["duration_ns"].median()
+    network_of(built).write_csv(tmp_path / "network.csv")
+    done = dpro("replay", str(ours.path), "--network-table", str(tmp_path / "network.csv"), "--json")
+    # Real ranks share the cores of the machine, which lengthens what they do besides sleeping.
+    assert json.loads(done.stdout)["pretended"]["step_ms"] == pytest.approx(measured / 1e6, rel=0.1)

@@ -4,13 +4,14 @@ In: small tensors that calls have filled, and what the script does with them. Ou
 numbers are computed with, formatted and logged. Comparing one, or taking it as a count, a truth or a list,
 ends the process, which names the call that brought it.
 
-What is computed from such a tensor is followed by a mode of torch's, which is on only while one lives. What C
-code does with a Python number (`math.isnan`) is not seen.
+What is computed from such a tensor is followed by a mode of torch's, which is on only while one lives. Of
+what C code does with a Python number only the questions of `math` are seen (`math.isnan`), none of numpy's.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,10 +27,14 @@ _MARK = "_dpro_received"  # an attribute of tensors: the call that brought them
 _BEACON = "_dpro_beacon"  # another: lives as long as the tensor
 _READS = ("__bool__", "__int__", "__index__", "__float__", "tolist", "numpy", "__array__")
 _SHOWS = ("__repr__", "__format__")
-_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__", "__int__")
+_COMPARISONS = (
+    *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__", "__int__"),
+    *("__floor__", "__ceil__", "__trunc__", "is_integer"),
+)
+_QUESTIONS = ("isnan", "isinf", "isfinite", "isclose")  # of `math`
 _ARITHMETIC = (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
-    *("__pow__", "__neg__", "__abs__"),
+    *("__pow__", "__neg__", "__abs__", "__round__"),
 )
 
 
@@ -66,6 +71,19 @@ def _deciding(name: str) -> Callable[..., Any]:
     return decide
 
 
+def _asking(original: Callable[..., bool]) -> Callable[..., bool]:
+    """A question of `math`'s, which is refused of such numbers."""
+
+    @functools.wraps(original)
+    def ask(*numbers: Any, **tolerances: Any) -> bool:
+        for number in numbers:
+            if isinstance(number, ReceivedNumber):
+                number.refuse(number.call, WHY)
+        return original(*numbers, **tolerances)
+
+    return ask
+
+
 WHY = "the script decides by what this call brings from other ranks, which are not there"
 for _name in _ARITHMETIC:
     setattr(ReceivedNumber, _name, _computing(_name))
@@ -91,6 +109,8 @@ class Received:
             self._watch(name)
         for name in _SHOWS:
             self._show(name)
+        for name in _QUESTIONS:
+            setattr(math, name, _asking(getattr(math, name)))
 
     def mark(self, tensors: Any, call: str) -> None:
         """Note that a call has filled tensors.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dpro.cli.job.pretending import refuses_pretending
 from dpro.cli.output import console, json_option, print_json, stderr_console
 from dpro.errors import InputError, UsageError
 
@@ -37,6 +38,7 @@ DUMPED_S = 3.0
               help="Make a run of what is recorded so far, to read now.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, metavar="SECONDS",
               help="How long to wait for the window.")  # fmt: skip
+@refuses_pretending("a job that runs has its ranks; pretend them from its start")
 @json_option
 def attach(
     run: Path | None,

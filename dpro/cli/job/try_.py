@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.completion import changes
+from dpro.cli.job.pretending import refuses_pretending
 from dpro.cli.output import console, json_option, print_json, stderr_console, warn
 from dpro.errors import DproError, InputError, UsageError
 
@@ -123,6 +124,9 @@ class TrialPlan:
     "--every", type=click.IntRange(min=2), metavar="N", help="Steps between deep windows, as in record."
 )
 @click.option("-v", "--verbose", "show", is_flag=True, help="Show what the job prints, on stderr.")
+@refuses_pretending(
+    "a try measures, and nothing that pretended ranks wait for is measured; dpro whatif predicts"
+)
 @json_option
 @click.pass_context
 def try_(
