@@ -34,6 +34,8 @@ SCHEDULE_NAMES = tuple(SCHEDULES)
 USUAL_SCHEDULES = ("1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 MAX_MICRO_BATCH = 16
+# Of values of other keys: 1 and a million.
+_BOUNDS = {"zero": (0, 3), "recompute": (0, len(RECOMPUTE) - 1), "schedule": (0, len(SCHEDULE_NAMES) - 1)}
 
 
 def layouts(rows: Sequence[Mapping[str, Any]] | pl.DataFrame) -> pl.DataFrame:
@@ -85,7 +87,7 @@ def parse_layout(text: str) -> dict[str, int]:
         text: keys of `COLUMNS`, comma-separated.
 
     Raises:
-        UsageError: a key is not known, or a value is no number.
+        UsageError: a key is not known, or a value is no number or out of bounds.
     """
     found = {}
     for part in filter(None, text.split(",")):
@@ -99,8 +101,12 @@ def parse_layout(text: str) -> dict[str, int]:
             if value not in SCHEDULES:
                 raise UsageError(f"{part!r}: there are {', '.join(SCHEDULES)}")
             value = str(0 if value in USUAL_SCHEDULES else SCHEDULE_NAMES.index(value))
-        if not value.strip().isdigit():
-            raise UsageError(f"{part!r}: {key} needs a whole number")
+        if not value.strip().isdecimal():
+            takes = f"is one of {', '.join(RECOMPUTE)}" if key == "recompute" else "needs a whole number"
+            raise UsageError(f"{part!r}: {key} {takes}")
+        least, most = _BOUNDS.get(key, (1, 1_000_000))
+        if not least <= int(value) <= most:
+            raise UsageError(f"{part!r}: {key} is from {least} to {most:,}")
         found[key] = int(value)
     if not found:
         raise UsageError("an empty layout: give one such as dp=8,tp=4,pp=2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,8 @@ def plan(
     (--calibrate) narrows them; without a run or a step the plan says that it is not calibrated, and its order
     is worth more than its times.
     """
+    if memory is not None and not isfinite(memory):
+        raise UsageError("--memory is a number of GB")
     model = _model(config, sequence, run)
     wanted = SCHEDULES if "all" in schedules else schedules or SCHEDULES[:2]
     if run is not None:

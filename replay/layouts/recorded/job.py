@@ -232,7 +232,7 @@ def _micro_batches(graph: Graph, stages: list[int], own: Mapping[str, int]) -> i
     count = round(int(mine.sum()) / max(steps, 1))
     if not count:
         raise Unanswerable(
-            "how many micro-batches its pipeline has is not known: give --layout micro_batches="
+            "how many micro-batches its pipeline has is not known: `dpro plan` takes --layout micro_batches="
         )
     return count
 

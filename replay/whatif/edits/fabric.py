@@ -237,7 +237,7 @@ class Oversubscription(FabricEdit):
         return lambda share: Cables(load, gbps)
 
     def describe(self) -> str:
-        return f"cables between switches with 1/{self.ratio:g} of their capacity"
+        return f"cables between switches with {1 / self.ratio:.3g} of their capacity"
 
     def how(self) -> str:
         return "fewer or slower cables from leaves to spines: it says what that would cost"

@@ -41,8 +41,9 @@ from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
 from dpro.schema import COUNTERS
 
 NOT_OPERATIONS = (
-    "the run does not consist of whole operations: import a trace of forward and backward per micro-batch "
-    "(`dpro import` of operation-level Parquet or pipeline timelines)"
+    "the run does not consist of whole operations: record a pipeline of torch.distributed.pipelining, "
+    "Megatron-core or DeepSpeed, or import a trace of forward and backward per micro-batch "
+    "(operation-level Parquet or pipeline timelines)"
 )
 MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none of them
 
