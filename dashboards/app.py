@@ -39,6 +39,7 @@ from dpro.dashboards.views import (
     kernels,
     layout,
     matrix,
+    pipeline,
     plan,
     telemetry,
     verdict,
@@ -63,6 +64,7 @@ VIEWS: tuple[View, ...] = (
     difference.VIEW,
     layout.VIEW,
     plan.VIEW,
+    pipeline.VIEW,
 )
 
 TICK_MS = 1000  # polling interval of a run that is being recorded

@@ -28,6 +28,8 @@ from dpro.replay.graph import Graph
 from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh
 from dpro.replay.models.roofline import MATMULS
+from dpro.replay.pipeline.operations import Operations
+from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.run_mesh import mesh_of_run
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
@@ -80,6 +82,11 @@ class Loaded(Analysis):
     def measured(self) -> MeasuredLanes:
         """The measured lanes of its timeline; they do not need the graph."""
         return MeasuredLanes(self.run)
+
+    @cached
+    def pipeline(self) -> Operations | None:
+        """Whole operations of a job that pipelines; None where there are none."""
+        return operations_of(self.run)
 
     @cached
     def replay_lanes(self) -> BackgroundResult:

@@ -101,6 +101,17 @@ def products(loaded: Loaded, link: Link) -> str:
     return "" if loaded.has_products else _NO_PRODUCTS
 
 
+def operations(loaded: Loaded, _link: Link) -> str:
+    """Need whole operations of a pipeline of several stages."""
+    known = loaded.pipeline
+    if known is None or known.rows.is_empty():
+        return (
+            "No forward and backward of micro-batches is known: `dpro record` keeps them of jobs that "
+            "pipeline, traces hold them as whole operations or as ranges."
+        )
+    return "" if known.num_stages > 1 else "The job has one stage: there is no pipeline."
+
+
 def telemetry(loaded: Loaded, _link: Link) -> str:
     """Need sampled counters."""
     return "" if loaded.num_rows[COUNTERS.name] else _NO_TELEMETRY

@@ -18,7 +18,7 @@ from dpro.collectors.convert.operations import operations
 from dpro.collectors.convert.pretended import is_pretended, outside_windows
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.stall import NEVER_NS, message_rows, process_groups
+from dpro.collectors.convert.stall import NEVER_NS, delivered, message_rows, process_groups
 from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of, measured, model_calls
 from dpro.collectors.convert.windows.batches import convert_windows, first_window_ns
 from dpro.collectors.convert.windows.cost import window_costs
@@ -125,6 +125,7 @@ def _convert_calls(run: Path, process: RecordedProcess, frames: Mapping[str, pl.
     calls.write_calls(run, process.part, folder, None, stalls)
     stalled_ns = NEVER_NS if well else max(stepped_ns, last_ns if isinstance(last_ns, int) else -1)
     messages = message_rows(folder, process.rank, stalled_ns)
+    messages = delivered(messages) if well else messages
     write_part(run, COLLECTIVES, f"{process.part}-messages", messages)
     if is_pretended(folder):
         write_part(run, COLLECTIVES, f"{process.part}-pretended", outside_windows(folder, process.rank))

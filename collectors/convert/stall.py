@@ -59,6 +59,11 @@ def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.Data
     return _rows(messages, rank, MESSAGE_IDS)
 
 
+def delivered(messages: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `message_rows` of a process that ended well: what it waited for has come."""
+    return messages.with_columns(state=pl.lit("completed"))
+
+
 def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
     """Return all gloo messages that were begun in a window, in order; none where there is no such file.
 

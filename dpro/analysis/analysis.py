@@ -389,6 +389,11 @@ class OperationAnalysis(Analysis):
     stages and schedules starts from it.
     """
 
+    @property
+    def operations(self) -> Analysis | None:
+        """Itself."""
+        return self
+
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:
         """The graph of operations, and how far to believe it: it is small, so it is built each time."""

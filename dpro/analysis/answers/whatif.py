@@ -44,6 +44,7 @@ from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, pred
 from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.search import BUDGET, SearchResult, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
+from dpro.schema import SPANS
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import format_duration, ms
 
@@ -95,6 +96,7 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
         run: as it was named.
         baseline_ms: the mean step as it is, replayed.
         measured_ms: the same, measured.
+        of_operations: whether both are of whole operations, outside deep windows where there are such steps.
         other_steps_ms: the typical step outside deep windows; null where there are no such steps.
         answerable: whether predictions may start from this replay.
         trust: how far to believe them.
@@ -115,6 +117,7 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
     run: str
     baseline_ms: float
     measured_ms: float
+    of_operations: bool
     other_steps_ms: float | None
     answerable: bool
     trust: TrustDocument
@@ -164,7 +167,8 @@ def what_if(
         UsageError: no such steps were recorded in depth.
         Unanswerable: the run holds no whole step.
     """
-    if (view := analysis.operations) is not None and any(edit.on_operations() for edit in edits):
+    view, windows = analysis.operations, analysis.run.rows()[SPANS.name]
+    if view is not None and (not windows or any(edit.on_operations() for edit in edits)):
         analysis = view
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget
@@ -181,6 +185,7 @@ def what_if(
         run=analysis.run.label,
         baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
         measured_ms=ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
+        of_operations=analysis is view,
         other_steps_ms=_step_outside_windows_ms(analysis),
         answerable=trust.answerable,
         trust=trust_document(analysis.trust),

@@ -249,15 +249,14 @@ def _print(answer: WhatIf, run: Run, searched: bool) -> None:
     out, document = console(), answer.document
     _print_trust(document)
     base, measured = document.baseline_ms, document.measured_ms
+    where = "of the whole operations" if document.of_operations else "in deep windows"
     if answer.pretended:
         for line in answer.pretended:
             out.print(line)
     else:
-        out.print(
-            f"The mean step in deep windows takes {base:.2f} ms (replayed; measured {measured:.2f} ms)."
-        )
+        out.print(f"The mean step {where} takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
     other = document.other_steps_ms
-    if other is not None:
+    if other is not None and not document.of_operations:
         out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
     shown = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
     _print_blocks(shown)

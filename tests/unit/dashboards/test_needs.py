@@ -123,7 +123,13 @@ def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
         page = navigate(make_app(load(make(tmp_path / name))), "")
         said[name] = dimmed(page)
     of_windows = ["Timeline", "Kernels", "What if"]
-    assert not set(said["without telemetry, CPU only"]) - {"Telemetry", "Difference", "Layout", "Plan"}
+    assert not set(said["without telemetry, CPU only"]) - {
+        "Telemetry",
+        "Difference",
+        "Layout",
+        "Plan",
+        "Pipeline",
+    }
     assert {"Steps × ranks"} <= set(said["without steps"])
     assert {*of_windows, "Breakdown"} <= set(said["without deep windows"])
     assert {"Matrix", "Collectives", "Hang"} <= set(said["one GPU"])

@@ -1,0 +1,184 @@
+"""What the stages of a pipeline do in a step, micro-batch by micro-batch, and how long they stand still.
+
+In: the operations of the run, whether it consists of them or they were recorded beside kernels and CPU work.
+Out: forward and backward of each micro-batch of one step, on a row of each rank; the bubble of each stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+from dash.development.base_component import Component
+
+from dpro.dashboards import needs
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section
+from dpro.dashboards.theme import colour, ink_on, styled, time_unit
+from dpro.replay.pipeline.bubbles import pipeline_bubbles
+from dpro.replay.pipeline.operations import INPUTS_NAME, Role
+from dpro.selection import Selection
+from dpro.units import NS_PER_MS, format_duration
+
+NAME = "pipeline"
+_NONE = "No step of this selection has all operations of its ranks."
+FEW = 400  # operations: more have no room for their numbers
+_ROW, _MIN_HEIGHT = 26, 240  # pixels
+KINDS = {  # what operations are called -> colour of the palette
+    "forward": "compute",
+    "backward": "overlapped_comm",
+    "backward of inputs": "overlapped_comm",
+    "backward of weights": "host_bound",
+    "reduction": "exposed_comm",
+    "other work": "idle",
+}
+_ROLES = {
+    Role.FORWARD: "forward",
+    Role.BACKWARD: "backward",
+    Role.WEIGHTS: "backward of weights",
+    Role.GATHER: "reduction",
+    Role.REDUCE: "reduction",
+    Role.WORK: "other work",
+}
+
+
+def operation_info(loaded: Loaded, link: Link) -> pl.DataFrame:
+    """List the operations of the typical one of the selected steps.
+
+    Args:
+        loaded: the run.
+        link: the selection.
+
+    Returns:
+        `rank`, `stage`, `step`, `what`, `chunk`, `micro_batch`, `begin_ms` since the step began, `lasts_ms`.
+    """
+    known = loaded.pipeline
+    columns = ("rank", "stage", "step", "what", "chunk", "micro_batch", "begin_ms", "lasts_ms")
+    if known is None:
+        return pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
+    rows = link.chosen(known.rows).filter(pl.col("role").is_in([int(role) for role in _ROLES]))
+    lasts = pl.col("finish") - pl.col("begin")
+    steps = known.steps.filter(pl.col("step").is_in(rows["step"].unique().implode())).sort(lasts, "step")
+    rows = rows.join(steps.slice(steps.height // 2, 1).select("step", "begin"), on="step")
+    names = {int(role): name for role, name in _ROLES.items()}
+    named = pl.col("role").replace_strict(names, return_dtype=pl.String)
+    what = pl.when(pl.col("name") == INPUTS_NAME).then(pl.lit("backward of inputs")).otherwise(named)
+    found = rows.with_columns(
+        what=what,
+        begin_ms=(pl.col("start") - pl.col("begin")) / NS_PER_MS,
+        lasts_ms=(pl.col("end") - pl.col("start")) / NS_PER_MS,
+    )
+    return found.select(columns).sort("stage", "rank", "begin_ms")
+
+
+def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
+    """Draw a row of bars for each rank, the first stage on top.
+
+    Args:
+        rows: as from `operation_info`.
+        theme: light or dark.
+    """
+    figure = go.Figure()
+    scale, unit = time_unit(float((rows["begin_ms"] + rows["lasts_ms"]).to_numpy().max()))
+    several = int(rows["chunk"].to_numpy().max()) > 0
+    label = pl.format("stage {}, rank {}", "stage", "rank")
+    for (what,), own in rows.with_columns(label=label).group_by("what", maintain_order=True):
+        batch = pl.when(pl.col("micro_batch") >= 0).then(pl.col("micro_batch").cast(pl.String))
+        number = own.select(batch.fill_null("")).to_series()
+        chunk = own["chunk"].cast(pl.String) if several else pl.repeat("", own.height, eager=True)
+        figure.add_bar(
+            x=own["lasts_ms"] / scale,
+            base=own["begin_ms"] / scale,
+            y=own["label"],
+            orientation="h",
+            name=str(what),
+            marker={"color": colour(KINDS[str(what)], theme), "line": {"width": 1}},
+            opacity=0.7 if what == "backward of inputs" else 1.0,
+            text=number if rows.height <= FEW else None,
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"size": 11, "color": ink_on(KINDS[str(what)], theme)},
+            customdata=[
+                [name, f", chunk {part}" if part and part != "-1" else "", format_duration(ms * NS_PER_MS)]
+                for name, part, ms in zip(number, chunk, own["lasts_ms"])
+            ],
+            hovertemplate=f"%{{y}}: {what} %{{customdata[0]}}%{{customdata[1]}}, %{{customdata[2]}}"
+            "<extra></extra>",
+        )
+    ranks = rows["rank"].n_unique()
+    figure.update_xaxes(title_text=f"since the step began, {unit}")
+    order = rows.select("stage", "rank").unique().sort("stage", "rank").select(label).to_series().to_list()
+    figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False)
+    styled(figure, theme, height=max(_MIN_HEIGHT, _ROW * ranks + 120))
+    figure.update_layout(barmode="overlay", bargap=0.15, showlegend=True, hovermode="closest")
+    return figure.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
+
+
+def bubble_info(loaded: Loaded, link: Link) -> pl.DataFrame:
+    """Average how long each stage stands still in the selected steps: as `pipeline_bubbles`, in ms."""
+    selection = Selection(steps=tuple(link.steps), ranks=tuple((rank, rank) for rank in link.ranks))
+    found = pipeline_bubbles(loaded.run, selection)
+    times = [
+        (pl.col(f"{name}_ns") / NS_PER_MS).alias(f"{name}_ms") for name in ("pipeline", "compute", "bubble")
+    ]
+    return found.select("stage", "ranks", "steps", *times, "bubble_share")
+
+
+def bubble_figure(bubbles: pl.DataFrame, theme: str) -> go.Figure:
+    """Draw the share of the pipeline's time in which each stage computes nothing.
+
+    Args:
+        bubbles: as from `bubble_info`.
+        theme: light or dark.
+    """
+    share = 100 * bubbles["bubble_share"]
+    figure = go.Figure()
+    figure.add_bar(
+        x=bubbles["stage"].cast(pl.String),
+        y=share,
+        marker={"color": colour("idle", theme), "line": {"width": 0}},
+        text=[f"{each:.1f} %" for each in share],
+        customdata=[format_duration(ms * NS_PER_MS) for ms in bubbles["bubble_ms"]],
+        hovertemplate="stage %{x}: %{y:.1f} %, %{customdata}<extra></extra>",
+    )
+    figure.update_xaxes(title_text="stage", type="category", showgrid=False)
+    figure.update_yaxes(title_text="bubble, % of the pipeline's time", rangemode="tozero")
+    return styled(figure, theme, height=300)
+
+
+def _operations(loaded: Loaded, link: Link) -> Any:
+    rows = operation_info(loaded, link)
+    if rows.is_empty():
+        return message(_NONE)
+    figure = graph("pipeline-operations-figure", operation_figure(rows, link.theme))
+    return [message(f"Step {rows['step'][0]}."), figure, csv_link(NAME, "operations", link)]
+
+
+def _bubbles(loaded: Loaded, link: Link) -> Any:
+    bubbles = bubble_info(loaded, link)
+    if bubbles.is_empty():
+        return message(_NONE)
+    return [
+        graph("pipeline-bubbles-figure", bubble_figure(bubbles, link.theme)),
+        csv_link(NAME, "bubbles", link),
+    ]
+
+
+def _layout() -> Component:
+    return grid(
+        panel("Micro-batches", section("pipeline-operations", "finding the operations"), wide=True),
+        panel("Bubbles", section("pipeline-bubbles", "adding up where stages stand still"), wide=True),
+    )
+
+
+VIEW = View(
+    NAME,
+    "Pipeline",
+    needs.operations,
+    _layout,
+    {"pipeline-operations": _operations, "pipeline-bubbles": _bubbles},
+    {"operations": operation_info, "bubbles": bubble_info},
+)
