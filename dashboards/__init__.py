@@ -12,6 +12,7 @@ is rendered from the link alone, each by its own request.
     figures                    the figures of a run for reports and notebooks
     theme, names               colours and the look of figures; escaping of names from traces
     timeline/                  all lanes on one clock, drawn on a canvas, and as a figure
+    order                      the order of ranks in views: by number, or grouped by an axis
     chains                     a diagram of which ranks wait for which
     views/, whatif/            one module per view; edits and predictions
     report/                    a report as one self-contained page

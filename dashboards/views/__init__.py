@@ -12,6 +12,5 @@ hang        which rank waits for which in a job that hangs
 plan        throughput of the job's layouts against their memory, which are best
 pipeline    forward and backward of each micro-batch on each stage; how long stages stand still
 difference  what explains that another run is faster or slower
-order       the order of ranks in heatmap, matrix and timeline: by number, or grouped by an axis
 layout      where ranks stand on the axes of parallelism, coloured by what they wait, work or cost
 """

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
 from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
-from dpro.dashboards.views.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS
 

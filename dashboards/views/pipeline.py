@@ -118,7 +118,12 @@ def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def bubble_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Average how long each stage stands still in the selected steps: as `pipeline_bubbles`, in ms."""
+    """Average how long each stage stands still in the selected steps: as `pipeline_bubbles`, in ms.
+
+    Args:
+        loaded: the run.
+        link: which steps and ranks.
+    """
     selection = Selection(steps=tuple(link.steps), ranks=tuple((rank, rank) for rank in link.ranks))
     found = pipeline_bubbles(loaded.run, selection)
     times = [

@@ -50,12 +50,15 @@ class Operations:
         steps: `step`, `begin`, `finish` (ns): from when the first rank begins it until the last has ended it.
         places: of each rank.
         steps_known: whether the run says where steps begin.
+        begins: `rank`, `step`, `begin` (ns): when each rank goes on by itself, once its own step before has
+            ended; None where a step begins when the one before it has ended on all ranks.
     """
 
     rows: pl.DataFrame
     steps: pl.DataFrame
     places: Mapping[int, MeshPosition]
     steps_known: bool
+    begins: pl.DataFrame | None = None
 
     @property
     def num_stages(self) -> int:

@@ -69,13 +69,14 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     steps = operations.steps.join(ended, on="step").sort("begin")
     # Operations come first, then delays, rendezvous of several members, two nodes at the end of each step.
     count = int(rows["last"][-1]) + 1
-    delays = _with_nodes(_delays(rows, direct, steps), count)
+    delays = _with_nodes(_delays(rows, direct, _begins(operations)), count)
     met = rows.filter(pl.col("members") > 1).unique("instance", maintain_order=True).sort("instance")
     met = _with_nodes(met.select("instance", "arrived"), count + delays.height)
     steps = _with_nodes(steps, count + delays.height + met.height, each=2)
     nodes = [*_operation_nodes(rows), _delay_nodes(delays), _rendezvous_nodes(met), *_step_nodes(steps)]
     edges = [*_operation_edges(rows, direct), *_rendezvous_edges(rows, met)]
-    edges += [*_delay_edges(rows, delays, direct, steps), *_step_edges(rows, direct, steps)]
+    doors = _doors(rows, direct, steps) if operations.begins is None else _own_doors(rows)
+    edges += [*_delay_edges(delays, direct, doors), *_step_edges(rows, steps, doors)]
     graph = _assembled(_joined_nodes(nodes), pl.concat(edges), lanes)
     graph = dataclasses.replace(graph, messages=messages, places=operations.places, run=run)
     matching, unknown = _matching(run, rows), (*pipeline.problems, *_contradictions(rows, direct))
@@ -133,7 +134,14 @@ def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
     return known.with_columns(lag=pl.min_horizontal(pooled, slack)).sort("target", "source")
 
 
-def _delays(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _begins(operations: Operations) -> pl.DataFrame:
+    """`rank`, `step` and `begin` (ns) of each rank in each step."""
+    if operations.begins is not None:
+        return operations.begins
+    return operations.rows.select(STEP).unique().join(operations.steps.select("step", "begin"), on="step")
+
+
+def _delays(rows: pl.DataFrame, direct: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
     """Operations that begin later than what they depend on allows.
 
     Communication is called in the order of the program: after whatever on its rank had ended last.
@@ -149,7 +157,7 @@ def _delays(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl
         over, left_on="start", right_on="over", by=STEP, strategy="backward", check_sortedness=False
     )
     return (
-        rows.join(steps.select("step", "begin"), on="step")
+        rows.join(begins, on=STEP)
         .join(freed, on="id", how="left")
         .join(called.select("id", "before", "over"), on="id", how="left")
         .with_columns(ready=pl.max_horizontal("freed", "over", "begin"))
@@ -235,38 +243,60 @@ def _rendezvous_edges(rows: pl.DataFrame, met: pl.DataFrame) -> list[pl.DataFram
     ]
 
 
-def _delay_edges(
-    rows: pl.DataFrame, delays: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame
-) -> list[pl.DataFrame]:
-    """A launch follows all that its operation needs and the program before it; the operation follows."""
+def _delay_edges(delays: pl.DataFrame, direct: pl.DataFrame, doors: pl.DataFrame) -> list[pl.DataFrame]:
+    """A launch follows all that its operation needs and the program before it; the operation follows.
+
+    Args:
+        delays: as from `_delays`, with nodes.
+        direct: dependencies between operations.
+        doors: operations that begin a step on their rank, with the `door` that they go through.
+    """
     after = direct.join(delays.select("node", target="id"), on="target")
-    rooted = delays.join(direct.select(id="target"), on="id", how="anti")
-    doors = _doors(steps)
+    rooted = delays.join(doors.select("id", "door"), on="id")
     return [
         _edges(after.select("lag", source="leaves", target="node"), EdgeKind.SYNC, inferred=True),
         _edges(
             delays.drop_nulls("before").select(source="before", target="node"), EdgeKind.SYNC, inferred=True
         ),
-        _edges(
-            rooted.join(doors, on="step").select(source="door", target="node"), EdgeKind.SYNC, inferred=True
-        ),
+        _edges(rooted.select(source="door", target="node"), EdgeKind.SYNC, inferred=True),
         _edges(delays.select(source="node", target="first"), EdgeKind.LAUNCH, inferred=True),
     ]
 
 
-def _doors(steps: pl.DataFrame) -> pl.DataFrame:
-    """`step` and `door`: the node after which it begins; the first has none."""
-    return steps.select("step", door=pl.col("node").shift(1) + 1).drop_nulls()
+def _doors(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Operations that depend on nothing in their step go on when all ranks have ended the one before.
+
+    Args:
+        rows: operations.
+        direct: dependencies between them.
+        steps: with their nodes; the first has no door.
+
+    Returns:
+        `id` and `first` (node) of the operations, `door`: the node that they wait for.
+    """
+    after = steps.select("step", door=pl.col("node").shift(1) + 1).drop_nulls()
+    return rows.join(direct.select(id="target"), on="id", how="anti").join(after, on="step").select(*_DOOR)
 
 
-def _step_edges(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> list[pl.DataFrame]:
-    """The last on each stream -> the end of the step -> the first of the next that depend on nothing else."""
+def _own_doors(rows: pl.DataFrame) -> pl.DataFrame:
+    """The first operation of a rank in a step goes on after the last of its own in the step before."""
+    of_rank = rows.sort("start", "end").group_by(STEP, maintain_order=True)
+    extents = of_rank.agg(pl.col("id", "first").first(), at=pl.col("start").first())
+    lasts = rows.sort("end", "start").group_by(STEP).agg(leaves=pl.col("last").last())
+    placed = extents.join(lasts, on=STEP).sort("rank", "at")
+    return placed.with_columns(door=pl.col("leaves").shift(1).over("rank")).drop_nulls("door").select(*_DOOR)
+
+
+_DOOR = ("id", "first", "door")
+
+
+def _step_edges(rows: pl.DataFrame, steps: pl.DataFrame, doors: pl.DataFrame) -> list[pl.DataFrame]:
+    """The last on each stream -> the end of the step; doors -> what goes through them."""
     last = rows.group_by(*STEP, "stream").agg(source=pl.col("last").last()).join(steps, on="step")
-    first = rows.join(direct.select(id="target"), on="id", how="anti").join(_doors(steps), on="step")
     return [
         _edges(last.select("source", target="node"), EdgeKind.THREAD),
         _edges(steps.select(source="node", target=pl.col("node") + 1), EdgeKind.THREAD),
-        _edges(first.select(source="door", target="first"), EdgeKind.THREAD),
+        _edges(doors.select(source="door", target="first"), EdgeKind.THREAD),
     ]
 
 

@@ -89,7 +89,8 @@ def read_recorded(run: Run) -> Operations:
     extents = steps.group_by("step").agg(
         begin=(pl.col("begin") + pl.col("moved")).max(), finish=(pl.col("finish") + pl.col("moved")).max()
     )
-    return Operations(rows, extents.sort("begin"), places, True)
+    begins = steps.select(*STEP, begin=pl.col("begin") + pl.col("moved"))
+    return Operations(rows, extents.sort("begin"), places, True, begins)
 
 
 _PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import polars as pl
@@ -167,17 +168,15 @@ def what_if(
         UsageError: no such steps were recorded in depth.
         Unanswerable: the run holds no whole step.
     """
-    view, windows = analysis.operations, analysis.run.rows()[SPANS.name]
-    if view is not None and (not windows or any(edit.on_operations() for edit in edits)):
-        analysis = view
+    whole = analysis
+    analysis = _looked_at(whole, edits)
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget
     if edits:
         found = _predicted(analysis, edits, trust, baseline)
     else:
-        found = searched(
-            analysis, selection, budget, lambda: explored(analysis, budget, progress, trust, baseline)
-        )
+        search = partial(explored, analysis, budget, progress, trust, baseline)
+        found = searched(analysis, selection, budget, search)
     found = dataclasses.replace(found, refused=_with_own_reasons(found.refused, analysis))
     predictions, widened = calibrate(found.predictions)
     samples_per_s = _samples_per_s(analysis)
@@ -185,7 +184,7 @@ def what_if(
         run=analysis.run.label,
         baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
         measured_ms=ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
-        of_operations=analysis is view,
+        of_operations=analysis is not whole,
         other_steps_ms=_step_outside_windows_ms(analysis),
         answerable=trust.answerable,
         trust=trust_document(analysis.trust),
@@ -206,6 +205,14 @@ def what_if(
         selection=selection_document(selection),
     )
     return WhatIf(document, predictions, found.refused, in_words(analysis))
+
+
+def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
+    """The run as whole operations, where edits are of those or nothing else was recorded; else as it is."""
+    view = analysis.operations
+    if view is None or (analysis.run.rows()[SPANS.name] and not any(edit.on_operations() for edit in edits)):
+        return analysis
+    return view
 
 
 def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:

@@ -12,7 +12,7 @@ from dpro.replay.pipeline.operations import Role
 from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.timeline import replay
 from dpro.schema import COLLECTIVES, OPERATIONS, STEPS
-from dpro.store import open_run, write_part
+from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.table import complete
 from tests.builders import gpu_job
 from tests.pipelines import MS, Job, written
@@ -94,3 +94,25 @@ def test_job_that_recorded_no_operations_has_none(tmp_path):
     run = gpu_job().write(tmp_path)
     assert operations_of(run) is None
     assert not build_graph(run).of_operations
+
+
+def test_rank_begins_a_step_once_its_own_step_before_has_ended(tmp_path):
+    # The stage that comes first in the model ends its step 30 ms before the other, and goes on at once.
+    rows, steps = [], []
+    for step in range(3, 7):
+        at = 80 * step
+        for rank, place, kind, start, end in (
+            (1, 0, "forward", -20, -10), (0, 1, "forward", 10, 20), (0, 1, "backward", 20, 40),
+            (1, 0, "backward", 40, 60),
+        ):  # fmt: skip
+            rows.append((rank, step, rank, 0, place, 0, kind, (at + start) * MS, (end - start) * MS))
+        steps += [(0, step, (at + 10) * MS, 80 * MS, -1), (1, step, (at - 20) * MS, 80 * MS, -1)]
+    names = ["rank", "step", "stage", "chunk", "place", "micro_batch", "kind", "start_ns", "duration_ns"]
+    write_part(tmp_path, OPERATIONS, "a", complete(OPERATIONS, pl.DataFrame(rows, names, orient="row")))
+    names = ["rank", "step", "start_ns", "duration_ns", "window"]
+    write_part(tmp_path, STEPS, "a", complete(STEPS, pl.DataFrame(steps, names, orient="row")))
+    write_manifest(tmp_path, Manifest(world_size=2, ranks=[0, 1]))
+    built = build_operation_view(open_run(tmp_path))
+    trust = assess(built, replay(built.graph), built.graph.run.manifest)
+    assert trust.steps["replayed_ns"].to_list()[1:] == [80 * MS] * (trust.steps.height - 1)
+    assert trust.error_pct == 0
