@@ -121,6 +121,16 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
+def _autocast_type(text: str) -> str:
+    if text == "fp8":
+        raise ValueError(
+            "is no type of autocast: convert the model where it is built, with torchao "
+            "(torchao.float8.convert_to_float8_training, pip install torchao) or Transformer Engine's "
+            "fp8_autocast"
+        )
+    return _one_of("bf16", "fp16")(text)
+
+
 def _renamed(**names: str) -> Callable[[Values], Values]:
     return lambda values: {names.get(key, key): value for key, value in values.items()}
 
@@ -210,11 +220,11 @@ CHANGES: dict[str, ChangeRow] = {
     ),
     "precision": ChangeRow(
         "the model's forward pass runs under autocast",
-        "modules.precision", {"dtype": _one_of("bf16", "fp16"), BUDGET: _share}, "precision:dtype=bf16",
+        "modules.precision", {"dtype": _autocast_type, BUDGET: _share}, "precision:dtype=bf16",
     ),
     "autocast": ChangeRow(
         "the same",
-        "modules.precision", {"dtype": _one_of("bf16", "fp16")}, "autocast:dtype=bf16", edits=_precision,
+        "modules.precision", {"dtype": _autocast_type}, "autocast:dtype=bf16", edits=_precision,
     ),
     "compile": ChangeRow(
         "the model is compiled",

@@ -109,7 +109,7 @@ def explore(
     report: Callable[[int, int], None] = lambda *_: None,
     suspects: Collection[int] = (),
     baseline: pl.DataFrame | None = None,
-    kinds: Collection[type[Edit]] = EDITS.values(),
+    kinds: Collection[type[Edit]] = tuple(EDITS.values()),
 ) -> SearchResult:
     """Predict every candidate that may gain, and the best of them together.
 
@@ -150,7 +150,7 @@ def explore(
 
 
 def candidates(
-    facts: RunFacts, kinds: Collection[type[Edit]] = EDITS.values()
+    facts: RunFacts, kinds: Collection[type[Edit]] = tuple(EDITS.values())
 ) -> tuple[list[Edit], list[Refusal]]:
     """What each edit there is proposes for a run, in the order of the registry, and what has nothing to.
 

@@ -131,7 +131,7 @@ def test_the_demo_states_the_cost_of_the_fault_and_ranks_its_remedy_first(demo):
     cost_ms = of_ranks(demo)[0]["cost_ms_per_step"]
     assert cost_ms == pytest.approx(waited_ms[1] - waited_ms[0], rel=0.25)
     alone = [each["edits"][0] for each in demo.shown["predictions"] if len(each["edits"]) == 1]
-    assert set(alone[:2]) <= {"heal:rank=1", "hide-input"}
+    assert set(alone[:2]) <= {"heal:rank=1", "hide-input", "workers:count=1"}
 
 
 def test_the_demo_without_torch_says_so_and_explains_a_run_that_ships(monkeypatch):

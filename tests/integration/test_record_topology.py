@@ -23,7 +23,8 @@ def test_a_recorded_run_keeps_the_topology_it_was_given(tmp_path: Path) -> None:
 
 
 def test_a_topology_that_is_wrong_is_refused_before_the_job_begins(tmp_path: Path) -> None:
-    (tmp_path / "fabric.toml").write_text('version = 1\n[[switches]]\nnames = "a[1-"\n')
+    wrong = 'version = 1\n[[hosts]]\nnames = "n"\n[[switches]]\nnames = "a[1-"\n'
+    (tmp_path / "fabric.toml").write_text(wrong)
     job = [sys.executable, "-c", "print('trained')"]
     recorded = [sys.executable, "-m", "dpro", "record", "-o", "run", "--topology", "fabric.toml", "--", *job]
     done = subprocess.run(recorded, cwd=tmp_path, capture_output=True, text=True, timeout=120)

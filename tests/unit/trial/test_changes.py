@@ -188,3 +188,9 @@ def test_a_budget_asks_for_a_probe_first():
     assert not changes_nothing("what?")
     with pytest.raises(UsageError, match="exclude each other"):
         parse_change("compress:to=bf16,budget=0.1")
+
+
+def test_fp8_is_refused_with_what_makes_it():
+    with pytest.raises(UsageError, match="pip install torchao") as refused:
+        parse_change("precision:dtype=fp8")
+    assert "\n" not in str(refused.value)
