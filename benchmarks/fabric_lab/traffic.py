@@ -1,4 +1,4 @@
-"""Flows between hosts of a lab, and what each gets through.
+"""Flows between hosts of a lab, and the goodput of each.
 
 In: pairs of hosts with ports. Out: bytes per second of each, counted where they arrive, while all run.
 """
@@ -32,7 +32,7 @@ class Flow(NamedTuple):
 
 
 def goodput(made: Lab, flows: Sequence[Flow], seconds: float) -> list[float]:
-    """Bytes per second that each flow gets through, all at once.
+    """Goodput of each flow, bytes per second, while all run.
 
     Args:
         made: the lab.
