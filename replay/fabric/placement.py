@@ -8,14 +8,16 @@ number.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
-from dpro.replay.fabric.flows import Flows, flows_of
+from dpro.replay.fabric.flows import Flows, Load, flows_of
 from dpro.replay.fabric.network import NIC, Fabric, fabric_of
 from dpro.replay.fabric.routes import Routes, routes_of
+from dpro.replay.fabric.seeds import hashed_loads
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.schema import WORKERS
 from dpro.store import Run
@@ -99,21 +101,17 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     """
     nodes, edges = graph.nodes, graph.edges
 
-    def compute() -> Communications:
-        is_transfer = (nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0) & (nodes.duration > 0)
-        met = np.flatnonzero((edges.kind == EdgeKind.RENDEZVOUS) & is_transfer[edges.target])
-        order = np.lexsort((nodes.rank[edges.target[met]], edges.source[met]))
-        transfers, meeting = edges.target[met][order], edges.source[met][order]
-        _, of = np.unique(meeting, return_inverse=True)
-        first = np.flatnonzero(np.diff(of, prepend=-1))
-        ranks = np.split(nodes.rank[transfers], first[1:]) if transfers.size else []
-        members = tuple(tuple(gpus[rank] for rank in each.tolist()) for each in ranks)
-        messages = nodes.message[transfers[first]].tolist() if transfers.size else []
-        ops = tuple(graph.messages[message].op for message in messages)
-        return Communications(transfers, of.astype(np.int64), members, ops)
-
-    columns = (nodes.kind, nodes.message, nodes.rank, edges.source, edges.kind)
-    return once(graph, "communications", columns, compute)
+    is_transfer = (nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0) & (nodes.duration > 0)
+    met = np.flatnonzero((edges.kind == EdgeKind.RENDEZVOUS) & is_transfer[edges.target])
+    order = np.lexsort((nodes.rank[edges.target[met]], edges.source[met]))
+    transfers, meeting = edges.target[met][order], edges.source[met][order]
+    _, of = np.unique(meeting, return_inverse=True)
+    first = np.flatnonzero(np.diff(of, prepend=-1))
+    ranks = np.split(nodes.rank[transfers], first[1:]) if transfers.size else []
+    members = tuple(tuple(gpus[rank] for rank in each.tolist()) for each in ranks)
+    messages = nodes.message[transfers[first]].tolist() if transfers.size else []
+    ops = tuple(graph.messages[message].op for message in messages)
+    return Communications(transfers, of.astype(np.int64), members, ops)
 
 
 @dataclass(frozen=True)
@@ -131,6 +129,11 @@ class Placed:
     routes: Routes
     found: Communications
     flows: Flows
+
+    @cached_property
+    def hashed(self) -> list[Load]:
+        """The load of the flows by the hash of each seed, as `hashed_loads` orders them."""
+        return hashed_loads(self.flows, self.routes)
 
 
 def placed(graph: Graph) -> Placed:
@@ -150,4 +153,5 @@ def placed(graph: Graph) -> Placed:
         return Placed(fabric, routes_of(fabric), found, flows)
 
     nodes, edges = graph.nodes, graph.edges
-    return once(graph, "placed", (nodes.kind, nodes.message, nodes.rank, edges.source, edges.kind), compute)
+    columns = (nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind)
+    return once(graph, "placed", columns, compute)

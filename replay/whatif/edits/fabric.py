@@ -23,7 +23,7 @@ from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
 from dpro.replay.fabric.routes import routes_of
 from dpro.replay.fabric.seeds import hashed_loads, quantile
-from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
@@ -48,27 +48,30 @@ class FabricEdit(Edit):
         """
 
     def apply(self, graph: Graph) -> Graph:
-        return self._at(graph, 0.5, 0.5)
+        return self._at(graph, (0.5, 0.5))[0]
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         if self.is_better:  # from the hash that was luckiest, and from the one that was not
-            return tuple(self._at(graph, share, 0.5) for share in (TAIL, 1 - TAIL))
-        return tuple(self._at(graph, 0.5, share) for share in (TAIL, 1 - TAIL))
+            return self._at(graph, (TAIL, 0.5), (1 - TAIL, 0.5))
+        return self._at(graph, (0.5, TAIL), (0.5, 1 - TAIL))
 
-    def _at(self, graph: Graph, before: float, after: float) -> Graph:
+    def _at(self, graph: Graph, *shares: tuple[float, float]) -> tuple[Graph, ...]:
+        """The changed job, for shares of the seeds that do better, before and after the change."""
         at = placed(graph)
-        begin = quantile(_as_hashed(graph, at), before) if self.is_better else sprayed(at.flows, at.routes)
-        return with_fabric(graph, at.found, Cables(begin, at.fabric.gbps), self.cables(at)(after))
+        cables, gbps = self.cables(at), at.fabric.gbps
+
+        def begin(share: float) -> Load:
+            return quantile(at.hashed, share) if self.is_better else sprayed(at.flows, at.routes)
+
+        return tuple(
+            with_fabric(graph, at.found, Cables(begin(before), gbps), cables(after))
+            for before, after in shares
+        )
 
     def bound(self, facts: RunFacts) -> float:
         if not self.is_better:
             return 0.0
         return facts.idle(facts.graph.nodes.kind == NodeKind.TRANSFER)
-
-
-def _as_hashed(graph: Graph, at: Placed) -> list[Load]:
-    columns = (graph.nodes.kind, graph.nodes.message, graph.nodes.rank, graph.edges.source, graph.edges.kind)
-    return once(graph, "hashed loads", columns, lambda: hashed_loads(at.flows, at.routes))
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,11 @@ class HashedPaths(FabricEdit):
         return [cls()]
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
-        loads = hashed_loads(at.flows, at.routes)
-        return lambda share: Cables(quantile(loads, share), at.fabric.gbps)
+        return lambda share: Cables(quantile(at.hashed, share), at.fabric.gbps)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         at = placed(graph)
-        return fullest(at, quantile(_as_hashed(graph, at), 0.5))
+        return fullest(at, quantile(at.hashed, 0.5))
 
     def describe(self) -> str:
         return "paths by hash, where flows may collide"
