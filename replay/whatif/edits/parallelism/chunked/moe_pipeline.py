@@ -12,21 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.graph import Graph
 from dpro.replay.mesh import AXES
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.parallelism.chunked.costs import costs_of
+from dpro.replay.whatif.edits.parallelism.chunked.edit import ChunkedEdit
 from dpro.replay.whatif.edits.parallelism.chunked.places import Order, awaited_collectives
-from dpro.replay.whatif.edits.parallelism.chunked.rebuild import cut_nodes, with_chunks
 from dpro.replay.whatif.edits.parallelism.chunked.segments import ALL_TO_ALL, Segment, WorkStage, experts_of
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import messages_fitting
 
 
 @dataclass(frozen=True)
-class MoePipeline(Edit):
+class MoePipeline(ChunkedEdit):
     """Tokens go to their experts, are computed and come back in chunks."""
 
     name = "moe-pipeline"
@@ -54,46 +52,14 @@ class MoePipeline(Edit):
         cls().segments(facts.graph)
         return [cls(2), cls(4)]
 
-    def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication)
-
-    def is_proven(self, graph: Graph) -> bool:
-        """All pairs are of jobs on CPUs: what kernels beside a collective lose, they do not show."""
-        return super().is_proven(graph) and not (graph.nodes.kind == NodeKind.KERNEL).any()
-
-    def apply(self, graph: Graph) -> Graph:
-        """Cut up all exchanges with what is between them."""
-        return self._with(graph, 0)
-
-    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """With chunks that cost nothing besides, and with the most that they may cost."""
-        return (self._with(graph, 1), self._with(graph, 2))
-
-    def _with(self, graph: Graph, which: int) -> Graph:
-        segments = self.segments(graph)
-        if self.chunks == 1:
-            return graph
-        costs = costs_of(graph, *cut_nodes(segments, graph.num_nodes), self.chunks)
-        return with_chunks(graph, segments, costs[which])
-
-    def segments(self, graph: Graph) -> list[Segment]:
-        """Exchanges with what is between them.
-
-        Raises:
-            Unanswerable: there are none.
-        """
-        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
-        found: list[Segment] = once(graph, (self.name, self), columns, lambda: self._segments(graph))
-        if not found:
-            there = any(message.op == ALL_TO_ALL for message in graph.messages)
-            raise Unanswerable(
+    def why_none(self, graph: Graph) -> str:
+        if any(message.op == ALL_TO_ALL for message in graph.messages):
+            return (
                 "no all-to-all in the run is followed by work and an all-to-all that takes as many bytes back"
-                if there
-                else "the run holds no all-to-all: no tokens are exchanged between experts"
             )
-        return found
+        return "the run holds no all-to-all: no tokens are exchanged between experts"
 
-    def _segments(self, graph: Graph) -> list[Segment]:
+    def find(self, graph: Graph) -> list[Segment]:
         order = Order(graph)
         fits = (
             messages_fitting(graph, ALL_TO_ALL, self.group, self.axis)

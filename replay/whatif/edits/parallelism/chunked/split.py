@@ -15,16 +15,15 @@ import numpy as np
 from dpro.arrays import Bools
 from dpro.classify import classify
 from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.mesh import AXES
 from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.models.roofline import MATMULS
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.parallelism.chunked.costs import Costs, costs_of
+from dpro.replay.whatif.edits.parallelism.chunked.edit import ChunkedEdit
 from dpro.replay.whatif.edits.parallelism.chunked.places import Member, Order, awaited_collectives
-from dpro.replay.whatif.edits.parallelism.chunked.rebuild import cut_nodes, with_chunks
 from dpro.replay.whatif.edits.parallelism.chunked.segments import Segment, pairs_of
 from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.facts import RunFacts
@@ -38,7 +37,7 @@ MIN_PER_STEP = (
 
 
 @dataclass(frozen=True)
-class Split(Edit):
+class Split(ChunkedEdit):
     """A matmul and its collective run in chunks, the one beside the other."""
 
     name = "split"
@@ -69,47 +68,11 @@ class Split(Edit):
         ops = Counter(graph.messages[_member(each).message].op for each in cls().segments(graph))
         return [cls(op, chunks) for op in sorted(ops) for chunks in (2, 4)]
 
-    def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication)
+    def why_none(self, graph: Graph) -> str:
+        what = f"work that fits {self.work!r}" if self.work else "a matmul"
+        return f"no {self.op or 'collective'} in the run stands next to {what} and is waited for at once"
 
-    def is_proven(self, graph: Graph) -> bool:
-        """All pairs are of jobs on CPUs: what kernels beside a collective lose, they do not show."""
-        return super().is_proven(graph) and not (graph.nodes.kind == NodeKind.KERNEL).any()
-
-    def apply(self, graph: Graph) -> Graph:
-        """Cut up all pairs."""
-        return self._with(graph, 0)
-
-    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """With chunks that cost nothing besides, and with the most that they may cost."""
-        return (self._with(graph, 1), self._with(graph, 2))
-
-    def _with(self, graph: Graph, which: int) -> Graph:
-        segments = self.segments(graph)
-        if self.chunks == 1:
-            return graph
-        return with_chunks(graph, segments, self._costs(graph, segments)[which])
-
-    def _costs(self, graph: Graph, segments: list[Segment]) -> tuple[Costs, Costs, Costs]:
-        work, transfers = cut_nodes(segments, graph.num_nodes)
-        return costs_of(graph, work, transfers, self.chunks)
-
-    def segments(self, graph: Graph) -> list[Segment]:
-        """Pairs of a matmul and a collective.
-
-        Raises:
-            Unanswerable: there are none.
-        """
-        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
-        found: list[Segment] = once(graph, (self.name, self), columns, lambda: self._segments(graph))
-        if not found:
-            what = f"work that fits {self.work!r}" if self.work else "a matmul"
-            raise Unanswerable(
-                f"no {self.op or 'collective'} in the run stands next to {what} and is waited for at once"
-            )
-        return found
-
-    def _segments(self, graph: Graph) -> list[Segment]:
+    def find(self, graph: Graph) -> list[Segment]:
         if not graph.messages:
             return []
         order, axes = Order(graph), axes_of_messages(graph)
