@@ -375,6 +375,10 @@ WORKERS = Table(
         "pp": Column(pl.Int32, "Coordinate on the pipeline axis."),
         "cp": Column(pl.Int32, "Coordinate on the context-parallel axis."),
         "ep": Column(pl.Int32, "Coordinate on the expert-parallel axis."),
+        **{
+            f"{axis}_size": Column(pl.Int32, f"Ranks along the axis of `{axis}`, as the job's meshes say.")
+            for axis in ("dp", "tp", "pp", "cp", "ep")
+        },
         "started_ns": Column(pl.Int64, "When recording of the rank began."),
         "ended_ns": Column(pl.Int64, "When the process was last seen alive."),
         "exit_code": Column(pl.Int32, "Exit code; -1 where unknown or killed by a signal."),

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
+from operator import mul
 from typing import NamedTuple
 
 AXES = ("dp", "pp", "cp", "ep", "tp")  # the order in which a layout is written
@@ -103,15 +104,21 @@ class _Family(NamedTuple):
         return len(self.groups[0])
 
 
-def mesh_of(groups: Iterable[RankGroup], recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mesh:
+def mesh_of(
+    groups: Iterable[RankGroup],
+    recorded: Mapping[int, Mapping[str, int]],
+    num_ranks: int,
+    sizes: Mapping[str, int] | None = None,
+) -> Mesh:
     """The layout of a job: from its own meshes, else from its groups.
 
     Args:
         groups: process groups, in the order in which they were made.
         recorded: coordinates by rank and axis, as the job's meshes state them; axes without one are left out.
         num_ranks: of the job.
+        sizes: by axis, as the meshes state them; of others the highest recorded coordinate says it.
     """
-    stated = _from_mesh(recorded, num_ranks)
+    stated = _from_mesh(recorded, num_ranks, sizes or {})
     return stated if stated.axes else _from_groups(list(groups), num_ranks)
 
 
@@ -179,9 +186,10 @@ def _is_whole(mesh: Mesh, along: Collection[str], ranks: Collection[int]) -> boo
     return len(ranks) == math.prod(axis.size for axis in mesh.axes if axis.name in along)
 
 
-def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mesh:
+def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated: Mapping[str, int]) -> Mesh:
     names = [name for name in AXES if any(at.get(name, -1) >= 0 for at in recorded.values())]
-    sizes = {name: 1 + max(at.get(name, -1) for at in recorded.values()) for name in names}
+    shown = {name: 1 + max(at.get(name, -1) for at in recorded.values()) for name in names}
+    sizes = {name: max(shown[name], stated.get(name, 0)) for name in names}
     axes = tuple(Axis(name, sizes[name]) for name in names if sizes[name] > 1)
     dense = tuple(axis for axis in axes if axis.name != EXPERTS)
     are_laid_over = len(dense) < len(axes) and math.prod(axis.size for axis in dense) == num_ranks
@@ -191,11 +199,33 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int) -> Mes
     places = {rank: tuple(at.get(axis.name, -1) for axis in axes) for rank, at in recorded.items()}
     product = math.prod(axis.size for axis in axes)
     open_ = () if product == num_ranks else (f"The recorded axes hold {product} of {num_ranks} ranks.",)
-    mesh = Mesh(num_ranks, axes, places, MESH, open_)
+    mesh = Mesh(num_ranks, axes, _with_missing(axes, places, num_ranks), MESH, open_)
     if not are_laid_over:
         return mesh
     experts = {rank: at[EXPERTS] for rank, at in recorded.items() if at.get(EXPERTS, -1) >= 0}
     return mesh._replace(overlays=_overlays(mesh, _groups_of_experts(mesh, experts), sizes[EXPERTS]))
+
+
+def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> Coordinates:
+    """Places of all ranks, where recorded ranks are numbered along the axes, and in one order alone."""
+    sizes = [axis.size for axis in axes]
+    if len(places) >= num_ranks or math.prod(sizes) != num_ranks or any(-1 in at for at in places.values()):
+        return places
+    fitting = {
+        strides
+        for order in permutations(range(len(sizes)))  # the first is the slowest
+        for strides in [_strides(order, sizes)]
+        if all(rank == sum(map(mul, own, strides)) for rank, own in places.items())
+    }
+    if len(fitting) != 1:
+        return places
+    strides = fitting.pop()
+    return {rank: tuple(rank // by % size for by, size in zip(strides, sizes)) for rank in range(num_ranks)}
+
+
+def _strides(order: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """By how much the number of a rank grows from one place to the next of each axis."""
+    return tuple(math.prod(sizes[each] for each in order[order.index(a) + 1 :]) for a in range(len(sizes)))
 
 
 def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset[int]]:

@@ -18,11 +18,12 @@ from dpro.store import Run
 
 def mesh_of_run(run: Run) -> Mesh:
     """Where each rank of a run stands."""
-    places = run.table(WORKERS).select("rank", *AXES).filter(pl.col("rank") >= 0)
+    places = run.table(WORKERS).filter(pl.col("rank") >= 0)
     recorded = {
         row["rank"]: {axis: row[axis] for axis in AXES if row[axis] >= 0} for row in places.to_dicts()
     }
-    return mesh_of(groups_of(run), recorded, run.manifest.world_size)
+    sizes = {axis: max(places[f"{axis}_size"].to_list(), default=-1) for axis in AXES}
+    return mesh_of(groups_of(run), recorded, run.manifest.world_size, sizes)
 
 
 def axes_of_messages(graph: Graph) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """From the names of a device mesh's axes to a rank's coordinates in the run.
 
-In: what the recorder saw of the meshes that a process made. Out: `dp`, `tp`, `pp`, `cp`, `ep` of `workers`. A
-mesh has any names and any number of axes; names that are usual in PyTorch's own examples, Megatron, DeepSpeed
-and TorchTitan are known here.
+In: what the recorder saw of the meshes that a process made. Out: `dp`, `tp`, `pp`, `cp`, `ep` of `workers`,
+and `dp_size`, … A mesh has any names and any number of axes; names that are usual in PyTorch's own examples,
+Megatron, DeepSpeed and TorchTitan are known here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AXES: Mapping[str, Sequence[str]] = {
 
 
 def mesh_coordinates(path: Path) -> dict[str, int]:
-    """Return the coordinates of a process on the axes whose name implies a kind of parallelism.
+    """Return where a process is on the axes whose name implies a kind of parallelism, and how long they are.
 
     Several axes of one kind in one mesh (replicate and shard, of hybrid sharding) are one axis, the first
     name the slowest. Of several meshes, the one with the most axes takes precedence.
@@ -33,7 +33,7 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
         path: `mesh.json` as the recorder left it; may be missing.
 
     Returns:
-        Axis to coordinate.
+        By axis its coordinate, and by `dp_size`, … the axis's size.
     """
     meshes: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
     known: dict[str, int] = {}
@@ -48,4 +48,5 @@ def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
         axis = next((axis for axis, names in AXES.items() if name.lower() in names), None)
         if axis is not None:
             found[axis] = found.get(axis, 0) * size + coordinate
+            found[f"{axis}_size"] = found.get(f"{axis}_size", 1) * size
     return found

@@ -119,6 +119,8 @@ def read(path: Path) -> TopologyFile:
         found = msgspec.toml.decode(path.read_bytes(), type=TopologyFile)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: this is no text: a topology is a file of TOML") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise InputError(f"{path}: {_placed(first_line(error))}") from error
     try:

@@ -135,6 +135,27 @@ def schedule_of(row: Mapping[str, int]) -> str:
     return "interleaved" if row["schedule"] == 0 and row["vpp"] > 1 else SCHEDULE_NAMES[row["schedule"]]
 
 
+def undividable(model: Model, row: Mapping[str, int]) -> str:
+    """Why a model cannot be cut so; empty where it can.
+
+    Args:
+        model: the model.
+        row: degrees of a layout; those that are not there are 1.
+    """
+    tp, pp, cp, ep, vpp = (row.get(name, 1) for name in ("tp", "pp", "cp", "ep", "vpp"))
+    if model.heads % tp or model.ffn % tp:
+        return f"tp={tp} does not divide {model.heads} heads and {model.ffn} columns"
+    if pp * vpp > model.layers:
+        return f"{model.layers} layers do not make {pp * vpp} stages and chunks"
+    if vpp > 1 and pp == 1:
+        return f"vpp={vpp}: chunks are of the stages of a pipeline, and pp is 1"
+    if model.sequence % cp:
+        return f"cp={cp} does not divide sequences of {model.sequence} tokens"
+    if ep > 1 and (not model.experts or model.experts % ep):
+        return f"ep={ep}: the model has {model.experts or 'no'} experts"
+    return ""
+
+
 def candidates(
     model: Model,
     gpus: int,
@@ -195,10 +216,10 @@ def _degrees(model: Model, gpus: int, per_host: int, keep: Mapping[str, int]) ->
         if gpus % (tp * pp * cp) or model.sequence % (2 * cp):
             continue
         dp = gpus // (tp * pp * cp)
-        if "dp" in keep and keep["dp"] != dp:
+        if ("dp" in keep and keep["dp"] != dp) or undividable(model, {**keep, "tp": tp, "pp": pp, "cp": cp}):
             continue
         eps = [e for e in _divisors(model.experts) if (dp * cp) % e == 0] if model.experts else [1]
-        for ep in _choices(keep, "ep", eps):
+        for ep in [each for each in _choices(keep, "ep", eps) if (dp * cp) % each == 0]:
             yield {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep}
 
 

@@ -20,6 +20,7 @@ from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
 from dpro.replay.pipeline.schedules.tasks import HALF, TaskTable, table_of
 
 NS_PER_US = 1000
+MAX_COMPUTES = 1 << 17  # of a step that is replayed whole: longer ones repeat themselves
 # What is left of the bubble of 1F1B where a forward takes as long as either half of a backward, for many
 # micro-batches: ZB-H1 and ZB-V as in arXiv 2401.10241, DualPipe at most, as generated.
 BUBBLE: Mapping[str, float] = {"zb-h1": 1 / 3, "zbv": 0.0, "dualpipe": 1 / 6}
@@ -86,6 +87,28 @@ def _in_order(work: TaskTable) -> StageOrder:
         number[source][by_target],
         (work.stage[source] != work.stage[target])[by_target],
     )
+
+
+def pipelined_us(
+    shape: tuple[int, int, int], schedule: str, forward_us: Floats, backward_us: Floats, message_us: float
+) -> float:
+    """How long the computes of a step take, replayed; of very many, the last as those before.
+
+    Args:
+        shape: stages, chunks of each, micro-batches.
+        schedule: one of `SCHEDULES`.
+        forward_us, backward_us, message_us: as of `replayed_us`.
+    """
+    stages, chunks, count = shape
+
+    def replayed(some: int) -> float:
+        return replayed_us(pipeline(stages, chunks, some, schedule), forward_us, backward_us, message_us)[0]
+
+    half = max(MAX_COMPUTES // (4 * stages * chunks) // stages, 2) * stages
+    if count <= 2 * half:
+        return replayed(count)
+    last = replayed(2 * half)
+    return last + (count - 2 * half) * (last - replayed(half)) / half
 
 
 def replayed_us(

@@ -18,7 +18,7 @@ from dpro.replay.layouts.inputs.machine import Machine, Software
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, column, gpus_of
-from dpro.replay.layouts.schedule import bound_us, pipeline, replayed_us
+from dpro.replay.layouts.schedule import bound_us, pipelined_us
 from dpro.replay.layouts.traffic import Exchanges, parameters_of, traffic
 
 
@@ -264,8 +264,9 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
         working[at] = bound_us(each, vpp[at], count[at], links.message[at], chosen)
         if replay and group.forward.shape[1] > 1:
             for row, ahead, back in zip(at.tolist(), group.forward, group.backward):
-                pipe = pipeline(int(pp[row]), int(vpp[row]), int(count[row]), schedules[row])
-                working[row], _ = replayed_us(pipe, ahead, back, float(links.message[row]))
+                shape = (int(pp[row]), int(vpp[row]), int(count[row]))
+                message = float(links.message[row])
+                working[row] = pipelined_us(shape, schedules[row], ahead, back, message)
     rest, after_sent = after_us(job, machine, links)
     hosts = np.maximum(gpus_of(rows) / machine.per_host, 1)
     step = (working + rest) * (1 + machine.growth * np.log2(hosts))

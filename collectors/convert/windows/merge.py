@@ -43,10 +43,10 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
         .join(met, on="row", how="left", maintain_order="left")
         .join(known, on="entry", how="left", maintain_order="left")
     )
-    # An operation that was run as another one moved other bytes than the call was made with.
-    for name in ("bytes_in", "bytes_out"):
-        own = pl.when(pl.col("op") == pl.col("op_fr")).then(f"{name}_fr").otherwise(-1)
-        joined = joined.with_columns(own.alias(f"{name}_fr"))
+    # A reduce-scatter that was run as an all-reduce of all that it was given brings a part of it.
+    part = pl.col("bytes_out_fr") // pl.col("group_ranks_fr").list.len().clip(lower_bound=1)
+    same = pl.col("op") == pl.col("op_fr")
+    joined = joined.with_columns(bytes_out_fr=pl.when(same).then("bytes_out_fr").otherwise(part))
     facts = [pl.coalesce(_known(f"{name}_fr", entries.schema[name]), name).alias(name) for name in _FACTS]
     merged = joined.with_columns(*facts, collective_id=pl.coalesce("entry", "row"))
     return merged.select(collectives.columns)

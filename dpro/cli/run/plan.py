@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -129,12 +129,14 @@ def plan(
     """
     if memory is not None and not isfinite(memory):
         raise UsageError("--memory is a number of GB")
+    given = [_given_step(text) for text in rows]
+    kept = [part for text in keep for part in _kept_parts(text, run is not None)]
     model = _model(config, sequence, run)
     wanted = SCHEDULES if "all" in schedules else schedules or SCHEDULES[:2]
     if run is not None:
         if device or framework != "megatron" or precision != "bf16":
             raise UsageError("--device, --framework and --precision are of a model alone: RUN has its own")
-        document = _of_run(run, model, (hosts_of, memory, own), gpus, global_batch, keep, wanted, rows, top)
+        document = _of_run(run, model, (hosts_of, memory, own), gpus, global_batch, kept, wanted, given, top)
     elif model is None:
         raise UsageError("give a RUN, or --model config.json")
     elif gpus is None:
@@ -144,7 +146,7 @@ def plan(
     else:
         named = (device or "H100", framework, precision)
         document = _of_model(
-            model, sequence, gpus, hosts_of, named, memory, global_batch, keep, wanted, rows, top
+            model, sequence, gpus, hosts_of, named, memory, global_batch, kept, wanted, given, top
         )
     if as_json:
         print_json(document)
@@ -170,9 +172,9 @@ def _of_run(
     machine: tuple[int, float | None, str],
     gpus: int | None,
     global_batch: int | None,
-    keep: tuple[str, ...],
+    keep: list[str | dict[str, int]],
     schedules: tuple[str, ...],
-    rows: tuple[str, ...],
+    rows: list[_GivenStep],
     top: int,
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedRunPlan, planned_from_run
@@ -190,8 +192,8 @@ def _of_run(
         if gpus != job.ranks:
             assumed.append(f"as many sequences for each rank as in the run, {global_batch} of a step")
     layout = job.own.row(0, named=True)
-    kept = {key: value for text in keep for key, value in _kept(text, layout).items()}
-    measured = [_measured(text, global_batch) for text in rows]
+    kept = _kept(keep, layout)
+    measured = [_measured(each, job.model, gpus, global_batch) for each in rows]
     asked = AskedRunPlan(gpus, global_batch, kept, measured, assumed, schedules)
     return planned_from_run(job, analysis.run.label, asked, top)
 
@@ -204,9 +206,9 @@ def _of_model(
     named: tuple[str, str, str],
     memory: float | None,
     global_batch: int | None,
-    keep: tuple[str, ...],
+    keep: list[str | dict[str, int]],
     schedules: tuple[str, ...],
-    rows: tuple[str, ...],
+    rows: list[_GivenStep],
     top: int,
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedPlan, planned
@@ -217,8 +219,8 @@ def _of_model(
     if global_batch is None:
         global_batch = USUAL_SEQUENCES * gpus
         assumed.append(f"a batch of {global_batch} sequences: --global-batch says otherwise")
-    measured = [_measured(text, global_batch) for text in rows]
-    kept = {key: value for text in keep for key, value in _kept(text).items()}
+    measured = [_measured(each, model, gpus, global_batch) for each in rows]
+    kept = _kept(keep, {})
     device, framework, precision = named
     asked = AskedPlan(
         model, gpus, hosts_of, device, memory, global_batch, kept, framework, precision, measured, assumed,
@@ -227,41 +229,85 @@ def _of_model(
     return planned(asked, top)
 
 
-def _kept(text: str, own: Mapping[str, int] | None = None) -> dict[str, int]:
-    """What stays: a value as given, or that of a run's own layout."""
-    from dpro.replay.layouts.layout import parse_layout
+def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
+    """What stays: values, or names whose value is the run's own.
 
-    found: dict[str, int] = {}
+    Raises:
+        UsageError: a part is no part of a layout, or there is no run that has its value.
+    """
+    from dpro.replay.layouts.layout import COLUMNS, parse_layout
+
+    found: list[str | dict[str, int]] = []
     for part in text.split(","):
         if "=" in part:
-            found |= parse_layout(part)
-        elif own is None:
+            found.append(parse_layout(part))
+        elif not of_run:
             raise UsageError(f"--keep {part}: give the value that stays, as {part}=8")
-        elif part not in own:
-            raise UsageError(f"--keep {part}: there are {', '.join(own)}")
+        elif part not in COLUMNS:
+            raise UsageError(f"--keep {part}: there are {', '.join(COLUMNS)}")
         else:
-            found[part] = own[part]
+            found.append(part)
     return found
 
 
-def _measured(text: str, global_batch: int) -> MeasuredLayout:
-    """A measured step of the command line; as many micro-batches as the batch has, unless it says."""
+def _kept(parts: list[str | dict[str, int]], own: Mapping[str, int]) -> dict[str, int]:
+    """Values of what stays."""
+    found: dict[str, int] = {}
+    for part in parts:
+        found |= {part: own[part]} if isinstance(part, str) else part
+    return found
+
+
+class _GivenStep(NamedTuple):
+    """A measured step of the command line: as it was written, its layout, milliseconds."""
+
+    text: str
+    layout: dict[str, int]
+    step_ms: float
+
+
+def _given_step(text: str) -> _GivenStep:
+    """Read a measured step.
+
+    Raises:
+        UsageError: it is none.
+    """
     from dpro.replay.layouts.layout import parse_layout
-    from dpro.replay.layouts.plan import MeasuredLayout
 
     found = _ROW.match(text)
     if not found or "=" not in found["layout"]:
         raise UsageError(f"--calibrate {text}: give a layout and its step, as dp=8,tp=4,pp=2:4210ms")
-    layout = parse_layout(found["layout"])
+    step_ms = float(found["time"]) * (1000 if found["unit"] == "s" else 1)
+    return _GivenStep(text, parse_layout(found["layout"]), step_ms)
+
+
+def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> MeasuredLayout:
+    """A measured step that can be; as many micro-batches as the batch has, unless it says.
+
+    Raises:
+        UsageError: the model cannot be cut so, or its axes do not make the GPUs, or it the batch.
+    """
+    from dpro.replay.layouts.layout import gpus_of, layouts, undividable
+    from dpro.replay.layouts.plan import MeasuredLayout
+
+    layout, asked = dict(given.layout), f"--calibrate {given.text}"
+    if why := undividable(model, layout):
+        raise UsageError(f"{asked}: {why}")
     if "micro_batches" not in layout:
+        taken = int(gpus_of(layouts([layout]))[0])
+        if taken != gpus:
+            raise UsageError(
+                f"{asked}: its axes make {taken} of {gpus} GPUs; a step of another number of GPUs needs "
+                "micro_batches="
+            )
         each = layout.get("dp", 1) * layout.get("micro_batch", 1)
         if global_batch % each:
             raise UsageError(
-                f"--calibrate {text}: {each} sequences at a time do not divide the batch of {global_batch}; "
-                "give micro_batches="
+                f"{asked}: {each} sequences at a time do not divide the batch of {global_batch}; give "
+                "micro_batches="
             )
         layout["micro_batches"] = global_batch // each
-    return MeasuredLayout(layout, float(found["time"]) * (1000 if found["unit"] == "s" else 1))
+    return MeasuredLayout(layout, given.step_ms)
 
 
 def _print(document: PlanDocument) -> None:

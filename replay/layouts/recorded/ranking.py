@@ -21,6 +21,7 @@ from dpro.replay.layouts.layout import (
     candidates,
     gpus_of,
     layouts,
+    undividable,
 )
 from dpro.replay.layouts.memory import runs
 from dpro.replay.layouts.plan import MeasuredLayout, plan
@@ -86,15 +87,9 @@ def changed_layout(job: RecordedJob, layout: Mapping[str, int]) -> pl.DataFrame:
     """
     row = layouts([job.own.row(0, named=True) | dict(layout)])
     new, model = row.row(0, named=True), job.model
-    if model.heads % new["tp"] or model.ffn % new["tp"]:
-        raise Unanswerable(f"tp={new['tp']} does not divide {model.heads} heads and {model.ffn} columns")
-    if new["pp"] * new["vpp"] > model.layers or model.layers % (new["pp"] * new["vpp"]):
+    if model.layers % (new["pp"] * new["vpp"]):
         raise Unanswerable(f"{model.layers} layers do not divide into {new['pp'] * new['vpp']} stages")
-    if model.sequence % new["cp"]:
-        raise Unanswerable(f"cp={new['cp']} does not divide sequences of {model.sequence} tokens")
-    if new["ep"] > 1 and (not model.experts or model.experts % new["ep"]):
-        raise Unanswerable(f"ep={new['ep']}: the model has {model.experts or 'no'} experts")
-    why = runs(model, row, job.software)[0]
+    why = undividable(model, new) or runs(model, row, job.software)[0]
     if why:
         raise Unanswerable(why)
     return _planned(job, row, ())

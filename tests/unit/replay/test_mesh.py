@@ -137,6 +137,22 @@ def test_axes_of_a_mesh_that_hold_too_few_ranks_are_said():
     assert mesh.ambiguity == ("The recorded axes hold 2 of 4 ranks.",)
 
 
+def test_axes_are_as_long_as_meshes_say_where_ranks_are_missing():
+    recorded = {0: {"dp": 0, "tp": 0}, 9: {"dp": 1, "tp": 1}}
+    mesh = mesh_of([], recorded, 16, {"dp": 2, "tp": 8, "pp": -1})
+    assert in_words(mesh) == "16 ranks = dp 2 x tp 8"
+    assert mesh.ambiguity == ()
+    # Of both orders of the axes only one gives rank 9 its place, and so those of all others.
+    assert mesh.coordinates == {rank: (rank // 8, rank % 8) for rank in range(16)}
+
+
+def test_places_of_missing_ranks_stay_open_where_several_orders_of_axes_fit():
+    mesh = mesh_of([], {0: {"dp": 0, "tp": 0}}, 16, {"dp": 2, "tp": 8})
+    assert mesh.coordinates == {0: (0, 0)}
+    other = mesh_of([], {0: {"dp": 0, "tp": 0}, 9: {"dp": 1, "tp": 7}}, 16, {"dp": 2, "tp": 8})
+    assert set(other.coordinates) == {0, 9}  # ranks are numbered in no order of the axes
+
+
 def test_groups_that_only_exchange_messages_are_a_pipeline():
     places = grid((2, 3))
     groups = groups_along(places, 0, "", {"send", "recv"}) + groups_along(places, 1, "", {"all_reduce"})

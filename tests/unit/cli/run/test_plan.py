@@ -104,7 +104,13 @@ def test_where_nothing_fits_the_plan_says_what_comes_nearest(config: str) -> Non
         (("--device", "Z9000"), "no data sheet"),
         (("--device", "A100", "--precision", "fp8"), "does not multiply"),
         (("--calibrate", "dp=8"), "give a layout and its step"),
-        (("--calibrate", "dp=7:100ms"), "do not divide"),
+        (("--calibrate", "dp=8,micro_batch=3:100ms"), "do not divide"),
+        (("--calibrate", "dp=4:100ms"), "its axes make 4 of 8 GPUs"),
+        (("--calibrate", "pp=1000000:100ms"), "16 layers do not make 1000000 stages"),
+        (("--calibrate", "dp=2,pp=4,vpp=7:100ms"), "16 layers do not make 28 stages"),
+        (("--calibrate", "dp=8,vpp=2:100ms"), "chunks are of the stages of a pipeline"),
+        (("--calibrate", "dp=4,tp=2,ep=2:100ms"), "the model has no experts"),
+        (("--keep", "ep=2"), "no layout of 8 GPUs"),
         (("--calibrate", "dp=8:0ms"), "positive"),
     ],
 )
@@ -115,6 +121,20 @@ def test_what_cannot_be_planned_is_one_line_that_says_why(
     assert done.returncode == 2
     assert word in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (("--keep", "zp"), "--keep zp: there are dp"),
+        (("--keep", "zp=3"), "no part of a layout"),
+        (("--calibrate", "dp=8"), "give a layout and its step"),
+    ],
+)
+def test_what_is_asked_is_read_before_the_run(more: tuple[str, str], word: str, tmp_path: Path) -> None:
+    done = dpro("plan", tmp_path / "none", *more)
+    assert done.returncode == 2
+    assert word in done.stderr
 
 
 def test_a_configuration_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -11,11 +11,17 @@ HYBRID = {"names": ["dp_replicate", "dp_shard", "TP"], "sizes": [2, 4, 2], "coor
 @pytest.mark.parametrize(
     ("meshes", "coordinates"),
     [
-        ([TWO], {"dp": 1, "tp": 3}),
-        ([HYBRID], {"dp": 7, "tp": 0}),  # axes of one kind are one
+        ([TWO], {"dp": 1, "tp": 3, "dp_size": 2, "tp_size": 4}),
+        ([HYBRID], {"dp": 7, "tp": 0, "dp_size": 8, "tp_size": 2}),  # axes of one kind are one
         ([{"names": ["x"], "sizes": [2], "coordinate": [1]}], {}),
-        ([{"names": ["dp"], "sizes": [8], "coordinate": [7]}, TWO], {"dp": 1, "tp": 3}),
-        ([TWO, {"names": ["ep"], "sizes": [2], "coordinate": [1]}], {"dp": 1, "tp": 3, "ep": 1}),
+        (
+            [{"names": ["dp"], "sizes": [8], "coordinate": [7]}, TWO],
+            {"dp": 1, "tp": 3, "dp_size": 2, "tp_size": 4},
+        ),
+        (
+            [TWO, {"names": ["ep"], "sizes": [2], "coordinate": [1]}],
+            {"dp": 1, "tp": 3, "ep": 1, "dp_size": 2, "tp_size": 4, "ep_size": 2},
+        ),
     ],
 )  # fmt: skip
 def test_coordinates_follow_from_the_names_of_the_axes(tmp_path, meshes, coordinates):

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.layouts.schedule import bound_us, pipeline, replayed_us
+from dpro.replay.layouts import schedule as schedules_of_layouts
+from dpro.replay.layouts.schedule import bound_us, pipeline, pipelined_us, replayed_us
 
 
 def step(stages: int, count: int, chunks: int = 1, schedule: str = "1f1b", message_us: float = 0.0) -> float:
@@ -88,3 +89,16 @@ def test_the_bubble_goes_away_with_many_micro_batches() -> None:
     shares = [1 - 3 * count / step(4, count) for count in (4, 16, 64, 256)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] < 0.012
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", 1), ("1f1b", 2), ("gpipe", 1), ("zb-h1", 1), ("zbv", 2)]
+)
+def test_a_very_long_step_goes_on_as_its_last_micro_batches_do(schedule, chunks, monkeypatch):
+    forward = np.array([[100.0] * chunks, [130.0] * chunks, [90.0] * chunks])
+    whole = replayed_us(pipeline(3, chunks, 120, schedule), forward, 2 * forward, 5.0)[0]
+    monkeypatch.setattr(schedules_of_layouts, "MAX_COMPUTES", 4 * 3 * chunks * 12)
+    found = pipelined_us((3, chunks, 120), schedule, forward, 2 * forward, 5.0)
+    assert found == pytest.approx(whole, rel=1e-3)
+    short = pipelined_us((3, chunks, 12), schedule, forward, 2 * forward, 5.0)
+    assert short == replayed_us(pipeline(3, chunks, 12, schedule), forward, 2 * forward, 5.0)[0]

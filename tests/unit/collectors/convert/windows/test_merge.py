@@ -50,8 +50,8 @@ def test_entry_of_another_operation_is_not_taken():
     assert merged.select("collective_id", "sequence", "group").row(0) == (101, -1, "")
 
 
-def test_operation_that_gloo_runs_as_another_is_known_by_that_one_but_for_its_bytes():
-    base = {"launch_span_id": 1, "enqueued_ns": 1_000, "bytes_in": 64, "bytes_out": 32}
+def test_reduce_scatter_that_gloo_runs_as_an_all_reduce_is_known_by_that_one_and_brings_a_part():
+    base = {"launch_span_id": 1, "enqueued_ns": 1_000}
     window = seen(base | {"collective_id": 101, "op": "reduce_scatter"})
     known = entries({"collective_id": 6, "sequence": 3, "enqueued_ns": 1_040, "op": "all_reduce"})
     merged = merge_window(window, spans((1, 1_000, 100)), known)
