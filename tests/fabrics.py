@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpro.replay.graph import Graph
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, write
+from dpro.topology.paths import PathEntry
 from tests.builders import TinyRun
 
 SIZE = FabricSize(4, gpus=1, nics=1, ports=4, gbit=8, gpu_gbps=10)  # two leaves, two cables of 1 GB/s up
 MB = 1_000_000
 
 
+def on_cable(cables: tuple[int, int]) -> list[PathEntry]:
+    """Paths of `crossing_pairs`: which cable both connections of each pair take.
+
+    Args:
+        cables: by pair, 0 or 1.
+    """
+    return [
+        PathEntry(f"node{begin}:nic0", f"node{end}:nic0", [f"{up} > spine0 #{at}", f"spine0 > {down} #{at}"])
+        for pair, at in enumerate(cables)
+        for begin, end, up, down in ((pair, pair + 2, "leaf0", "leaf1"), (pair + 2, pair, "leaf1", "leaf0"))
+    ]
+
+
 def crossing_pairs(folder: Path, lasts_us: float = 1000, steps: int = 3) -> Graph:
     """Ranks 0 and 2, and 1 and 3, reduce 1 MB across the spine at the same time: 1 ms if they do not meet."""
+    return _reducing(folder, ([0, 2], [1, 3]), (0, 1, 2, 3), lasts_us, steps)
+
+
+def crossing_ring(folder: Path, lasts_us: float = 1500, hosts: Sequence[int] = (0, 2, 1, 3)) -> Graph:
+    """All four reduce 1 MB; each neighbour is behind the other leaf: 1.5 ms if the ring meets itself nowhere.
+
+    Args:
+        folder: of the run.
+        lasts_us: of each reduction.
+        hosts: by rank, the number of its host.
+    """
+    return _reducing(folder, ([0, 1, 2, 3],), hosts, lasts_us, 3)
+
+
+def _reducing(
+    folder: Path, groups: Sequence[list[int]], hosts: Sequence[int], lasts_us: float, steps: int
+) -> Graph:
     run = TinyRun()
     for step in range(steps):
         at = 10_000.0 * step
-        for pair, ranks in enumerate(([0, 2], [1, 3])):
-            facts = {"group": f"pair{pair}", "group_ranks": ranks, "bytes_in": MB, "bytes_out": MB}
+        for group, ranks in enumerate(groups):
+            facts = {"group": f"group{group}", "group_ranks": ranks, "bytes_in": MB, "bytes_out": MB}
             for rank in ranks:
                 called = (at + 100, at + 110)
                 run.gloo(called, (at + 110, at + 110 + lasts_us), rank, sequence=step, **facts)
@@ -27,8 +59,8 @@ def crossing_pairs(folder: Path, lasts_us: float = 1000, steps: int = 3) -> Grap
             run.op("train", at, at + 100, rank)
             run.op("wait", at + 110 + lasts_us, at + 9000, rank)
             run.step(step, at, at + 9000, rank)
-    for rank in range(4):
-        run.worker(rank, f"node{rank}", local_rank=0)
+    for rank, host in enumerate(hosts):
+        run.worker(rank, f"node{host}", local_rank=0)
     folder.mkdir(parents=True, exist_ok=True)
     write(fat_tree(SIZE), folder / FILE)
     return run.build(folder).graph

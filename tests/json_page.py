@@ -14,11 +14,11 @@ from msgspec import Struct
 from dpro.analysis.answers.demo import DemoDocument
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.analysis.answers.difference import DifferenceDocument
+from dpro.analysis.answers.fabric.topology import TopologyDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.plan import PlanDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
-from dpro.analysis.answers.topology import TopologyDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
 from dpro.collectors.answers import (
     AttachDocument,
@@ -47,7 +47,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro whatif RUN --sensitivity": SensitivityDocument,
     "dpro whatif RUN --pareto": ParetoDocument,
     "dpro plan --model CONFIG --gpus N": PlanDocument,
-    "dpro topology FILE": TopologyDocument,
+    "dpro topology FILE | RUN": TopologyDocument,
     "dpro diagnose RUN": DiagnosisDocument,
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,

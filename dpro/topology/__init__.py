@@ -1,5 +1,6 @@
 """The fabric that a job runs on, as `topology.toml` describes it: hosts, GPUs, ports, switches and cables.
 
+paths           which path connections take, as a plan or probes have it
 file            what the file holds: read, checked, written
 hostlist        lists of names in brackets: node[001-128]
 fabrics         fat trees and rail-optimised fabrics, by their size

@@ -144,6 +144,21 @@ def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
     Raises:
         Unanswerable: no path leads from a port to another.
     """
+    row, links = crossed(flows, routes, choose)
+    return _summed(flows, routes.network, row, links, flows.share[row])
+
+
+def crossed(flows: Flows, routes: Routes, choose: Choice) -> tuple[Ints, Ints]:
+    """Flows that leave their host, and the links that each crosses in order: as many of both.
+
+    Args:
+        flows: the flows.
+        routes: next hops.
+        choose: which link each flow takes where several lead on.
+
+    Raises:
+        Unanswerable: no path leads from a port to another.
+    """
     across = np.flatnonzero(~inside(flows, routes.network))
 
     def of_flows(rows: Ints, here: Ints, number: Ints) -> Ints:
@@ -151,7 +166,7 @@ def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
 
     taken = paths(routes, flows.begin[across], flows.end[across], of_flows)
     row, hop = np.nonzero(taken != NO_LINK)
-    return _summed(flows, routes.network, across[row], taken[row, hop], flows.share[across[row]])
+    return across[row], taken[row, hop]
 
 
 def sprayed(flows: Flows, routes: Routes) -> Load:

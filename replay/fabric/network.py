@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dpro.arrays import Floats, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.topology.file import PORT, TopologyFile, cables
 from dpro.topology.hostlist import expand
 
@@ -72,6 +72,23 @@ class Fabric:
         beside = self.links_from[begin, end]
         number = f" #{beside.index(link)}" if len(beside) > 1 else ""
         return f"{self.names[begin]} > {self.names[end]}{number}"
+
+    def link_named(self, name: str) -> int | None:
+        """The link that `link_name` calls so; None where there is none."""
+        ends, _, number = name.partition(" #")
+        begin, _, end = ends.partition(" > ")
+        if begin not in self.node_of or end not in self.node_of:
+            return None
+        beside = self.links_from.get((self.node_of[begin], self.node_of[end]), [])
+        at = int(number) if number.isdecimal() else 0
+        return beside[at] if at < len(beside) else None
+
+
+def between_switches(fabric: Fabric) -> Bools:
+    """[L] whether a link joins two switches."""
+    switch = fabric.kind == SWITCH
+    between: Bools = switch[fabric.source] & switch[fabric.target]
+    return between
 
 
 def fabric_of(topology: TopologyFile) -> Fabric:

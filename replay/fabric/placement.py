@@ -21,7 +21,9 @@ from dpro.replay.fabric.seeds import hashed_loads
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.schema import WORKERS
 from dpro.store import Run
+from dpro.topology import paths
 from dpro.topology.file import FILE, read
+from dpro.topology.paths import PathEntry
 
 
 @dataclass(frozen=True)
@@ -123,17 +125,30 @@ class Placed:
         routes: next hops as it is.
         found: what its ranks exchange.
         flows: the flows of that.
+        known: paths that the run keeps.
     """
 
     fabric: Fabric
     routes: Routes
     found: Communications
     flows: Flows
+    known: tuple[PathEntry, ...] = ()
 
     @cached_property
     def hashed(self) -> list[Load]:
         """The load of the flows by the hash of each seed, as `hashed_loads` orders them."""
         return hashed_loads(self.flows, self.routes)
+
+    @cached_property
+    def now(self) -> list[Load]:
+        """The same where known paths are kept."""
+        return hashed_loads(self.flows, self.routes, self.known) if self.known else self.hashed
+
+
+def _paths_of(run: Run) -> tuple[PathEntry, ...]:
+    """The paths that a run keeps."""
+    kept = run.path / paths.FILE
+    return tuple(paths.read_paths(kept)) if kept.is_file() else ()
 
 
 def placed(graph: Graph) -> Placed:
@@ -150,7 +165,7 @@ def placed(graph: Graph) -> Placed:
         flows = flows_of(fabric, found.members, found.ops)
         if not (fabric.kind[flows.begin] == NIC).any():
             raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
-        return Placed(fabric, routes_of(fabric), found, flows)
+        return Placed(fabric, routes_of(fabric), found, flows, _paths_of(graph.run))
 
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind)

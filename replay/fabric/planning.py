@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Floats, Ints
+from dpro.replay.fabric.connections import connections_of
 from dpro.replay.fabric.flows import Flows, inside
 from dpro.replay.fabric.routes import Choice, Routes
 
@@ -75,12 +76,9 @@ def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choic
         routes: next hops.
         capacity: [L] of links.
     """
-    ends = np.stack([flows.key, flows.begin, flows.end])
-    _, first, which = np.unique(ends, axis=1, return_index=True, return_inverse=True)
-    columns = {name: getattr(flows, name)[first] for name in ("begin", "end", "share", "key")}
-    choose = planned(Flows(of=np.arange(first.size), count=first.size, **columns), routes, capacity).choice()
-    connection = which.ravel()
-    return lambda rows, here, number: choose(connection[rows], here, number)
+    found = connections_of(flows)
+    choose = planned(found.flows, routes, capacity).choice()
+    return lambda rows, here, number: choose(found.of[rows], here, number)
 
 
 def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:

@@ -9,24 +9,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpro.replay.fabric.connections import known_paths
 from dpro.replay.fabric.fairness import max_min_rates
 from dpro.replay.fabric.flows import Flows, Load, loaded
 from dpro.replay.fabric.routes import Routes, hashed
+from dpro.topology.paths import PathEntry
 
 SEEDS = 40
 
 
-def hashed_loads(flows: Flows, routes: Routes) -> list[Load]:
+def hashed_loads(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> list[Load]:
     """The load by the hash of each seed: first the one under which all communications at once are fastest.
 
     Args:
         flows: the flows.
         routes: next hops.
+        known: paths that no hash decides.
 
     Raises:
-        Unanswerable: no path leads from a port to another.
+        Unanswerable: no path leads from a port to another, or a known one is none.
     """
-    loads = [loaded(flows, routes, hashed(flows.key, seed)) for seed in range(SEEDS)]
+
+    paths = known_paths(flows, routes, known)
+    seeds = SEEDS if paths.missing.size or not known else 1
+    loads = [loaded(flows, routes, paths.choice(hashed(flows.key, seed))) for seed in range(seeds)]
 
     def slowness(load: Load) -> float:
         return float((1 / np.maximum(max_min_rates(load, routes.network.gbps), 1e-12)).sum())

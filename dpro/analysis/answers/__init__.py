@@ -8,6 +8,6 @@ replay            how well the graph explains what was measured, and what decide
 whatif            predictions of given edits, or of a search; sensitivity; time against memory
 searches          what an earlier search found, while nothing that it depends on has changed
 diagnosis         what is slow or broken, from dumps, from always-on tables, or from the replay
-topology          what a fabric has: hosts, tiers of switches, paths
+fabric            what a fabric has; what a run loads on it, and which connections meet
 difference        what explains that one run takes longer per step than another
 """

@@ -1,9 +1,9 @@
 """What an earlier search found, kept beside the graphs, so that asking again of an unchanged run is free.
 
 In: an `Analysis`, and the search. Out: what it found, read from the cache or made and put there. A file is
-found by all that the search depends on: what the run's tables hold, the code and its coefficients, tables
-that were given, the steps that count, the budget, and the ranks that findings name. A file that is damaged,
-or whose edits do not read back as they were, is done without.
+found by all that the search depends on: what the run's tables hold, its topology and paths, the code and its
+coefficients, tables that were given, the steps that count, the budget, and the ranks that findings name. A
+file that is damaged, or whose edits do not read back as they were, is done without.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import Interaction, SearchResult, SmallGain
 from dpro.selection import Selection
+from dpro.topology.file import FILE as TOPOLOGY
+from dpro.topology.paths import FILE as PATHS
 
 KEPT = 64  # of the searches used last; one takes some ten kilobytes
 
@@ -70,6 +72,9 @@ def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
     """Changes with anything that a search depends on."""
     digest = hashlib.blake2b(fingerprint(analysis.run).encode(), digest_size=16)
     digest.update(COEFFICIENTS.read_bytes())
+    for name in (TOPOLOGY, PATHS):  # may come to the run later
+        kept = analysis.run.path / name
+        digest.update(kept.read_bytes() if kept.is_file() else b"\0")
     digest.update(repr((selection, budget, sorted(analysis.suspects))).encode())
     graph = analysis.built.predictive
     for table in (graph.network, graph.products):

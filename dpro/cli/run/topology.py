@@ -11,15 +11,17 @@ from dpro.cli.output import console, json_option, print_json
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
-    from dpro.analysis.answers.topology import TopologyDocument
+    from dpro.analysis.answers.fabric.topology import TopologyDocument
+    from dpro.analysis.answers.fabric.traffic import TrafficDocument
     from dpro.topology.file import HostEntry, TopologyFile
 
 _SOURCES = ("file", "fat_tree", "rail_optimised", "slurm", "ibnetdiscover")
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+_WRITTEN = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("file", metavar="[FILE]", required=False, type=_EXISTING)
+@click.argument("file", metavar="[FILE|RUN]", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--fat-tree", type=click.IntRange(min=1), metavar="HOSTS", help="Make one for this many hosts.")
 @click.option(
     "--rail-optimised",
@@ -58,6 +60,17 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--attach", "run", type=click.Path(file_okay=False, path_type=Path), metavar="RUN",
     help="Put it into this run; `dpro record --topology` does so at once.",
 )  # fmt: skip
+@click.option(
+    "--paths", type=_EXISTING, metavar="JSON",
+    help="Of a RUN: keep with it the paths that its connections take, as --plan writes them.",
+)  # fmt: skip
+@click.option(
+    "--plan", type=_WRITTEN, metavar="JSON", help="Of a RUN: write a path for each connection, to be loaded."
+)
+@click.option(
+    "--probes", type=_EXISTING, metavar="JSON",
+    help="For --plan: paths that source ports were seen to take, in the same form.",
+)  # fmt: skip
 @json_option
 def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any) -> None:
     """Describe the fabric of a job: hosts, ports, switches, cables.
@@ -69,15 +82,20 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     dpro topology --slurm topology.conf --gbit 400 --inside nccl.xml -o topology.toml
     dpro topology --ibnetdiscover fabric.txt -o topology.toml
     dpro topology topology.toml --attach RUN
+    dpro topology RUN                                    what the run loads on it, and what collisions cost
+    dpro topology RUN --plan plan.json                   a path for each connection
 
     A file that is wrong is refused with a line that names the entry. Lists of names are written as clusters
     write them: node[001-128].
     """
-    from dpro.analysis.answers.topology import topology_document
+    from dpro.analysis.answers.fabric.topology import topology_document
     from dpro.topology.file import FILE, check, write
 
     found = _described(given)
     check(found)
+    of_run = given["file"] if given["file"] is not None and given["file"].is_dir() else None
+    if of_run is None and (given["paths"] or given["plan"] or given["probes"]):
+        raise UsageError("--paths, --plan and --probes are of a run: dpro topology RUN --plan plan.json")
     hosts: list[str] = []
     if run is not None:
         from dpro.store import open_run
@@ -87,10 +105,29 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     if output is not None:
         write(found, output)
     document = topology_document(found, hosts)
+    if of_run is not None:
+        document = _with_traffic(document, of_run, given)
     if as_json:
         print_json(document)
     else:
         _print(document)
+
+
+def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) -> TopologyDocument:
+    """The same with what a run loads on the fabric; keeps paths and writes a plan where that was asked."""
+    from msgspec.structs import replace as changed
+
+    from dpro.analysis.answers.fabric.traffic import plan_of, traffic_document
+    from dpro.cli.analysis import analyse
+    from dpro.topology.paths import FILE, read_paths, write_paths
+
+    if given["paths"]:
+        write_paths(read_paths(given["paths"]), run / FILE)
+    analysis = analyse(str(run))
+    if given["plan"]:
+        probes = read_paths(given["probes"]) if given["probes"] else []
+        write_paths(plan_of(analysis.built.graph, probes), given["plan"])
+    return changed(document, traffic=traffic_document(analysis))
 
 
 def _described(given: dict[str, Any]) -> TopologyFile:
@@ -100,7 +137,7 @@ def _described(given: dict[str, Any]) -> TopologyFile:
         UsageError: none or several are named.
     """
     from dpro.topology.fabrics import FabricSize, fat_tree, rail_optimised
-    from dpro.topology.file import read
+    from dpro.topology.file import FILE, read
     from dpro.topology.infiniband import read_ibnetdiscover
     from dpro.topology.slurm import read_slurm
 
@@ -111,7 +148,8 @@ def _described(given: dict[str, Any]) -> TopologyFile:
     (source,) = named
     gbit = given["gbit"] or 400.0
     if source == "file":
-        found = read(given["file"])
+        file = given["file"]
+        found = read(file / FILE if file.is_dir() else file)
         return _with_inside(found, given["inside"]) if given["inside"] else found
     host = _host(given, gbit)
     if source == "slurm":
@@ -171,4 +209,26 @@ def _print(document: TopologyDocument) -> None:
         lines.append(f"no cable  {document.unlinked}")
     if document.missing_hosts:
         lines.append(f"missing   hosts of the run: {', '.join(document.missing_hosts)}")
+    if document.traffic is not None:
+        lines += _traffic_lines(document.traffic)
     console().print("\n".join(lines))
+
+
+def _traffic_lines(traffic: TrafficDocument) -> list[str]:
+    from dpro.units import format_bytes
+
+    known = traffic.connections - traffic.unknown
+    lines = [
+        f"traffic   {traffic.connections:,} connections leave their hosts, the paths of {known:,} are known"
+    ]
+    for cable in traffic.busiest[:3]:
+        share = f"{cable.load:.0%} of its capacity, {cable.load_while_busy:.0%} while anything crosses it"
+        lines.append(f"busiest   {cable.link}: {format_bytes(int(cable.bytes_per_step))} a step, {share}")
+    for collision in traffic.collisions:
+        ends = ", ".join(f"{each.source} to {each.target}" for each in collision.connections[:4])
+        more = f" and {len(collision.connections) - 4} more" if len(collision.connections) > 4 else ""
+        time = f"{collision.together_ms:,.1f} ms a step, which cost {collision.cost_ms:,.1f} ms by themselves"
+        lines.append(f"collide   on {collision.link}: {ends}{more}, for {time}")
+    saved = f"{traffic.saved_ms:,.1f} ms ({traffic.saved_low_ms:,.1f} to {traffic.saved_high_ms:,.1f})"
+    lines.append(f"planned   paths would save {saved} of {traffic.step_ms:,.1f} ms a step")
+    return lines

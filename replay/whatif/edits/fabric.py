@@ -11,14 +11,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from dpro.arrays import Bools, Ints
-from dpro.errors import Unanswerable, UsageError
+from dpro.arrays import Ints
+from dpro.errors import InputError, Unanswerable, UsageError
 from dpro.replay.fabric.flows import Load, loaded, sprayed
-from dpro.replay.fabric.network import GPU, HUB, NIC, SWITCH, Fabric
+from dpro.replay.fabric.network import GPU, HUB, NIC, Fabric, between_switches
 from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
 from dpro.replay.fabric.routes import routes_of
@@ -27,6 +28,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
+from dpro.topology.paths import PathEntry, read_paths
 
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows
@@ -59,13 +61,14 @@ class FabricEdit(Edit):
         """The changed job, for shares of the seeds that do better, before and after the change."""
         at = placed(graph)
         cables, gbps = self.cables(at), at.fabric.gbps
+        best = Cables(sprayed(at.flows, at.routes), gbps)
 
-        def begin(share: float) -> Load:
-            return quantile(at.hashed, share) if self.is_better else sprayed(at.flows, at.routes)
+        def begin(share: float) -> Cables:
+            by_hash = self.is_better or at.known
+            return Cables(quantile(at.now, share), gbps) if by_hash else best
 
         return tuple(
-            with_fabric(graph, at.found, Cables(begin(before), gbps), cables(after))
-            for before, after in shares
+            with_fabric(graph, at.found, best, begin(before), cables(after)) for before, after in shares
         )
 
     def bound(self, facts: RunFacts) -> float:
@@ -112,9 +115,10 @@ class PlannedPaths(FabricEdit):
 
     name = "paths"
     summary = "paths that are planned, so that flows meet least"
-    example = "paths"
+    example = "paths:file=plan.json"
     assumes = "paths are by hash now, and flows that meet at all may meet at any time"
     effort = "code"
+    file: str = key("a file of paths instead, as `dpro topology RUN --plan` writes one", "")
     doubt: float = 0.1
 
     @classmethod
@@ -123,20 +127,30 @@ class PlannedPaths(FabricEdit):
         return [cls()]
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
-        load = loaded(at.flows, at.routes, planned_connections(at.flows, at.routes, at.fabric.gbps))
-        return lambda share: Cables(load, at.fabric.gbps)
+        gbps = at.fabric.gbps
+        if self.file:
+            loads = hashed_loads(at.flows, at.routes, self._read())
+            return lambda share: Cables(quantile(loads, share), gbps)
+        load = loaded(at.flows, at.routes, planned_connections(at.flows, at.routes, gbps))
+        return lambda share: Cables(load, gbps)
+
+    def _read(self) -> list[PathEntry]:
+        try:
+            return read_paths(Path(self.file))
+        except InputError as error:
+            raise Unanswerable(str(error)) from error
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         at = placed(graph)
         return fullest(at, self.cables(at)(0.5).load)
 
     def describe(self) -> str:
-        return "paths planned for the job's flows"
+        return f"paths as in {self.file}" if self.file else "paths planned for the job's flows"
 
     def how(self) -> str:
         return (
-            "give each connection a source port whose hash takes the planned path "
-            "(NCCL_IB_QPS_PER_CONNECTION, UDP source ports of RoCE), or routes by source in the leaves"
+            "`dpro topology RUN --plan plan.json` writes the path of each connection: give each a source "
+            "port whose hash takes it (UDP source ports of RoCE), or routes by source in the leaves"
         )
 
 
@@ -159,7 +173,7 @@ class SprayedPaths(FabricEdit):
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
         load = sprayed(at.flows, at.routes)
-        gbps = np.where(_between_switches(at.fabric), at.fabric.gbps * (1 - self.headroom), at.fabric.gbps)
+        gbps = np.where(between_switches(at.fabric), at.fabric.gbps * (1 - self.headroom), at.fabric.gbps)
         return lambda share: Cables(load, gbps)
 
     def describe(self) -> str:
@@ -177,13 +191,14 @@ class FailedCable(FabricEdit):
 
     name = "fail"
     summary = "a cable of the fabric fails"
-    example = "fail:link=leaf0/spine0,then=hash"
+    example = "fail:link=leaf0/spine0,then=hash,left=0"
     assumes = "no flows collided before"
     is_advice = False
     is_better = False
     effort = "none"
     link: str = key("the ends of the cable, as leaf0/spine0; one of several side by side")
     then: str = key("what paths are chosen by then", "hash", choices=("hash", "plan", "spray"))
+    left: float = key("share of its capacity that is left: paths stay", 0.0, least=0.0, most=1.0)
     doubt: float = 0.0
 
     @classmethod
@@ -191,13 +206,17 @@ class FailedCable(FabricEdit):
         at = placed(facts.graph)
         used = at.routes.out[at.flows.begin[at.fabric.kind[at.flows.begin] == NIC]]
         leaves = set(at.fabric.target[used].tolist())
-        up = np.flatnonzero(_between_switches(at.fabric) & np.isin(at.fabric.source, list(leaves)))[:1]
+        up = np.flatnonzero(between_switches(at.fabric) & np.isin(at.fabric.source, list(leaves)))[:1]
         ends = zip(at.fabric.source[up].tolist(), at.fabric.target[up].tolist())
         return [cls("/".join(at.fabric.names[end] for end in pair)) for pair in ends]
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
-        routes = routes_of(at.fabric, _cable(at.fabric, self.link))
-        gbps = at.fabric.gbps
+        cable, gbps = _cable(at.fabric, self.link), at.fabric.gbps
+        if self.left:
+            slower = gbps.copy()
+            slower[cable] *= self.left
+            return lambda share: Cables(quantile(at.now, share), slower)
+        routes = routes_of(at.fabric, cable)
         if self.then == "spray":
             load = sprayed(at.flows, routes)
             return lambda share: Cables(load, gbps)
@@ -208,6 +227,8 @@ class FailedCable(FabricEdit):
         return lambda share: Cables(quantile(loads, share), gbps)
 
     def describe(self) -> str:
+        if self.left:
+            return f"a cable {self.link} with {self.left:.3g} of its capacity"
         return f"a failed cable {self.link}, paths then by {self.then}"
 
     def how(self) -> str:
@@ -234,7 +255,7 @@ class Oversubscription(FabricEdit):
         return [cls()]
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
-        gbps = np.where(_between_switches(at.fabric), at.fabric.gbps / self.ratio, at.fabric.gbps)
+        gbps = np.where(between_switches(at.fabric), at.fabric.gbps / self.ratio, at.fabric.gbps)
         load = sprayed(at.flows, at.routes)
         return lambda share: Cables(load, gbps)
 
@@ -243,13 +264,6 @@ class Oversubscription(FabricEdit):
 
     def how(self) -> str:
         return "fewer or slower cables from leaves to spines: it says what that would cost"
-
-
-def _between_switches(fabric: Fabric) -> Bools:
-    """[L] whether a link joins two switches."""
-    switch = fabric.kind == SWITCH
-    between: Bools = switch[fabric.source] & switch[fabric.target]
-    return between
 
 
 def _cable(fabric: Fabric, text: str) -> Ints:
@@ -279,7 +293,7 @@ def fullest(at: Placed, load: Load) -> tuple[str, ...]:
         at: the run.
         load: what its communications load.
     """
-    between = _between_switches(at.fabric)
+    between = between_switches(at.fabric)
     rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
     crossing: dict[int, set[tuple[int, ...]]] = {}
     for row, link in zip(rows.tolist(), load.links.tolist()):

@@ -2,9 +2,9 @@
 
 In: a graph, and what its communications load on links before and after. Out: the graph with transfers as
 long as they then take. What each has to move is what it moved when recorded, beside those that ran then:
-nothing changes where paths and cables stay. None becomes faster than the fastest of its kind was recorded,
-since what limits that (a GPU's port, the protocol) stays. Starts follow from durations, and durations from
-starts: both are found in turns.
+nothing changes where paths and cables stay. What reached most of what its paths allow is limited by them, and
+follows them; all else becomes no faster than the fastest of its kind was recorded, since what limits that (a
+GPU, a protocol) stays. Starts follow from durations, and durations from starts: both are found in turns.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ ROUNDS = 20
 SETTLED_NS = 1000.0
 REFUTED = 1.05  # times the recorded time: paths over which it cannot have been that fast
 CONTRADICTED = 1.2  # times what the cables carry: the topology is not that of the job
+LIMITED = (
+    0.8  # of what paths allow: beyond that they are the limit (headers and congestion control take the rest)
+)
 
 
 class Cables(NamedTuple):
@@ -41,6 +44,16 @@ class Cables(NamedTuple):
     gbps: Floats
 
 
+class Recorded(NamedTuple):
+    """[C] per communication, as recorded: when its first transfer begins and its last ends, ns; and what its
+    busiest rank sends, bytes, 0 where unknown.
+    """
+
+    begin: Floats
+    end: Floats
+    sent: Floats
+
+
 class _Moves(NamedTuple):
     """[C] per communication, ns: until it moves bytes, and for how long it does, as recorded."""
 
@@ -48,13 +61,13 @@ class _Moves(NamedTuple):
     moving: Floats
 
 
-def with_fabric(graph: Graph, found: Communications, before: Cables, after: Cables) -> Graph:
+def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cables, after: Cables) -> Graph:
     """The graph, with transfers as long as they take over other paths or cables.
 
     Args:
         graph: as recorded.
         found: its communications.
-        before, after: what they load.
+        best, before, after: what they load: by the best paths that there are, when recorded, and then.
 
     Raises:
         Unanswerable: transfers were faster than the cables of the topology are.
@@ -68,6 +81,7 @@ def with_fabric(graph: Graph, found: Communications, before: Cables, after: Cabl
     moves = _moves(found, lasted, share)
     sent = _sent(graph, found)
     begin = _begins(found, timeline.start) + moves.latency
+    _check(found, moves, sent, best)
     ceiling = _ceilings(found, moves, sent, begin, before)
     own, its = _with_ceilings(before, ceiling), _with_ceilings(after, ceiling)
     work = np.maximum(moved_by(begin, begin + moves.moving, own.load, own.gbps), sent)
@@ -86,6 +100,19 @@ def with_fabric(graph: Graph, found: Communications, before: Cables, after: Cabl
             break
         begin = _begins(found, replay(graph.with_durations(duration)).start) + moves.latency
     return graph if np.array_equal(duration, nodes.duration) else graph.with_durations(duration)
+
+
+def recorded(graph: Graph, found: Communications) -> Recorded:
+    """When communications move how much.
+
+    Args:
+        graph: as recorded.
+        found: its communications.
+    """
+    timeline = replay(graph)
+    end = np.zeros(len(found.ops))
+    np.maximum.at(end, found.of, timeline.end[found.transfers].astype(np.float64))
+    return Recorded(_begins(found, timeline.start), end, _sent(graph, found))
 
 
 def _moves(found: Communications, lasted: Floats, share: Floats) -> _Moves:
@@ -111,29 +138,45 @@ def _begins(found: Communications, start: np.ndarray[tuple[int], np.dtype[np.int
     return begin
 
 
-def _ceilings(found: Communications, moves: _Moves, sent: Floats, begin: Floats, before: Cables) -> Floats:
-    """[C] bytes per ns that each reaches by itself: what its kind reached at most of what its paths allow.
+def _check(found: Communications, moves: _Moves, sent: Floats, best: Cables) -> None:
+    """Refuse transfers that were much faster than cables are by the best paths.
 
     Raises:
-        Unanswerable: a kind was much faster than the cables are.
+        Unanswerable: there are such.
     """
-    known = (sent > 0) & (moves.moving > 0)
-    speed = np.where(known, sent / np.maximum(moves.moving, 1e-9), 0.0)
-    slowest = np.append(before.gbps[before.load.links] / before.load.share, np.inf)
-    alone = np.minimum.reduceat(slowest, before.load.indptr[:-1])
+    speed, alone = _speeds(moves, sent), _alone(best)
     if (speed > CONTRADICTED * alone).any():
         worst = int(np.argmax(speed / alone))
         raise Unanswerable(
             f"{found.ops[worst]} of {len(found.members[worst])} ranks moved {speed[worst]:.3g} GB/s, and the "
             f"cables of the topology carry {alone[worst]:.3g}: is it this job's topology?"
         )
+
+
+def _speeds(moves: _Moves, sent: Floats) -> Floats:
+    """[C] bytes per ns that each moved when recorded, 0 where unknown."""
+    known = (sent > 0) & (moves.moving > 0)
+    speeds: Floats = np.where(known, sent / np.maximum(moves.moving, 1e-9), 0.0)
+    return speeds
+
+
+def _alone(cables: Cables) -> Floats:
+    """[C] bytes per ns that the cables carry of each by itself."""
+    slowest = np.append(cables.gbps[cables.load.links] / cables.load.share, np.inf)
+    alone: Floats = np.minimum.reduceat(slowest, cables.load.indptr[:-1])
+    return alone
+
+
+def _ceilings(found: Communications, moves: _Moves, sent: Floats, begin: Floats, before: Cables) -> Floats:
+    """[C] bytes per ns that each reaches at most: what its kind reached of what its paths allowed."""
+    speed = _speeds(moves, sent)
     allowed = moved_by(begin, begin + moves.moving, *before) / np.maximum(moves.moving, 1e-9)
     reached: dict[tuple[str, tuple[int, ...]], float] = {}
     kinds = list(zip(found.ops, found.members))
     for kind, part in zip(kinds, (speed / np.maximum(allowed, 1e-12)).tolist()):
         reached[kind] = max(part, reached.get(kind, 0.0))
     part = np.array([reached[kind] for kind in kinds])
-    ceiling: Floats = np.where(known & (part < 1), part * alone, np.inf)
+    ceiling: Floats = np.where((speed > 0) & (part < LIMITED), part * _alone(before), np.inf)
     return ceiling
 
 

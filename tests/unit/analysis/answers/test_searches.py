@@ -16,6 +16,11 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import Interaction, SearchResult, SmallGain
 from dpro.selection import Selection
 from dpro.store import open_run
+from dpro.topology.fabrics import FabricSize, fat_tree
+from dpro.topology.file import FILE as TOPOLOGY
+from dpro.topology.file import write
+from dpro.topology.paths import FILE as PATHS
+from dpro.topology.paths import write_paths
 from tests.ddp import ddp_job
 
 
@@ -68,6 +73,15 @@ def test_another_budget_other_steps_and_a_measured_network_are_searched_anew(run
     for options in ({}, {"budget": 3}, {"selection": Selection(((1, 1),))}, {"network": network}):
         ask(run, **options)
     assert len(made) == 4
+
+
+def test_a_run_to_which_a_topology_or_paths_come_is_searched_anew(run, made):
+    ask(run)
+    write(fat_tree(FabricSize(2)), run / TOPOLOGY)
+    ask(run)
+    write_paths([], run / PATHS)
+    ask(run)
+    assert len(made) == 3
 
 
 def test_a_run_whose_tables_change_is_searched_anew(run, made):

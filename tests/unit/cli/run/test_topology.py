@@ -9,7 +9,9 @@ import pytest
 
 from dpro.store import Manifest, write_manifest
 from dpro.topology.file import FILE, read
+from dpro.topology.paths import PathEntry, read_paths, write_paths
 from tests.commands import dpro
+from tests.fabrics import crossing_pairs, on_cable
 
 MADE = ("--fat-tree", "3", "--gpus", "2", "--nics", "1", "--switch-ports", "4")
 
@@ -73,3 +75,63 @@ def test_hosts_without_switches_are_summed_up(tmp_path: Path) -> None:
     found = dpro("topology", file)
     assert (found.returncode, found.stderr) == (0, "")
     assert "2 with 16 GPUs and 2 ports" in found.stdout
+
+
+@pytest.fixture
+def collided(tmp_path: Path) -> Path:
+    """Two pairs that reduce over one cable at the same time, 1 ms of each step longer than alone."""
+    crossing_pairs(tmp_path / "run", 2000)
+    write_paths(on_cable((0, 0)), tmp_path / "known.json")
+    return tmp_path / "run"
+
+
+def test_connections_that_meet_are_named_with_the_link_and_the_cost(collided: Path) -> None:
+    found = dpro("topology", collided, "--paths", collided.with_name("known.json"), "--json")
+    traffic = json.loads(found.stdout)["traffic"]
+    assert (traffic["connections"], traffic["unknown"]) == (4, 0)
+    assert traffic["saved_ms"] == pytest.approx(1.0, abs=0.01)
+    first, *_ = traffic["collisions"]
+    assert {each["link"] for each in traffic["collisions"]} == {
+        "leaf0 > spine0 #0", "leaf1 > spine0 #0", "spine0 > leaf0 #0", "spine0 > leaf1 #0",
+    }  # fmt: skip
+    assert first["cost_ms"] == pytest.approx(1.0, abs=0.01)
+    assert first["together_ms"] == pytest.approx(2.0, abs=0.01)
+    assert sorted(each["source"] for each in first["connections"]) in (
+        ["node0:nic0", "node1:nic0"],
+        ["node2:nic0", "node3:nic0"],
+    )
+    assert traffic["busiest"][0]["bytes_per_step"] == 2_000_000
+    assert traffic["busiest"][0]["load_while_busy"] == pytest.approx(1.0, abs=0.01)
+    shown = dpro("topology", collided).stdout
+    assert "collide   on leaf0 > spine0 #0: node0:nic0 to node2:nic0, node1:nic0 to node3:nic0" in shown
+
+
+def test_a_plan_is_written_loaded_and_leaves_nothing_that_meets(collided: Path) -> None:
+    plan = collided.with_name("plan.json")
+    probes = [PathEntry(*at) for at in _PROBED]
+    write_paths(probes, collided.with_name("probes.json"))
+    made = dpro("topology", collided, "--plan", plan, "--probes", collided.with_name("probes.json"))
+    assert made.returncode == 0
+    assert "the paths of 0 are known" in made.stdout
+    entries = {(each.begin, each.end): each for each in read_paths(plan)}
+    assert len(entries) == 4
+    ways = {tuple(each.links) for each in entries.values()}
+    assert len(ways) == 4  # both ways, over two cables
+    of_node0 = entries["node0:nic0", "node2:nic0"]
+    assert of_node0.source_port == {0: 50_001, 1: 50_002}[int(of_node0.links[0][-1])]
+    assert entries["node1:nic0", "node3:nic0"].source_port is None
+    loaded = dpro("topology", collided, "--paths", plan, "--json")
+    assert json.loads(loaded.stdout)["traffic"]["collisions"] == []
+
+
+_PROBED = [
+    ("node0:nic0", "node2:nic0", [f"leaf0 > spine0 #{at}", f"spine0 > leaf1 #{at}"], 0, 50_001 + at)
+    for at in (0, 1)
+]
+
+
+def test_a_plan_of_a_file_is_refused(tmp_path: Path) -> None:
+    dpro("topology", *MADE, "-o", tmp_path / FILE)
+    found = dpro("topology", tmp_path / FILE, "--plan", tmp_path / "plan.json")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "dpro topology RUN --plan plan.json" in found.stderr

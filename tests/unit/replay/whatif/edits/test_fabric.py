@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.registry import parse_edit
+from dpro.topology import paths
 from dpro.topology.fabrics import fat_tree
 from dpro.topology.file import FILE, write
+from dpro.topology.paths import PathEntry, write_paths
 from tests.builders import US
-from tests.fabrics import SIZE, crossing_pairs
+from tests.fabrics import SIZE, crossing_pairs, crossing_ring, on_cable
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,87 @@ def test_the_gain_of_planning_reaches_from_a_lucky_hash_to_an_unlucky_one(collid
     )
     assert lucky <= {1000, 2000}
     assert unlucky == {1000}
+
+
+def _with_paths(graph: Graph, folder, cables) -> Graph:
+    """The same run, whose paths are known."""
+    shutil.copytree(graph.run.path, folder)
+    write_paths(on_cable(cables), folder / paths.FILE)
+    run = dataclasses.replace(graph.run, path=folder)
+    return dataclasses.replace(graph, run=run, known={})
+
+
+def test_known_paths_need_no_hash(collided, alone, tmp_path):
+    """Both pairs on one cable: planning halves what they take; apart there is nothing to gain."""
+    one = _with_paths(collided, tmp_path / "one", (0, 0))
+    assert _lasts_us(one, "paths") == {1000}
+    for graph in parse_edit("paths").bounds(one):
+        assert np.array_equal(graph.nodes.duration, parse_edit("paths").apply(one).nodes.duration)
+    apart = _with_paths(alone, tmp_path / "apart", (0, 1))
+    assert _lasts_us(apart, "paths") == {1000}
+
+
+def test_paths_of_a_file_are_predicted(alone, tmp_path):
+    apart = _with_paths(alone, tmp_path / "apart", (0, 1))
+    write_paths(on_cable((1, 1)), tmp_path / "one.json")
+    assert _lasts_us(apart, f"paths:file={tmp_path / 'one.json'}") == {2000}
+    write_paths(on_cable((1, 0)), tmp_path / "swapped.json")
+    assert _lasts_us(apart, f"paths:file={tmp_path / 'swapped.json'}") == {1000}
+
+
+@pytest.mark.parametrize(
+    ("links", "says"),
+    [
+        (["leaf0 > spine7"], "has no link 'leaf0 > spine7'"),
+        (["leaf1 > spine0"], "'leaf1 > spine0' is on no shortest path"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused(alone, tmp_path, links, says):
+    write_paths([PathEntry("node0:nic0", "node2:nic0", links)], tmp_path / "wrong.json")
+    with pytest.raises(Unanswerable, match=says):
+        parse_edit(f"paths:file={tmp_path / 'wrong.json'}").apply(alone)
+    with pytest.raises(Unanswerable, match="No such file"):
+        parse_edit(f"paths:file={tmp_path / 'missing.json'}").apply(alone)
+
+
+def test_a_cable_at_part_of_its_rate_slows_those_on_it(alone, tmp_path):
+    """The pair on it takes four times as long, the other one as long as before."""
+    apart = _with_paths(alone, tmp_path / "apart", (0, 1))
+    assert _lasts_us(apart, "fail:link=leaf0/spine0,left=0.25") == {1000, 4000}
+
+
+def test_what_headers_take_is_lost_on_other_paths_too(tmp_path):
+    """Both reach 94% of half a cable; apart they reach 94% of a whole one."""
+    graph = crossing_pairs(tmp_path / "run", 2000 / 0.94)
+    write_paths(on_cable((0, 0)), tmp_path / "run" / paths.FILE)
+    assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {round(1000 / 0.94)}
+
+
+def test_what_something_else_limits_gains_nothing(tmp_path):
+    """At half of what they could have had on one cable, cables were not the limit."""
+    graph = crossing_pairs(tmp_path / "run", 4000)
+    write_paths(on_cable((0, 0)), tmp_path / "run" / paths.FILE)
+    assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {4000}
+
+
+def test_a_ring_as_fast_as_it_can_be_is_not_taken_for_another_jobs(tmp_path):
+    """It meets itself under most seeds: then it would take twice as long."""
+    graph = crossing_ring(tmp_path / "run")
+    assert _lasts_us(graph, "paths") == {1500}
+    assert _lasts_us(graph, "ecmp") == {3000}
+
+
+def test_a_ring_that_meets_itself_gains_what_it_lost(tmp_path):
+    """At 94% of what it then could reach, so that headers are all that it lost besides."""
+    graph = crossing_ring(tmp_path / "run", 3000 / 0.94)
+    links = {
+        "leaf0": ["leaf0 > spine0 #0", "spine0 > leaf1 #0"],
+        "leaf1": ["leaf1 > spine0 #0", "spine0 > leaf0 #0"],
+    }
+    ring = [(0, 2, "leaf0"), (2, 1, "leaf1"), (1, 3, "leaf0"), (3, 0, "leaf1")]
+    known = [PathEntry(f"node{one}:nic0", f"node{other}:nic0", links[leaf]) for one, other, leaf in ring]
+    write_paths(known, tmp_path / "run" / paths.FILE)
+    assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {round(1500 / 0.94)}
 
 
 def test_a_run_without_a_topology_is_refused(alone, tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpro.analysis.answers.fabric.traffic import TrafficDocument
 from dpro.arrays import Ints
 from dpro.documents import Document, DocumentPart
 from dpro.errors import needs_extra
@@ -55,6 +56,7 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
         unreachable: leaves that have no path to all others.
         unlinked: ports without a cable, as a list of names.
         missing_hosts: hosts of the run that the topology lacks.
+        traffic: what a run loads on it; null where a file was asked about.
     """
 
     hosts: int
@@ -66,6 +68,7 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
     unreachable: str
     unlinked: str
     missing_hosts: list[str]
+    traffic: TrafficDocument | None = None
 
 
 def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> TopologyDocument:
