@@ -10,6 +10,7 @@ are never rewritten; ids are int64 and -1 means none; intervals are half open; u
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 
 import polars as pl
 
@@ -292,8 +293,8 @@ CODECS = Table(
         "names": Column(pl.List(pl.String), "Parameters of the bucket.", None),
         "codec": Column(pl.String, "As the edit `compress` has it: to=bf16, powersgd_rank=4, topk=0.01.", ""),
         "elements": Column(pl.Int64, "Gradients in the bucket."),
-        "square_norm": Column(pl.Float64, "Sum of the squares of the rank's own gradients."),
-        "square_error": Column(pl.Float64, "Sum of the squares of what the codec loses of them."),
+        "square_norm": Column(pl.Float64, "Sum of the squares of the rank's own gradients.", nan),
+        "square_error": Column(pl.Float64, "Sum of the squares of what the codec loses of them.", nan),
         "encode_ns": Column(pl.Int64, "Time to compress them, the device's work included."),
         "decode_ns": Column(pl.Int64, "Time to make gradients of it again."),
     },
@@ -308,13 +309,15 @@ SENSITIVITIES = Table(
         "module": Column(pl.String, "Name of the module, as `--modules` records it.", ""),
         "precision": Column(pl.String, "bf16, fp16, fp8 or int8.", ""),
         "elements": Column(pl.Int64, "Elements of its weight."),
-        "square_norm": Column(pl.Float64, "Sum of the squares of the weight."),
-        "square_error": Column(pl.Float64, "Sum of the squares of what rounding to the precision changes."),
-        "trace": Column(pl.Float64, "Trace of the Hessian of the loss over the weight, estimated."),
+        "square_norm": Column(pl.Float64, "Sum of the squares of the weight.", nan),
+        "square_error": Column(
+            pl.Float64, "Sum of the squares of what rounding to the precision changes.", nan
+        ),
+        "trace": Column(pl.Float64, "Trace of the Hessian of the loss over the weight, estimated.", nan),
         "trace_error": Column(pl.Float64, "Standard error of that; -1 where it is not known.", -1.0),
         "method": Column(pl.String, "hutchinson, or fisher where gradients cannot be derived again.", ""),
         "batches": Column(pl.Int32, "Batches that were looked at."),
-        "loss": Column(pl.Float64, "Mean loss of these batches."),
+        "loss": Column(pl.Float64, "Mean loss of these batches.", nan),
     },
     ("rank", "module", "precision"),
 )

@@ -49,14 +49,19 @@ def questions() -> Iterator[tuple[str, str]]:
     """Each edit, and each of its ways: what it is called, and an example of it."""
     for name, edit in EDITS.items():
         for example in WAYS.get(name, (edit.example,)):
-            yield (example.partition("=")[0] if name in WAYS else name), example
+            yield way_of(parse_edit(example)), example
+
+
+def way_of(edit: Edit) -> str:
+    """Which question an edit answers."""
+    return str(edit).partition("=")[0] if edit.name in WAYS else edit.name
 
 
 def asked(facts: RunFacts, question: str, example: str) -> tuple[list[Edit], str]:
     """What to ask of a run for one edit, and why the edit has no candidates there, if it says."""
     kind, reason = type(parse_edit(example)), ""
     try:
-        found = [edit for edit in kind.candidates(facts) if str(edit).startswith(question)]
+        found = [edit for edit in kind.candidates(facts) if way_of(edit) == question]
     except (Unanswerable, GraphError) as error:
         found, reason = [], str(error)
     return [*found, parse_edit(adapted(example, facts))], reason

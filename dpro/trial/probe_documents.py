@@ -9,7 +9,8 @@ import polars as pl
 
 from dpro.documents import Document, DocumentPart
 from dpro.errors import Unanswerable
-from dpro.replay.whatif.choices.by_module import expected_losses
+from dpro.replay.whatif.choices.by_bucket import usable_rows as usable_codecs
+from dpro.replay.whatif.choices.by_module import expected_losses, usable_rows
 from dpro.schema import CODECS, SENSITIVITIES
 from dpro.store import Run
 from dpro.units import ms
@@ -91,7 +92,7 @@ def probe_document(run: Run, probes: Sequence[str]) -> ProbeDocument:
 def _codecs(run: Run) -> list[CodecDocument]:
     by = ["module", "bucket", "codec"]
     means = ("square_norm", "square_error", "encode_ns", "decode_ns")
-    rows = run.table(CODECS).group_by(by).agg(
+    rows = usable_codecs(run.table(CODECS)).group_by(by).agg(
         pl.col("names", "elements").first(), *(pl.col(name).mean() for name in means)
     )  # fmt: skip
     return [
@@ -109,7 +110,7 @@ def _codecs(run: Run) -> list[CodecDocument]:
 
 
 def _sensitivities(run: Run) -> list[WeightDocument]:
-    table = run.table(SENSITIVITIES)
+    table = usable_rows(run.table(SENSITIVITIES))
     if table.is_empty():
         return []
     by = ["module", "precision"]

@@ -22,6 +22,9 @@ from dpro.replay.devices.learned import KEPT_OUT, LearnedTrees, learn
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.devices.tables import DTYPES, DeviceTable, device_named
 from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.measured import read_measured
+from dpro.replay.models.roofline import BYTES
+from dpro.words import few
 
 # Products as a user has them measured; `device` is a key of `gpus.GPUS`.
 PRODUCTS = {
@@ -33,6 +36,8 @@ NEEDED = ("device", "dtype", "m", "n", "k")
 TIMES = {"us": 1.0, "latency_us": 1.0, "time_us": 1.0, "latency_ms": 1e3, "time_ms": 1e3}
 SOFTWARE = ("backend", "kernel", "software")
 FOR_TREES = 500  # products of a device and software
+FASTEST, SLOWEST = 1 / 3, 100  # times what a data sheet allows: beyond, a column is in another unit
+LONG_US = 10.0  # below, a product takes what launching it does
 MAX_ROWS = 20_000  # of one device, software and precision; of more some are drawn, the same each time
 
 
@@ -50,22 +55,18 @@ def read_products(path: Path | str) -> pl.DataFrame:
     """
     path = Path(path)
     file = path / FILE if path.is_dir() else path
-    try:
-        frame = pl.read_csv(file) if file.suffix == ".csv" else pl.read_parquet(file, glob=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        why = str(error).splitlines()[0]
-        raise InputError(f"{file}: is no readable Parquet or CSV table ({why})") from error
+    frame = read_measured(file, (*"mnk", "batch", *TIMES), ("device", "dtype", *SOFTWARE))
     time = next((name for name in TIMES if name in frame.columns), "")
     missing = [name for name in NEEDED if name not in frame.columns] + ([] if time else ["latency_us"])
     if missing:
         raise InputError(f"{file}: no column {', '.join(missing)}; docs/devices.md lists those of a table")
-    named = {name: device_named(name) for name in frame["device"].cast(pl.String).unique().drop_nulls()}
+    named = {name: device_named(name) for name in frame["device"].unique().drop_nulls()}
     types = {**DTYPES, **{dtype: dtype for dtype in GPUS["H100"].tflops}}
-    words = [pl.col(name).cast(pl.String) for name in SOFTWARE if name in frame.columns]
+    words = [pl.col(name) for name in SOFTWARE if name in frame.columns]
     rows = frame.select(
-        device=pl.col("device").cast(pl.String).replace_strict(named, default=""),
+        device=pl.col("device").replace_strict(named, default="", return_dtype=pl.String),
         software=pl.concat_str(words, separator="/", ignore_nulls=True) if words else pl.lit(""),
-        dtype=pl.col("dtype").cast(pl.String).replace_strict(types, default=""),
+        dtype=pl.col("dtype").replace_strict(types, default="", return_dtype=pl.String),
         batch=pl.col("batch") if "batch" in frame.columns else pl.lit(1.0),
         **{name: pl.col(name) for name in ("m", "n", "k")},
         us=pl.col(time) * TIMES[time],
@@ -73,11 +74,44 @@ def read_products(path: Path | str) -> pl.DataFrame:
     sizes = pl.all_horizontal(
         (pl.col(name) > 0) & pl.col(name).is_finite() for name in (*"mnk", "batch", "us")
     )
-    rows = rows.filter(sizes & (pl.col("device") != "") & (pl.col("dtype") != ""))
-    if rows.is_empty():
-        devices = ", ".join(sorted(named)) or "none"
-        raise InputError(f"{file}: holds no product of a device that dpro has a data sheet of ({devices})")
+    devices, dtypes = (few(frame[name].drop_nulls().unique().sort().to_list(), 4) for name in NEEDED[:2])
+    for fits, what in (
+        (pl.col("device") != "", f"of a device that dpro has a data sheet of ({devices or 'none'})"),
+        (pl.col("dtype") != "", f"in an element type that dpro knows ({dtypes or 'none'})"),
+        (sizes, f"whose sizes and {time} are above 0"),
+    ):
+        rows = rows.filter(fits)
+        if rows.is_empty():
+            raise InputError(f"{file}: holds no product {what}")
+    _refuse_other_unit(rows, f"{file}: column {time}")
     return rows
+
+
+def _refuse_other_unit(rows: pl.DataFrame, column: str) -> None:
+    """Refuse times that no device of the kind can reach, or that are as long as if it did nothing.
+
+    Args:
+        rows: as `PRODUCTS` has them.
+        column: which, for the message.
+
+    Raises:
+        InputError: half of the products are, by the data sheets.
+    """
+    peaks = [(name, dtype, float(peak)) for name in GPUS for dtype, peak in GPUS[name].tflops.items()]
+    sheets = pl.DataFrame(peaks, {"device": pl.String, "dtype": pl.String, "peak": pl.Float64}, orient="row")
+    bandwidth = pl.col("device").replace_strict({name: float(gpu.gbps) for name, gpu in GPUS.items()})
+    elements = pl.col("m") * pl.col("k") + pl.col("k") * pl.col("n") + pl.col("m") * pl.col("n")
+    computes = 2 * pl.col("m") * pl.col("n") * pl.col("k") / (pl.col("peak") * 1e6)
+    moves = elements * pl.col("dtype").replace_strict(BYTES, return_dtype=pl.Float64) / (bandwidth * 1e3)
+    at_least = pl.col("batch") * pl.max_horizontal(computes, moves)
+    times = rows.join(sheets, on=["device", "dtype"]).select(us="us", least=at_least)
+    ratio = (times["us"] / times["least"]).median()
+    long = times.filter(pl.col("least") > LONG_US)
+    most = (long["us"] / long["least"]).median()
+    if isinstance(ratio, float) and ratio < FASTEST:
+        raise InputError(f"{column}: is not in its unit: products take {ratio:.2g} of what the peak allows")
+    if isinstance(most, float) and most > SLOWEST:
+        raise InputError(f"{column}: is not in its unit: products take {most:.2g} times what the peak allows")
 
 
 def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:

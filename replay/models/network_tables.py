@@ -31,6 +31,8 @@ import polars as pl
 from dpro.errors import InputError
 from dpro.replay.models.curves import left_out, medians, scores
 from dpro.replay.models.link_costs import LinkCost, fit_curve
+from dpro.replay.models.measured import read_measured
+from dpro.words import few
 
 FEW = 2.0  # times the scale, where too few sizes were measured to find out
 NVLINK = "nvlink"
@@ -39,10 +41,16 @@ SWITCHED = re.compile(r"sxm|dgx|hgx|nvl72|\b(h200|h20|h800|b200|b300|gb200|gb300
 NOT_SWITCHED = re.compile(r"pcie|pairwise|\bnvl\b")
 OPS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
        "alltoall": "all_to_all", "sendrecv": "send_recv"}  # fmt: skip
+KNOWN = (*OPS.values(), "broadcast", "reduce")
 # What a file may call a column, and by what to multiply it.
 BYTES = {"bytes": 1.0, "message_bytes": 1.0, "message_mb": 1e6}
 TIMES = {"time_ns": 1.0, "time_us": 1e3, "latency_us": 1e3, "time_ms": 1e6}
 BANDWIDTH = "bandwidth_gb_s"
+RANKS = {"num_ranks": 1.0, "gpus": 1.0}
+HOSTS, RANKS_PER_HOST = ("hosts", "nodes"), ("ranks_per_host", "gpus_per_node")
+DEVICES = ("device", "machine")
+SHORTEST_NS, LONGEST_NS = 100.0, 3.6e12  # of the usual collective; beyond, a column is in another unit
+FASTEST_GBPS = 20_000.0
 WORDS = ("library", "library_version", "implementation", "link")
 
 
@@ -98,13 +106,8 @@ def read_frame(path: Path | str) -> pl.DataFrame:
     Raises:
         InputError: it cannot be read, or lacks a column; the message says which.
     """
-    path = Path(path)
-    try:
-        frame = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path, glob=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        why = str(error).splitlines()[0]
-        raise InputError(f"{path}: is no readable Parquet or CSV table ({why})") from error
-    return _declared(frame, str(path))
+    numbers = (*BYTES, *TIMES, BANDWIDTH, *RANKS, *HOSTS, *RANKS_PER_HOST)
+    return _declared(read_measured(Path(path), numbers, ("op", *DEVICES, *WORDS)), str(path))
 
 
 def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
@@ -130,22 +133,16 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     """The rows with declared columns: those of `CurveGroup`, `link`, `bytes` and `time_ns`."""
     if "op" not in frame.columns:
         raise InputError(f"{name}: no column op; docs/curves.md lists the columns of a network table")
-    number = {**BYTES, **TIMES, BANDWIDTH: 1.0}
-    given = frame.select(pl.all()).with_columns(
-        pl.col(column).cast(pl.Float64, strict=False) for column in number if column in frame.columns
-    )
-    size = _first(given, BYTES, name)
-    time = size / pl.col(BANDWIDTH) if BANDWIDTH in given.columns else _first(given, TIMES, name)
-    ranks = _ranks(given, name)
-    words = {word: pl.col(word).cast(pl.String) if word in given.columns else pl.lit("") for word in WORDS}
-    device = next(
-        (pl.col(c).cast(pl.String) for c in ("device", "machine") if c in given.columns), pl.lit("")
-    )
+    size = _first(frame, BYTES, name)
+    time = size / pl.col(BANDWIDTH) if BANDWIDTH in frame.columns else _first(frame, TIMES, name)
+    ranks = _first(frame, RANKS, name)
+    words = {word: pl.col(word) if word in frame.columns else pl.lit("") for word in WORDS}
+    device = next((pl.col(each) for each in DEVICES if each in frame.columns), pl.lit(""))
     op = pl.col("op").str.to_lowercase().str.replace_all(r"[_\- ]", "")
-    rows = given.select(
+    rows = frame.select(
         op=op.replace(OPS),
         num_ranks=ranks,
-        hosts=_hosts(given, ranks),
+        hosts=_hosts(frame, ranks),
         device=device,
         library=pl.concat_str(words["library"], words["implementation"], separator=" ").str.strip_chars(),
         version=words["library_version"],
@@ -153,13 +150,18 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
         bytes=size,
         time_ns=time,
     ).filter(
-        pl.col("bytes").is_finite()
-        & (pl.col("bytes") > 0)
-        & pl.col("time_ns").is_finite()
-        & (pl.col("time_ns") > 0)
+        *((pl.col(each) > 0) & pl.col(each).is_finite() for each in ("bytes", "time_ns")),
+        *((pl.col(each) >= 1) & pl.col(each).is_finite() for each in ("num_ranks", "hosts")),
+        *(pl.col(each) == pl.col(each).round() for each in ("num_ranks", "hosts")),
     )
     if rows.is_empty():
-        raise InputError(f"{name}: holds no row with bytes and time above 0")
+        raise InputError(f"{name}: holds no row with bytes and time above 0, of a whole number of ranks")
+    rows = rows.cast({"num_ranks": pl.Int64, "hosts": pl.Int64})
+    found = few(rows["op"].drop_nulls().unique().sort().to_list(), 3) or "none"
+    rows = rows.filter(pl.col("op").is_in(KNOWN))
+    if rows.is_empty():
+        raise InputError(f"{name}: holds no operation that dpro knows ({found}), as {', '.join(KNOWN)} are")
+    _refuse_other_unit(rows, name)
     guessed = pl.col("device").map_elements(link_of_device, pl.String)
     return rows.with_columns(
         link=pl.when(pl.col("link").fill_null("") == "")
@@ -178,21 +180,32 @@ def _first(frame: pl.DataFrame, names: Mapping[str, float], table: str) -> pl.Ex
     )
 
 
-def _ranks(frame: pl.DataFrame, table: str) -> pl.Expr:
-    for column in ("num_ranks", "gpus"):
-        if column in frame.columns:
-            return pl.col(column).cast(pl.Int64)
-    raise InputError(f"{table}: no column num_ranks or gpus; docs/curves.md lists those of a network table")
-
-
 def _hosts(frame: pl.DataFrame, ranks: pl.Expr) -> pl.Expr:
-    for column in ("hosts", "nodes"):
+    for column in HOSTS:
         if column in frame.columns:
-            return pl.col(column).cast(pl.Int64)
-    for column in ("ranks_per_host", "gpus_per_node"):
+            return pl.col(column)
+    for column in RANKS_PER_HOST:
         if column in frame.columns:
-            return (ranks / pl.col(column)).ceil().cast(pl.Int64)
-    return pl.lit(1, pl.Int64)
+            return (ranks / pl.col(column)).ceil()
+    return pl.lit(1.0)
+
+
+def _refuse_other_unit(rows: pl.DataFrame, name: str) -> None:
+    """Refuse a table of which half of the times are shorter than any, or longer than any that one waits for.
+
+    Args:
+        rows: its measurements.
+        name: of the table.
+
+    Raises:
+        InputError: so they are.
+    """
+    usual = float(np.median(rows["time_ns"].to_numpy()))
+    moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
+    if usual < SHORTEST_NS or moved > FASTEST_GBPS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are below {usual:.2g} ns")
+    if usual > LONGEST_NS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are above an hour")
 
 
 def link_of_device(name: str) -> str:

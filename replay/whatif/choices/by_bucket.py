@@ -188,12 +188,22 @@ def measurements(run: Run | None) -> pl.DataFrame:
     """What a probe measured of codecs on a run's gradients.
 
     Raises:
-        Unanswerable: there was no probe.
+        Unanswerable: there was no probe, or none of its rows can be used.
     """
     table = run.table(CODECS) if run is not None else CODECS.empty()
     if table.is_empty():
         raise Unanswerable(f"what each codec loses of the job's gradients was not measured: {HOW}")
-    return table
+    usable = usable_rows(table)
+    if usable.is_empty():
+        raise Unanswerable("no row of table codecs has elements, norms and times: it is damaged; probe again")
+    return usable
+
+
+def usable_rows(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of table `codecs` that say what they are there for: damaged ones may say anything."""
+    norms = [pl.col(name).is_finite() & (pl.col(name) >= 0) for name in ("square_norm", "square_error")]
+    times = [pl.col(name) >= 0 for name in ("encode_ns", "decode_ns")]
+    return table.filter(pl.col("elements") > 0, *norms, *times)
 
 
 def in_words(chosen: Sequence[BucketChoice]) -> list[str]:

@@ -94,11 +94,16 @@ def expected_losses(run: Run | None) -> pl.DataFrame:
     """What each precision of each module adds to the loss: `module`, `precision`, `loss`, as a share of it.
 
     Raises:
-        Unanswerable: there was no probe.
+        Unanswerable: there was no probe, or none of its rows can be used.
     """
     table = run.table(SENSITIVITIES) if run is not None else SENSITIVITIES.empty()
     if table.is_empty():
         raise Unanswerable(f"what each module loses with fewer bits was not measured: {HOW}")
+    table = usable_rows(table)
+    if table.is_empty():
+        raise Unanswerable(
+            "no row of table sensitivities has elements, errors, trace and loss: it is damaged; probe again"
+        )
     curvature = pl.col("trace").mean().clip(lower_bound=0.0) / pl.col("elements").first()
     added = curvature * pl.col("square_error").mean() / 2
     return (
@@ -106,6 +111,13 @@ def expected_losses(run: Run | None) -> pl.DataFrame:
         .agg(loss=added / pl.col("loss").mean().abs().clip(lower_bound=1e-30))
         .sort("module", "precision")
     )
+
+
+def usable_rows(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of table `sensitivities` that say what they are there for: damaged ones may say anything."""
+    errors = [pl.col(name).is_finite() & (pl.col(name) >= 0) for name in ("square_norm", "square_error")]
+    others = [pl.col(name).is_finite() for name in ("trace", "loss")]
+    return table.filter(pl.col("module") != "", pl.col("elements") > 0, *errors, *others)
 
 
 def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFrame:

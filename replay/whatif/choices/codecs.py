@@ -8,6 +8,7 @@ it took to copy them into their buckets. That a processor may be slow at sums in
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dpro.errors import Unanswerable, UsageError
@@ -57,12 +58,13 @@ def codec_of(text: str) -> Codec:
         UsageError: it is none of these.
     """
     name, _, value = text.partition("=")
-    if name == "to":
-        return Codec(to=value)
-    if name == "powersgd_rank":
-        return Codec(powersgd_rank=int(value))
-    if name == "topk":
-        return Codec(topk=float(value))
+    with suppress(ValueError):
+        if name == "to" and value in HALF:
+            return Codec(to=value)
+        if name == "powersgd_rank":
+            return Codec(powersgd_rank=int(value))
+        if name == "topk":
+            return Codec(topk=float(value))
     raise UsageError(f"no codec {text!r}")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
-from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind
 from dpro.replay.mesh import BY
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
 from dpro.replay.models.link_costs import (
@@ -32,7 +32,10 @@ from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.scope import optimizing
+from dpro.replay.whatif.graph_ops.selected import hosts_of
 
+SCATTER = "reduce_scatter"  # of which each rank gets its shard of the sums
 REPLICAS = "dp"  # the axis along which ranks are replicas
 MIN_DURATIONS = 4  # that noise is taken from
 
@@ -47,7 +50,8 @@ class DataParallelSize(Edit):
     needs = "groups whose axes are known, or one group of all ranks, and transfers of known size in them"
     assumes = (
         "further ranks are like the recorded ones and on a like network, their noise is independent and "
-        "normal, and the batch of each rank stays: that of the job grows with it"
+        "normal, and the batch of each rank stays: that of the job grows with it; where each rank updates a "
+        "shard, work of the update on the device goes with its size"
     )
     source = (
         "a measured network table; else costs of ring, tree or halving (Thakur et al., IJHPCA 2005); waiting "
@@ -78,11 +82,31 @@ class DataParallelSize(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the transfers, and let each begin later by what the slowest of this many is later."""
         (changed,) = self._with_noise(graph, 1.0)
-        return changed
+        on_gpu = bool(np.isin(graph.nodes.kind, GPU_KINDS).any())
+        return self._with_shards(graph, changed, GPU_KINDS if on_gpu else (NodeKind.CPU,))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """With no more noise than now, and with twice what is expected."""
-        return self._with_noise(graph, 0.0, 2.0)
+        """With no more noise than now, and with twice what is expected; of shards, with all of the update."""
+        changed = self._with_noise(graph, 0.0, 2.0)
+        return (*changed, *(self._with_shards(graph, each, (*GPU_KINDS, *CPU_KINDS)) for each in changed))
+
+    def _with_shards(self, graph: Graph, changed: Graph, kinds: Sequence[NodeKind]) -> Graph:
+        """The update in proportion to the shard of a rank, where each has one; else the graph as it is.
+
+        Args:
+            graph: as it was.
+            changed: with as many ranks as asked for.
+            kinds: of work that takes as long as there is to update.
+        """
+        own = _between_replicas(graph)
+        scattered = any(mine and each.op == SCATTER for mine, each in zip(own.tolist(), graph.messages))
+        if not scattered:
+            return changed
+        updates = optimizing(graph) & np.isin(graph.nodes.kind, kinds)
+        longer = changed.nodes.duration * replicas_of(graph) / self.ranks
+        return changed.with_durations(
+            np.where(updates, np.rint(longer), changed.nodes.duration).astype(np.int64)
+        )
 
     def _with_noise(self, graph: Graph, *times: float) -> tuple[Graph, ...]:
         """The wider job with multiples of the noise that is expected."""
@@ -145,9 +169,10 @@ class DataParallelSize(Edit):
         return ratio_by_table(graph, graph.messages[message], then, num_bytes, took)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Which operations the network table says, and whose latency the run does not show."""
+        """Which operations the network table says, whose latency the run does not show, and what it lacks."""
+        beyond = self._beyond_host(graph)
         if graph.network is None:
-            return unknown_latencies(graph)
+            return (*beyond, *unknown_latencies(graph))
         lines = {False: list[str](), True: list[str]()}
         own, recorded = _between_replicas(graph), replicas_of(graph)
         for (op, _), messages in messages_by_kind(graph).items():
@@ -162,7 +187,17 @@ class DataParallelSize(Edit):
         notes = [f"{measured} among {self.ranks} ranks: by the network table"] if measured else []
         if others:
             notes.append(f"{others} among {self.ranks} ranks: by a formula, the network table lacks it")
-        return (*notes, *unknown_latencies(graph))
+        return (*notes, *beyond, *unknown_latencies(graph))
+
+    def _beyond_host(self, graph: Graph) -> tuple[str, ...]:
+        """That what links between hosts cost is not in a run of one host."""
+        try:
+            hosts = hosts_of(graph)
+        except Unanswerable:
+            return ()
+        if self.ranks <= replicas_of(graph) or len(hosts) < 2 or len(set(hosts.values())) > 1:
+            return ()
+        return ("all ranks are on one host: what links to another cost is not in the run",)
 
     def describe(self) -> str:
         return f"{self.ranks} data-parallel ranks"
@@ -172,10 +207,10 @@ class DataParallelSize(Edit):
 
 
 def replicas_of(graph: Graph) -> int:
-    """How many data-parallel ranks a job has: by the axes of its groups, else if all ranks are in one group.
+    """How many data-parallel ranks a job has: by the axes of its groups, else if all ranks are in each.
 
     Raises:
-        Unanswerable: neither says, or its groups have different numbers of ranks.
+        Unanswerable: neither says.
     """
     require_communication(graph)
     axes = axes_of_messages(graph)
@@ -183,14 +218,20 @@ def replicas_of(graph: Graph) -> int:
     if len(sizes) == 1 and "" not in axes:
         return sizes.pop()
     groups = {(message.group, message.num_ranks) for message in graph.messages}
-    if len(groups) > 1:
+    in_groups = {ranks for _, ranks in groups}
+    if len(groups) > 1 and in_groups != {_ranks_of_job(graph)}:
         raise Unanswerable("ranks communicate in several groups: which are data-parallel is not recorded")
     if any(axes):
         raise Unanswerable(f"no group in the run is data-parallel: all communication is along {axes[0]}")
-    ((_, ranks),) = groups
+    (ranks,) = in_groups
     if ranks < 2:
         raise Unanswerable("how many ranks are in the group is not known")
     return ranks
+
+
+def _ranks_of_job(graph: Graph) -> int:
+    """How many ranks the job has, 0 where that is not known: of groups of so many each has all of them."""
+    return 0 if graph.run is None else graph.run.manifest.world_size
 
 
 def _between_replicas(graph: Graph) -> Bools:

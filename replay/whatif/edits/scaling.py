@@ -22,14 +22,13 @@ from dpro.replay.mesh import BY
 from dpro.replay.models.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.gpu.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.activations import with_more_activations
 from dpro.replay.whatif.graph_ops.repeat import with_copies, with_recomputed_blocks
-from dpro.replay.whatif.graph_ops.scope import blocks_of_run, in_modules, outermost_modules
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run, optimizing, outermost_modules
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.units import format_bytes
 
@@ -152,14 +151,6 @@ def _group_of_gradients(graph: Graph) -> str:
     return max(moved, key=lambda group: (moved[group], group)) if len(moved) > 1 else ""
 
 
-def optimizing(graph: Graph) -> Bools:
-    """[N] what the optimizer does; nothing where its range was not recorded."""
-    try:
-        return in_modules(graph, f"{OPTIMIZER}*")
-    except Unanswerable:
-        return np.zeros(graph.num_nodes, np.bool_)
-
-
 @dataclass(frozen=True)
 class Recompute(Edit):
     """Blocks keep their inputs only: backward does the forward pass of each block again before its own."""
@@ -167,7 +158,10 @@ class Recompute(Edit):
     name = "recompute"
     summary = "activations of modules are computed again in backward"
     example = "recompute:module=layers.*"
-    needs = "modules (`dpro record --modules`), and backward operators with sequence numbers"
+    needs = (
+        "modules (`dpro record --modules`, or torch.profiler with stacks), and backward operators with "
+        "sequence numbers"
+    )
     assumes = "the second forward pass takes what the first took, and one block at a time holds activations"
     source = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"

@@ -21,10 +21,14 @@ from dpro.replay.models.memory import MODULE
 from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
+from dpro.words import few
 
 RANGES = ("annotation", "python")
+OPTIMIZER = "Optimizer.step#"  # with the class of the optimizer behind it
+MAX_NAMES = 4  # of modules that a reason lists
 WRAPPER = "module."  # by which DDP names the module inside
-NUMBERED = re.compile(r"(?:.*\.)?\d+")
+NUMBERED = re.compile(r"(?:.*\.)?\d+")  # as dpro and DDP name modules
+OF_CLASS = re.compile(r"\w+_\d+")  # as torch.profiler numbers the modules of a class, with Python stacks
 ON_CPU = ("cpu_op", "runtime", "annotation", "python")
 COLUMNS = [
     *("span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid"),
@@ -59,6 +63,14 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
     return _nodes_of(graph, _with_backward(spans, chosen))
 
 
+def optimizing(graph: Graph) -> Bools:
+    """[N] what the optimizer does; nothing where its range was not recorded."""
+    try:
+        return in_modules(graph, f"{OPTIMIZER}*")
+    except Unanswerable:
+        return np.zeros(graph.num_nodes, np.bool_)
+
+
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     """The nodes of each call of the outermost modules that fit a pattern, forward and backward.
 
@@ -70,10 +82,15 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
         `node`, `block` (a number per call), `backward`.
 
     Raises:
-        Unanswerable: there is no such module.
+        Unanswerable: there is no such module, or backward runs it again already.
     """
     spans = spans_of(_run_of(graph))
-    outermost = _outermost(_modules(spans, pattern))
+    calls = _modules(spans, pattern)
+    again = _run_again(spans, calls)
+    if again:
+        named = few(again, MAX_NAMES)
+        raise Unanswerable(f"the job computes activations again in backward already, those of {named}")
+    outermost = _outermost(calls)
     parts = []
     for block, outer in enumerate(outermost.with_row_index("block").partition_by("block", include_key=False)):
         forward = _closure(spans, outer)
@@ -100,7 +117,7 @@ def outermost_modules(graph: Graph, pattern: str) -> list[str]:
 
 def _modules(spans: pl.DataFrame, pattern: str) -> pl.DataFrame:
     """Calls of the modules that fit a pattern, by their names."""
-    ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with(MODULE))
+    ranges = spans.filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     fits = ranges.filter(_fits(ranges, pattern))
     if fits.is_empty():
@@ -110,16 +127,37 @@ def _modules(spans: pl.DataFrame, pattern: str) -> pl.DataFrame:
 
 
 def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
-    """Patterns for modules that are numbered side by side (`layers.*`), each with the names of its blocks."""
+    """Patterns for modules that are numbered side by side (`layers.*`), each with the names of its blocks.
+
+    Modules that are numbered by class (`BertLayer_*`) count where they hold others.
+    """
     if run is None:
         return {}
-    names = run.table(SPANS, ["name"])["name"].unique()
-    modules = names.filter(names.str.starts_with(MODULE)).str.strip_prefix(MODULE).sort().to_list()
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    modules = (
+        run.table(SPANS, [*LANE, "kind", "name", "start_ns", "duration_ns"])
+        .filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
+        .sort(*LANE, "start_ns", "duration_ns", descending=[False] * 4 + [True])
+        .with_columns(holds=pl.col("start_ns").shift(-1).over(LANE) < end)
+    )
+    holding = modules.group_by(pl.col("name").str.strip_prefix(MODULE), "kind").agg(pl.col("holds").any())
     found: dict[str, list[str]] = {}
-    for name in modules:
-        if NUMBERED.fullmatch(name):
+    for name, kind, holds in holding.sort("name").iter_rows():
+        if (holds and OF_CLASS.fullmatch(name)) if kind == "python" else NUMBERED.fullmatch(name):
             found.setdefault(re.sub(r"\d+$", "*", name), []).append(name)
     return {pattern: names for pattern, names in found.items() if len(names) > 1}
+
+
+def _run_again(spans: pl.DataFrame, calls: pl.DataFrame) -> list[str]:
+    """Names of the called modules, and of those that these call, that run in backward, too."""
+    ranges = spans.filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
+    in_backward = _closure(spans, spans.filter(pl.col("forward_thread") > 0))
+    late = ranges.join(in_backward, on=["rank", "span_id"], how="semi")
+    if late.is_empty():
+        return []
+    inside = ranges.join(_closure(spans, calls), on=["rank", "span_id"], how="semi")
+    names = inside.join(late, on=["rank", "name"], how="semi")["name"].str.strip_prefix(MODULE)
+    return names.unique().sort().to_list()
 
 
 def _outermost(spans: pl.DataFrame) -> pl.DataFrame:

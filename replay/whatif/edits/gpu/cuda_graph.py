@@ -20,11 +20,10 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.gpu.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.host import free_host, require_launches
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, spans_of
+from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, OPTIMIZER, spans_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
 

@@ -19,20 +19,22 @@ from dpro.arrays import Bools, Ints
 from dpro.classify import classify
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.roofline import BYTES, stored_as
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
 from dpro.replay.whatif.graph_ops.scope import (
+    OPTIMIZER,
     in_modules,
     launching_only,
     names_in_scope,
+    optimizing,
 )
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import SENSITIVITIES
 
-OPTIMIZER = "Optimizer.step#"
 # Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
 # pass must (parameter, gradient and state in; parameter and state out).
 LOOPS = {"AdamW": (9, 21, 7), "Adam": (8, 19, 7), "Adagrad": (5, 12, 5), "SGD": (3, 8, 5)}
@@ -303,7 +305,7 @@ class Precision(Edit):
         run = facts.graph.run
         measured = run is not None and run.table(SENSITIVITIES).height > 0
         chosen = [cls(NodeSelection(), dtype, budget=0.01) for dtype in ("bf16", "fp8")] if measured else []
-        return [*(cls(NodeSelection(), dtype) for dtype in ("bf16", "fp8")), *chosen]
+        return [*(cls(NodeSelection(), dtype) for dtype in (half_of(facts.graph), "fp8")), *chosen]
 
     def bound(self, facts: RunFacts) -> float:
         return facts.on_path(self.selection.mask(facts.graph) & (facts.graph.nodes.kind == NodeKind.KERNEL))
@@ -378,6 +380,12 @@ class Precision(Edit):
         return f"with torch.autocast('cuda', dtype=torch.{kind}) around forward and loss{scaler}"
 
 
+def half_of(graph: Graph) -> str:
+    """What a run's GPU multiplies in half precision: bf16, or fp16 where it is too old for that."""
+    model = common_model(graph.run.manifest.gpus) if graph.run is not None else ""
+    return "fp16" if model and "bf16" not in GPUS[model].tflops else "bf16"
+
+
 def _matmuls(graph: Graph) -> Bools:
     """[N] kernels of matmuls, convolutions and attention, by their names."""
     found: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
@@ -394,7 +402,4 @@ def _pointwise_floats(graph: Graph) -> Bools:
     """[N] pointwise kernels on 32-bit floats but those of the optimizer: parameters stay as they are."""
     fits = np.array([is_pointwise(name) and stored_as(name) == "fp32" for name in graph.names], np.bool_)
     mask: Bools = fits[graph.nodes.name] & (graph.nodes.kind == NodeKind.KERNEL)
-    try:
-        return mask & ~in_modules(graph, f"{OPTIMIZER}*")
-    except Unanswerable:
-        return mask
+    return mask & ~optimizing(graph)

@@ -18,6 +18,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.whatif.graph_ops.scope import optimizing
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import COUNTERS, STEPS
 
@@ -73,7 +74,6 @@ def handed(graph: Graph) -> Handed:
 
 
 def _handed(graph: Graph) -> Handed:
-    from dpro.replay.whatif.edits.scaling import optimizing  # they need the edits of selected work
     from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 
     tokens = _tokens_of(graph)

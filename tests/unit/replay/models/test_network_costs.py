@@ -75,6 +75,34 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"op": "foo"}, r"no operation that dpro knows \(foo\)"),
+        ({"gpus": 7.5}, "of a whole number of ranks"),
+        ({"gpus": "eight"}, "column gpus holds 'eight'"),
+        ({"nodes": 0}, "of a whole number of ranks"),
+        ({"latency_us": -1.0}, "no row with bytes and time above 0"),
+        ({"latency_us": 1e-5}, "times are not in the unit of their column"),
+        ({"latency_us": 1e300}, "times are not in the unit of their column"),
+    ],
+)
+def test_a_table_that_says_nothing_that_can_be_is_refused_in_one_line(tmp_path, changes, why):
+    rows = _rows("h100_sxm", "all_reduce", 4)
+    rows.with_columns(**{name: pl.lit(value) for name, value in changes.items()}).write_parquet(
+        tmp_path / "t.parquet"
+    )
+    with pytest.raises(InputError, match=why) as error:
+        read_frame(tmp_path / "t.parquet")
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_without_rows_is_refused(tmp_path):
+    _rows("h100_sxm", "all_reduce", 4).head(0).write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="holds no row"):
+        read_frame(tmp_path / "t.parquet")
+
+
 def test_a_gpu_whose_other_curves_are_equal_stands_in(tmp_path):
     others = [
         ("all_gather", 4, 3.0),

@@ -96,6 +96,18 @@ def test_codecs_are_written_as_the_edit_takes_them():
         assert str(codec_of(text)) == text
     with pytest.raises(UsageError):
         codec_of("zip=1")
+    for text in ("to=gzip", "powersgd_rank=x", "topk=most", ""):
+        with pytest.raises(UsageError, match="no codec"):
+            codec_of(text)
+
+
+def test_a_damaged_probe_is_refused_and_decides_nothing(tmp_path):
+    for number, error in enumerate((float("nan"), -1.0)):
+        graph = graph_of(tmp_path / str(number), {"to=bf16": ([error] * 3, 0)})
+        with pytest.raises(Unanswerable, match="no row of table codecs has"):
+            codecs(graph, 0.5)
+    with pytest.raises(Unanswerable, match="no row of table codecs has"):
+        codecs(graph_of(tmp_path / "times", {"to=bf16": ([1.0] * 3, -1)}), 0.5)
 
 
 def test_choices_are_searched_where_codecs_were_measured(tmp_path):

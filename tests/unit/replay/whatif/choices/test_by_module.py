@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable, UsageError
@@ -13,6 +14,7 @@ from dpro.replay.devices.operations import matmuls
 from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses
 from dpro.replay.whatif.registry import parse_edit
+from dpro.store import open_run
 from tests.builders import BACKWARD, TinyRun
 from tests.unit.replay.whatif.edits.gpu.test_precision import graph_of, kernel_us
 
@@ -85,3 +87,28 @@ def test_without_a_probe_it_is_refused_with_how_to_get_one(tmp_path):
         parse_edit("precision:budget=0.01").apply(graph)
     with pytest.raises(UsageError, match="exclude"):
         parse_edit("precision:budget=0.01,speedup=2")
+
+
+DAMAGED = [
+    {"trace": float("nan")}, {"elements": 0}, {"square_error": -1.0}, {"loss": float("inf")}, {"module": ""},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED, "trace", "square_error", "loss", "elements"])
+def test_a_damaged_probe_is_refused_and_decides_nothing(tmp_path, damage):
+    run = job({"a": 400.0, "b": 40_000.0})
+    run.write(tmp_path / "r")
+    (part,) = (tmp_path / "r" / "sensitivities").glob("*.parquet")
+    rows = pl.read_parquet(part)
+    lacking = rows.drop(damage) if isinstance(damage, str) else None
+    (
+        rows.with_columns(**{k: pl.lit(v) for k, v in damage.items()}) if lacking is None else lacking
+    ).write_parquet(part)
+    with pytest.raises(Unanswerable, match="no row of table sensitivities has"):
+        expected_losses(open_run(tmp_path / "r"))
+
+
+def test_what_one_damaged_row_was_to_say_is_not_chosen(tmp_path):
+    run = job({"a": 400.0, "b": 400.0})
+    run.rows["sensitivities"][0]["trace"] = float("nan")  # module a in bf16
+    assert chosen(graph_of(run, tmp_path / "r"), "bf16", 0.1) == {"a": "", "b": "bf16"}

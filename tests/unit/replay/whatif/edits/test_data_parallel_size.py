@@ -13,11 +13,12 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.graph import NodeKind
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import durations_of, replay
 from dpro.replay.whatif.edits.replicas import largest_of
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
+from dpro.schema import COLLECTIVES
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job
@@ -60,7 +61,11 @@ def built(run: TinyRun, folder) -> Built:
 
 
 def mean_step_us(job: Built) -> float:
-    return float(durations_of(baseline_steps(job.graph))["duration_ns"].to_numpy().mean()) / 1000
+    return mean_step_us_of(job.graph)
+
+
+def mean_step_us_of(graph: Graph) -> float:
+    return float(durations_of(baseline_steps(graph))["duration_ns"].to_numpy().mean()) / 1000
 
 
 def test_a_wider_job_waits_for_the_slowest_of_more_ranks_and_reduces_over_more(tmp_path):
@@ -116,6 +121,58 @@ def test_the_largest_of_many_deviates_is_what_drawing_them_gives():
 def test_ranks_in_several_groups_are_refused(tmp_path):
     with pytest.raises(Unanswerable, match="several groups"):
         parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path, inside=True))
+
+
+def test_groups_that_each_hold_all_ranks_are_one_whatever_their_names(tmp_path):
+    run = noisy_job(4)
+    for row in run.rows[COLLECTIVES.name][::2]:
+        row["group"] = "of a kernel alone"  # as traces call what was launched before they begin
+    graph = built(run, tmp_path / "r").graph
+    assert len({message.group for message in graph.messages}) == 2
+    same = built(noisy_job(4), tmp_path / "same").graph
+    assert parse_edit("data-parallel:ranks=8").samples(graph) == 2.0
+    wider = [mean_step_us_of(parse_edit("data-parallel:ranks=8").apply(each)) for each in (graph, same)]
+    assert wider[0] == pytest.approx(wider[1], rel=0.01)
+
+
+def sharded_job(op: str) -> TinyRun:
+    """Four ranks that scatter (or keep) sums of two sizes, and then update for 400 us."""
+    run, at = TinyRun(), 0.0
+    for step in range(6):
+        size = 1000 * (1 + step % 2)
+        facts = {"op": op, "group": "all", "group_ranks": [0, 1, 2, 3], "bytes_in": size, "bytes_out": size}
+        end = at + 540 + 0.1 * size
+        for rank in range(4):
+            run.op("work", at, at + 500, rank)
+            run.gloo((at + 500, at + 510), (at + 520, end), rank, sequence=step, **facts)
+            run.mark("wait", at + 510, end, rank)
+            run.mark("Optimizer.step#SGD.step", end, end + 400, rank)
+            run.op("aten::add_", end, end + 400, rank)
+            run.step(step, at, end + 400, rank)
+        at = end + 400
+    return run
+
+
+def test_of_half_as_many_ranks_each_updates_twice_the_shard(tmp_path):
+    def updates_us(op: str, *more: str) -> list[float]:
+        graph = built(sharded_job(op), tmp_path / "".join((op, *more))).graph
+        changed = parse_edit("data-parallel:ranks=2").apply(graph)
+        is_update = graph.nodes.name == graph.names.index("aten::add_")
+        return (changed.nodes.duration[is_update] / 1000).tolist()
+
+    assert updates_us("reduce_scatter") == pytest.approx([800.0] * 24, abs=1)
+    assert updates_us("all_reduce") == pytest.approx([400.0] * 24, abs=1)  # each updates all there is
+
+
+def test_that_more_ranks_may_need_another_host_is_said(tmp_path):
+    edit, narrower = parse_edit("data-parallel:ranks=8"), parse_edit("data-parallel:ranks=2")
+    run = sharded_job("all_reduce")
+    for rank in range(4):
+        run.worker(rank, "host0")
+    graph = built(run, tmp_path / "one").graph
+    assert "all ranks are on one host" in edit.notes(graph)[0]
+    assert not any("one host" in note for note in narrower.notes(graph))
+    assert not any("one host" in note for note in edit.notes(four_ranks(tmp_path / "two")))
 
 
 def test_that_latency_is_not_known_is_said(tmp_path):

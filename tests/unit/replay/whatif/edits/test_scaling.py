@@ -14,9 +14,10 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.repeat import with_copies
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS
-from tests.builders import US, TinyRun, cpu_job, gpu_job, tiny_graph
+from tests.builders import MAIN, US, TinyRun, cpu_job, gpu_job, tiny_graph
 from tests.edits import changed, steps_us
 from tests.pipelines import Job, written
 
@@ -157,6 +158,30 @@ def test_modules_within_ddp_are_found_by_the_names_that_the_script_gives_them(tm
     plain = changed(graph, "recompute:module=layers.?")
     assert _kernels(plain, "MmBackward0 kernel") == [10 + 9 + 11, 10, 10 + 5 + 7, 10]
     assert (plain.nodes.duration == changed(graph, "recompute:module=module.layers.?").nodes.duration).all()
+
+
+def test_modules_that_torch_profiler_numbers_by_class_are_blocks_where_they_hold_others(tmp_path):
+    run = blocks(1)
+    for span in run.rows[SPANS.name]:
+        if span["name"].startswith("nn.Module: layers"):
+            of_layer = span["name"][len("nn.Module: layers") :]
+            span["name"] = f"nn.Module: Layer_{of_layer[1:]}" if of_layer else "nn.Module: Model_0"
+            span["kind"] = "python"
+    for index in range(4):
+        run.span("python", f"nn.Module: Linear_{index}", 20 * index, 20 * index + 20, pid=MAIN, tid=MAIN)
+    graph = run.build(tmp_path / "r").graph
+    assert blocks_of_run(graph.run) == {"Layer_*": ["Layer_0", "Layer_1"]}
+    assert _kernels(changed(graph, "recompute:module=Layer_*"), "MmBackward0 kernel") == [30, 10, 22, 10]
+
+
+def test_what_backward_computes_again_already_is_refused(tmp_path):
+    run = blocks(1)
+    run.mark("nn.Module: layers.1", 101, 115)  # within the first operator of the backward pass
+    with pytest.raises(Unanswerable, match=r"again in backward already, those of layers.1$"):
+        changed(run.build(tmp_path / "r").graph, "recompute:module=layers.?")
+    with pytest.raises(Unanswerable, match=r"those of layers.1$"):  # which is called by what is asked for
+        changed(run.build(tmp_path / "outer").graph, "recompute:module=layers")
+    assert changed(run.build(tmp_path / "other").graph, "recompute:module=layers.0") is not None
 
 
 def test_recomputing_two_blocks_in_either_order_is_recomputing_both(tmp_path):

@@ -15,6 +15,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gpus import gpu_named
 from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as
 from dpro.replay.whatif.edits.gpu.kernels import Precision
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun, cpu_job
@@ -201,3 +202,11 @@ def test_a_speedup_of_matmuls_that_have_so_few_bits_already_is_refused(tmp_path)
     graph = graph_of(matmuls([("aten::mm", BIG, "nvjet_tst_256x128_64x4", 200)]), tmp_path / "r")
     with pytest.raises(Unanswerable, match="more bits than bf16"):
         changed(graph, "precision:speedup=2")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "half"), [(H100, "bf16"), ("Tesla V100-SXM2-32GB", "fp16"), ("no GPU", "bf16")]
+)
+def test_half_precision_is_what_the_gpu_multiplies(tmp_path, gpu, half):
+    graph = graph_of(matmuls([("aten::mm", BIG, "volta_sgemm", 9000)]), tmp_path / "r", gpu)
+    assert str(Precision.candidates(facts_of(graph))[0]) == f"precision:dtype={half}"
