@@ -10,11 +10,10 @@ are never rewritten; ids are int64 and -1 means none; intervals are half open; u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import nan
 
 import polars as pl
 
-from dpro.table import Column, SchemaError, Table, complete
+from dpro.table import NAN, Column, SchemaError, Table, complete
 
 SPAN_KINDS = (
     "cpu_op",  # an operator on a CPU thread
@@ -293,8 +292,8 @@ CODECS = Table(
         "names": Column(pl.List(pl.String), "Parameters of the bucket.", None),
         "codec": Column(pl.String, "As the edit `compress` has it: to=bf16, powersgd_rank=4, topk=0.01.", ""),
         "elements": Column(pl.Int64, "Gradients in the bucket."),
-        "square_norm": Column(pl.Float64, "Sum of the squares of the rank's own gradients.", nan),
-        "square_error": Column(pl.Float64, "Sum of the squares of what the codec loses of them.", nan),
+        "square_norm": Column(pl.Float64, "Sum of the squares of the rank's own gradients.", NAN),
+        "square_error": Column(pl.Float64, "Sum of the squares of what the codec loses of them.", NAN),
         "encode_ns": Column(pl.Int64, "Time to compress them, the device's work included."),
         "decode_ns": Column(pl.Int64, "Time to make gradients of it again."),
     },
@@ -309,15 +308,13 @@ SENSITIVITIES = Table(
         "module": Column(pl.String, "Name of the module, as `--modules` records it.", ""),
         "precision": Column(pl.String, "bf16, fp16, fp8 or int8.", ""),
         "elements": Column(pl.Int64, "Elements of its weight."),
-        "square_norm": Column(pl.Float64, "Sum of the squares of the weight.", nan),
-        "square_error": Column(
-            pl.Float64, "Sum of the squares of what rounding to the precision changes.", nan
-        ),
-        "trace": Column(pl.Float64, "Trace of the Hessian of the loss over the weight, estimated.", nan),
+        "square_norm": Column(pl.Float64, "Sum of the squares of the weight.", NAN),
+        "square_error": Column(pl.Float64, "Sum of the squares of what rounding to it changes.", NAN),
+        "trace": Column(pl.Float64, "Trace of the Hessian of the loss over the weight, estimated.", NAN),
         "trace_error": Column(pl.Float64, "Standard error of that; -1 where it is not known.", -1.0),
         "method": Column(pl.String, "hutchinson, or fisher where gradients cannot be derived again.", ""),
         "batches": Column(pl.Int32, "Batches that were looked at."),
-        "loss": Column(pl.Float64, "Mean loss of these batches.", nan),
+        "loss": Column(pl.Float64, "Mean loss of these batches.", NAN),
     },
     ("rank", "module", "precision"),
 )

@@ -13,6 +13,8 @@ import polars as pl
 
 from dpro.errors import InternalError, first_line
 
+NAN = float("nan")  # where a source lacks a measured value that may be negative
+
 
 class SchemaError(InternalError):
     """A frame does not fit its declaration, which is a defect of dpro; names columns or bad rows."""

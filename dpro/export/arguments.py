@@ -14,7 +14,8 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.gradients.passes import parameters_of, passes_of
+from dpro.replay.models.gradients.buckets import gradient_passes
+from dpro.replay.models.gradients.passes import Pass, parameters_of, passes_of
 from dpro.schema import COLLECTIVES, SPANS
 from dpro.words import shortened
 
@@ -107,16 +108,22 @@ def _of_communication(graph: Graph) -> pl.DataFrame:
 
 
 def _buckets(graph: Graph) -> pl.DataFrame:
-    """Return `node` and `bucket` of transfers that reduce a bucket of gradients, where the run names them."""
+    """Return `node` and `bucket` of transfers that reduce gradients: their order within the pass."""
     found: dict[int, int] = {}
     with suppress(Unanswerable):
-        parameters = parameters_of(graph.run)
-        for each in passes_of(graph, parameters):
+        for each in _passes(graph):
             found |= dict(zip(each.transfer.tolist(), range(each.transfer.size)))
             found |= dict(zip(each.arrive.tolist(), range(each.arrive.size)))
     return pl.DataFrame(
         {"node": [*found], "bucket": [*found.values()]}, schema={"node": pl.Int64, "bucket": pl.Int64}
     )
+
+
+def _passes(graph: Graph) -> list[Pass]:
+    """Return the passes of DDP, also with a communication hook, else those of any framework."""
+    with suppress(Unanswerable):
+        return passes_of(graph, parameters_of(graph.run))
+    return gradient_passes(graph)
 
 
 def in_ranges(ranks: Sequence[int]) -> str:

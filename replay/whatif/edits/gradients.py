@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
+from dpro.replay.models.gradients.frameworks import NOT_THERE, framework_of, of_bucket_size, of_half_precision
 from dpro.replay.models.gradients.passes import MB, Pass
 from dpro.replay.models.gradients.uses import first_uses
 from dpro.replay.whatif.choices.by_bucket import by_choice, choose, in_words
@@ -83,10 +84,12 @@ class Bucket(ReductionEdit):
     def describe(self) -> str:
         return f"gradient buckets of {self.mb:g} MB"
 
+    def setting(self, known: GradientReductions) -> str:
+        item = ITEM_BYTES.get(dtypes_of(known, known.passes[0])[0], ITEM_BYTES["float32"])
+        return of_bucket_size(framework_of(known.graph.run), round(self.mb * MB / item))
+
     def how(self) -> str:
-        elements = round(self.mb * MB / 4)
-        ddp = f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
-        return f"{ddp}; of DeepSpeed reduce_bucket_size={elements}, for gradients in fp32"
+        return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
 
 
 def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = False) -> Ints:
@@ -371,6 +374,10 @@ class Compress(ReductionEdit):
         if self.topk is not None:
             return f"the largest {self.topk:.2%} of the gradients exchanged"
         return f"gradients reduced by PowerSGD of rank {self.powersgd_rank}"
+
+    def setting(self, known: GradientReductions) -> str:
+        framework = framework_of(known.graph.run)
+        return of_half_precision(framework, self.to) if self.to else NOT_THERE
 
     def how(self) -> str:
         if self.to:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpro.arrays import Ints
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
+from dpro.replay.models.gradients.frameworks import NOT_THERE, framework_of
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
@@ -68,8 +69,14 @@ class ReductionEdit(Edit):
         return super().is_proven(graph) and known.is_recorded and not known.parameters.closes_before
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What is inferred of the reductions, and of which operations the latency is not known."""
-        return (*reduced(graph).notes(), *unknown_latencies(graph))
+        """What to write in the job's framework; what is inferred; whose latency is not known."""
+        known, framework = reduced(graph), framework_of(graph.run)
+        said = f"in {framework}: {self.setting(known)}" if framework else ""
+        return (*filter(None, (said,)), *known.notes(), *unknown_latencies(graph))
+
+    def setting(self, known: GradientReductions) -> str:
+        """How to do it for real in the job's framework, where that is another than DDP."""
+        return NOT_THERE
 
 
 def _of_calls_alone(

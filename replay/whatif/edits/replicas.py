@@ -230,7 +230,7 @@ def replicas_of(graph: Graph) -> int:
 
 
 def _ranks_of_job(graph: Graph) -> int:
-    """How many ranks the job has, 0 where that is not known: of groups of so many each has all of them."""
+    """How many ranks the job has, 0 where that is not known: a group of this many has all of them."""
     return 0 if graph.run is None else graph.run.manifest.world_size
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.models.gradients.frameworks import NOT_THERE, framework_of, of_no_overlap
 from dpro.replay.models.gradients.passes import Launches, Pass
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.reductions import ReductionEdit
@@ -331,6 +332,9 @@ class Overlap(ReductionEdit):
 
     def describe(self) -> str:
         return "gradients reduced after backward" if self.mode == "off" else "gradients awaited a step later"
+
+    def setting(self, known: GradientReductions) -> str:
+        return of_no_overlap(framework_of(known.graph.run)) if self.mode == "off" else NOT_THERE
 
     def how(self) -> str:
         if self.mode == "off":

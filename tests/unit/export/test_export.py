@@ -33,8 +33,9 @@ from dpro.export.slices import (
 )
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import replay, step_ends
-from dpro.schema import COUNTERS, WORKERS
+from dpro.schema import BUCKETS, COUNTERS, WORKERS
 from tests.builders import BACKWARD, TinyRun, cpu_job, gpu_job, tiny_graph
+from tests.ddp import ddp_job
 from tests.pipelines import Job, written
 
 S = 1_000_000_000
@@ -459,3 +460,19 @@ def test_arguments_and_arrows_keep_an_export_in_proportion_to_its_slices(timelin
     texts = [name for name, dtype in ARGUMENTS.items() if dtype == pl.String]
     longest = drawn.rows.select(pl.col(texts).str.len_chars().max()).row(0)
     assert all(length is None or length <= MAX_TEXT for length in longest)
+
+
+@pytest.mark.parametrize(
+    "source", ["DDP logging data", "Megatron-core buckets", "FSDP2 parameter groups", ""]
+)
+def test_reductions_say_which_bucket_they_are_whichever_framework_reduces(tmp_path, source):
+    run = ddp_job(closes=(1, 2, 3))
+    rows = run.rows[BUCKETS.name]
+    for row in rows:
+        row["source"] = source
+    if not source:
+        rows.clear()  # as in traces of other tools: inferred from autograd's spans and bytes
+    known = arguments_of(run.build(tmp_path).graph).filter(pl.col("op") == "all_reduce")
+    per_step = known.filter(pl.col("bucket").is_not_null())["bucket"].value_counts().sort("bucket").rows()
+    ranks, steps, nodes = 2, 3, 2  # of each: its arrival and its transfer
+    assert per_step == [(bucket, ranks * steps * nodes) for bucket in range(3)]
