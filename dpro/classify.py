@@ -132,7 +132,7 @@ _COMPUTE = (
     (
         "embedding",
         r"embedding|embs?_|indexing_backward|index_?(select|add|put|copy|fill)"
-        r"|permute_(\dD|indices|pooled|embedding)|bounds_check_indices|linearize_index|lookup"
+        r"|permute_(\dD|indices|pooled|embedding)|bounds_check_indices|linearize_index|offsets_range|lookup"
         r"|jagged|recat|gather_kernel|scatter_gather|index_elementwise|_scatter_|krn_partial"
         r"|compute_grad_weight",
     ),
@@ -148,7 +148,7 @@ _COMPUTE = (
     ),
     (
         "gemm",
-        r"gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
+        r"(?<!fb)gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
         r"|_mm_kernel|bmm|epilogue::impl|dot_kernel|reduce_1Block_kernel|XXT_kernel|ba_plus_cAA"
         r"|fused_moe_kernel|^Custom_Cijk",
     ),

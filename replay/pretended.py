@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -18,13 +19,15 @@ from dpro.errors import Unanswerable
 from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.layouts.inputs.machine import SPREADS, Machine, machine_of
 from dpro.replay.layouts.traffic import one_way_us
 from dpro.replay.models.gpus import model_named
 from dpro.replay.models.network_costs import estimate
 from dpro.replay.models.network_tables import CurveGroup, NetworkTable, network_table
+from dpro.replay.steps.host import host_facts
 from dpro.replay.timeline import durations_of, replay, step_ends
+from dpro.schema import COUNTERS, STEPS
 from dpro.store import Manifest
 from dpro.words import few
 
@@ -63,6 +66,20 @@ class PretendedStep:
         return 100 * max(self.high_ns - self.step_ns, self.step_ns - self.low_ns) / self.step_ns
 
 
+class Sharing(NamedTuple):
+    """What sharing the cores of a host changes in the own work of ranks that ran alone.
+
+    Attributes:
+        longest: factor on own work if all ranks of a host, and what communicates for them, compute at once.
+        waited: share of own work in which pretended ranks waited for a core themselves.
+        line: what it rests on; empty where the host has a core for each.
+    """
+
+    longest: float = 1.0
+    waited: float = 0.0
+    line: str = ""
+
+
 @dataclass(frozen=True)
 class Times:
     """What communication takes, ns each [T]."""
@@ -85,7 +102,8 @@ def with_communication(
         error_pct: by how much replayed steps are off.
 
     Returns:
-        The graph, with times of communication where they are known, and what a step takes.
+        The graph, with times of communication where they are known, and what a step takes. The step is that
+        of ranks that share no core, as those that were pretended; the interval has what sharing changes.
     """
     graph, rows = built.graph, built.matching.rows
     alone = replayed_steps(graph)
@@ -120,7 +138,9 @@ def with_communication(
             column[of_kind] = filled
     if unknown:
         return graph, replace(found, unknown=tuple(unknown))
-    graphs = [_with(graph, transfers, np.rint(each).astype(np.int64)) for each in durations]
+    sharing = sharing_of(graph, min(per_host, manifest.world_size))
+    works = (1.0, 1.0 - sharing.waited, sharing.longest)
+    graphs = [_with(graph, transfers, *both) for both in zip(durations, works)]
     steps = [replayed_steps(each) for each in graphs]
     step, low, high = (float(each.mean()) if each.size else 0.0 for each in steps)
     deviation = float(steps[0].std(ddof=1)) if steps[0].size > 1 else 0.0
@@ -128,7 +148,7 @@ def with_communication(
     margin = STANDARD_ERRORS * deviation * float(np.hypot(RUN_TO_RUN, steps[0].size ** -0.5 if step else 0.0))
     margin += error_pct / 100 * step
     low, high = max(min(low, step) - margin, 0.0), max(high, step) + margin
-    how_known = tuple(how)
+    how_known = (*how, *filter(None, [sharing.line]))
     return graphs[0], replace(found, step_ns=step, low_ns=low, high_ns=high, how=how_known)
 
 
@@ -139,10 +159,45 @@ def replayed_steps(graph: Graph) -> Floats:
     return steps.to_numpy().astype(np.float64)
 
 
-def _with(graph: Graph, transfers: Ints, duration: Ints) -> Graph:
+def _with(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph:
+    """The graph with times of transfers, and the host's work times a factor."""
     changed = graph.nodes.duration.copy()
-    changed[transfers] = duration
+    own = np.isin(graph.nodes.kind, CPU_KINDS)
+    changed[own] = np.rint(changed[own] * work).astype(np.int64)
+    changed[transfers] = np.rint(duration).astype(np.int64)
     return graph.with_durations(changed)
+
+
+def sharing_of(graph: Graph, ranks: int) -> Sharing:
+    """What it changes if ranks share the cores of a host like the one that they were pretended on.
+
+    Args:
+        graph: of pretended ranks, with its run.
+        ranks: of a host.
+    """
+    assert graph.run is not None
+    steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
+    facts = host_facts(steps, counters).drop_nulls(["cpu_ns", "training_thread_cpu_ns"])
+    limits = counters.filter(pl.col("counter").is_in(["cpus", "cgroup_cpu_limit_cores"]))["value"].to_list()
+    cores = min((each for each in limits if each > 0), default=0.0)
+    duration, training, every, waited = (
+        float(facts[name].fill_null(0.0).sum())
+        for name in ("duration_ns", "training_thread_cpu_ns", "cpu_ns", "run_queue_ns")
+    )
+    if not cores or not duration or not training:
+        return Sharing()
+    by_host = not (graph.nodes.kind == NodeKind.KERNEL).any()  # no GPU communicates: another thread does
+    threads = ranks * (max(every / training, 1.0) + by_host)
+    share = min(training / duration, 1.0)
+    waited = min(waited / duration, 1.0)
+    if threads <= cores:
+        return Sharing(waited=waited)
+    longest = 1 + share * (threads / cores - 1)
+    line = (
+        f"up to {longest:.2f} times as much own work if the {ranks} ranks of a host share {cores:g} cores, "
+        f"as this machine has: a rank computes for {share:.0%} of its step"
+    )
+    return Sharing(longest, waited, line)
 
 
 def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:

@@ -45,6 +45,11 @@ def test_every_name_that_a_pattern_finds_holds_what_is_looked_for_first(needed, 
     ("name", "kind"),
     [
         ("volta_sgemm_128x32_nn", "gemm"),
+        ("void fbgemm_gpu::_offsets_range_cuda_kernel<int>(long, long, int const*, int*)", "embedding"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, fbgemm_gpu::_hfp8_to_float_gpu(long, long)>",
+            "elementwise",
+        ),
         ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "gemm"),
         ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90>>", "attention"),
         ("void cudnn::cnn::wgrad_alg0_engine<float, 128, 6>(int)", "convolution"),

@@ -2,10 +2,12 @@
 
 In: a sequence of tokens, and how much each weighs. Out: the shortest pattern whose exact repeats, side by
 side, hold most of the weight; and where a pattern occurs. Repeats of repeats (layers of micro-batches) are
-looked into as long as what repeats inside holds half of the pattern.
+looked into as long as what repeats inside holds half of the pattern, and a token that no layer is without.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import numpy as np
 
@@ -16,12 +18,14 @@ NEARLY = 0.9  # of the weight that the best period covers: a shorter period that
 INNER = 0.5  # of a pattern's weight: what repeats inside with less is a part of a layer
 
 
-def find_pattern(tokens: Ints, weight: Floats) -> Ints:
+def find_pattern(tokens: Ints, weight: Floats, needed: Collection[int] = ()) -> Ints:
     """The tokens of one layer; none where nothing repeats.
 
     Args:
         tokens: [N] in order.
         weight: [N] of each.
+        needed: tokens one of which each layer has, where a pattern has any (attention: two equal matrices
+            side by side are no layers).
     """
     begin, period, _ = _best(tokens, weight)
     if not period:
@@ -29,9 +33,12 @@ def find_pattern(tokens: Ints, weight: Floats) -> Ints:
     pattern, own = tokens[begin : begin + period], weight[begin : begin + period]
     while period > 1:
         begin, period, covered = _best(pattern, own)
+        inner = pattern[begin : begin + period]
         if not period or covered < INNER * own.sum():
             break
-        pattern, own = pattern[begin : begin + period], own[begin : begin + period]
+        if np.isin(pattern, list(needed)).any() and not np.isin(inner, list(needed)).any():
+            break
+        pattern, own = inner, own[begin : begin + period]
     return pattern
 
 

@@ -8,6 +8,7 @@ backward of a micro-batch, and the rest.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.layouts.recorded.repeats import find_pattern, occurrences
-from dpro.replay.layouts.recorded.sequence import WorkSequence, work_of
+from dpro.replay.layouts.recorded.sequence import ATTENTION, WorkSequence, work_of
 from dpro.replay.timeline import Timeline
 
 NO_STACK = "no stack of equal layers is found: {}; layouts are computed of models that repeat one layer"
@@ -97,7 +98,8 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     steps = np.unique(work.step)
     parts = [work.part(work.step == step) for step in steps.tolist()]
     first = parts[min(1, len(parts) - 1)]
-    patterns = [_pattern(first, backward) for backward in (False, True)]
+    attention = [token for token, name in enumerate(names) if re.search(ATTENTION, name)]
+    patterns = [_pattern(first, backward, attention) for backward in (False, True)]
     found = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
     counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in found)
     (ahead, back), _ = counts.most_common(1)[0]
@@ -142,9 +144,9 @@ def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
     return heads[mine], took[mine]
 
 
-def _pattern(part: WorkSequence, backward: bool) -> Ints:
+def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
     rows, weight = _tokens(part, backward)
-    pattern = find_pattern(part.token[rows], weight)
+    pattern = find_pattern(part.token[rows], weight, attention)
     way = "backward" if backward else "forward"
     if not pattern.size:
         raise Unanswerable(NO_STACK.format(f"its products repeat in no stretch, {way}"))

@@ -33,6 +33,17 @@ def test_what_weighs_more_counts() -> None:
     assert pattern_of([1, 2, 1, 2, 1, 2, 3, 4, 3, 4], [0.1] * 6 + [5.0] * 4) == [3, 4]
 
 
+def test_two_equal_matrices_that_weigh_most_are_no_layers_beside_attention() -> None:
+    query, key, attention, out, wide, down = range(6)
+    layer = np.array([query, key, key, attention, out, wide, wide, down])  # gated: two wide matrices
+    weight = np.array([1.0, 0.2, 0.2, 0.5, 1.0, 3.5, 3.5, 1.5])
+    tokens, weights = np.tile(layer, 5), np.tile(weight, 5)
+    assert find_pattern(tokens, weights, [attention]).tolist() == layer.tolist()
+    in_micro_batches = np.tile(np.append(np.tile(layer, 3), 9), 4)
+    weights = np.tile(np.append(np.tile(weight, 3), 2.0), 4)
+    assert find_pattern(in_micro_batches, weights, [attention]).tolist() == layer.tolist()
+
+
 def test_nothing_repeats_in_a_sequence_without_repeats() -> None:
     assert pattern_of([1, 2, 3, 4, 5]) == []
     assert pattern_of([]) == []
