@@ -8,5 +8,6 @@ connections  flows that routers send one way, and known paths of them
 seeds        what hashes load that are not known
 planning     paths that are chosen ahead, so that flows meet least
 fairness     rates of what shares links, and when it ends
+assignment   which host has the work of which, so that what exchanges much is near
 usage        how much links carry, and which connections meet on them
 """

@@ -12,13 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from dpro.arrays import Ints
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.flows import Flows, Load, flows_of
 from dpro.replay.fabric.network import NIC, Fabric, fabric_of
 from dpro.replay.fabric.routes import Routes, routes_of
 from dpro.replay.fabric.seeds import hashed_loads
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
+from dpro.replay.models.collective_algorithms import RING, cost
 from dpro.schema import WORKERS
 from dpro.store import Run
 from dpro.topology import paths
@@ -35,12 +36,14 @@ class Communications:
         of: [T] which communication each belongs to.
         members: by communication, the GPU of each rank that takes part, in the order of ranks.
         ops: by communication, its operation.
+        sent: [C] bytes that the busiest rank of each sends, 0 where unknown.
     """
 
     transfers: Ints
     of: Ints
     members: tuple[tuple[int, ...], ...]
     ops: tuple[str, ...]
+    sent: Floats
 
 
 def fabric_of_run(run: Run | None) -> Fabric:
@@ -113,7 +116,18 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     members = tuple(tuple(gpus[rank] for rank in each.tolist()) for each in ranks)
     messages = nodes.message[transfers[first]].tolist() if transfers.size else []
     ops = tuple(graph.messages[message].op for message in messages)
-    return Communications(transfers, of.astype(np.int64), members, ops)
+    num_bytes = np.zeros(len(ops))
+    np.maximum.at(num_bytes, of, nodes.bytes[transfers].astype(np.float64))
+    sent = num_bytes * [_share(op, len(each)) for op, each in zip(ops, members)]
+    return Communications(transfers, of.astype(np.int64), members, ops, sent)
+
+
+def _share(op: str, num_ranks: int) -> float:
+    """What the busiest rank sends, over the payload."""
+    try:
+        return cost(op, RING, num_ranks).share
+    except Unanswerable:
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +139,7 @@ class Placed:
         routes: next hops as it is.
         found: what its ranks exchange.
         flows: the flows of that.
+        gpus: by rank, in the order of ranks, the GPU that it computes on.
         known: paths that the run keeps.
     """
 
@@ -132,6 +147,7 @@ class Placed:
     routes: Routes
     found: Communications
     flows: Flows
+    gpus: tuple[int, ...]
     known: tuple[PathEntry, ...] = ()
 
     @cached_property
@@ -161,11 +177,13 @@ def placed(graph: Graph) -> Placed:
     def compute() -> Placed:
         fabric = fabric_of_run(graph.run)
         assert graph.run is not None
-        found = communications(graph, gpus_of_ranks(graph.run, fabric))
+        gpus = gpus_of_ranks(graph.run, fabric)
+        found = communications(graph, gpus)
         flows = flows_of(fabric, found.members, found.ops)
         if not (fabric.kind[flows.begin] == NIC).any():
             raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
-        return Placed(fabric, routes_of(fabric), found, flows, _paths_of(graph.run))
+        in_order = tuple(gpus[rank] for rank in sorted(gpus))
+        return Placed(fabric, routes_of(fabric), found, flows, in_order, _paths_of(graph.run))
 
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind)

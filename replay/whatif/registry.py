@@ -11,7 +11,8 @@ from __future__ import annotations
 from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit, keys_of, make
 from dpro.replay.whatif.edits.communication import Algorithm, Delay, Network, NoCommunication
-from dpro.replay.whatif.edits.fabric import (
+from dpro.replay.whatif.edits.fabric.neighbours import OtherJobs, PlacedRanks
+from dpro.replay.whatif.edits.fabric.paths import (
     FailedCable,
     HashedPaths,
     Oversubscription,
@@ -58,7 +59,15 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
         MoePipeline,
     ),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
-    "Fabric": (PlannedPaths, SprayedPaths, HashedPaths, FailedCable, Oversubscription),
+    "Fabric": (
+        PlannedPaths,
+        SprayedPaths,
+        PlacedRanks,
+        HashedPaths,
+        FailedCable,
+        Oversubscription,
+        OtherJobs,
+    ),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

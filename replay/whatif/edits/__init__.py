@@ -8,7 +8,7 @@ gpu/             kernels: compilation, precision, CUDA graphs, another device
 parallelism/     pipelines: schedules and stages
 scaling          batch, accumulation, recomputation
 replicas         number of data-parallel ranks
-fabric           paths and cables of the fabric
+fabric/          paths and cables of the network, and who shares them
 communication    network, algorithms, added delays
 reductions       what all edits of gradient reductions share
 gradients        buckets, order and compression of gradient reductions

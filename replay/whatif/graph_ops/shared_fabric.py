@@ -19,7 +19,6 @@ from dpro.replay.fabric.fairness import ends_of, moved_by
 from dpro.replay.fabric.flows import Load
 from dpro.replay.fabric.placement import Communications
 from dpro.replay.graph import Graph
-from dpro.replay.models.collective_algorithms import RING, cost
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.shared_links import moving_shares
 
@@ -27,9 +26,8 @@ ROUNDS = 20
 SETTLED_NS = 1000.0
 REFUTED = 1.05  # times the recorded time: paths over which it cannot have been that fast
 CONTRADICTED = 1.2  # times what the cables carry: the topology is not that of the job
-LIMITED = (
-    0.8  # of what paths allow: beyond that they are the limit (headers and congestion control take the rest)
-)
+LIMITED = 0.8  # of what paths allow: beyond that they are the limit, and headers take the rest
+NEVER_ENDS = 1e6  # times all that a run moves
 
 
 class Cables(NamedTuple):
@@ -67,7 +65,8 @@ def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cable
     Args:
         graph: as recorded.
         found: its communications.
-        best, before, after: what they load: by the best paths that there are, when recorded, and then.
+        best, before, after: what they load: by the best paths that there are, when recorded, and then. Behind
+            its communications the last may have those of other jobs, which never end.
 
     Raises:
         Unanswerable: transfers were faster than the cables of the topology are.
@@ -79,18 +78,18 @@ def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cable
     share = moving_shares(graph, timeline)[found.transfers]
     lasted = nodes.duration[found.transfers].astype(np.float64)
     moves = _moves(found, lasted, share)
-    sent = _sent(graph, found)
     begin = _begins(found, timeline.start) + moves.latency
-    _check(found, moves, sent, best)
-    ceiling = _ceilings(found, moves, sent, begin, before)
-    own, its = _with_ceilings(before, ceiling), _with_ceilings(after, ceiling)
-    work = np.maximum(moved_by(begin, begin + moves.moving, own.load, own.gbps), sent)
+    _check(found, moves, best)
+    ceiling = _ceilings(found, moves, begin, before)
+    others = after.load.indptr.size - before.load.indptr.size
+    own, its = _with_ceilings(before, ceiling), _with_ceilings(after, np.append(ceiling, [np.inf] * others))
+    work = np.maximum(moved_by(begin, begin + moves.moving, own.load, own.gbps), found.sent)
     expected = ends_of(begin, work, own.load, own.gbps) - begin
     # Faster than they can have been over these paths: they took others, and what is gained is not known.
     known = (moves.moving > 0) & (expected <= REFUTED * moves.moving)
     duration = nodes.duration
     for _ in range(ROUNDS):
-        taken = ends_of(begin, work, its.load, its.gbps) - begin
+        taken = _beside(begin, work, its, others) - begin
         times = np.where(known, taken / np.where(known, expected, 1.0), 1.0)[found.of]
         changed = nodes.duration.copy()
         changed[found.transfers] = np.rint(lasted * (1 - share + share * times))
@@ -100,6 +99,13 @@ def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cable
             break
         begin = _begins(found, replay(graph.with_durations(duration)).start) + moves.latency
     return graph if np.array_equal(duration, nodes.duration) else graph.with_durations(duration)
+
+
+def _beside(begin: Floats, work: Floats, cables: Cables, others: int) -> Floats:
+    """[C] when communications end beside those of other jobs, which begin before and end after them."""
+    endless = NEVER_ENDS * max(float(work.max(initial=0.0)), 1.0) * work.size
+    begin = np.append(begin, np.full(others, begin.min(initial=np.inf)))
+    return ends_of(begin, np.append(work, np.full(others, endless)), *cables)[: work.size]
 
 
 def recorded(graph: Graph, found: Communications) -> Recorded:
@@ -112,7 +118,7 @@ def recorded(graph: Graph, found: Communications) -> Recorded:
     timeline = replay(graph)
     end = np.zeros(len(found.ops))
     np.maximum.at(end, found.of, timeline.end[found.transfers].astype(np.float64))
-    return Recorded(_begins(found, timeline.start), end, _sent(graph, found))
+    return Recorded(_begins(found, timeline.start), end, found.sent)
 
 
 def _moves(found: Communications, lasted: Floats, share: Floats) -> _Moves:
@@ -123,14 +129,6 @@ def _moves(found: Communications, lasted: Floats, share: Floats) -> _Moves:
     return _Moves(longest * (1 - part), longest * part)
 
 
-def _sent(graph: Graph, found: Communications) -> Floats:
-    """[C] bytes that the busiest rank of each sends, 0 where unknown."""
-    num_bytes = np.zeros(len(found.ops))
-    np.maximum.at(num_bytes, found.of, graph.nodes.bytes[found.transfers].astype(np.float64))
-    sent: Floats = num_bytes * [_share(op, len(each)) for op, each in zip(found.ops, found.members)]
-    return sent
-
-
 def _begins(found: Communications, start: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Floats:
     """[C] when the first transfer of each begins, ns."""
     begin = np.full(len(found.ops), np.inf)
@@ -138,13 +136,13 @@ def _begins(found: Communications, start: np.ndarray[tuple[int], np.dtype[np.int
     return begin
 
 
-def _check(found: Communications, moves: _Moves, sent: Floats, best: Cables) -> None:
+def _check(found: Communications, moves: _Moves, best: Cables) -> None:
     """Refuse transfers that were much faster than cables are by the best paths.
 
     Raises:
         Unanswerable: there are such.
     """
-    speed, alone = _speeds(moves, sent), _alone(best)
+    speed, alone = _speeds(moves, found.sent), _alone(best)
     if (speed > CONTRADICTED * alone).any():
         worst = int(np.argmax(speed / alone))
         raise Unanswerable(
@@ -167,9 +165,9 @@ def _alone(cables: Cables) -> Floats:
     return alone
 
 
-def _ceilings(found: Communications, moves: _Moves, sent: Floats, begin: Floats, before: Cables) -> Floats:
+def _ceilings(found: Communications, moves: _Moves, begin: Floats, before: Cables) -> Floats:
     """[C] bytes per ns that each reaches at most: what its kind reached of what its paths allowed."""
-    speed = _speeds(moves, sent)
+    speed = _speeds(moves, found.sent)
     allowed = moved_by(begin, begin + moves.moving, *before) / np.maximum(moves.moving, 1e-9)
     reached: dict[tuple[str, tuple[int, ...]], float] = {}
     kinds = list(zip(found.ops, found.members))
@@ -178,14 +176,6 @@ def _ceilings(found: Communications, moves: _Moves, sent: Floats, begin: Floats,
     part = np.array([reached[kind] for kind in kinds])
     ceiling: Floats = np.where((speed > 0) & (part < LIMITED), part * _alone(before), np.inf)
     return ceiling
-
-
-def _share(op: str, num_ranks: int) -> float:
-    """What the busiest rank sends, over the payload."""
-    try:
-        return cost(op, RING, num_ranks).share
-    except Unanswerable:
-        return 1.0
 
 
 def _with_ceilings(cables: Cables, ceiling: Floats) -> Cables:

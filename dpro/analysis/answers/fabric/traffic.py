@@ -26,7 +26,7 @@ from dpro.replay.fabric.seeds import quantile
 from dpro.replay.fabric.usage import Meeting, Usage, meetings, usage
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.edits.fabric import PlannedPaths
+from dpro.replay.whatif.edits.fabric.paths import PlannedPaths
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, recorded, with_fabric
 from dpro.replay.whatif.predict import predict
 from dpro.topology.paths import PathEntry

@@ -81,7 +81,8 @@ NEITHER_WAY = {
     "device": "another GPU is faster at some operations and slower at others",
     **{"split": CHUNKS, "moe-pipeline": CHUNKS},
 }
-NEITHER |= dict.fromkeys(("ecmp", "fail", "paths", "spray"), "paths are chosen again, from those of the run")
+FABRIC = ("ecmp", "fail", "paths", "spray", "place", "beside")
+NEITHER |= dict.fromkeys(FABRIC, "paths are chosen again, from those of the run")
 # Edits that take work or waiting away.
 LESS = [
     *("scale:factor=0.5", "remove:kind=kernel", "remove:name=*", "heal:rank=0", "heal:rank=1", "drop:rank=1"),
@@ -98,6 +99,7 @@ LESS = [
         "skip:share=0.25",
         "paths",
         "spray:headroom=0",
+        "place",
     ),
 ]
 # Edits that add some.
@@ -106,7 +108,7 @@ MORE = [
     *("network:bandwidth=0.5", "recompute:module=layers.*", "batch:factor=2", "data-parallel:ranks=16"),
     *("overlap:mode=off", "pipeline:schedule=gpipe", "delay:us=500"),
     *("stages:layers=5/1/1/1,now=2/2/2/2", "fill:ms=1"),
-    *("ecmp", "fail:link=leaf0/spine0", "oversubscription:ratio=2"),
+    *("ecmp", "fail:link=leaf0/spine0", "oversubscription:ratio=2", "beside:hosts=node[0-3]"),
 ]
 # Edits of different things: what each changes, the other neither reads nor writes.
 APART = [
@@ -148,9 +150,7 @@ NOT_APART = {
     "stages": "layers are moved with all that was changed of them",
     "skip": "what is skipped is skipped with all that was changed of it",
     "fill": "what fits depends on how long all else takes",
-    **dict.fromkeys(
-        ("ecmp", "fail", "oversubscription", "paths", "spray"), "what meets depends on when it begins"
-    ),
+    **dict.fromkeys((*FABRIC, "oversubscription"), "what meets depends on when it begins"),
 }
 TABLES = {
     "nothing": [*ZERO, *ONCE],
@@ -159,7 +159,7 @@ TABLES = {
 }
 # Jobs here have no modules that are numbered side by side, nor commands that name a number of layers; layouts
 # are ranked by `dpro plan`.
-UNSOUGHT = {"recompute", "stages", "layout"}
+UNSOUGHT = {"beside", "recompute", "stages", "layout"}
 EXCUSED = {"nothing": NEITHER, "direction": NEITHER_WAY, "order": NOT_APART}
 
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from dpro.arrays import Ints
 from dpro.errors import InputError, Unanswerable, UsageError
-from dpro.replay.fabric.flows import Load, loaded, sprayed
+from dpro.replay.fabric.flows import Flows, Load, loaded, sprayed
 from dpro.replay.fabric.network import GPU, HUB, NIC, Fabric, between_switches
 from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
-from dpro.replay.fabric.routes import routes_of
+from dpro.replay.fabric.routes import Routes, routes_of
 from dpro.replay.fabric.seeds import hashed_loads, quantile
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
@@ -32,6 +32,7 @@ from dpro.topology.paths import PathEntry, read_paths
 
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows
+THEN = ("hash", "plan", "spray")
 
 
 class FabricEdit(Edit):
@@ -131,7 +132,7 @@ class PlannedPaths(FabricEdit):
         if self.file:
             loads = hashed_loads(at.flows, at.routes, self._read())
             return lambda share: Cables(quantile(loads, share), gbps)
-        load = loaded(at.flows, at.routes, planned_connections(at.flows, at.routes, gbps))
+        (load,) = loads_by("plan", at.flows, at.routes)
         return lambda share: Cables(load, gbps)
 
     def _read(self) -> list[PathEntry]:
@@ -197,7 +198,7 @@ class FailedCable(FabricEdit):
     is_better = False
     effort = "none"
     link: str = key("the ends of the cable, as leaf0/spine0; one of several side by side")
-    then: str = key("what paths are chosen by then", "hash", choices=("hash", "plan", "spray"))
+    then: str = key("what paths are chosen by then", "hash", choices=THEN)
     left: float = key("share of its capacity that is left: paths stay", 0.0, least=0.0, most=1.0)
     doubt: float = 0.0
 
@@ -217,13 +218,7 @@ class FailedCable(FabricEdit):
             slower[cable] *= self.left
             return lambda share: Cables(quantile(at.now, share), slower)
         routes = routes_of(at.fabric, cable)
-        if self.then == "spray":
-            load = sprayed(at.flows, routes)
-            return lambda share: Cables(load, gbps)
-        if self.then == "plan":
-            load = loaded(at.flows, routes, planned_connections(at.flows, routes, gbps))
-            return lambda share: Cables(load, gbps)
-        loads = hashed_loads(at.flows, routes)
+        loads = loads_by(self.then, at.flows, routes)
         return lambda share: Cables(quantile(loads, share), gbps)
 
     def describe(self) -> str:
@@ -264,6 +259,22 @@ class Oversubscription(FabricEdit):
 
     def how(self) -> str:
         return "fewer or slower cables from leaves to spines: it says what that would cost"
+
+
+def loads_by(then: str, flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> Sequence[Load]:
+    """What flows load: one load, or one by each seed of a hash.
+
+    Args:
+        then: what paths are chosen by: hash, plan or spray.
+        flows: the flows.
+        routes: next hops.
+        known: paths that no hash decides.
+    """
+    if then == "spray":
+        return [sprayed(flows, routes)]
+    if then == "plan":
+        return [loaded(flows, routes, planned_connections(flows, routes, routes.network.gbps))]
+    return hashed_loads(flows, routes, known)
 
 
 def _cable(fabric: Fabric, text: str) -> Ints:

@@ -1,0 +1,5 @@
+"""Edits of the network: they need the topology of a run.
+
+paths       other paths, and other cables
+neighbours  ranks on other hosts, and other jobs on the same cables
+"""

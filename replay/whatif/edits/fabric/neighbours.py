@@ -1,0 +1,136 @@
+"""What runs beside what on a fabric: ranks on other hosts, and other jobs on the same cables.
+
+In: a run with the topology of its fabric. Out: its graph, changed. A rank that moves takes its work with it;
+its paths are by hash then. Another job is taken to communicate all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.fabric.assignment import best_order, distances, exchanged, hosts_of, moved
+from dpro.replay.fabric.flows import flows_of
+from dpro.replay.fabric.placement import Placed, host_named, placed
+from dpro.replay.fabric.seeds import quantile
+from dpro.replay.graph import Graph
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.fabric.paths import THEN, FabricEdit, loads_by
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.shared_fabric import Cables
+from dpro.topology.hostlist import expand
+
+SHOWN = 8  # hosts that are named
+
+
+@dataclass(frozen=True)
+class PlacedRanks(FabricEdit):
+    """Hosts exchange their ranks, all those of one with all those of another."""
+
+    name = "place"
+    summary = "ranks on other hosts, so that neighbours are near each other"
+    example = "place:hosts=node1/node0,then=hash"
+    assumes = "hosts are equal, and paths are by hash now and then"
+    effort = "flag"
+    hosts: str = key("that ranks go to, by their first rank: node1/node0; searched where not given", "")
+    then: str = key("what paths are chosen by then", "hash", choices=THEN)
+    doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        at = placed(facts.graph)
+        now, then = cls()._hosts(at)
+        return [cls()] if now != then else []
+
+    def _hosts(self, at: Placed) -> tuple[list[int], list[int]]:
+        """The hosts of ranks, by their first rank: as recorded, and then.
+
+        Raises:
+            UsageError: other hosts are named, or not all.
+        """
+        now = hosts_of(at.fabric, at.gpus)
+        if not self.hosts:
+            traffic = exchanged(at.fabric, at.flows, at.found.sent, now)
+            order = best_order(traffic, distances(at.routes, now))
+            return now, [now[place] for place in order.tolist()]
+        named = [name.strip() for name in self.hosts.split("/")]
+        then = [host_named(at.fabric, name) for name in named]
+        if None in then:
+            raise Unanswerable(f"the topology has no host {named[then.index(None)]!r}")
+        if len(then) != len(now) or len(set(then)) != len(then):
+            raise UsageError(f"place: hosts={self.hosts!r}: name {len(now)} hosts, each once")
+        return now, [host for host in then if host is not None]
+
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        now, then = self._hosts(at)
+        gbps = at.fabric.gbps
+        if now == then:
+            return lambda share: Cables(quantile(at.now, share), gbps)
+        if any(len(at.fabric.gpus[one]) != len(at.fabric.gpus[other]) for one, other in zip(now, then)):
+            raise Unanswerable("hosts with different numbers of GPUs cannot exchange their ranks")
+        members = moved(at.fabric, at.found.members, dict(zip(now, then)))
+        loads = loads_by(self.then, flows_of(at.fabric, members, at.found.ops), at.routes)
+        return lambda share: Cables(quantile(loads, share), gbps)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        at = placed(graph)
+        now, then = self._hosts(at)
+        if now == then:
+            return ("no other order of hosts was found in which neighbours are nearer",)
+        names = [at.fabric.hosts[host] for host in then]
+        more = f" … of {len(names)}" if len(names) > SHOWN else ""
+        return (f"hosts by their first rank: {'/'.join(names[:SHOWN])}{more}",)
+
+    def describe(self) -> str:
+        return f"ranks on hosts {self.hosts}" if self.hosts else "ranks on hosts near those they send to"
+
+    def how(self) -> str:
+        return "the order of hosts in the launcher (Slurm: --distribution=arbitrary with SLURM_HOSTFILE)"
+
+
+@dataclass(frozen=True)
+class OtherJobs(FabricEdit):
+    """Other jobs send along rings over their hosts, all the time."""
+
+    name = "beside"
+    summary = "other jobs on the same fabric"
+    example = "beside:hosts=node[2-3]/node[4-7],then=hash"
+    assumes = "no other job ran when the run was recorded, and the others communicate all the time"
+    is_advice = False
+    is_better = False
+    effort = "none"
+    hosts: str = key("of another job, in the order of its ring; a / before the next job")
+    then: str = key("what paths of all are chosen by then", "hash", choices=THEN)
+    doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        placed(facts.graph)
+        return []  # which others there are the run does not say
+
+    def cables(self, at: Placed) -> Callable[[float], Cables]:
+        fabric = at.fabric
+        jobs = [list(self._gpus(at, text)) for text in self.hosts.split("/")]
+        members = [*map(list, at.found.members), *jobs]
+        flows = flows_of(fabric, members, [*at.found.ops, *["all_reduce"] * len(jobs)])
+        loads = loads_by(self.then, flows, at.routes, at.known)
+        return lambda share: Cables(quantile(loads, share), fabric.gbps)
+
+    @staticmethod
+    def _gpus(at: Placed, text: str) -> Iterator[int]:
+        """The GPUs of a job's hosts."""
+        names = expand(text)
+        for name in names:
+            host = host_named(at.fabric, name)
+            if host is None:
+                raise Unanswerable(f"the topology has no host {name!r}")
+            yield from at.fabric.gpus[host]
+        if len(names) < 2:
+            raise UsageError(f"beside: hosts={text!r}: a job on one host sends nothing over the fabric")
+
+    def describe(self) -> str:
+        return f"other jobs on {self.hosts}, paths by {self.then}"
+
+    def how(self) -> str:
+        return "cannot be wished for: it says what neighbours would cost, and what planning then saves"

@@ -1,0 +1,81 @@
+"""Ranks on other hosts, and other jobs on the same cables: hand-computed, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dpro.errors import DproError
+from dpro.replay.graph import Graph
+from dpro.replay.whatif.registry import parse_edit
+from dpro.topology import paths
+from dpro.topology.paths import PathEntry, write_paths
+from tests.fabrics import crossing_pairs, crossing_ring, on_cable
+from tests.unit.replay.whatif.edits.fabric.test_paths_over import _lasts_us
+
+UP, DOWN = ["leaf0 > spine0 #0", "spine0 > leaf1 #0"], ["leaf1 > spine0 #0", "spine0 > leaf0 #0"]
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory) -> Graph:
+    """A ring that crosses the spine four times, all over one cable: half as fast as it could be."""
+    folder = tmp_path_factory.mktemp("ring") / "run"
+    graph = crossing_ring(folder, 3000)
+    ends = [(0, 2, UP), (2, 1, DOWN), (1, 3, UP), (3, 0, DOWN)]
+    write_paths(
+        [PathEntry(f"node{a}:nic0", f"node{b}:nic0", links) for a, b, links in ends], folder / paths.FILE
+    )
+    return dataclasses.replace(graph, known={})
+
+
+def test_ranks_whose_neighbours_are_near_meet_nowhere(ring):
+    """In order the ring crosses once each way; only two orders are as good, and turned around the same."""
+    assert _lasts_us(ring, "place") == {1500}
+    assert _lasts_us(ring, "place:hosts=node0/node1/node2/node3") == {1500}
+    (note,) = parse_edit("place").notes(ring)
+    assert note.startswith("hosts by their first rank: node")
+
+
+def test_ranks_that_stay_change_nothing(ring):
+    same = "place:hosts=node0/node2/node1/node3"
+    assert _lasts_us(ring, same) == {3000}
+    assert "no other order" in parse_edit(same).notes(ring)[0]
+
+
+def test_a_bad_order_costs_what_a_good_one_gains(tmp_path):
+    """With planned paths it meets nowhere; by hash most seeds have it meet itself."""
+    graph = crossing_ring(tmp_path / "run", hosts=(0, 1, 2, 3))
+    for then, lasts in (("plan", {1500}), ("spray", {1500}), ("hash", {3000})):
+        assert _lasts_us(graph, f"place:hosts=node0/node2/node1/node3,then={then}") == lasts
+
+
+def test_another_job_takes_half_of_the_port_that_it_shares(tmp_path):
+    """Its ring is over the hosts of the first pair; the second shares cables only, which have room."""
+    graph = crossing_pairs(tmp_path / "run")
+    write_paths(on_cable((0, 1)), tmp_path / "run" / paths.FILE)
+    known = dataclasses.replace(graph, known={})
+    assert _lasts_us(known, 'beside:hosts="node0,node2",then=spray') == {1000, 2000}
+    # Two of three rings share a cable, wherever a plan puts them; the port is shared all the same.
+    assert _lasts_us(known, 'beside:hosts="node0,node2",then=plan') in ({1000, 2000}, {2000})
+
+
+def test_each_other_job_takes_its_share(tmp_path):
+    graph = crossing_pairs(tmp_path / "run")
+    assert _lasts_us(graph, 'beside:hosts="node0,node2/node2,node0",then=spray') == {1000, 3000}
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ("place:hosts=node0/node1", "name 4 hosts, each once"),
+        ("place:hosts=node0/node1/node2/node2", "name 4 hosts, each once"),
+        ("place:hosts=node0/node1/node2/login", "no host 'login'"),
+        ("beside:hosts=node9,then=hash", "no host 'node9'"),
+        ("beside:hosts=node1", "a job on one host"),
+        ("beside:hosts=node[1-", "brackets do not match"),
+    ],
+)
+def test_hosts_that_are_not_there_are_refused(ring, edit, says):
+    with pytest.raises(DproError, match=says):
+        parse_edit(edit).apply(ring)
