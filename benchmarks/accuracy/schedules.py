@@ -4,9 +4,10 @@ python -m benchmarks.accuracy.schedules [--only NAME …] [--steps 14] [--runs F
 
 Four ranks on gloo, each a stage of torch.distributed.pipelining whose layers sleep
 (`benchmarks/recording/pipeline_job.py`), are recorded in each schedule, with other micro-batches, and with
-other layers on the stages. What the edits say of each from each is compared with the steps that were
-recorded; both count by their median. Jobs with a loss are compared with each other only. What FOLDER has
-already is not recorded again.
+other layers on the stages. Orders that library does not have are run from a list
+(`benchmarks/recording/orders_job.py`); what branches start from is known by the ranges of its profile. What
+the edits say of each from each is compared with the steps that were recorded; both count by their median.
+Only jobs of one kind are compared with each other. What FOLDER has already is not recorded again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -24,16 +26,18 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from benchmarks.recording import dpro, job
+from benchmarks.accuracy.orders import Foreign, pieces_named
+from benchmarks.recording import ENVIRONMENT, dpro, job
 from dpro.analysis.analysis import Analysis
-from dpro.opening import ensure_finished
+from dpro.errors import Unanswerable
+from dpro.opening import ensure_finished, open_path
 from dpro.replay.timeline import changed_step_times, replay
+from dpro.replay.whatif.edits.parallelism.fill import Fill, planned
 from dpro.replay.whatif.predict import apply_all, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import STEPS
-from dpro.store import open_run
 
-STAGES, SKIP, MS = 4, 2, 1e6
+STAGES, BATCHES, SKIP, MS = 4, 8, 2, 1e6
 MEDIAN_PCT, WORST_PCT, HELD = 3.0, 8.0, 0.85
 
 
@@ -43,18 +47,23 @@ class Shape:
 
     Attributes:
         name: of it.
-        arguments: of the job.
-        edit: what makes it of the others.
-        loss: whether its last layer has more to do, which the others of its kind have, too.
+        arguments: of the job, or of `pieces_named`.
+        edit: what makes it of the others; what nothing makes it of is only where others begin.
+        kind: jobs of one kind are compared.
+        listed: whether its order is listed: only `traced` are the operations of such a job known.
+        traced: whether torch.profiler traces it.
     """
 
     name: str
     arguments: str
     edit: str
-    loss: bool = False
+    kind: str = "even"
+    listed: bool = False
+    traced: bool = False
 
 
 LOSS = "--loss-ms 10"
+FILL = Fill(ms=20.0, switch_ms=1.0, risk=0.1)
 SHAPES = (
     Shape("GPipe", "gpipe", "pipeline:schedule=gpipe,micro_batches=8"),
     Shape("1F1B", "1f1b", "pipeline:schedule=1f1b,micro_batches=8"),
@@ -62,9 +71,15 @@ SHAPES = (
     Shape("ZB-H1", "zb-h1 --chunks 1", "pipeline:schedule=zb-h1,micro_batches=8"),
     Shape("ZB-V", "zbv", "pipeline:schedule=zbv,micro_batches=8"),
     Shape("four micro-batches", "1f1b --micro-batches 4", "pipeline:schedule=1f1b,micro_batches=4"),
-    Shape("layers 2/2/2/2", f"1f1b {LOSS}", "stages:layers=2/2/2/2,now=3/2/2/1", loss=True),
-    Shape("layers 3/2/2/1", f"1f1b {LOSS} --layers 3/2/2/1", "stages:layers=3/2/2/1,now=2/2/2/2", loss=True),
+    Shape("layers 2/2/2/2", f"1f1b {LOSS}", "stages:layers=2/2/2/2,now=3/2/2/1", "loss"),
+    Shape("layers 3/2/2/1", f"1f1b {LOSS} --layers 3/2/2/1", "stages:layers=3/2/2/1,now=2/2/2/2", "loss"),
+    Shape("skip", "skip", "skip:share=0.25", listed=True),
+    Shape("DualPipe", "dualpipe", "pipeline:schedule=dualpipe,micro_batches=8", listed=True),
+    Shape("1F1B filled", "fill", "fill:ms=20,switch_ms=1,risk=0.1", listed=True),
+    Shape("branches in turn", "in-turn", "", "branches", listed=True, traced=True),
+    Shape("branches side by side", "branches", "stages:branches=1/2", "branches", listed=True),
 )
+FILLED = "1F1B"  # what foreign work is planned for
 
 
 def folder_of(runs: Path, shape: Shape) -> Path:
@@ -77,34 +92,79 @@ def folder_of(runs: Path, shape: Shape) -> Path:
     return runs / shape.name.replace("/", "-")
 
 
-def record(folder: Path, shape: Shape, steps: int) -> None:
-    """Record a shape, unless it is there."""
-    if (folder / "manifest.json").exists():
+def record(runs: Path, shape: Shape, steps: int) -> None:
+    """Record a shape, unless it is there.
+
+    Args:
+        runs: where all are.
+        shape: which.
+        steps: of the job.
+    """
+    folder = folder_of(runs, shape)
+    if folder.exists():
         return
-    first = [] if os.geteuid() else ["--first"]
-    command = job("pipeline_job.py", [*shape.arguments.split(), "--steps", steps, *first], STAGES)
-    done = dpro("record", "-o", folder, "--", *command)
+    options = ["--steps", steps, *([] if os.geteuid() else ["--first"])]
+    if shape.listed:
+        listed = folder.with_suffix(".pieces")
+        foreign = foreign_of(runs) if shape.arguments == "fill" else None
+        listed.write_text(json.dumps(pieces_named(shape.arguments, STAGES, BATCHES, foreign)))
+        trace = ["--trace", folder] if shape.traced else []
+        command = job("orders_job.py", [listed, *trace, *options], STAGES)
+    else:
+        command = job("pipeline_job.py", [*shape.arguments.split(), *options], STAGES)
+    if shape.traced:
+        folder.mkdir()
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    else:
+        done = dpro("record", "-o", folder, "--", *command)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    ensure_finished(folder)
+    if not shape.traced:
+        ensure_finished(folder)
+
+
+def foreign_of(runs: Path) -> Foreign:
+    """Where the edit puts foreign work: ms of each piece, by rank and how many computes are before it."""
+    found = next(shape for shape in SHAPES if shape.name == FILLED)
+    view = Analysis(open_path(folder_of(runs, found))).operations
+    if view is None:
+        raise SystemExit(f"{FILLED}: no operations to plan for")
+    plan = planned(view.built.predictive, FILL).filter(pl.col("pieces") > 0)
+    every = plan.group_by("rank", "number").agg(pl.col("ns").median()).iter_rows()
+    return {(rank, number): ns / MS for rank, number, ns in every}
 
 
 def measured_ms(folder: Path) -> float:
     """The median recorded step of the slowest rank, without the first ones."""
-    steps = open_run(folder).table(STEPS).filter((pl.col("duration_ns") > 0) & (pl.col("step") > SKIP))
+    steps = open_path(folder).table(STEPS).filter((pl.col("duration_ns") > 0) & (pl.col("step") > SKIP))
     each = steps.group_by("step").agg(pl.col("duration_ns").max())["duration_ns"]
     return float(np.median(each.to_numpy())) / MS
 
 
+def are_a_pair(before: Shape, after: Shape) -> bool:
+    """Whether an edit makes one of the other, and the operations of what it begins with are known.
+
+    Args:
+        before, after: two shapes.
+    """
+    known = (before.traced or not before.listed) and after.edit != ""
+    planned_for = after.arguments != "fill" or before.name == FILLED
+    same_batches = after.arguments != "skip" or "--micro-batches" not in before.arguments
+    return known and planned_for and same_batches and before.kind == after.kind
+
+
 def compare(runs: Path, before: Shape, after: Shape) -> dict[str, object]:
     """One way from a shape to another: times in ms, error and half of the interval in percent."""
-    view = Analysis(open_run(folder_of(runs, before))).operations
+    view = Analysis(open_path(folder_of(runs, before))).operations
     pair: dict[str, object] = {"pair": f"{before.name} to {after.name}", "edit": after.edit}
     if view is None:
         return pair | {"refused": "the replay of its operations misses its steps by more than 5%"}
     graph = view.built.predictive
     baseline, edits = baseline_steps(graph), [parse_edit(after.edit)]
-    found = predict(graph, baseline, edits, view.trust)
+    try:
+        found = predict(graph, baseline, edits, view.trust)
+    except Unanswerable as refused:
+        return pair | {"refused": str(refused)}
     changed = apply_all(graph, edits)[0][-1]
     timeline = replay(changed)
     steps = changed_step_times(baseline, changed, timeline.start, timeline.end)["duration_ns"].to_numpy()
@@ -133,12 +193,12 @@ def main() -> None:
         runs = options.runs or Path(temporary)
         runs.mkdir(parents=True, exist_ok=True)
         for shape in shapes:
-            record(folder_of(runs, shape), shape, options.steps)
+            record(runs, shape, options.steps)
             print(f"{shape.name}: {measured_ms(folder_of(runs, shape)):.1f} ms", file=sys.stderr)
         every = [
             compare(runs, before, after)
             for before, after in permutations(shapes, 2)
-            if before.loss == after.loss
+            if are_a_pair(before, after)
         ]
     pairs = [row for row in every if "refused" not in row]
     errors = [abs(float(str(row["error_pct"]))) for row in pairs] or [0.0]

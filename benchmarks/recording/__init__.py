@@ -5,6 +5,7 @@ model_job       a GPT, a ResNet or a DLRM: real layers, parameters and messages
 models          those models
 groups_job      layers that communicate in the middle of their work, whole or in chunks
 pipeline_job    stages whose layers sleep, in any schedule
+orders_job      the same in any order that a file lists
 exchanges       gradients after backward, a step late, or by priority
 limited_link    ranks that talk over a link of a known speed
 """

@@ -88,9 +88,15 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("schedule", choices=SCHEDULES)
+    parser.add_argument("--chunks", type=int, default=2, help="of each stage, where the schedule has several")
+    add_options(parser)
+    return parser.parse_args()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What the layers take, and how many there are."""
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--layers", default="2/2/2/2", help="of each stage; of chunks as many each")
-    parser.add_argument("--chunks", type=int, default=2, help="of each stage, where the schedule has several")
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8, help="of a step")
     parser.add_argument("--forward-ms", type=float, default=10.0, help="of a layer and sample")
@@ -98,7 +104,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--weights-ms", type=float, default=10.0)
     parser.add_argument("--loss-ms", type=float, default=0.0, help="more in each of the last layer's three")
     parser.add_argument("--first", action="store_true", help="run before all other programs (root)")
-    return parser.parse_args()
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from dpro.replay.pipeline.schedules.tasks import HALF, TaskTable, table_of
 NS_PER_US = 1000
 MAX_COMPUTES = 1 << 17  # of a step that is replayed whole: longer ones repeat themselves
 # What is left of the bubble of 1F1B where a forward takes as long as either half of a backward, for many
-# micro-batches: ZB-H1 and ZB-V as in arXiv 2401.10241, DualPipe at most, as generated.
-BUBBLE: Mapping[str, float] = {"zb-h1": 1 / 3, "zbv": 0.0, "dualpipe": 1 / 6}
+# micro-batches: ZB-H1 and ZB-V as in arXiv 2401.10241; DualPipe, of many stages, as in arXiv 2412.19437.
+BUBBLE: Mapping[str, float] = {"zb-h1": 1 / 3, "zbv": 0.0, "dualpipe": 1 / 3}
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,10 @@ def bound_us(
     """
     left = np.array([BUBBLE.get(name, 1.0) for name in schedules] or [1.0])[:, None]
     both_ways = np.array([name == "dualpipe" for name in schedules] or [False])[:, None]
+    stages = each.shape[1]
+    left = np.where(both_ways, left * (stages - 2) / max(stages - 1, 1), left).clip(0)
     each = np.where(both_ways, (each + each[:, ::-1]) / 2, each)
     before = np.cumsum(each, axis=1) - each
     slowest = (count[:, None] * each + left * before / chunks[:, None]).max(1)
-    found: Floats = slowest + 2 * (each.shape[1] - 1) * message_us
+    found: Floats = slowest + 2 * (stages - 1) * message_us
     return found

@@ -16,6 +16,7 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind
+from dpro.replay.pipeline.links import is_connected
 from dpro.replay.pipeline.operations import COMMUNICATION, Operations, Role
 
 # Starts and ends of one rank's operations contradict their order by up to this: rounding, and clocks that
@@ -63,7 +64,7 @@ def find_dependencies(operations: Operations) -> PipelineStructure:
         ids.rename({"span_id": "compute_span_id", "id": "compute"}), on=["rank", "compute_span_id"]
     )
     rows, short = _instances(rows, messages)
-    handed = _handed_over(rows)
+    handed = _handed_over(rows, operations)
     pairs = pl.concat(
         [
             _stream_order(rows),
@@ -313,10 +314,11 @@ def _next_after(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.D
     return found.filter(pl.col("target").is_not_null()).select("source", "target")
 
 
-def _handed_over(rows: pl.DataFrame) -> pl.DataFrame:
-    """Computes of one micro-batch on neighbouring stages, for directions in which no message was recorded.
+def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
+    """Computes of one micro-batch on linked stages, for directions in which no message was recorded.
 
-    Forward goes up the chunks of all stages, backward down. Micro-batches that no number distinguishes
+    Forward goes up the chunks of all stages, backward down; where stages of one chunk sent each other
+    messages, from the lower to the higher of each two that did. Micro-batches that no number distinguishes
     are by their order, where there is one chunk.
     """
     recorded = _of(rows, Role.SEND, Role.RECEIVE)["direction"].unique().to_list()
@@ -325,14 +327,22 @@ def _handed_over(rows: pl.DataFrame) -> pl.DataFrame:
         at=pl.col("place"), batch=pl.when(pl.col("micro_batch") >= 0).then("micro_batch").otherwise(order)
     )
     key = ["step", "dp", "batch", "at"]
-    forward, backward = _of(computes, Role.FORWARD), _of(computes, Role.BACKWARD)
-    ways = {"forward": (forward, 1), "backward": (backward, -1)}
-    parts = [
-        computes.select(*key[:3], at=pl.col("at") + away, source="id")
-        .join(computes.select(*key, target="id"), on=key)
-        .select("source", "target")
-        for direction, (computes, away) in ways.items()
-        if direction not in recorded
-    ]
-    none = rows.clear().select(source="id", target="id")
-    return _pairs(pl.concat([none, *parts]), EdgeKind.HANDOVER)
+    ways = _ways(operations)
+    parts = [rows.clear().select(source="id", target="id")]
+    for role, (one, other) in ((Role.FORWARD, ways.columns), (Role.BACKWARD, ways.columns[::-1])):
+        own = _of(computes, role)
+        if role.name.lower() in recorded:
+            continue
+        sources = own.select(*key[:3], pl.col("at").alias(one), source="id").join(ways, on=one)
+        targets = own.select(*key[:3], pl.col("at").alias(other), target="id")
+        parts.append(sources.join(targets, on=[*key[:3], other]).select("source", "target"))
+    return _pairs(pl.concat(parts), EdgeKind.HANDOVER)
+
+
+def _ways(operations: Operations) -> pl.DataFrame:
+    """Places in the model that hand on, `low` to `high` on the way there."""
+    places = operations.num_stages * operations.num_chunks
+    ways = [(low, low + 1) for low in range(places - 1)]
+    if operations.num_chunks == 1 and is_connected(operations.links, operations.num_stages):
+        ways = sorted(operations.links)
+    return pl.DataFrame(ways, {"low": pl.Int64, "high": pl.Int64}, orient="row")

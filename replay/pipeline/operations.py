@@ -8,12 +8,13 @@ What depends on what is found in `dpro.replay.pipeline.dependencies`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import polars as pl
 
 from dpro.replay.graph import MeshPosition
+from dpro.replay.pipeline.links import Links
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
 
@@ -52,6 +53,7 @@ class Operations:
         steps_known: whether the run says where steps begin.
         begins: `rank`, `step`, `begin` (ns): when each rank goes on by itself, once its own step before has
             ended; None where a step begins when the one before it has ended on all ranks.
+        links: which stages sent each other messages that are no operations; empty where that is not known.
     """
 
     rows: pl.DataFrame
@@ -59,6 +61,7 @@ class Operations:
     places: Mapping[int, MeshPosition]
     steps_known: bool
     begins: pl.DataFrame | None = None
+    links: Links = field(default_factory=dict)
 
     @property
     def num_stages(self) -> int:

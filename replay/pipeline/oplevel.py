@@ -118,19 +118,24 @@ def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
     """Dependencies between operations with their lags and the times of both ends.
 
     An operation that seems to begin before what it depends on has ended gets a negative lag, as recorded.
-    What passes between stages without being recorded takes one time, pooled over those that waited for it.
+    What passes from one stage to another without being recorded takes one time, pooled over those that waited
+    for it; that of all stages where none waited for it.
     """
     pairs = pl.concat(
         [pipeline.pairs.with_columns(handed=pl.lit(False)), pipeline.handed.with_columns(handed=pl.lit(True))]
     )
-    known = pairs.join(rows.select("rank", source="id", ended="end", leaves="last"), on="source").join(
-        rows.select("role", to_rank="rank", target="id", started="start", enters="first"), on="target"
+    known = pairs.join(
+        rows.select("rank", "stage", source="id", ended="end", leaves="last"), on="source"
+    ).join(
+        rows.select("role", to_rank="rank", to="stage", target="id", started="start", enters="first"),
+        on="target",
     )
     slack = pl.col("started") - pl.col("ended")
-    latest = pl.col("ended") == pl.col("ended").max().over("target")
+    known = known.with_columns(latest=pl.col("ended") == pl.col("ended").max().over("target"))
     passed = pl.col("handed") & (pl.col("rank") != pl.col("to_rank"))
-    waited = slack.filter(passed & latest & (slack > 0)).median().over("role")
-    pooled = pl.when(passed).then(waited.fill_null(0).round().cast(pl.Int64)).otherwise(0)
+    waited = slack.filter(passed & pl.col("latest") & (slack > 0)).median()
+    usual = pl.coalesce(waited.over("role", "stage", "to"), waited.over("role"), pl.lit(0.0))
+    pooled = pl.when(passed).then(usual.round().cast(pl.Int64)).otherwise(0)
     return known.with_columns(lag=pl.min_horizontal(pooled, slack)).sort("target", "source")
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.schema import OPERATIONS, SPANS, STEPS, WORKERS
+from dpro.replay.pipeline.placed import MESSAGE, placed_in_steps
+from dpro.schema import SPANS
 from dpro.store import Run
-from dpro.table import complete
 
 RANGE = r"^(?:PP:\d+[FBIW]\d+|(?:Forward|Backward) \d+)$"
 BOTH = r"^PP:\((\d+)F(\d+);(\d+)([BI])(\d+)\)OVERLAP_F_B$"
 KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
-MESSAGE = r"^(?:c10d::|gloo:|nccl:|record_param_comms|ProcessGroup|aten::(?:empty|detach))"
 BACKWARD_OP = "autograd::engine::evaluate_function"
 SOURCE = "ranges of torch.distributed.pipelining"
 COLUMNS = ["rank", "window", "kind", "name", "start_ns", "duration_ns"]
@@ -40,23 +39,7 @@ def operations_by_ranges(run: Run) -> pl.DataFrame:
     ranges = spans.filter(pl.col("kind") == "annotation").drop("kind")
     operators = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("name").str.contains(MESSAGE))
     found = pl.concat([_single(ranges, operators), _overlapped(ranges, operators)])
-    stages = _stages(run, found)
-    placed = found.join(stages, on="rank").with_columns(pl.col("place").fill_null(pl.col("stage")))
-    chunk = pl.col("place").rank("dense").over("rank").cast(pl.Int64) - 1
-    steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0)
-    begun = steps.select("rank", "step", begin="start_ns", until=pl.col("start_ns") + pl.col("duration_ns"))
-    joined = placed.sort("start_ns").join_asof(
-        begun.sort("begin"), left_on="start_ns", right_on="begin", by="rank", check_sortedness=False
-    )
-    within = pl.when(pl.col("start_ns") < pl.col("until")).then("step").otherwise(-1)
-    rows = joined.select(
-        *("rank", "stage", "place", "micro_batch", "kind", "start_ns"),
-        step=within.fill_null(-1),
-        chunk=chunk,
-        duration_ns=pl.col("end") - pl.col("start_ns"),
-        source=pl.lit(SOURCE),
-    )
-    return complete(OPERATIONS, rows).sort(OPERATIONS.sort_by)
+    return placed_in_steps(run, found, SOURCE)
 
 
 def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
@@ -123,17 +106,3 @@ def _extents(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     )
     held = held.filter(pl.col("start_ns") < pl.col("until"))
     return held.group_by(PLACE).agg(pl.col("start_ns").min(), pl.min_horizontal("end", "until").max())
-
-
-def _stages(run: Run, found: pl.DataFrame) -> pl.DataFrame:
-    """`rank` and `stage`: as recorded, else by the first chunk of the model that a rank has, else by rank.
-
-    Ranges of GPipe do not say where their stage is: without a coordinate ranks are in the order of stages.
-    """
-    recorded = run.table(WORKERS).filter(pl.col("pp") >= 0).select("rank", recorded="pp")
-    first = found.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")
-    by_place = first.with_columns(by_place=pl.col("place").rank("dense").cast(pl.Int64) - 1)
-    by_rank = pl.col("rank").rank("dense").cast(pl.Int64) - 1
-    known = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
-    stage = pl.coalesce(pl.col("recorded").cast(pl.Int64), "by_place", "by_rank")
-    return known.select("rank", stage=stage)

@@ -1,9 +1,9 @@
 """Whole operations of a recorded job that pipelines, from its table `operations`.
 
-In: an opened run; where it is an imported trace, ranges show them. Out: `Operations`, as
-`dpro.replay.pipeline.operations` has them of runs that hold nothing else. They are of steps that no deep
-window slows down, of which every rank has all operations, laid one behind the other: from when the last rank
-begins a step until the last has ended it.
+In: an opened run; where it is an imported trace, ranges show them, or messages and backward passes. Out:
+`Operations`, as `dpro.replay.pipeline.operations` has them of runs that hold nothing else. They are of steps
+that no deep window slows down, of which every rank has all operations, laid one behind the other: from when
+the last rank begins a step until the last has ended it.
 
 The time of an operation is that of its kernels where there are GPUs, in deep windows (`device_times.py`),
 else that of the thread between its input and its output. Where a thread called a data-parallel reduction
@@ -18,7 +18,9 @@ import polars as pl
 from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.match import POINT_TO_POINT, match_collectives
 from dpro.replay.graph import MeshPosition
+from dpro.replay.pipeline.backwards import operations_by_backwards
 from dpro.replay.pipeline.device_times import on_device
+from dpro.replay.pipeline.links import recorded_links
 from dpro.replay.pipeline.operations import (
     INPUTS_NAME,
     WEIGHTS_NAMES,
@@ -55,18 +57,19 @@ def operations_of(run: Run) -> Operations | None:
 
 
 def has_operations(run: Run) -> bool:
-    """Whether the run has operations beside other work: a table of them, or ranges that show them.
+    """Whether the run has operations beside other work: a table of them, or spans that show them.
 
     Those of pretended ranks do not count: when they ran says nothing of when others did.
     """
-    return not run.manifest.is_pretended and (bool(run.parts(OPERATIONS)) or has_ranges(run))
+    if run.manifest.is_pretended:
+        return False
+    return bool(run.parts(OPERATIONS)) or has_ranges(run) or not operations_by_backwards(run).is_empty()
 
 
 def read_recorded(run: Run) -> Operations:
     """The operations of a run for which `has_operations` holds; no rows where no step has all of them."""
     known = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
-    table = run.table(OPERATIONS) if run.parts(OPERATIONS) else operations_by_ranges(run)
-    table = table.filter(known & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
+    table = _operations(run).filter(known & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
     ranks = sorted(table["rank"].unique().to_list())
     alignment, places = _alignment(run, ranks), _places(run, table)
     device = on_device(run, table) if run.manifest.gpus else None
@@ -90,7 +93,14 @@ def read_recorded(run: Run) -> Operations:
         begin=(pl.col("begin") + pl.col("moved")).max(), finish=(pl.col("finish") + pl.col("moved")).max()
     )
     begins = steps.select(*STEP, begin=pl.col("begin") + pl.col("moved"))
-    return Operations(rows, extents.sort("begin"), places, True, begins)
+    return Operations(rows, extents.sort("begin"), places, True, begins, recorded_links(run, places))
+
+
+def _operations(run: Run) -> pl.DataFrame:
+    """Rows of `operations`: as recorded, else by ranges, else by backward passes."""
+    if run.parts(OPERATIONS):
+        return run.table(OPERATIONS)
+    return operations_by_ranges(run) if has_ranges(run) else operations_by_backwards(run)
 
 
 _PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}

@@ -28,7 +28,7 @@ SAMPLE = str(ROOT / "sample_traces" / "slow_rank")
 TINY = {
     "accuracy.answered": [SAMPLE, "--json"],
     "accuracy.edges": [SAMPLE, "--json"],
-    "accuracy.schedules": ["--only", "1F1B", "ZB-H1", "--steps", "6", "--json"],
+    "accuracy.schedules": ["--only", "1F1B", "skip", "--steps", "6", "--json"],
     "accuracy.twins": ["--only", "straggler", "--rounds", "1", "--json"],
     "accuracy.whatif": ["--pair", "dlrm ddp, 2 ranks, computing: opt", "--rounds", "1", "--json"],
     "curves": ["--data", ".", "--json"],
@@ -57,6 +57,7 @@ CHECKS = {
 }  # of truth: with a bar that holds or not
 PARTS = (
     "accuracy.bars",
+    "accuracy.orders",
     "accuracy.pairs",
     "by_hand",
     "recording.cpu_job",
@@ -64,6 +65,7 @@ PARTS = (
     "recording.groups_job",
     "recording.model_job",
     "recording.models",
+    "recording.orders_job",
     "recording.pipeline_job",
     "diagnosis.cases",
     "diagnosis.injected",

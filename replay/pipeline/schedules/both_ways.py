@@ -3,7 +3,9 @@
 In: numbers of stages and micro-batches. Out: the order of each stage. Each stage holds the parameters of two
 places in the model. The order is that of DeepSeek-V3 (arXiv 2412.19437, section 3.2.1, figure 5). With F&B a
 forward and a backward that run beside each other, B a whole backward and W its gradients of weights, each
-stage is idle for (p / 2 - 1)(F&B + B - 3W), and holds p + 1 micro-batches (its table 2).
+stage is idle for (p / 2 - 1)(F&B + B - 3W), and holds p + 1 micro-batches (its table 2). F&B is one piece: it
+begins when both inputs have come and hands both results on at its end, also where it takes F + B. Were the
+two handed on one by one, half of that would be left.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ class _Stage:
         self._done = {(kind, chunk): 0 for kind in (FORWARD, BACKWARD) for chunk in (0, 1)}
         self._held_back: deque[tuple[int, int]] = deque()
 
-    def _next(self, kind: str, chunk: int) -> PipelineTask:
+    def _next(self, kind: str, chunk: int, beside: bool = False) -> PipelineTask:
         number = self._done[kind, chunk]
         self._done[kind, chunk] += 1
-        return PipelineTask(kind, chunk * self._each + number, chunk)
+        return PipelineTask(kind, chunk * self._each + number, chunk, beside)
 
     def forward(self, far: int) -> None:
         self.order.append(self._next(FORWARD, self._near ^ far))
@@ -66,6 +68,11 @@ class _Stage:
         self.order.append(task)
         if only_inputs:
             self._held_back.append((task.batch, task.chunk))
+
+    def both(self, far: int) -> None:
+        """A forward of one direction beside a backward of the other."""
+        self.forward(far)
+        self.order.append(self._next(BACKWARD, self._near ^ far ^ 1, beside=True))
 
     def weights(self) -> None:
         self.order.append(PipelineTask(WEIGHTS, *self._held_back.popleft()))
@@ -85,15 +92,16 @@ def _of_stage(stage: int, num_stages: int, each: int) -> Order:
         made.backward(1, only_inputs=True)
         made.weights()
         made.forward(1)
-    for _ in range(each - num_stages + from_end + 1):
-        made.forward(0)
-        made.backward(1)
-        made.forward(1)
-        made.backward(0)
+    for turn in range(each - num_stages + from_end + 1):
+        if turn or inner:
+            made.both(0)
+        else:  # the middle stages hand the very first of each on one by one
+            made.forward(0)
+            made.backward(1)
+        made.both(1)
     for _ in range(inner):
         made.backward(1)
-        made.forward(1)
-        made.backward(0)
+        made.both(1)
     for turn in range(2 * (from_end + 1)):  # the second half of these holds gradients of weights back
         made.backward(1 - turn % 2, only_inputs=turn > from_end)
     for _ in range(inner):

@@ -30,11 +30,14 @@ class PipelineTask(NamedTuple):
             else of both), or weights.
         batch: micro-batch, from 0.
         chunk: of those that the stage holds, from 0.
+        beside: whether it and the piece before it are one: both begin once both can, and what they hand on
+            goes when both have ended.
     """
 
     kind: str
     batch: int
     chunk: int = 0
+    beside: bool = False
 
 
 Order = list[PipelineTask]
@@ -100,7 +103,8 @@ def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
 
     A forward waits for that of its micro-batch at the place before, a backward for that at the place after:
     where a micro-batch skips places, the next that it visits. The backward at the last place that it visits
-    waits for the forward there. Gradients of weights wait for nothing but their place in the order.
+    waits for the forward there. Gradients of weights wait for nothing but their place in the order. What
+    the second of two pieces that are one waits for, the first does; what waits for the first, waits for both.
 
     Args:
         orders: of the stages.
@@ -120,17 +124,19 @@ def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
     upwards = np.where(kind == _NUMBER[FORWARD], at, -at)[main]
     path = main[np.lexsort([upwards, kind[main], batch[main]])]  # of each micro-batch, there and back
     same = batch[path[1:]] == batch[path[:-1]]
-    return TaskTable(
-        stage, batch, chunk, at, kind, np.fromiter(alone, np.bool_), path[:-1][same], path[1:][same]
-    )
+    beside = np.array([task.beside for task in work], np.bool_)
+    source, target = path[:-1][same], path[1:][same]
+    target = target - beside[target]
+    source = source + np.append(beside[1:], False)[source]
+    return TaskTable(stage, batch, chunk, at, kind, np.fromiter(alone, np.bool_), source, target)
 
 
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 
 
 def _are_apart(order: Order) -> list[bool]:
-    apart = {(batch, chunk) for kind, batch, chunk in order if kind == WEIGHTS}
-    return [kind == BACKWARD and (batch, chunk) in apart for kind, batch, chunk in order]
+    apart = {(task.batch, task.chunk) for task in order if task.kind == WEIGHTS}
+    return [task.kind == BACKWARD and (task.batch, task.chunk) in apart for task in order]
 
 
 def most_in_flight(order: Order) -> int:

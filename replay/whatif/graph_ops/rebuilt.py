@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ import polars as pl
 from dpro.arrays import Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.pipeline.links import Links, recorded_links
 from dpro.replay.pipeline.operations import WEIGHTS_NAMES
 from dpro.replay.pipeline.schedules.tasks import (
     BACKWARD,
@@ -108,7 +109,7 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     replaced[rows["node"].to_numpy()] = True
     passed, late = _messages(graph), _delays_of(graph, replaced)
     draft.gone |= replaced | passed | late | _delays_of(graph, passed)
-    message_ns = round(_message_ns(graph, replaced, passed) * wanted.smaller)
+    link_ns = _link_times(graph, rows, passed, wanted.smaller)
     launch_ns = int(graph.nodes.duration[late].sum()) / rows.height
     borders = _borders(graph, rows, draft.gone)
     for (step,), own in _side_by_side(rows).group_by(["step"], maintain_order=True):
@@ -121,7 +122,7 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
                 for source, target, kind, lag in borders[step, rank]:
                     one, other = (last, target) if source < 0 else (source, first)
                     draft.link(one, other, kind, lag)
-            _hand_over(draft, nodes, table, message_ns)
+            _hand_over(draft, nodes, table, link_ns)
     return draft.finish()
 
 
@@ -205,13 +206,14 @@ def _insert(
     return nodes
 
 
-def _hand_over(draft: GraphEditor, nodes: list[int], table: TaskTable, message_ns: int) -> None:
+def _hand_over(draft: GraphEditor, nodes: list[int], table: TaskTable, link_ns: LinkTimes) -> None:
     """What one stage computed goes to the next, or stays on its own."""
     for source, target in zip(table.source.tolist(), table.target.tolist()):
-        if table.stage[source] == table.stage[target]:
+        one, other = int(table.stage[source]), int(table.stage[target])
+        if one == other:
             draft.link(nodes[source], nodes[target], EdgeKind.STREAM)
         else:
-            draft.link(nodes[source], nodes[target], EdgeKind.HANDOVER, message_ns)
+            draft.link(nodes[source], nodes[target], EdgeKind.HANDOVER, link_ns[one, other])
 
 
 Border = tuple[int, int, EdgeKind, int]
@@ -262,17 +264,58 @@ def _delays_of(graph: Graph, work: Bools) -> Bools:
     return found
 
 
-def _message_ns(graph: Graph, replaced: Bools, passed: Bools) -> float:
-    """How long what one stage computed takes to the next: as messages, or as what was seen to pass."""
+LinkTimes = Mapping[tuple[int, int], int]  # ns from one stage to another
+
+
+def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float) -> LinkTimes:
+    """How long what one stage computed takes to another: as messages, or as what was seen to pass.
+
+    Between stages that handed nothing on it takes what it usually does between others.
+
+    Args:
+        graph: the graph.
+        rows: its computes.
+        passed: [N] sends and receives.
+        smaller: times as large as what passed.
+    """
     moves = passed & (graph.nodes.kind == NodeKind.TRANSFER)
-    if moves.any():
-        return float(np.median(graph.nodes.duration[moves]))
+    seen = _moved(graph, rows, moves) if moves.any() else _handed(graph, rows)
+    usual = float(np.median(seen["ns"].to_numpy())) if seen.height else 0.0
+    each = {
+        (one, to): ns for one, to, ns in seen.group_by("one", "to").agg(pl.col("ns").median()).iter_rows()
+    }
+    stages = range(int(rows["stage"].to_numpy().max()) + 1)
+    return {(one, to): round(each.get((one, to), usual) * smaller) for one in stages for to in stages}
+
+
+def _moved(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:
+    """`one`, `to` (stages) and `ns` of recorded messages, either way the same."""
+    nodes = graph.nodes
+    stage = dict(rows.select("rank", "stage").unique().iter_rows())
+    frame = pl.DataFrame(
+        {
+            "instance": nodes.collective[moves],
+            "stage": [stage.get(rank, -1) for rank in nodes.rank[moves].tolist()],
+            "ns": nodes.duration[moves],
+        }
+    )
+    ends = [pl.col("stage").min().over("instance"), pl.col("stage").max().over("instance")]
+    pairs = [frame.select(one=one, to=to, ns="ns") for one, to in (ends, ends[::-1])]
+    return pl.concat(pairs)
+
+
+def _handed(graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
+    """`one`, `to` (stages) and `ns` of what passed without being recorded."""
     edges = graph.edges
-    handed = (edges.kind == EdgeKind.HANDOVER) & replaced[edges.source] & replaced[edges.target]
-    return float(np.median(np.maximum(edges.lag[handed], 0))) if handed.any() else 0.0
+    stage = np.full(graph.num_nodes, -1, np.int64)
+    stage[rows["node"].to_numpy()] = rows["stage"].to_numpy()
+    one, to = stage[edges.source], stage[edges.target]
+    handed = (edges.kind == EdgeKind.HANDOVER) & (one >= 0) & (to >= 0)
+    ns = np.maximum(edges.lag[handed], 0)
+    return pl.DataFrame({"one": one[handed], "to": to[handed], "ns": ns})
 
 
-def handed_on(graph: Graph, rows: pl.DataFrame) -> dict[tuple[int, int], int] | None:
+def handed_on(graph: Graph, rows: pl.DataFrame) -> Links | None:
     """How many messages were recorded from which stage to which; None where none was recorded at all.
 
     Args:
@@ -282,7 +325,7 @@ def handed_on(graph: Graph, rows: pl.DataFrame) -> dict[tuple[int, int], int] | 
     nodes = graph.nodes
     moves = _messages(graph) & (nodes.kind == NodeKind.TRANSFER)
     if not moves.any():
-        return None
+        return recorded_links(graph.run, graph.places) or None if graph.run is not None else None
     stage = dict(rows.select("rank", "stage").unique().iter_rows())
     frame = pl.DataFrame(
         {

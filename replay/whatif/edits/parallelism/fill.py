@@ -38,6 +38,7 @@ class Fill(Edit):
         "what the job loses where one is shorter is replayed"
     )
     of_operations = True
+    proof = "pieces of 20 ms in the bubbles of 1F1B: sleeping layers, gloo"
     effort = "code"
     ms: float = key("of one piece of foreign work", least=0.001)
     switch_ms: float = key("to switch to foreign work and back, once per bubble", 1.0, least=0.0)
@@ -57,16 +58,16 @@ class Fill(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Put as many pieces as fit after the work before each bubble."""
-        return _filled(graph, self._plan(graph))
+        return _filled(graph, planned(graph, self))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Pieces that take longer than said."""
-        plan = self._plan(graph)
+        plan = planned(graph, self)
         return (_filled(graph, plan.with_columns(ns=(pl.col("ns") * OVERRUN).round().cast(pl.Int64))),)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """How much fits."""
-        plan = self._plan(graph)
+        plan = planned(graph, self)
         steps, ranks = plan["step"].n_unique(), plan["rank"].n_unique()
         pieces, idle = int(plan["pieces"].sum()), float(plan["gap"].sum())
         per_step = pieces * self.ms / max(steps, 1)
@@ -74,16 +75,6 @@ class Fill(Edit):
         return (
             f"{pieces / max(steps, 1):.0f} pieces of {self.ms:g} ms fit into a step: {per_step:.1f} ms on "
             f"{ranks} ranks together, {share:.0%} of their bubbles",
-        )
-
-    def _plan(self, graph: Graph) -> pl.DataFrame:
-        gaps = bubbles(graph)
-        usual = pl.col("gap").quantile(self.risk, "lower").over("rank", "number")
-        room = (usual / MS - self.switch_ms) / self.ms
-        planned = gaps.with_columns(pieces=room.clip(0).floor().cast(pl.Int64))
-        busy = (pl.col("pieces") * self.ms + self.switch_ms) * MS
-        return planned.with_columns(
-            ns=pl.when(pl.col("pieces") > 0).then(busy).otherwise(0).round().cast(pl.Int64)
         )
 
     def describe(self) -> str:
@@ -94,6 +85,21 @@ class Fill(Edit):
             "run a second process at low priority that takes pieces when a stage begins to wait (a hook "
             "before its receives), as PipeFill does"
         )
+
+
+def planned(graph: Graph, fill: Fill) -> pl.DataFrame:
+    """How much foreign work goes into each bubble: rows of `bubbles` with `pieces`, and `ns` with the switch.
+
+    Args:
+        graph: the graph.
+        fill: the edit.
+    """
+    gaps = bubbles(graph)
+    usual = pl.col("gap").quantile(fill.risk, "lower").over("rank", "number")
+    room = (usual / MS - fill.switch_ms) / fill.ms
+    found = gaps.with_columns(pieces=room.clip(0).floor().cast(pl.Int64))
+    busy = (pl.col("pieces") * fill.ms + fill.switch_ms) * MS
+    return found.with_columns(ns=pl.when(pl.col("pieces") > 0).then(busy).otherwise(0).round().cast(pl.Int64))
 
 
 def bubbles(graph: Graph) -> pl.DataFrame:

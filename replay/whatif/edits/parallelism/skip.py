@@ -32,6 +32,7 @@ class Skip(Edit):
     )
     source = "SkipPipe (arXiv 2502.19913): paths that share stages evenly and do not collide, replayed"
     of_operations = True
+    proof = "one of four stages skipped in turn: sleeping layers, gloo"
     effort = "code"
     training = "a sample teaches fewer layers at a time: what that does to the loss is not known from a run"
     share: float = key("of the stages that each micro-batch skips, rounded", least=0.0, most=1.0)

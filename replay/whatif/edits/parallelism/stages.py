@@ -55,7 +55,7 @@ class StageLayers(Edit):
         "branches side by side as GraphPipe (ASPLOS 2025)"
     )
     of_operations = True
-    proof = "2/2/2/2 and 3/2/2/1 layers, sleeping layers, gloo"
+    proof = "2/2/2/2 and 3/2/2/1 layers, and two branches: sleeping layers, gloo"
     effort = "code"
     layers: str = key("of each stage, such as 9/8/8/7; without, balanced by their times", "")
     now: str = key("layers of each stage as recorded; without, as many on each", "")
@@ -195,10 +195,6 @@ class StageLayers(Edit):
             more = limit / max(peaks[rank], 1)  # times what it has
             most[place] = min(most[place], int(more * now[of_stage].sum() / of_stage.size))
         return most
-
-    def is_proven(self, graph: Graph) -> bool:
-        """Branches were not recorded."""
-        return not self.branches
 
     def describe(self) -> str:
         if self._moves_none:
