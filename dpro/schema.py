@@ -1,6 +1,6 @@
 """The tables of a run directory: every column declared once, with its type, unit and one sentence.
 
-In: nothing. Out: `TABLES`, and `conform`, which checks a frame against its declaration before it is written.
+In: nothing. Out: `TABLES`; `conform` checks a frame against its declaration before it is written.
 How tables become a graph is up to `dpro.replay`. `make schema` generates `docs/schema.md` from here.
 
 Rules that all tables share: times are int64 nanoseconds on the clock of the host that recorded them and
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from dpro.table import NAN, Column, SchemaError, Table, complete
+from dpro.table import NAN, Column, Table
+from dpro.table import conform as conform
 
 SPAN_KINDS = (
     "cpu_op",  # an operator on a CPU thread
@@ -44,6 +45,7 @@ OPERATION_KINDS = (
 SpanKind = pl.Enum(SPAN_KINDS)
 OperationKind = pl.Enum(OPERATION_KINDS)
 SyncKind = pl.Enum(SYNC_KINDS)
+CheckpointKind = pl.Enum(("save", "load"))
 
 
 _RANK = Column(pl.Int32, "Global rank of the process, -1 where a row belongs to no rank.")
@@ -355,6 +357,42 @@ CLOCK_SAMPLES = Table(
     ("rank", "time_ns", "peer_rank"),
 )
 
+CHECKPOINTS = Table(
+    "checkpoints",
+    "One save or load of a file or folder of state by one rank, whole where it has a duration.",
+    {
+        "rank": _RANK,
+        "kind": Column(CheckpointKind, "Whether it was saved or loaded.", "save"),
+        "start_ns": _START,
+        "duration_ns": Column(pl.Int64, "Until it was written or read, ns; -1 where that was not seen."),
+        "stall_ns": Column(pl.Int64, "How long it held up the thread that trains, ns."),
+        "bytes": Column(pl.Int64, "Size of what this rank wrote or read; -1 unknown."),
+        "path": Column(pl.String, "The file or folder; empty where unknown.", ""),
+        "inode": Column(pl.Int64, "Its number in the file system: a file that is renamed keeps it."),
+        "modified_ns": Column(pl.Int64, "When it was last changed, by the file system."),
+        "source": Column(pl.String, "The function that was called.", ""),
+    },
+    ("rank", "start_ns"),
+)
+
+STARTS = Table(
+    "starts",
+    "How one rank's process came to its first step. Moments are -1 where they did not come or were not seen.",
+    {
+        "rank": _RANK,
+        "scheduled_ns": Column(pl.Int64, "When the scheduler started the job."),
+        "launched_ns": Column(pl.Int64, "When `dpro record` started the command."),
+        "process_ns": Column(pl.Int64, "When the kernel started the process."),
+        "imported_ns": Column(pl.Int64, "When it had imported torch."),
+        "group_begin_ns": Column(pl.Int64, "When it asked for its process group."),
+        "group_ns": Column(pl.Int64, "When it had that."),
+        "work_ns": Column(pl.Int64, "When its loop first asked for a batch or for gradients."),
+        "first_update_ns": Column(pl.Int64, "When its first step ended."),
+        "restart": Column(pl.Int32, "How often torchrun had restarted it; -1 without torchrun."),
+    },
+    ("rank",),
+)
+
 WORKERS = Table(
     "workers",
     "Facts about one rank's process.",
@@ -407,44 +445,6 @@ WORKERS = Table(
 
 _ALL = (
     SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, BUCKETS, MODEL_CALLS,
-    CODECS, SENSITIVITIES, COUNTERS, CLOCK_SAMPLES, WORKERS,
+    CODECS, SENSITIVITIES, CHECKPOINTS, COUNTERS, CLOCK_SAMPLES, STARTS, WORKERS,
 )  # fmt: skip
 TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}
-
-
-def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame with exactly the declared columns, types and row order.
-
-    Args:
-        table: the declaration.
-        frame: rows from an importer or collector.
-
-    Raises:
-        SchemaError: an undeclared column, a value that does not fit its type, a null, or a negative
-            duration other than -1; it names the column and the first bad row.
-    """
-    conformed = complete(table, frame)
-    _refuse_nulls(table, conformed)
-    if "duration_ns" in table.columns:
-        bad = conformed.filter(pl.col("duration_ns") < -1)
-        if bad.height:
-            raise SchemaError(f"table {table.name}: negative duration in {bad.row(0, named=True)}")
-    if _is_sorted(conformed, table.sort_by):
-        return conformed  # sorting copies the whole table
-    return conformed.sort(table.sort_by, maintain_order=True)
-
-
-def _is_sorted(frame: pl.DataFrame, by: tuple[str, ...]) -> bool:
-    """Whether the rows are in ascending order of the columns, the first of which counts most."""
-    in_order = pl.lit(True)
-    for name in reversed(by):
-        following = pl.col(name).shift(-1)
-        in_order = (pl.col(name) < following) | ((pl.col(name) == following) & in_order)
-    return bool(frame.select(in_order.fill_null(True).all()).item())
-
-
-def _refuse_nulls(table: Table, frame: pl.DataFrame) -> None:
-    nulls = {name: count for name, count in frame.null_count().row(0, named=True).items() if count}
-    for name in nulls:
-        row = frame.filter(pl.col(name).is_null()).row(0, named=True)
-        raise SchemaError(f"table {table.name}: {nulls[name]} nulls in {name}, the first in {row}")

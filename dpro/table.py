@@ -90,3 +90,41 @@ def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
         if cast.schema[name] != table.columns[name].dtype:  # of a struct, polars casts what is in it
             raise SchemaError(f"table {table.name}: {name} is {frame.schema[name]}")
     return cast
+
+
+def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame with exactly the declared columns, types and row order.
+
+    Args:
+        table: the declaration.
+        frame: rows from an importer or collector.
+
+    Raises:
+        SchemaError: an undeclared column, a value that does not fit its type, a null, or a negative
+            duration other than -1; it names the column and the first bad row.
+    """
+    conformed = complete(table, frame)
+    _refuse_nulls(table, conformed)
+    if "duration_ns" in table.columns:
+        bad = conformed.filter(pl.col("duration_ns") < -1)
+        if bad.height:
+            raise SchemaError(f"table {table.name}: negative duration in {bad.row(0, named=True)}")
+    if _is_sorted(conformed, table.sort_by):
+        return conformed  # sorting copies the whole table
+    return conformed.sort(table.sort_by, maintain_order=True)
+
+
+def _is_sorted(frame: pl.DataFrame, by: tuple[str, ...]) -> bool:
+    """Whether the rows are in ascending order of the columns, the first of which counts most."""
+    in_order = pl.lit(True)
+    for name in reversed(by):
+        following = pl.col(name).shift(-1)
+        in_order = (pl.col(name) < following) | ((pl.col(name) == following) & in_order)
+    return bool(frame.select(in_order.fill_null(True).all()).item())
+
+
+def _refuse_nulls(table: Table, frame: pl.DataFrame) -> None:
+    nulls = {name: count for name, count in frame.null_count().row(0, named=True).items() if count}
+    for name in nulls:
+        row = frame.filter(pl.col(name).is_null()).row(0, named=True)
+        raise SchemaError(f"table {table.name}: {nulls[name]} nulls in {name}, the first in {row}")

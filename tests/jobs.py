@@ -50,6 +50,12 @@ def train_step():
     optimizer.step()
 """
 
+# A store for each start of a job that torchrun restarts: in its own, gloo at times finds earlier addresses.
+OWN_STORE = """
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store{attempt}", rank=rank, world_size=2)
+"""
+
 
 def imports(*modules: str) -> str:
     """The head of a job. The collector skips what torch makes: the job starts and ends a second sooner.

@@ -31,6 +31,7 @@ from dpro.collectors.readiness import ReadinessDocument
 from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
 from dpro.export.documents import ExportDocument
+from dpro.goodput.document import GoodputDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 from dpro.trial.probe_documents import ProbeDocument
@@ -49,6 +50,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro plan --model CONFIG --gpus N": PlanDocument,
     "dpro topology FILE | RUN": TopologyDocument,
     "dpro diagnose RUN": DiagnosisDocument,
+    "dpro goodput RUN...": GoodputDocument,
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,
     "dpro try EDIT... -- COMMAND...": TryDocument,

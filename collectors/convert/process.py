@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert import calls
+from dpro.collectors.convert.lives import checkpoints, starts
 from dpro.collectors.convert.operations import operations
 from dpro.collectors.convert.pretended import is_pretended, outside_windows
 from dpro.collectors.convert.readers import Readers
@@ -26,12 +27,14 @@ from dpro.collectors.convert.windows.lost import sentences
 from dpro.collectors.inside import records
 from dpro.schema import (
     BUCKETS,
+    CHECKPOINTS,
     CODECS,
     COLLECTIVES,
     MODEL_CALLS,
     OPERATIONS,
     PROCESS_GROUPS,
     SENSITIVITIES,
+    STARTS,
     STEPS,
     TABLES,
     WORKERS,
@@ -65,7 +68,7 @@ def _keep_dumps(process: RecordedProcess, readers: Readers) -> None:
 
 
 def convert_process(
-    run: Path, process: RecordedProcess, readers: Readers, status: int | None
+    run: Path, process: RecordedProcess, readers: Readers, status: int | None, launched_ns: int = -1
 ) -> dict[str, Any]:
     """Convert everything of a process that has ended.
 
@@ -74,6 +77,7 @@ def convert_process(
         process: the process.
         readers: how to read what PyTorch wrote.
         status: its wait status, None where unknown.
+        launched_ns: when its launcher started the command, -1 where unknown.
 
     Returns:
         What is to be said of it in the manifest: `warnings`, `skipped`, `versions`, `windows`.
@@ -85,6 +89,8 @@ def convert_process(
     write_part(run, OPERATIONS, process.part, operations(process, recorded, frames[STEPS.name]))
     write_part(run, BUCKETS, process.part, buckets(process))
     write_part(run, MODEL_CALLS, process.part, model_calls(process))
+    write_part(run, STARTS, process.part, starts(process, recorded, launched_ns))
+    write_part(run, CHECKPOINTS, process.part, checkpoints(process))
     for table in (CODECS, SENSITIVITIES):
         if (rows := measured(process, table)).height:
             write_part(run, table, process.part, rows)

@@ -22,7 +22,7 @@ from .clocks import peers, wall
 from .names import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
-from .process import exits, preemption, requests, stacks
+from .process import exits, preemption, requests, stacks, starting
 from .recorder import Recorder
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming
 from .windows import windows
@@ -52,9 +52,9 @@ def install(launch: str) -> None:
     # They are called in this order: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, inference, model_calls,
-        mesh, pipelining, megatron, deepspeed, windows, stalls, flight, buckets, wall, peers, exits,
-        preemption, stacks,
+        starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, inference,
+        model_calls, mesh, pipelining, megatron, deepspeed, windows, stalls, flight, buckets, wall, peers,
+        exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

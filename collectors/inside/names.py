@@ -6,6 +6,8 @@ SHOWN = "calls-"  # what names of dumps for them begin with
 LACKS = "lacks.txt"  # what the PyTorch of a process does not record, a sentence a line
 LAST = "last"  # there once the interpreter goes and all calls are saved: none came later
 STALL = "stall"  # what dumps of calls are called that were made while no step ended
+CHECKPOINTS = "checkpoints.jsonl"  # saves and loads of a process, a line each
+STARTED = "started.json"  # when a process had got how far on its way to the first step
 RAISED = "raised.json"  # the exception that ended a process
 FAILED = (
     "raised-"  # how names begin of the same, in the folder of the launch, of a process that had not trained

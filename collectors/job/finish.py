@@ -41,8 +41,10 @@ SOURCES = {
     "buckets": "DDP logging data",
     "codecs": "compress:probe",
     "sensitivities": "precision:probe",
+    "checkpoints": "torch.save, torch.load, torch.distributed.checkpoint, safetensors",
     "clock_samples": "recorder",
     "counters": "recorder; NVML, AMD SMI, /sys/class/infiniband, /sys/class/net, /proc and cgroups",
+    "starts": "recorder, scheduler, the kernel",
     "workers": "recorder, and the kernel for how processes ended",
 }
 CLOCKS = {
@@ -83,6 +85,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         launch.remove_marker()
         return
     *earlier, last = attempts(processes(launch)) or [[]]
+    launched_ns = int(launch.facts().get("launched_ns", -1))
     folders = [launch.run / ATTEMPTS / str(number) for number in range(len(earlier))]
     lost = unreadable(launch)
     warnings = _lines(launch.raw / "log.txt") + [
@@ -96,7 +99,10 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
             move_process(launch.run, process, folder)
-        notes = [_converted(folder, each, readers, statuses.get(each.facts["pid"])) for each in recorded]
+        notes = [
+            _converted(folder, each, readers, statuses.get(each.facts["pid"]), launched_ns)
+            for each in recorded
+        ]
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
             notes += [{"warnings": warnings}, _sampled(launch), _inspected(launch, recorded, readers)]
@@ -122,14 +128,16 @@ def _ensure_mine(launch: Launch) -> None:
         keep_others_out(launch.run, launch.raw.parent)
 
 
-def _converted(run: Path, process: RecordedProcess, readers: Readers, status: int | None) -> dict[str, Any]:
+def _converted(
+    run: Path, process: RecordedProcess, readers: Readers, status: int | None, launched_ns: int
+) -> dict[str, Any]:
     """Convert one process; whatever is wrong with it does not keep the others from the run.
 
     Raises:
         OSError: the tables cannot be written; a later `finish` may succeed.
     """
     try:
-        note = convert_process(run, process, readers, status)
+        note = convert_process(run, process, readers, status, launched_ns)
         return note | {"warnings": [*note["warnings"], *_cut_off(process), *_lines(process.folder / LACKS)]}
     except OSError:
         raise

@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -173,6 +174,7 @@ def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[
     """
     mine.marker.parent.mkdir(0o755, exist_ok=True)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    facts |= {"launched_ns": time.time_ns()}
     shown = (
         [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
     )

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "try": ("dpro.cli.job.try_", "try_", "Make a change to a job, and measure what was predicted."),
     "ledger": ("dpro.cli.job.ledger", "ledger", "What was predicted and measured so far."),
     "diagnose": ("dpro.cli.run.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
+    "goodput": ("dpro.cli.goodput", "goodput", "Where all the time of a job went, over all its attempts."),
     "diff": ("dpro.cli.run.diff", "diff", "What explains that one run is slower than another."),
     "dashboard": ("dpro.cli.run.dashboard", "dashboard", "Look at a run in a browser."),
     "export": ("dpro.cli.run.export", "export", "Write the timelines for Perfetto and other viewers."),

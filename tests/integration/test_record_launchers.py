@@ -13,7 +13,7 @@ import pytest
 
 from dpro.schema import STEPS, WORKERS
 from dpro.store import open_run
-from tests.jobs import RECORD, ROOT, TORCHRUN, complete, free_port, opened, record, script, start
+from tests.jobs import OWN_STORE, RECORD, ROOT, TORCHRUN, complete, free_port, opened, record, script, start
 
 pytest.importorskip("torch")
 
@@ -33,12 +33,6 @@ for _ in range(8):
     optimizer.zero_grad()
     ddp(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-"""
-
-
-OWN_STORE = """
-attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["RANK"])
-dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store{attempt}", rank=rank, world_size=2)
 """
 
 

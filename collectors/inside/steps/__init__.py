@@ -8,5 +8,7 @@ looking             the thread from which these two look at the job's
 gpu_steps           probe: how long steps take on the device, by timing events
 host                probe: garbage collection, CPU time, waiting for a core
 data, batches       probe: waiting for a DataLoader; how much work a batch is, by the sizes of its tensors
+checkpoints         saves and loads: how long they took, and of which file
+stopwatch           how long something took so far
 aside               probe: saving checkpoints, work without gradients, compilation
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from types import ModuleType, SimpleNamespace
 
@@ -11,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from dpro.collectors.inside import records  # noqa: E402
 from dpro.collectors.inside.steps import aside as probe  # noqa: E402
-from dpro.collectors.inside.steps.aside import OtherWork, Stopwatch  # noqa: E402
+from dpro.collectors.inside.steps.aside import OtherWork  # noqa: E402
+from dpro.collectors.inside.steps.stopwatch import Stopwatch  # noqa: E402
 
 
 class Recorder:
@@ -43,52 +45,10 @@ def totals(recorder, kind=records.ASIDE):
     return [record[2:] for record in recorder.written if record[0] == kind]
 
 
-def test_what_is_within_itself_is_counted_once(clock):
-    watch = Stopwatch()
-    watch.start()
-    watch.start()
-    assert watch.stop() == -1
-    assert watch.stop() == 10_000_000
-    assert watch.total_ns(clock[0]) == 10_000_000
-
-
-def test_what_still_goes_on_counts_so_far_and_what_began_before_anybody_looked_does_not(clock):
-    watch = Stopwatch()
-    assert watch.stop() == -1
-    watch.start()
-    assert watch.total_ns(clock[0] + 5) == 5
-
-
-def test_saves_are_timed_with_the_size_of_the_file_also_where_they_fail(tmp_path, clock):
-    recorder = Recorder()
-    aside = OtherWork(recorder)
-    save = aside.saving(torch.save)
-    save([1, 2, 3], tmp_path / "file.pt")
-    with pytest.raises(RuntimeError):
-        save([1], tmp_path / "nowhere" / "file.pt")
-    aside.on_step(1)
-    assert [record[1:] for record in totals(recorder, records.SAVED)] == [
-        ((tmp_path / "file.pt").stat().st_size,),
-        (-1,),
-    ]
-    assert totals(recorder) == [(20_000_000, 0, 0)]
-
-
-def test_saves_of_another_thread_are_no_pause(tmp_path):
-    recorder = Recorder()
-    aside = OtherWork(recorder)
-    thread = threading.Thread(target=aside.saving(torch.save), args=([1], tmp_path / "file.pt"))
-    thread.start()
-    thread.join()
-    aside.on_step(1)
-    assert (tmp_path / "file.pt").is_file()
-    assert totals(recorder) == [(0, 0, 0)]
-
-
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_work_without_gradients_is_timed_as_context_and_as_decorator(mode, monkeypatch, clock):
     recorder = Recorder()
-    aside = OtherWork(recorder)
+    aside = OtherWork(recorder, SimpleNamespace(held_up=Stopwatch()))
     kind = type(mode, (getattr(torch, mode),), {})
     aside.watch_mode(kind)
     with kind():
@@ -99,20 +59,6 @@ def test_work_without_gradients_is_timed_as_context_and_as_decorator(mode, monke
     (saving, without, compiling), *_ = totals(recorder)
     assert (saving, compiling) == (0, 0)
     assert without >= 10_000_000
-
-
-def test_functions_that_save_are_found_once_the_job_has_imported_them(monkeypatch, clock):
-    module = ModuleType("safetensors.torch")
-    monkeypatch.setitem(probe.sys.modules, "safetensors.torch", module)
-    recorder = Recorder()
-    aside = OtherWork(recorder)
-    aside.look()  # still being imported
-    module.save_file = lambda tensors, path: path
-    aside.look()
-    aside.look()
-    assert module.save_file({}, "nowhere") == "nowhere"
-    aside.on_step(1)
-    assert totals(recorder) == [(10_000_000, 0, 0)]
 
 
 def test_compilation_is_timed_by_what_the_compiler_says_also_after_a_reset(monkeypatch, clock):
@@ -128,9 +74,9 @@ def test_compilation_is_timed_by_what_the_compiler_says_also_after_a_reset(monke
 
     module = ModuleType("torch._dynamo.callback")
     module.callback_handler = handler = Handler()
-    monkeypatch.setitem(probe.sys.modules, "torch._dynamo.callback", module)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", module)
     recorder = Recorder()
-    aside = OtherWork(recorder)
+    aside = OtherWork(recorder, SimpleNamespace(held_up=Stopwatch()))
     for _ in range(2):
         aside.look()
         aside.look()

@@ -1,0 +1,97 @@
+"""How far a process has come on its way to the first step: what a start of the job consists of.
+
+In: the moments at which the scheduler started the job and the kernel the process, torch was imported, the
+process group came about, and the loop first asked for a batch or for gradients. Out: `started.json`, written
+whole at each of these once the process records. When its first step ended is in its records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ..names import STARTED
+from ..patching import patch
+from ..recorder import Recorder
+
+STAT = Path("/proc/self/stat")
+START_TICKS = 19  # of the fields after the name in brackets: when the process started, ticks since boot
+SCHEDULED = "SLURM_JOB_START_TIME"  # seconds since 1970
+NS_PER_S = 1_000_000_000
+
+
+class Starting:
+    """The first moments of one process, ns on the host's clock; -1 for those that have not come."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Torch has been imported just now."""
+        self._recorder = recorder
+        self._moments = {"process_ns": process_start_ns(), "imported_ns": time.time_ns()}
+        self._moments |= dict.fromkeys(("group_begin_ns", "group_ns", "work_ns"), -1)
+        self._moments["scheduled_ns"] = scheduled_ns()
+
+    def on_group_begin(self) -> None:
+        """The process asks for its process group."""
+        self._note("group_begin_ns")
+
+    def on_group(self) -> None:
+        """It has it."""
+        self._note("group_ns")
+
+    def on_work(self) -> None:
+        """The loop asks for something; what comes with the process group is no loop."""
+        in_group = self._moments["group_begin_ns"] >= 0 > self._moments["group_ns"]
+        if not in_group:
+            self._note("work_ns")
+
+    def save(self) -> None:
+        """Write the moments that have come, where the process records."""
+        if self._recorder.folder is not None:
+            self._recorder.write_file(STARTED, json.dumps(self._moments).encode())
+
+    def on_fork(self) -> None:
+        """This is a forked child, which began just now with all that its parent had."""
+        self._moments |= dict.fromkeys(self._moments, -1) | {"process_ns": time.time_ns()}
+
+    def _note(self, moment: str) -> None:
+        if self._moments[moment] < 0:
+            self._moments[moment] = time.time_ns()
+            self.save()
+
+
+def process_start_ns() -> int:
+    """When the kernel started this process, to 10 ms; -1 where it does not say."""
+    with suppress(OSError, ValueError, LookupError):
+        ticks = int(STAT.read_text().rpartition(")")[2].split()[START_TICKS])
+        booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return booted_ns + ticks * NS_PER_S // os.sysconf("SC_CLK_TCK")
+    return -1
+
+
+def scheduled_ns() -> int:
+    """When the scheduler started the job; -1 where it does not say."""
+    said = os.environ.get(SCHEDULED, "")
+    return int(said) * NS_PER_S if said.isdigit() else -1
+
+
+def install(recorder: Recorder) -> None:
+    """Note how the process starts."""
+    starting = Starting(recorder)
+    recorder.listen("open", starting.save)
+    recorder.listen("work", starting.on_work)
+    recorder.listen("fork", starting.on_fork)
+    if dist.is_available():
+        from torch.distributed import distributed_c10d
+
+        for module in (distributed_c10d, dist):
+            patch(
+                module,
+                "init_process_group",
+                before=lambda *_: recorder.call(starting.on_group_begin),
+                after=lambda *_: recorder.call(starting.on_group),
+            )

@@ -1,0 +1,206 @@
+"""Saves and loads of checkpoints: when, how long they held up training, how long they took, how much it was.
+
+In: calls of `torch.save`, `torch.load`, `torch.distributed.checkpoint` and safetensors. Out:
+`checkpoints.jsonl`, a line for each as it ends, and one more where it went on in the background; and how long
+saving has held up the thread that trains so far. A save or load within another is part of that. Which file it
+was is said by its path, its inode and its time of change, since many jobs rename what they have saved.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .. import records
+from ..names import CHECKPOINTS
+from ..recorder import Recorder, identity
+from .stopwatch import Stopwatch
+
+LONG_NS = 1_000_000  # what is shorter and has no path is no checkpoint
+MAX_LINES = 10_000  # lines of a process
+MAX_FILES = 10_000  # of a folder whose sizes are added
+SAVE, LOAD = "save", "load"
+# Functions by module; looked for once the job has imported it.
+LATE: dict[str, dict[str, tuple[str, ...]]] = {
+    "torch.distributed.checkpoint": {SAVE: ("save", "async_save"), LOAD: ("load",)},
+    "torch.distributed.checkpoint.state_dict_saver": {SAVE: ("save", "async_save", "_save_state_dict")},
+    "torch.distributed.checkpoint.state_dict_loader": {LOAD: ("load",)},
+    "safetensors.torch": {SAVE: ("save_file", "save_model"), LOAD: ("load_file", "load_model")},
+}
+PATHS = {"save": "checkpoint_id", "async_save": "checkpoint_id", "load": "checkpoint_id"}  # of keywords
+FILES = ("f", "filename")
+
+
+class Checkpoints:
+    """What one process saves and loads.
+
+    Attributes:
+        held_up: how long saving has held up the thread that trains.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing is saved yet."""
+        self._recorder = recorder
+        self._patched: set[str] = set()
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """Start at zero in a forked child: what its parent was doing does not count."""
+        self.held_up = Stopwatch()
+        self._inside = threading.local()
+        self._in_background: set[str] = set()
+        self._lines = 0
+
+    def look(self, *_: int) -> None:
+        """Patch the functions of the modules that the job has imported by now."""
+        for name, kinds in LATE.items():
+            if name not in self._patched and name in sys.modules:
+                found = [self.watch(sys.modules[name], function, kind)
+                         for kind, functions in kinds.items() for function in functions]  # fmt: skip
+                if any(found):  # else it is still being imported
+                    self._patched.add(name)
+
+    def watch(self, module: Any, name: str, kind: str) -> bool:
+        """Have calls of a function recorded.
+
+        Args:
+            module: that has it.
+            name: its name there.
+            kind: `save` or `load`.
+
+        Returns:
+            Whether the module has such a function.
+        """
+        original = getattr(module, name, None)
+        if not callable(original):
+            return False
+        setattr(module, name, self._watched(original, name, kind))
+        return True
+
+    def _watched(self, original: Any, name: str, kind: str) -> Any:
+        source = f"{getattr(original, '__module__', '')}.{name}"
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._inside, "depth", 0):
+                return original(*args, **kwargs)
+            self._inside.depth = 1
+            ours = self._recorder.training_thread == threading.get_ident()
+            start_ns, path = time.time_ns(), _path(name, args, kwargs)
+            if ours and kind == SAVE:
+                self.held_up.start()
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._inside.depth = 0
+                if ours and kind == SAVE:
+                    self._recorder.call(self._on_saved, path, start_ns)
+            stood = ours or threading.current_thread() is threading.main_thread()
+            self._recorder.call(self._on_done, kind, source, path, start_ns, stood, result)
+            return result
+
+        return watched
+
+    def _on_saved(self, path: str, start_ns: int) -> None:
+        """The thread that trains goes on."""
+        took_ns = self.held_up.stop()
+        if took_ns >= LONG_NS and self._recorder.records is not None:
+            size = _file_facts(path).get("bytes", -1)
+            self._recorder.records.write(records.SAVED, start_ns, took_ns, size)
+
+    def _on_done(self, kind: str, source: str, path: str, start_ns: int, stood: bool, result: Any) -> None:
+        """A call returned; what it began may go on."""
+        now_ns = time.time_ns()
+        of_background = path in self._in_background and not stood
+        if of_background or (not path and now_ns - start_ns < LONG_NS):
+            return
+        line = {
+            "kind": kind,
+            "source": source,
+            "path": path,
+            "start_ns": start_ns,
+            "stall_ns": now_ns - start_ns if stood else 0,
+        }
+        upload = _upload(result)
+        if upload is None:
+            self._write(line | {"duration_ns": now_ns - start_ns} | _file_facts(path))
+            return
+        self._in_background.add(path)
+        self._write(line | {"duration_ns": -1})
+        upload.add_done_callback(lambda _: self._recorder.call(self._on_uploaded, line))
+
+    def _on_uploaded(self, line: dict[str, Any]) -> None:
+        """What was saved in the background is written."""
+        self._in_background.discard(line["path"])
+        self._write(line | {"duration_ns": time.time_ns() - line["start_ns"]} | _file_facts(line["path"]))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        folder = self._recorder.folder
+        if folder is None or self._lines >= MAX_LINES:
+            return
+        self._lines += 1
+        with (folder / CHECKPOINTS).open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+
+def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The file or folder that a call saves to or loads from; empty where it has no path."""
+    own = PATHS.get(name, "")
+    named = [kwargs[each] for each in (own, *FILES) if each and kwargs.get(each) is not None]
+    for given in [*named, *args]:
+        if not isinstance(given, (str, os.PathLike)):
+            given = getattr(given, "name", given)  # of an open file
+        if isinstance(given, (str, os.PathLike)):
+            return os.path.abspath(os.fsdecode(given))
+    return ""
+
+
+def _upload(result: Any) -> Future[Any] | None:
+    """What says that a save in the background is written; None where it is written."""
+    found = getattr(result, "upload_completion", result)
+    return found if isinstance(found, Future) else None
+
+
+def _file_facts(path: str) -> dict[str, int]:
+    """Size, inode and time of change of what is at a path; nothing where nothing is."""
+    with suppress(OSError):
+        status = os.stat(path)
+        size = status.st_size if not os.path.isdir(path) else _size_of_own(path)
+        return {"bytes": size, "inode": status.st_ino, "modified_ns": status.st_mtime_ns}
+    return {}
+
+
+def _size_of_own(folder: str) -> int:
+    """Bytes of the files in a folder that this rank wrote, as torch.distributed.checkpoint calls them."""
+    mine, size = f"__{identity()[0]}_", 0
+    with os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
+            if count >= MAX_FILES:
+                return -1
+            size += entry.stat().st_size if entry.name.startswith(mine) else 0
+    return size
+
+
+def install(recorder: Recorder) -> Checkpoints:
+    """Record saves and loads.
+
+    Returns:
+        What knows how long saving has held up training.
+    """
+    checkpoints = Checkpoints(recorder)
+    for module in (torch, torch.serialization):
+        checkpoints.watch(module, "save", SAVE)
+        checkpoints.watch(module, "load", LOAD)
+    for occasion in ("open", "work", "step", "resume"):
+        recorder.listen(occasion, checkpoints.look)
+    recorder.listen("fork", checkpoints.on_fork)
+    return checkpoints

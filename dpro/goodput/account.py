@@ -1,0 +1,195 @@
+"""Every second of every rank of a job in exactly one class: what of its wall time was progress.
+
+In: attempts, and the share of a step that each loses to stragglers. Out: a frame of pieces by class. These
+add up to the wall time of all ranks; what is not known is `set_up` or `down`.
+
+    productive      steps, each the first time that it was done
+    straggler       of those, what findings of single slow ranks, hosts and links say that healing would save
+    evaluation      work without gradients, beyond what steps usually have of it
+    checkpoint      training stood while a checkpoint was saved, by this rank or by one that it waited for
+    repeated        steps, and parts of steps, that an earlier attempt had done after its last checkpoint
+    hang            after the last step of an attempt that failed, until its processes were ended
+    warm_up         what the first steps of an attempt take longer than typical ones: compilation, caches
+    load            training stood while a checkpoint was loaded
+    launch, imports, process_group, set_up      the stages of a start
+    finish          after the last step of an attempt that ended well
+    recording       between steps: what recording them took
+    down            no process of the rank was there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import polars as pl
+
+from dpro.goodput.attempts import LOAD, SAVE, WARM_STEPS, Attempt
+from dpro.goodput.marks import (
+    BETWEEN,
+    DOWN,
+    FIRST,
+    GROUP,
+    IMPORTS,
+    LAUNCH,
+    PIECES,
+    SET_UP,
+    TAIL,
+    pieces_of,
+)
+
+PRODUCTIVE, STRAGGLER, EVALUATION = "productive", "straggler", "evaluation"
+CHECKPOINT, REPEATED, HANG = "checkpoint", "repeated", "hang"
+WARM_UP, LOADING, FINISH = "warm_up", "load", "finish"
+CLASSES = (
+    PRODUCTIVE, STRAGGLER, EVALUATION, CHECKPOINT, REPEATED, HANG, WARM_UP, LOADING, LAUNCH, IMPORTS,
+    GROUP, SET_UP, FINISH, BETWEEN, DOWN,
+)  # fmt: skip
+USUAL = 0.1  # of a typical step: less work without gradients belongs to the step
+
+
+def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tuple[pl.DataFrame, list[str]]:
+    """Divide the wall time of each rank into classes.
+
+    Args:
+        attempts: of a job, in order.
+        stragglers: share of a step that is lost to them, by number of the attempt.
+
+    Returns:
+        `[attempt, rank, step, class, start_ns, duration_ns]` in order of rank and time, with `step` the job's
+        (-1 outside steps); and what is not known, one line each.
+    """
+    pieces, displaced = pieces_of(attempts)
+    notes = [note for attempt in attempts for note in attempt.notes]
+    if displaced:
+        notes.append(f"{displaced} moments were out of order, as where a clock is set back: they were moved")
+    if pieces.is_empty():
+        return pieces.rename({"doing": "class"}), [*notes, "no moment of any rank was recorded"]
+    known = [each.typical_ns for each in attempts if each.typical_ns]
+    usual = median(known) if known else 0.0
+    typical = {each.number: each.typical_ns or usual for each in attempts}
+    parts = _job_steps(pieces, attempts)
+    parts = parts.with_columns(
+        typical_ns=pl.col("attempt").replace_strict(typical, default=0.0, return_dtype=pl.Float64),
+        wasted=pl.col("attempt").replace_strict(dict(stragglers), default=0.0, return_dtype=pl.Float64),
+        well=pl.col("attempt").is_in([each.number for each in attempts if each.ended_well]),
+    )
+    parts = _with_stalls(parts, attempts)
+    return _divided(parts), notes
+
+
+def totals(accounted: pl.DataFrame) -> pl.DataFrame:
+    """`[class, duration_ns, share]`, one row for each class that occurs, in the order of `CLASSES`.
+
+    Args:
+        accounted: as `account` returns it.
+    """
+    order = pl.DataFrame({"class": CLASSES, "order": range(len(CLASSES))})
+    summed = (
+        accounted.group_by("class").agg(pl.col("duration_ns").sum()).join(order, on="class").sort("order")
+    )
+    share = pl.col("duration_ns") / pl.col("duration_ns").sum()
+    return summed.select("class", "duration_ns", share=share)
+
+
+def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
+    """With `local`, a step's number in its attempt, and `again`, whether an earlier attempt had done it."""
+    first = {each.number: each.first_step for each in attempts}
+    local = pl.when(pl.col("doing") == FIRST).then(0).otherwise("step").alias("local")
+    begun = pieces.with_columns(
+        local, pl.col("attempt").replace_strict(first, default=0, return_dtype=pl.Int64).alias("first")
+    )
+    is_step = pl.col("local") >= 0
+    job = begun.with_columns(step=pl.when(is_step).then(pl.col("first") + pl.col("local")).otherwise(-1))
+    done = job.group_by("attempt").agg(pl.col("step").max()).sort("attempt")
+    reached = done.select("attempt", reached=pl.col("step").cum_max().shift(1, fill_value=-1))
+    again = is_step & (pl.col("step") <= pl.col("reached"))
+    return job.join(reached, on="attempt", how="left", maintain_order="left").with_columns(again=again)
+
+
+def _with_stalls(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
+    """With `saving`, `loading`, `evaluating`, ns of each piece; of a step also what others waited for it."""
+    beyond = (pl.col("duration_ns") - pl.col("typical_ns")).clip(lower_bound=0.0)
+    found = parts
+    for name, amounts in (
+        ("saving", _stalls(parts, attempts, SAVE)),
+        ("loading", _stalls(parts, attempts, LOAD)),
+        ("evaluating", _evaluations(parts, attempts)),
+    ):
+        found = found.join(amounts, on=["attempt", "rank", "start_ns"], how="left", maintain_order="left")
+        own = pl.col("amount").fill_null(0.0)
+        longest = own.max().over("attempt", "step")
+        waited = pl.when(pl.col("step") >= 0).then(pl.min_horizontal(longest, beyond)).otherwise(0.0)
+        found = found.with_columns(pl.max_horizontal(own, waited).alias(name)).drop("amount")
+    return found
+
+
+def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.DataFrame:
+    """`attempt`, `rank`, `start_ns` of pieces, and `amount`: how long saves or loads held up training."""
+    rows = [
+        each.checkpoints.filter(pl.col("kind") == kind).select(
+            pl.lit(each.number, pl.Int32).alias("attempt"), "rank", "stall_ns", at="start_ns"
+        )
+        for each in attempts
+    ]
+    stalls = pl.concat(rows).sort("at")
+    begun = parts.filter(pl.col("doing") != DOWN).select("attempt", "rank", "start_ns").sort("start_ns")
+    within = stalls.join_asof(
+        begun, left_on="at", right_on="start_ns", by=["attempt", "rank"], check_sortedness=False
+    )
+    amount = pl.col("stall_ns").clip(lower_bound=0).sum().cast(pl.Float64).alias("amount")
+    return within.drop_nulls("start_ns").group_by("attempt", "rank", "start_ns").agg(amount)
+
+
+def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
+    """The same for work without gradients beyond what steps usually have."""
+    rows = [
+        each.counters.filter(pl.col("counter") == "step_no_grad_ns").select(
+            pl.lit(each.number, pl.Int32).alias("attempt"), "rank", "value", start_ns="time_ns"
+        )
+        for each in attempts
+    ]
+    beyond = pl.col("value") - pl.col("value").median().over("attempt", "rank")
+    known = pl.concat(rows).with_columns(amount=beyond)
+    typical = parts.select("attempt", "typical_ns").unique()
+    much = pl.col("amount") >= USUAL * pl.col("typical_ns")
+    return known.join(typical, on="attempt").filter(much).select("attempt", "rank", "start_ns", "amount")
+
+
+def _divided(parts: pl.DataFrame) -> pl.DataFrame:
+    """Each piece in the parts that it consists of, one after the other; what is left of it comes first."""
+    whole = pl.col("duration_ns").cast(pl.Float64)
+    doing, is_step = pl.col("doing"), pl.col("step") >= 0
+    saving = pl.min_horizontal("saving", whole)
+    loading = pl.min_horizontal("loading", whole - pl.col("s"))
+    evaluating = pl.min_horizontal("evaluating", whole - pl.col("s") - pl.col("l"))
+    rest = whole - pl.col("s") - pl.col("l") - pl.col("e")
+    longer = (rest - pl.col("typical_ns")).clip(lower_bound=0.0)
+    warm = pl.when(is_step & (pl.col("local") < WARM_STEPS)).then(longer).otherwise(0.0)
+    still = pl.when((doing == TAIL) & ~pl.col("well")).then(longer).otherwise(0.0)
+    slow = pl.when(is_step & ~pl.col("again")).then(pl.col("wasted") * (rest - pl.col("w"))).otherwise(0.0)
+    amounts = (
+        parts.with_columns(s=saving).with_columns(l=loading).with_columns(e=evaluating)
+        .with_columns(w=warm, h=still).with_columns(x=slow)
+    )  # fmt: skip
+    main = (
+        pl.when(is_step & pl.col("again")).then(pl.lit(REPEATED))
+        .when(is_step).then(pl.lit(PRODUCTIVE))
+        .when((doing == TAIL) & pl.col("well")).then(pl.lit(FINISH))
+        .when(doing == TAIL).then(pl.lit(REPEATED))
+        .otherwise(doing)
+    )  # fmt: skip
+    taken = {"x": STRAGGLER, "e": EVALUATION, "s": CHECKPOINT, "l": LOADING, "w": WARM_UP, "h": HANG}
+    cast = [pl.col(name).round().cast(pl.Int64) for name in taken]
+    columns = amounts.with_columns(*cast, main=main, piece=pl.int_range(pl.len()))
+    left = pl.col("duration_ns") - pl.sum_horizontal(*taken)
+    key = ["piece", "attempt", "rank", "step", "start_ns"]
+    parts_of = [columns.select(*key, pl.col("main").alias("class"), order=0, duration_ns=left)]
+    for order, (name, what) in enumerate(taken.items(), start=1):
+        parts_of.append(
+            columns.select(*key, pl.lit(what).alias("class"), order=order, duration_ns=pl.col(name))
+        )
+    rows = pl.concat(parts_of).filter(pl.col("duration_ns") != 0).sort("piece", "order")
+    before = pl.col("duration_ns").cum_sum().over("piece") - pl.col("duration_ns")
+    names = [name if name != "doing" else "class" for name in PIECES]
+    return rows.with_columns(start_ns=pl.col("start_ns") + before).select(names)

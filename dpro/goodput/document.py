@@ -1,0 +1,184 @@
+"""Where all the time of a job went, as a document.
+
+In: the runs of a job. Out: `GoodputDocument`, and the pieces that views draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import polars as pl
+from msgspec import field
+
+from dpro.analysis.analysis import Analysis
+from dpro.documents import Document, DocumentPart
+from dpro.errors import DproError
+from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, account, totals
+from dpro.goodput.attempts import Attempt, attempts_of
+from dpro.store import Run
+from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S
+
+MAX_LOST = 0.95  # of a step: findings that overlap cannot cost more
+WITHIN_RANKS = ("rank", "host", "gpu", "link", "nic")  # what a straggler may be
+
+
+class ClassShare(DocumentPart, frozen=True):
+    """What one class takes of the wall time of all ranks.
+
+    Attributes:
+        class: as docs/goodput.md lists them.
+        rank_hours: of all ranks.
+        share: of the wall time of all ranks.
+    """
+
+    class_: str = field(name="class")
+    rank_hours: float
+    share: float
+
+
+class AttemptDocument(DocumentPart, frozen=True):
+    """One start of the job.
+
+    Attributes:
+        run: where it is recorded.
+        begin_ns: when the first of its processes was seen.
+        ranks: how many ranks it had.
+        first_step: of the job; steps before it are not done again.
+        steps: that it did.
+        repeated: of these, steps that an earlier attempt had done.
+        ended_well: whether all its processes ended with exit code 0.
+        step_ms: its typical step; null without steps.
+    """
+
+    run: str
+    begin_ns: int
+    ranks: int
+    first_step: int
+    steps: int
+    repeated: int
+    ended_well: bool
+    step_ms: float | None
+
+
+class GoodputDocument(Document, frozen=True, kw_only=True):
+    """Where all the time of a job went.
+
+    Attributes:
+        runs: as they were named.
+        ranks: how many ranks the job had, at most.
+        wall_s: from its start to the last moment of any rank.
+        rank_hours: wall time of all ranks.
+        goodput: share of it in which steps were done for the first time, and no straggler was waited for.
+        ettr: effective training time ratio: the same with stragglers and evaluation counted as training.
+        steps: of the job that were done.
+        saving_background_s: time that saves went on in the background, all ranks; in no class.
+        classes: each second of each rank is in one; largest first.
+        attempts: in order.
+        notes: what is not known.
+    """
+
+    runs: list[str]
+    ranks: int
+    wall_s: float
+    rank_hours: float
+    goodput: float
+    ettr: float
+    steps: int
+    saving_background_s: float
+    classes: list[ClassShare]
+    attempts: list[AttemptDocument]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class JobLife:
+    """All attempts of a job, and what each of their seconds was.
+
+    Attributes:
+        attempts: in order.
+        pieces: as `account` returns them.
+        notes: what is not known.
+    """
+
+    attempts: list[Attempt]
+    pieces: pl.DataFrame
+    notes: list[str]
+
+
+def life_of(runs: Sequence[Run]) -> JobLife:
+    """Account for the time of a job.
+
+    Args:
+        runs: of the job; those before a restart are found in the folder `attempts` of a run.
+    """
+    attempts = attempts_of(runs)
+    pieces, notes = account(attempts, {each.number: lost_to_stragglers(each) for each in attempts})
+    return JobLife(attempts, pieces, notes)
+
+
+def lost_to_stragglers(attempt: Attempt) -> float:
+    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found."""
+    with suppress(DproError):
+        findings, _ = Analysis(attempt.run).verdict
+        slow = [f for f in findings if f.class_.startswith("slow.") and f.component_kind in WITHIN_RANKS]
+        return min(max((each.severity for each in slow), default=0.0), MAX_LOST)
+    return 0.0
+
+
+def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
+    """Where the time of a job went, for programs.
+
+    Args:
+        life: of the job.
+        names: of its runs, as the user gave them.
+    """
+    shares = totals(life.pieces)
+    by_class = dict(shares.select("class", "share").iter_rows())
+    trained = sum(by_class.get(name, 0.0) for name in (PRODUCTIVE, STRAGGLER, EVALUATION))
+    num_ranks = life.pieces["rank"].n_unique()
+    total_ns = int(life.pieces["duration_ns"].sum())
+    classes = shares.sort("duration_ns", descending=True).iter_rows()
+    return GoodputDocument(
+        runs=list(names),
+        ranks=num_ranks,
+        wall_s=total_ns / max(num_ranks, 1) / NS_PER_S,
+        rank_hours=total_ns / NS_PER_H,
+        goodput=by_class.get(PRODUCTIVE, 0.0),
+        ettr=trained,
+        steps=life.pieces.filter(pl.col("step") >= 0)["step"].n_unique(),
+        saving_background_s=sum(_background_ns(each) for each in life.attempts) / NS_PER_S,
+        classes=[
+            ClassShare(class_=name, rank_hours=ns / NS_PER_H, share=share) for name, ns, share in classes
+        ],
+        attempts=_attempts(life),
+        notes=life.notes,
+    )
+
+
+def _background_ns(attempt: Attempt) -> int:
+    whole = attempt.checkpoints.filter(pl.col("duration_ns") >= 0)
+    return int((whole["duration_ns"] - whole["stall_ns"]).clip(lower_bound=0).sum())
+
+
+def _attempts(life: JobLife) -> list[AttemptDocument]:
+    done: set[int] = set()
+    found = []
+    for attempt in life.attempts:
+        own = life.pieces.filter((pl.col("attempt") == attempt.number) & (pl.col("step") >= 0))
+        steps = set(own["step"].to_list())
+        found.append(
+            AttemptDocument(
+                run=str(attempt.run.path),
+                begin_ns=attempt.begin_ns,
+                ranks=attempt.workers.height,
+                first_step=attempt.first_step,
+                steps=len(steps),
+                repeated=len(steps & done),
+                ended_well=attempt.ended_well,
+                step_ms=attempt.typical_ns / NS_PER_MS if attempt.typical_ns else None,
+            )
+        )
+        done |= steps
+    return found

@@ -1,0 +1,82 @@
+"""Attempts of jobs written down moment by moment, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dpro.schema import CHECKPOINTS, COUNTERS, STARTS, STEPS, WORKERS
+from dpro.store import Manifest, Run, open_run, write_manifest, write_part
+
+S = 1_000_000_000
+
+
+def ns(seconds: float) -> int:
+    return round(seconds * S)
+
+
+class WrittenAttempt:
+    """One start of a job: processes start, import for 2 s, join a group for 1 s, set up for 1 s, and step."""
+
+    def __init__(self, begin: float, ranks: int = 2, step: float = 1.0) -> None:
+        self.begin, self.num_ranks, self.step = begin, ranks, step
+        self.starts: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
+        self.workers: list[dict[str, Any]] = []
+        self.checkpoints: list[dict[str, Any]] = []
+        self.counters: list[dict[str, Any]] = []
+
+    def trained(self, steps: int, longer: dict[int, float] | None = None) -> float:
+        """All ranks do `steps` steps; returns when the last ended."""
+        first = self.begin + 4 + self.step
+        now = first
+        for step in range(1, steps):
+            took = self.step + (longer or {}).get(step, 0.0)
+            for rank in range(self.num_ranks):
+                self.steps.append(
+                    {"rank": rank, "step": step, "start_ns": ns(now), "duration_ns": ns(took), "source": "x"}
+                )
+            now += took
+        for rank in range(self.num_ranks):
+            moments = dict(
+                zip(("process", "imported", "group_begin", "group", "work"), (0, 2, 2, 3, 4), strict=True)
+            )
+            row = {f"{name}_ns": ns(self.begin + at) for name, at in moments.items()}
+            row |= {"rank": rank, "launched_ns": 0, "first_update_ns": ns(first) if steps else -1}
+            self.starts.append(row)
+        return now if steps else self.begin + 4
+
+    def ended(self, time: float, code: int = 0) -> WrittenAttempt:
+        """All ranks end."""
+        for rank in range(self.num_ranks):
+            row = {"rank": rank, "host": "a", "started_ns": ns(self.begin), "ended_ns": ns(time)}
+            self.workers.append(row | {"exit_code": code, "exit_signal": -1 if code >= 0 else 9})
+        return self
+
+    def checkpoint(self, kind: str, start: float, stall: float, path: str, **more: Any) -> None:
+        """Rank 0 saves or loads a file."""
+        times = {"start_ns": ns(start), "stall_ns": ns(stall), "duration_ns": ns(stall)}
+        self.checkpoints.append({"rank": 0, "kind": kind, "path": path} | times | more)
+
+    def written(self, folder: Path) -> Run:
+        """The attempt as a run."""
+        tables = (STARTS, STEPS, WORKERS, CHECKPOINTS, COUNTERS)
+        rows = (self.starts, self.steps, self.workers, self.checkpoints, self.counters)
+        for table, of_table in zip(tables, rows, strict=True):
+            if of_table:
+                names = {name: table.dtypes[name] for name in of_table[0]}
+                write_part(folder, table, "rank00000", pl.DataFrame(of_table, schema=names))
+        ranks = list(range(self.num_ranks))
+        write_manifest(folder, Manifest(world_size=self.num_ranks, ranks=ranks, created_by="a test"))
+        return open_run(folder)
+
+
+def job(folder: Path, attempts: Sequence[WrittenAttempt]) -> Run:
+    """A run with its earlier attempts in it, as `dpro record` leaves them."""
+    *earlier, last = attempts
+    for number, attempt in enumerate(earlier):
+        attempt.written(folder / "attempts" / str(number))
+    return last.written(folder)

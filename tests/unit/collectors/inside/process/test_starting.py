@@ -1,0 +1,74 @@
+"""How far a process has come on its way to the first step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dpro.collectors.inside.process import starting as probe
+from dpro.collectors.inside.process.starting import Starting, process_start_ns, scheduled_ns
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    def write_file(name, content):
+        (tmp_path / name).write_bytes(content)
+
+    return SimpleNamespace(folder=tmp_path, write_file=write_file)
+
+
+def moments(recorder):
+    return json.loads((recorder.folder / "started.json").read_text())
+
+
+def test_kernel_started_this_process_before_now_and_after_the_machine():
+    started_ns = process_start_ns()
+    uptime_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert time.time_ns() - uptime_ns - 10**8 < started_ns < time.time_ns()
+
+
+def test_start_that_cannot_be_read_is_unknown(monkeypatch, tmp_path):
+    monkeypatch.setattr(probe, "STAT", tmp_path / "nothing")
+    assert process_start_ns() == -1
+
+
+def test_scheduler_says_when_it_started_the_job(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_START_TIME", raising=False)
+    assert scheduled_ns() == -1
+    monkeypatch.setenv("SLURM_JOB_START_TIME", "1700000000")
+    assert scheduled_ns() == 1_700_000_000 * 10**9
+
+
+def test_moments_come_in_order_and_the_first_of_each_counts(recorder):
+    starting = Starting(recorder)
+    starting.on_group_begin()
+    starting.on_work()  # of the process group itself: no loop asks for anything yet
+    assert moments(recorder)["work_ns"] == -1
+    starting.on_group()
+    starting.on_work()
+    first = moments(recorder)
+    starting.on_work()
+    starting.on_group()
+    assert moments(recorder) == first
+    order = ["process_ns", "imported_ns", "group_begin_ns", "group_ns", "work_ns"]
+    times = [first[name] for name in order]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_job_without_process_group_has_none_and_works(recorder):
+    starting = Starting(recorder)
+    starting.on_work()
+    assert moments(recorder)["group_ns"] == -1 < moments(recorder)["work_ns"]
+
+
+def test_nothing_is_written_before_the_process_records(tmp_path, recorder):
+    recorder.folder = None
+    Starting(recorder).on_work()
+    assert os.listdir(tmp_path) == []
