@@ -20,6 +20,7 @@ from dpro.analysis.answers.plan import PlanDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
+from dpro.check.answer import CheckDocument
 from dpro.collectors.answers import (
     AttachDocument,
     ProfileDocument,
@@ -32,6 +33,7 @@ from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
 from dpro.export.documents import ExportDocument
 from dpro.goodput.document import GoodputDocument
+from dpro.history.documents import HistoryDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 from dpro.trial.probe_documents import ProbeDocument
@@ -62,6 +64,8 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro attach RUN --stacks": StacksDocument,
     "dpro attach RUN --off": SwitchDocument,
     "dpro attach --pid PID --steps K -o RUN": ProfileDocument,
+    "dpro check --hosts LIST": CheckDocument,
+    "dpro history": HistoryDocument,
     "dpro doctor": ReadinessDocument,
 }
 HEAD = """# What `--json` prints

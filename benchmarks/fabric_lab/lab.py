@@ -107,6 +107,12 @@ class Lab:
             _tc([f"qdisc del dev {device} root"], where)
             _tc(_shaping(device, mbit), where)
 
+    def slow_port(self, host: int, mbit: int) -> None:
+        """Give the cable of a host another rate, both ways; `heal` leaves it so."""
+        for where, device in ((self.host(host), "eth0"), (self.leaf(self.leaf_of(host)), f"h{host}")):
+            _tc([f"qdisc del dev {device} root"], where)
+            _tc(_shaping(device, mbit), where)
+
     def heal(self) -> None:
         """Undo all failures and changed rates."""
         for leaf, spine in list(self.failed):

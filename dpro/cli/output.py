@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
     from dpro.selection import Selection
 
+NO_HISTORY = "Neither read nor write the history of findings; DPRO_HISTORY=off is the same."
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

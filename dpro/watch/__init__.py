@@ -14,6 +14,8 @@ recorder's own files, and the detectors see small tables of it.
     activity   whether a process that others wait for works
     evidence   errors of GPUs, dumps and stacks of a hang; the findings log of the run
     outlets    webhook, Prometheus
+    hook       a command that is run when a finding names a host
+    recipes/   such commands, for Slurm, torchrun and Kubernetes
 
 A watch has a state, a small record, and a function from a state and what is known to the next state.
 """

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.job.hidden import hide
-from dpro.cli.output import json_option, print_json, warn
+from dpro.cli.job.hooked import hook_rules, on_finding_options, warn_of_hook
+from dpro.cli.output import NO_HISTORY, json_option, print_json, warn
 from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.units import format_duration
 
@@ -63,6 +65,8 @@ def metrics_option(command: Any) -> Any:
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @webhook_option
 @metrics_option
+@on_finding_options
+@click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @click.option(
     "--interval", "look_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS",
     help="Time from one look to the next.",
@@ -73,7 +77,15 @@ def metrics_option(command: Any) -> Any:
 )
 @json_option
 def watch(
-    run: Path, webhook: str, metrics: str, look_s: float, alone: bool, windows: tuple[int, ...], as_json: bool
+    run: Path,
+    webhook: str,
+    metrics: str,
+    look_s: float,
+    alone: bool,
+    windows: tuple[int, ...],
+    as_json: bool,
+    history: bool,
+    **hook_options: Any,
 ) -> None:
     """Say what hangs or slows a job down while it runs.
 
@@ -83,12 +95,19 @@ def watch(
     dpro watch RUN --webhook https://…     and to a chat, or a scheduler
     dpro watch RUN --metrics 9464          and to Prometheus on this machine
     dpro watch RUN --metrics 0.0.0.0:9464  and to Prometheus on any
+    dpro watch RUN --on-finding ./take-out.sh --dry-run
 
     Each finding is reported when it begins and when it is over, and kept in RUN. The job has to be recorded
     by `dpro record`; nothing more runs inside it. The command ends when the job does.
+
+    The command of --on-finding is run for a finding that names one host: with the finding as JSON on its
+    standard input, and DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and DPRO_RUN in its
+    environment. `dpro recipe` has such commands for Slurm, torchrun and Kubernetes. What was run, and why
+    not, is in findings/hook.jsonl of RUN.
     """
     from dpro.detect.findings_log import OpenFindings, read_log
     from dpro.watch.evidence import open_log
+    from dpro.watch.hook import Hook
     from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch
 
@@ -96,21 +115,42 @@ def watch(
         _look_at_windows(run.resolve(), windows)
         return
     check_outlets(webhook, metrics)
+    rules = hook_rules(**hook_options)
     _wait_for_recording(run)
     server = _serve(metrics)
     log = open_log(run)
     if alone and not log.is_writer:
         return
+    hook = Hook(run, rules, warn_of_hook, log.is_writer) if rules else None  # before this process is nice
     with suppress(OSError):
         os.nice(NICE)
     findings = OpenFindings()
     if log.is_writer:
         findings.resume(read_log(run))
     watcher = Watcher(run.resolve(), findings, log.folder if log.is_writer else None)
-    hook = Webhook(webhook) if webhook else None
-    watch(watcher, look_s, _reporter(run, log, hook, server, as_json), _scraped(server), _complainer())
-    if hook is not None:
-        hook.close()
+    posts = Webhook(webhook) if webhook else None
+    report = _reporter(run, log, posts, server, as_json)
+
+    def pass_on(notice: Notice) -> None:
+        hosts = dict(watcher.job.workers.select("rank", "host").iter_rows())
+        if history and not notice.why:
+            notice = _with_history(notice, hosts, run)
+        report(notice)
+        if hook is not None:
+            hook.offer(notice, hosts)
+
+    watch(watcher, look_s, pass_on, _scraped(server), _complainer())
+    for outlet in (posts, hook):
+        if outlet is not None:
+            outlet.close()
+
+
+def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
+    """A notice that says what earlier runs had of its host."""
+    from dpro.history.recurrence import with_history
+
+    (finding,) = with_history([notice.finding], hosts, run, notice.time_ns)
+    return replace(notice, finding=finding)
 
 
 def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:

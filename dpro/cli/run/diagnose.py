@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.analysis import run_argument, with_graph
-from dpro.cli.output import console, json_option, print_end, print_json, warn
+from dpro.cli.output import NO_HISTORY, console, json_option, print_end, print_json, warn
 from dpro.cli.runs import open_or_import
 from dpro.opening import holds_traces
 from dpro.units import format_duration
@@ -23,8 +24,9 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 
 @click.command()
 @run_argument
+@click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @json_option
-def diagnose(run: str, as_json: bool) -> None:
+def diagnose(run: str, history: bool, as_json: bool) -> None:
     """Name the rank or part that hangs or slows the job down, why, and what it costs per step.
 
     \b
@@ -50,11 +52,23 @@ def diagnose(run: str, as_json: bool) -> None:
     if not as_json:
         print_end(analysis.end)  # before the graph is built, which may fail
     found = diagnose_tables(analysis) or diagnose_replay(with_graph(analysis))
+    if history and found.findings and analysis.run.source is None:
+        found = _with_history(found, analysis.run.path)
     if as_json:
         print_json(diagnosis_document(found))
         return
     print_diagnosis(found)
     _print_rest(found)
+
+
+def _with_history(found: Diagnosis, run: Path) -> Diagnosis:
+    """A diagnosis that says what earlier runs had of the hosts it names; later ones will say it of this."""
+    from dpro.history.recurrence import with_history
+    from dpro.store import MANIFEST
+
+    hosts = dict(found.workers.select("rank", "host").iter_rows())
+    ended_ns = (run / MANIFEST).stat().st_mtime_ns
+    return replace(found, findings=with_history(found.findings, hosts, run, ended_ns))
 
 
 def _of_dumps(folder: Path) -> Diagnosis | None:

@@ -1,0 +1,303 @@
+"""What `dpro check` answers.
+
+In: what workers measured, and what their exchanges showed. Out: a verdict for each host with its evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dpro.check.peers import MIN_SLOW, MIN_SLOW_OF_TWO, Peers, peers_of
+from dpro.check.schedule import Pair
+from dpro.check.search import Fault, NetworkChecked
+from dpro.check.workers import CPU, HostToCheck, Unit
+from dpro.documents import Document, DocumentPart
+
+PASS, SLOW, FAIL = "PASS", "SLOW", "FAIL"
+UNITS = {
+    "matmul": "Tflop/s", "memory": "GB/s", "to device": "GB/s", "from device": "GB/s",
+    "disk write": "GB/s", "disk read": "GB/s",
+}  # fmt: skip
+# Times as low, to be slow: file systems are shared, and so are processors.
+LEAST = {"disk write": 2.0, "disk read": 2.0}
+LEAST_OF_CPUS = 1.5
+
+
+class MeasuredDocument(DocumentPart, frozen=True):
+    """A figure of a device of a host.
+
+    Attributes:
+        what: `matmul`, `memory`, `to device`, `from device`, `disk write`, `disk read`, or `network`: what
+            most of the host's exchanges reach, one way.
+        device: number of the GPU; 0 where the processors are the device.
+        value: more is better.
+        unit: of the value: Tflop/s are 1e12 operations per second, GB/s 1e9 bytes per second.
+        peers: the median of the others; null where there are none.
+        times: how many times as fast the others are, where that is clearly slow; else null.
+    """
+
+    what: str
+    device: int
+    value: float
+    unit: str
+    peers: float | None
+    times: float | None
+
+
+class HostVerdict(DocumentPart, frozen=True):
+    """What was seen of a host.
+
+    Attributes:
+        host: its name.
+        verdict: `PASS`; `SLOW`, clearly slower than its peers; or `FAIL`: does not answer, or does not work.
+        suspect: whether the check was to confirm that it is at fault.
+        evidence: why it is not `PASS`, one line each.
+        measured: its figures.
+    """
+
+    host: str
+    verdict: str
+    suspect: bool
+    evidence: list[str]
+    measured: list[MeasuredDocument]
+
+
+class LinkVerdict(DocumentPart, frozen=True):
+    """A link between two hosts that is at fault, where neither host is by itself.
+
+    Attributes:
+        hosts: its ends.
+        verdict: `SLOW` or `FAIL`.
+        evidence: why, one line each.
+    """
+
+    hosts: list[str]
+    verdict: str
+    evidence: list[str]
+
+
+class AllReduceDocument(DocumentPart, frozen=True):
+    """The all-reduce of the most hosts.
+
+    Attributes:
+        hosts: how many.
+        bytes: of its payload.
+        busbw_gbps: bus bandwidth as in the NCCL tests, 1e9 bytes per second, of the slowest device.
+        run_busbw_gbps: what the curve of the run gives; null without a run.
+    """
+
+    hosts: int
+    bytes: int
+    busbw_gbps: float
+    run_busbw_gbps: float | None
+
+
+class CheckDocument(Document, frozen=True, kw_only=True):
+    """Hosts that were checked outside of a job.
+
+    Attributes:
+        passed: whether all hosts and links are `PASS`.
+        confirmed: whether some suspect is not `PASS`; null without suspects.
+        hosts: in the order in which they were given.
+        links: that are at fault by themselves.
+        all_reduce: of the most hosts; null where there was none.
+        notes: what else was seen, one line each.
+        rounds: of exchanges.
+        seconds: that the check took.
+    """
+
+    passed: bool
+    confirmed: bool | None
+    hosts: list[HostVerdict]
+    links: list[LinkVerdict]
+    all_reduce: AllReduceDocument | None
+    notes: list[str]
+    rounds: int
+    seconds: float
+
+
+@dataclass
+class Seen:
+    """All that a check has seen.
+
+    Attributes:
+        names: of all hosts, in order.
+        suspects: names of hosts that the check is about.
+        hosts: those that answered.
+        failed: why a host does not answer or does not work.
+        figures: of each device, by what they are of.
+        network: what the exchanges showed; None where there were none.
+        run_gbps: bus bandwidth of an all-reduce by a run; None without one.
+        notes: what else is to be said.
+    """
+
+    names: Sequence[str]
+    suspects: frozenset[str] = frozenset()
+    hosts: Mapping[int, HostToCheck] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    figures: dict[str, dict[Unit, float]] = field(default_factory=dict)
+    network: NetworkChecked | None = None
+    run_gbps: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def check_document(seen: Seen, seconds: float) -> CheckDocument:
+    """The answer.
+
+    Args:
+        seen: all that the check has seen.
+        seconds: that it took.
+    """
+    network = seen.network or NetworkChecked()
+    measured = _measured(seen)
+    hosts = [_host(seen, network, number, measured.get(number, [])) for number in range(len(seen.names))]
+    links = [_link(seen, network, pair, fault) for pair, fault in network.links.items()]
+    passing = (f"{_ends(seen, pair)}: slow once, and not when tried again" for pair in network.passing)
+    reduce = _all_reduce(seen, network)
+    return CheckDocument(
+        passed=all(each.verdict == PASS for each in hosts) and not links,
+        confirmed=any(each.verdict != PASS for each in hosts if each.suspect) if seen.suspects else None,
+        hosts=hosts,
+        links=links,
+        all_reduce=reduce,
+        notes=[*seen.notes, *passing, *_of_groups(seen, network), *_against_run(reduce)],
+        rounds=network.num_rounds,
+        seconds=round(seconds, 1),
+    )
+
+
+def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
+    """The figures of each host beside those of its peers: devices of the same model."""
+    found: dict[int, list[MeasuredDocument]] = {}
+    for what, figures in seen.figures.items():
+        for unit, value in figures.items():
+            peers = _peers(seen, what, unit)
+            times = (peers.times(value) if peers else 0.0) or None
+            row = MeasuredDocument(
+                what, unit.device, _rounded(value), UNITS[what], _rounded(peers.median) if peers else None,
+                _rounded(times) if times else None,
+            )  # fmt: skip
+            found.setdefault(unit.host, []).append(row)
+    if seen.network is not None:
+        moved = seen.network.moved()
+        for number in sorted({host for pair in moved for host in pair}):
+            found.setdefault(number, []).append(_of_network(seen.network, moved, number))
+    return found
+
+
+def _peers(seen: Seen, what: str, unit: Unit) -> Peers | None:
+    """What devices of the same model reach; None where there is no other."""
+    model = seen.hosts[unit.host].model
+    figures = seen.figures[what].items()
+    others = [each for other, each in figures if other != unit and seen.hosts[other.host].model == model]
+    least = LEAST.get(what, LEAST_OF_CPUS if model == CPU else MIN_SLOW)
+    return peers_of(others, least) if others else None
+
+
+def slow_units(seen: Seen, names: Collection[str]) -> list[Unit]:
+    """Devices of which some figure is slow.
+
+    Args:
+        seen: all that the check has seen.
+        names: of the figures.
+    """
+    return sorted(
+        {
+            unit
+            for what in names
+            for unit, value in seen.figures[what].items()
+            if (peers := _peers(seen, what, unit)) and peers.times(value)
+        }
+    )
+
+
+def _of_network(network: NetworkChecked, moved: Mapping[Pair, float], number: int) -> MeasuredDocument:
+    mine = [figure for pair, figure in moved.items() if number in pair]
+    others = [figure for pair, figure in moved.items() if number not in pair]
+    fault = network.hosts.get(number, Fault())
+    return MeasuredDocument(
+        "network", 0, _rounded(peers_of(mine).median), "GB/s",
+        _rounded(peers_of(others).median) if others else None, _rounded(fault.times) if fault.times else None,
+    )  # fmt: skip
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _host(seen: Seen, network: NetworkChecked, number: int, measured: list[MeasuredDocument]) -> HostVerdict:
+    slow = [
+        f"{each.what}{_device(seen, number, each)}: {each.value:.3g} {each.unit}, elsewhere {each.peers:.3g}"
+        f": others are {each.times:.2f} times as fast"
+        for each in measured
+        if each.times
+    ]
+    failed = [seen.failed[number]] if number in seen.failed else []
+    if number in network.hosts and (error := network.hosts[number].error) and not failed:
+        failed.append(f"network: exchanges with others fail: {error}")
+    verdict = FAIL if failed else SLOW if slow else PASS
+    name = seen.names[number]
+    return HostVerdict(name, verdict, name in seen.suspects, [*failed, *slow], measured)
+
+
+def _device(seen: Seen, number: int, each: MeasuredDocument) -> str:
+    return f" of GPU {each.device}" if seen.hosts[number].model != CPU and each.what != "network" else ""
+
+
+def _link(seen: Seen, network: NetworkChecked, pair: Pair, fault: Fault) -> LinkVerdict:
+    ends = [seen.names[host] for host in pair]
+    if fault.error:
+        evidence = [f"an exchange between them fails, and each works with others: {fault.error}"]
+        if pair in network.unsure:
+            evidence = [
+                f"an exchange between them fails: {fault.error}",
+                "either host may be at fault instead: there is no other to try each with; check more hosts",
+            ]
+        return LinkVerdict(ends, FAIL, evidence)
+    gbps = network.exchanged[pair].gbps
+    evidence = [
+        f"{gbps:.3g} GB/s between them, and no more when tried again; other pairs are {fault.times:.2f} "
+        "times as fast, also those of either host with others"
+    ]
+    return LinkVerdict(ends, SLOW, evidence)
+
+
+def _ends(seen: Seen, pair: Pair) -> str:
+    return " - ".join(seen.names[host] for host in pair)
+
+
+def _all_reduce(seen: Seen, network: NetworkChecked) -> AllReduceDocument | None:
+    good = [each for each in network.reduced if not each.error]
+    if not good:
+        return None
+    largest = max(good, key=lambda each: len(each.hosts))
+    run = _rounded(seen.run_gbps) if seen.run_gbps else None
+    return AllReduceDocument(len(largest.hosts), largest.num_bytes, _rounded(largest.gbps), run)
+
+
+def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
+    """All-reduces that fail, or are slower than those of groups as large with no host or link at fault."""
+    for each in network.reduced:
+        others = [
+            other.gbps
+            for other in network.reduced
+            if other is not each and len(other.hosts) == len(each.hosts) and not other.error
+        ]
+        members = f"{len(each.hosts)} hosts from {seen.names[each.hosts[0]]} to {seen.names[each.hosts[-1]]}"
+        blamed = {*each.hosts} & {*network.hosts} or any({*pair} <= {*each.hosts} for pair in network.links)
+        if each.error:
+            yield f"an all-reduce of {members} fails: {each.error}"
+        elif others and not blamed and (times := peers_of(others).times(each.gbps)):
+            yield f"an all-reduce of {members} is slow: others as large are {times:.2f} times as fast"
+
+
+def _against_run(reduce: AllReduceDocument | None) -> Iterable[str]:
+    if reduce is None or not reduce.run_busbw_gbps:
+        return
+    ratio = reduce.busbw_gbps / reduce.run_busbw_gbps
+    compared = f"{reduce.busbw_gbps:.3g} GB/s bus bandwidth here, {reduce.run_busbw_gbps:.3g} in the run"
+    if ratio >= MIN_SLOW_OF_TWO:
+        yield f"an all-reduce over all hosts is faster than the run's: {compared}"
+    elif ratio <= 1 / MIN_SLOW_OF_TWO:
+        yield f"an all-reduce over all hosts is slower than the run's: {compared}"

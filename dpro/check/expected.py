@@ -1,0 +1,58 @@
+"""What a run says that an all-reduce between its hosts takes.
+
+In: a run with deep windows. Out: the bus bandwidth that its own communication curve gives. What was recorded
+while a host was slow is as slow: it is what the job had, not what the hosts can do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpro.errors import DproError, Unanswerable
+
+
+class RunBandwidth(NamedTuple):
+    """What an all-reduce of a run reaches.
+
+    Attributes:
+        gbps: bus bandwidth as in the NCCL tests, 1e9 bytes/s.
+        num_bytes: of the largest that was recorded.
+        num_ranks: of its group.
+    """
+
+    gbps: float
+    num_bytes: int
+    num_ranks: int
+
+
+def run_bandwidth(run: Path) -> RunBandwidth:
+    """The bus bandwidth of the largest all-reduces between hosts, by the curve of their group.
+
+    Raises:
+        Unanswerable: the run has none, or no deep windows.
+    """
+    from dpro.analysis.analysis import Analysis
+    from dpro.opening import open_path
+    from dpro.replay.models.link_costs import fit_costs, messages_by_kind
+
+    analysis = Analysis(open_path(run))
+    host = dict(analysis.workers.select("rank", "host").iter_rows())
+    try:
+        graph = analysis.built.graph
+    except DproError as error:
+        raise Unanswerable(f"{run}: no communication to compare with: {error}") from error
+    found = []
+    nodes, costs = graph.nodes, fit_costs(graph)
+    for kind, numbers in messages_by_kind(graph).items():
+        mine = np.isin(nodes.message, numbers)
+        num_bytes, num_ranks = int(nodes.bytes[mine].max(initial=0)), graph.messages[numbers[0]].num_ranks
+        hosts = {host.get(int(rank), "") for rank in np.unique(nodes.rank[mine])}
+        if kind[0] == "all_reduce" and kind in costs and num_bytes > 0 and len(hosts) > 1:
+            ns = float(costs[kind].time_ns(num_bytes))
+            found.append(RunBandwidth(2 * (num_ranks - 1) / num_ranks * num_bytes / ns, num_bytes, num_ranks))
+    if not found:
+        raise Unanswerable(f"{run}: no all-reduce between hosts was recorded to compare with")
+    return max(found, key=lambda each: (each.num_ranks, each.num_bytes))

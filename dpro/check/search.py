@@ -1,0 +1,238 @@
+"""Which host or which link between two is slow or broken, by exchanges in rounds.
+
+In: a transport, which does exchanges and all-reduces and says what they reached. Out: the hosts and links at
+fault, and all figures. Every pair exchanges once, in log2(N) rounds (`schedule`). What fails is tried again
+at once, with other hosts, so that a host that does not answer is out of the rounds that follow. What is slow
+is judged when all is known, and tried twice more, of which the best counts: hosts whose exchanges are nearly
+all slow are at fault, else the single link is. So a fault is found in log2(N) + 3 rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from dpro.check.peers import peers_of, slower_than_peers
+from dpro.check.schedule import Pair, rounds_of
+
+FITS = 0.9  # of its exchanges that are slow, of a host at fault
+AGAIN = 2  # hosts with which a suspected host exchanges again
+TRIES = 2  # how often
+MIN_GROUP = 3  # hosts; the all-reduce of two is an exchange
+
+
+class Exchanged(NamedTuple):
+    """What an exchange reached.
+
+    Attributes:
+        gbps: one way, 1e9 bytes/s, of the slowest device; 0 where it failed.
+        device: the slowest.
+        error: why it failed; empty where it did not.
+    """
+
+    gbps: float
+    device: int = 0
+    error: str = ""
+
+
+class Reduced(NamedTuple):
+    """What an all-reduce reached.
+
+    Attributes:
+        hosts: its members.
+        gbps: bus bandwidth of the slowest device, 1e9 bytes/s; 0 where it failed.
+        num_bytes: its size.
+        error: why it failed; empty where it did not.
+    """
+
+    hosts: tuple[int, ...]
+    gbps: float
+    num_bytes: int = 0
+    error: str = ""
+
+
+class Fault(NamedTuple):
+    """Why a host or a link is at fault.
+
+    Attributes:
+        times: how many times as fast others are; 0 where it failed.
+        error: how it failed; empty where it is slow.
+    """
+
+    times: float = 0.0
+    error: str = ""
+
+
+class Transport(Protocol):
+    """What exchanges between hosts."""
+
+    def exchange(self, steps: Sequence[Sequence[Pair]]) -> Mapping[Pair, Exchanged]:
+        """Exchange, step by step; the pairs of a step at the same time."""
+
+    def all_reduce(self, groups: Sequence[Sequence[int]]) -> list[Reduced]:
+        """Reduce over groups of hosts at the same time; no host is in two."""
+
+
+@dataclass
+class NetworkChecked:
+    """What exchanges have shown.
+
+    Attributes:
+        exchanged: by pair; what failed or was slow is as it was the first time.
+        reduced: all-reduces, the smallest groups first.
+        hosts, links: at fault, and why.
+        unsure: links of which either end may be at fault instead, since there is no other host to try.
+        passing: what was slow once and not again.
+        num_rounds: how many there were.
+    """
+
+    exchanged: dict[Pair, Exchanged] = field(default_factory=dict)
+    reduced: list[Reduced] = field(default_factory=list)
+    hosts: dict[int, Fault] = field(default_factory=dict)
+    links: dict[Pair, Fault] = field(default_factory=dict)
+    unsure: set[Pair] = field(default_factory=set)
+    passing: list[Pair] = field(default_factory=list)
+    num_rounds: int = 0
+
+    def moved(self, without: Iterable[int] = ()) -> dict[Pair, float]:
+        """What the exchanges reached that did not fail, 1e9 bytes/s, but those of some hosts."""
+        out = set(without)
+        return {
+            pair: each.gbps
+            for pair, each in self.exchanged.items()
+            if not each.error and not out & {*pair}
+        }  # fmt: skip
+
+
+def search_network(transport: Transport, hosts: Sequence[int]) -> NetworkChecked:
+    """Do the rounds, and name what is at fault.
+
+    Args:
+        transport: what exchanges.
+        hosts: their numbers, those near each other side by side.
+    """
+    seen = NetworkChecked()
+    for steps, groups in rounds_of(len(hosts)):
+        pairs = [[_pair(hosts[one], hosts[other]) for one, other in step] for step in steps]
+        left = [[pair for pair in step if not {*pair} & seen.hosts.keys()] for step in pairs]
+        found = _round(transport, seen, left)
+        seen.exchanged.update(found)
+        failed = [pair for pair, each in found.items() if each.error]
+        if failed:
+            _try_others(transport, seen, failed, hosts)
+        members = (_whole([hosts[each] for each in group], seen) for group in groups)
+        whole = [group for group in members if len(group) >= MIN_GROUP]
+        seen.reduced += transport.all_reduce(whole) if whole else []
+    _judge(transport, seen)
+    return seen
+
+
+def _round(
+    transport: Transport, seen: NetworkChecked, steps: Sequence[Sequence[Pair]]
+) -> Mapping[Pair, Exchanged]:
+    steps = [step for step in steps if step]
+    if not steps:
+        return {}
+    seen.num_rounds += 1
+    return transport.exchange(steps)
+
+
+def _whole(group: Sequence[int], seen: NetworkChecked) -> list[int]:
+    """The members of a group that can reduce; none where a link between two of them is broken."""
+    members = [host for host in group if host not in seen.hosts]
+    return [] if any({*pair} <= {*members} for pair in seen.links) else members
+
+
+def _try_others(
+    transport: Transport, seen: NetworkChecked, failed: Sequence[Pair], hosts: Sequence[int]
+) -> None:
+    """Have both ends of what failed exchange with others: who fails again is at fault, else the link is."""
+    suspects = sorted({host for pair in failed for host in pair})
+    apart = {*failed}
+    used = Counter(suspects)  # those under no suspicion come first, each for another suspect
+    pairs: dict[int, Pair] = {}
+    for suspect in suspects:
+        others = [
+            each for each in hosts if each not in (suspect, *seen.hosts) and _pair(suspect, each) not in apart
+        ]
+        if others:
+            partner = min(others, key=lambda each: used[each])
+            used[partner] += 1
+            pairs[suspect] = _pair(suspect, partner)
+    again = _round(transport, seen, disjoint_steps(pairs.values()))
+    for suspect, pair in pairs.items():
+        if again[pair].error:
+            seen.hosts[suspect] = Fault(error=again[pair].error)
+    for suspect in set(suspects) - pairs.keys():  # it has failed with all there are
+        mine = [each for pair, each in seen.exchanged.items() if suspect in pair]
+        if len(mine) > 1 and all(each.error for each in mine):
+            seen.hosts[suspect] = Fault(error=mine[0].error)
+    for pair in failed:
+        if not {*pair} & seen.hosts.keys():
+            seen.links[pair] = Fault(error=seen.exchanged[pair].error)
+            if not {*pair} & pairs.keys():
+                seen.unsure.add(pair)
+
+
+def _pair(one: int, other: int) -> Pair:
+    return min(one, other), max(one, other)
+
+
+def disjoint_steps(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Steps of disjoint pairs, each pair in the first that has room for it."""
+    steps: list[list[Pair]] = []
+    for pair in dict.fromkeys(pairs):
+        room = next((step for step in steps if not any({*pair} & {*other} for other in step)), None)
+        if room is None:
+            steps.append([pair])
+        else:
+            room.append(pair)
+    return steps
+
+
+def _judge(transport: Transport, seen: NetworkChecked) -> None:
+    """Name hosts and links that are slow, and that are slow once more."""
+    hosts: dict[int, float] = {}
+    usable = seen.moved()
+    while found := {host: times for host in _hosts_in(usable) if (times := _times_of_host(usable, host))}:
+        worst = max(found, key=lambda host: found[host])
+        hosts[worst] = found[worst]
+        usable = seen.moved(without=hosts)
+    links = slower_than_peers(usable)
+    healthy = {pair: figure for pair, figure in usable.items() if pair not in links}
+    if not hosts and not links:
+        return
+    tried = {host: [_pair(host, each) for each in _hosts_in(healthy)[:AGAIN]] for host in hosts}
+    pairs = [*links, *(pair for mine in tried.values() for pair in mine)]
+    steps = disjoint_steps(pairs)
+    tries = [_round(transport, seen, steps) for _ in range(TRIES)]
+    again = {pair: max(each[pair].gbps for each in tries) for pair in pairs}
+    peers = peers_of(healthy.values())
+    for host, mine in tried.items():
+        if all(peers.times(again[pair]) for pair in mine):
+            seen.hosts[host] = Fault(hosts[host])
+        else:
+            seen.passing += mine[:1]
+    for pair, times in links.items():
+        if peers.times(again[pair]):
+            seen.links[pair] = Fault(times)
+        else:
+            seen.passing.append(pair)
+
+
+def _hosts_in(pairs: Iterable[Pair]) -> list[int]:
+    return sorted({host for pair in pairs for host in pair})
+
+
+def _times_of_host(usable: Mapping[Pair, float], host: int) -> float:
+    """How many times as fast others' exchanges are where nearly all of a host's are slow; else 0."""
+    mine = [figure for pair, figure in usable.items() if host in pair]
+    others = [figure for pair, figure in usable.items() if host not in pair]
+    if not others:
+        return 0.0
+    peers = peers_of(others)
+    slow = sum(bool(peers.times(figure)) for figure in mine)
+    return peers.median / statistics.median(mine) if slow >= FITS * len(mine) else 0.0

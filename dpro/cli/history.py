@@ -1,0 +1,53 @@
+"""`dpro history`: which hosts were found at fault before."""
+
+from __future__ import annotations
+
+import click
+
+from dpro.cli.output import console, json_option, print_json
+
+
+@click.command()
+@click.option("--host", default="", metavar="NAME", help="Only findings about this host.")
+@click.option("--clear", is_flag=True, help="Remove them, and with all of them the counts of --at-most.")
+@json_option
+def history(host: str, clear: bool, as_json: bool) -> None:
+    """Which hosts were found at fault before.
+
+    \b
+    dpro history
+    dpro history --host node07
+    dpro history --host node07 --clear     it was repaired
+
+    `dpro watch` and `dpro diagnose` remember findings that name one host of several, and say when a host
+    comes back. Nothing of it leaves this machine: it is in $XDG_STATE_HOME/dpro/history.sqlite
+    (~/.local/state/dpro/history.sqlite), or where DPRO_HISTORY says; DPRO_HISTORY=off turns it off.
+    """
+    from datetime import datetime
+
+    from dpro.history.documents import HistoryDocument, RememberedDocument
+    from dpro.history.store import forget, history_path, remembered
+
+    path = history_path()
+    cleared = forget(host) if clear and path is not None else 0
+    rows = remembered(host)
+    if as_json:
+        found = [
+            RememberedDocument(
+                row.host, row.class_, row.confidence, row.time_ns, row.run.rpartition("#")[0] or row.run
+            )
+            for row in rows
+        ]
+        print_json(HistoryDocument(path=str(path) if path else None, findings=found, cleared=cleared))
+        return
+    out = console()
+    if clear:
+        out.print(f"{cleared} findings removed")
+    elif path is None:
+        out.print("The history is turned off (DPRO_HISTORY).")
+    elif not rows:
+        out.print("No finding has named a host yet.")
+    for row in rows:
+        when = datetime.fromtimestamp(row.time_ns / 1e9).strftime("%Y-%m-%d %H:%M")
+        run = row.run.rpartition("#")[0] or row.run
+        out.print(f"{when}  {row.host}  {row.class_}  confidence {row.confidence:.2f}  {run}")

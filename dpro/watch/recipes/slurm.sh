@@ -1,0 +1,29 @@
+# Slurm: drain the host, and have the batch job start again without it.
+#
+#   dpro watch RUN --on-finding "$(dpro recipe slurm)"
+#
+# JOB      id of the job                          [$SLURM_JOB_ID]
+# CLASSES  findings to act on                     [slow.compute slow.nic slow.link hang.device dead.rank]
+#
+# Run the watcher outside of the job, on a login node that sees RUN: requeueing ends all that is in the job.
+# The job has to be one that may be requeued (sbatch --requeue), and to go on from its checkpoint.
+# Draining needs the rights of an operator; without them the job is still moved away from the host.
+set -eu
+case " ${CLASSES:-slow.compute slow.nic slow.link hang.device dead.rank} " in
+*" $DPRO_CLASS "*) ;;
+*) echo "$DPRO_CLASS is not acted on"; exit 0 ;;
+esac
+job=${JOB:-${SLURM_JOB_ID:?JOB: the id of the job}}
+node=${DPRO_HOST%%.*}
+excluded=$(scontrol show job "$job" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')
+case "$excluded" in '' | '(null)') excluded=$node ;; *) excluded="$excluded,$node" ;; esac
+scontrol update NodeName="$node" State=DRAIN Reason="dpro: $DPRO_CLASS" || echo "$node is not drained"
+scontrol requeuehold "$job"
+# What sbatch --exclude sets; the job has left its hosts when it is pending.
+for attempt in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    scontrol update JobId="$job" ExcNodeList="$excluded" && break
+    [ "$attempt" != 12 ] || exit 1
+    sleep "${PAUSE:-5}"
+done
+scontrol release "$job"
+echo "job $job starts again without $excluded"
