@@ -20,8 +20,8 @@ UNITS = {
     "disk write": "GB/s", "disk read": "GB/s",
 }  # fmt: skip
 # Times as low, to be slow: file systems are shared, and so are processors.
-LEAST = {"disk write": 2.0, "disk read": 2.0}
-LEAST_OF_CPUS = 1.5
+MIN_SLOW_OF = {"disk write": 2.0, "disk read": 2.0}
+MIN_SLOW_OF_CPUS = 1.5
 
 
 class MeasuredDocument(DocumentPart, frozen=True):
@@ -191,7 +191,7 @@ def _peers(seen: Seen, what: str, unit: Unit) -> Peers | None:
     model = seen.hosts[unit.host].model
     figures = seen.figures[what].items()
     others = [each for other, each in figures if other != unit and seen.hosts[other.host].model == model]
-    least = LEAST.get(what, LEAST_OF_CPUS if model == CPU else MIN_SLOW)
+    least = MIN_SLOW_OF.get(what, MIN_SLOW_OF_CPUS if model == CPU else MIN_SLOW)
     return peers_of(others, least) if others else None
 
 
