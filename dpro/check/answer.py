@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dpro.check.peers import MIN_SLOW, MIN_SLOW_OF_TWO, Peers, peers_of
+from dpro.check.peers import MIN_SLOW, MIN_SLOW_OF_TWO, PeerFigures, peers_of
 from dpro.check.schedule import Pair
 from dpro.check.search import Fault, NetworkChecked
 from dpro.check.workers import CPU, HostToCheck, Unit
@@ -186,7 +186,7 @@ def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
     return found
 
 
-def _peers(seen: Seen, what: str, unit: Unit) -> Peers | None:
+def _peers(seen: Seen, what: str, unit: Unit) -> PeerFigures | None:
     """What devices of the same model reach; None where there is no other."""
     model = seen.hosts[unit.host].model
     figures = seen.figures[what].items()

@@ -25,7 +25,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Peers:
+class PeerFigures:
     """What the others reach.
 
     Attributes:
@@ -42,7 +42,7 @@ class Peers:
         return behind if behind >= self.limit else 0.0
 
 
-def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> Peers:
+def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> PeerFigures:
     """What some hosts reach, and what is slow beside it.
 
     Args:
@@ -54,7 +54,7 @@ def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> Peers:
     spread = float(np.median(np.abs(logs - middle))) * MAD_TO_DEVIATION
     least = least if logs.size > 1 else max(least, MIN_SLOW_OF_TWO)
     far = max(math.log(least), DEVIATIONS * max(spread, MIN_DEVIATION))
-    return Peers(math.exp(middle), math.exp(far) * (1 - 1e-9))
+    return PeerFigures(math.exp(middle), math.exp(far) * (1 - 1e-9))
 
 
 def slower_than_peers(figures: Mapping[Key, float], least: float = MIN_SLOW) -> dict[Key, float]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpro.check.answer import CheckDocument, Seen, check_document, slow_units
 from dpro.check.search import search_network
-from dpro.check.workers import WORK_S, Unit, Workers, take_turns
+from dpro.check.workers import WORK_S, Unit, HostWorkers, take_turns
 
 TESTS = ("compute", "disk", "network")
 Progress = Callable[[str], None]
@@ -26,7 +26,7 @@ class CheckOptions:
     Attributes:
         names: of the hosts.
         suspects: names of those that the check is to confirm.
-        launcher: as `dpro.check.workers.Workers` takes it.
+        launcher: as `dpro.check.workers.HostWorkers` takes it.
         python: that has torch, on the hosts.
         interface: of the network; empty for that of the default route.
         timeout_s: for an exchange that does not end.
@@ -55,7 +55,9 @@ def check_hosts(options: CheckOptions, say: Progress) -> CheckDocument:
     """
     begin_s = time.monotonic()
     say(f"starting workers on {len(options.names)} hosts")
-    workers = Workers(options.names, options.launcher, options.python, options.interface, options.timeout_s)
+    workers = HostWorkers(
+        options.names, options.launcher, options.python, options.interface, options.timeout_s
+    )
     seen = Seen(options.names, options.suspects, run_gbps=options.run_gbps)
     try:
         seen.hosts = dict(workers.hosts)
@@ -72,7 +74,7 @@ def check_hosts(options: CheckOptions, say: Progress) -> CheckDocument:
     return check_document(seen, time.monotonic() - begin_s)
 
 
-def _alone(workers: Workers, seen: Seen, command: dict[str, Any], say: Progress) -> None:
+def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Progress) -> None:
     """Have each device do something, and those that are slow once more.
 
     Hosts that share a machine take turns; a disk is tried by one device of each host.
@@ -84,7 +86,7 @@ def _alone(workers: Workers, seen: Seen, command: dict[str, Any], say: Progress)
 
 
 def _take(
-    workers: Workers, seen: Seen, command: dict[str, Any], units: Sequence[Unit], say: Progress
+    workers: HostWorkers, seen: Seen, command: dict[str, Any], units: Sequence[Unit], say: Progress
 ) -> set[str]:
     """Take figures of some devices; return what they are of."""
     names: set[str] = set()

@@ -119,8 +119,8 @@ class _Worker:
         self.process.kill()
 
 
-class Workers:
-    """Workers of some hosts, one for each device.
+class HostWorkers:
+    """HostWorkers of some hosts, one for each device.
 
     Attributes:
         hosts: those that answer, by number.
