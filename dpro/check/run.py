@@ -13,7 +13,7 @@ from typing import Any
 
 from dpro.check.answer import CheckDocument, Seen, check_document, slow_units
 from dpro.check.search import search_network
-from dpro.check.workers import WORK_S, Unit, HostWorkers, take_turns
+from dpro.check.workers import WORK_S, HostWorkers, Unit, take_turns
 
 TESTS = ("compute", "disk", "network")
 Progress = Callable[[str], None]

@@ -120,7 +120,7 @@ class _Worker:
 
 
 class HostWorkers:
-    """HostWorkers of some hosts, one for each device.
+    """Workers of some hosts, one for each device.
 
     Attributes:
         hosts: those that answer, by number.
