@@ -199,9 +199,9 @@ def _attempt(command: Callable[..., Answer], given: dict[str, Any]) -> Answer:
 def _exchange(address: str, port: int, key: str, rank: int, other: tuple[str, int]) -> Answer:
     """An all-reduce of two: both send each other as much as there is to reduce, at the same time.
 
-    With gloo it is the steadiest way: an all-gather of two takes up to twice as long, now and then. Each first
-    reaches for the `other`, which answers however busy it is: so a broken link keeps its ends from their next
-    exchanges for one timeout alone, which those that they meet next wait for.
+    With gloo it is the steadiest way: an all-gather of two takes up to twice as long, now and then. Each
+    first reaches for the `other`, which answers however busy it is: so a broken link keeps its ends from
+    their next exchanges for one timeout alone, which those that they meet next wait for.
     """
     socket.create_connection((other[0], other[1]), _here["timeout_s"]).close()
     return _all_reduce(address, port, key, rank, 2)
