@@ -35,6 +35,7 @@ class NodeKind(IntEnum):
     RENDEZVOUS = 7  # the last member of a collective is ready; lasts no time, belongs to no rank
     TRANSFER = 8  # one member's part of a collective after the rendezvous
     DELAY = 9  # all that an operation depends on is done, and still it has not begun: its launch, unrecorded
+    END = 10  # the work of a rank in a step is over; lasts no time, only in condensed graphs
 
 
 class EdgeKind(IntEnum):
@@ -48,6 +49,7 @@ class EdgeKind(IntEnum):
     SYNC = 5  # the CPU waits for the GPU or for a collective
     RENDEZVOUS = 6  # a collective moves data once all its members are ready
     CONTENTION = 7  # a kernel starts once what fills the device drains
+    PATH = 8  # the longest path over nodes that a condensed graph leaves out
 
 
 CPU_KINDS = (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.HOST, NodeKind.GAP)

@@ -25,7 +25,8 @@ from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
 
 US = 1_000
-KINDS = [None, *(kind for kind in EdgeKind if kind != EdgeKind.THREAD)]  # without that nothing is left
+# Without order on threads nothing is left, and only condensed graphs have paths.
+KINDS = [None, *(kind for kind in EdgeKind if kind not in (EdgeKind.THREAD, EdgeKind.PATH))]
 Row = dict[str, object]
 
 

@@ -26,7 +26,7 @@ from dpro.replay.timeline import Timeline, critical_nodes
 
 log = logging.getLogger(__name__)
 PATH = -1  # in place of a rank: the critical path of all
-_INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
+_INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.END)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ TINY = {
     "accuracy.schedules": ["--only", "1F1B", "skip", "--steps", "6", "--json"],
     "accuracy.twins": ["--only", "straggler", "--rounds", "1", "--json"],
     "accuracy.whatif": ["--pair", "dlrm ddp, 2 ranks, computing: opt", "--rounds", "1", "--json"],
+    "condense": ["--traces", SAMPLE, "--ranks", "4", "--json"],
     "curves": ["--data", ".", "--json"],
     "diagnosis": ["matrix", "--cases", "1", "--output", "out.json"],
     "diagnosis.dumps": ["--ranks", "16", "--entries", "20", "--rounds", "1", "--json"],
@@ -52,6 +53,7 @@ CHECKS = {
     "accuracy.schedules",
     "accuracy.twins",
     "accuracy.whatif",
+    "condense",
     "diagnosis.hangs",
     "diagnosis.operations",
 }  # of truth: with a bar that holds or not

@@ -14,10 +14,19 @@ from dpro.opening import open_path
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching, match_collectives
+from dpro.replay.condense.inside import Inside, critical_nodes_inside
+from dpro.replay.condense.joined import condense, recondense
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import critical_nodes, measured_step_times, replay, step_times
+from dpro.replay.timeline import (
+    critical_nodes,
+    measured_step_times,
+    rank_step_times,
+    replay,
+    step_ends,
+    step_times,
+)
 from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import search
@@ -477,3 +486,39 @@ def test_one_stage_of_a_pipeline_alone_is_not_believed(traces):
     trust = assess(built, replay(built.graph), run.manifest)
     assert not trust.answerable
     assert any("are missing" in reason for reason in trust.reasons)
+
+
+# --- the graph with only the nodes that ranks wait for each other at ----------------------------------------
+
+CONDENSED = [*WHOLE, OPT4, TWO_OF_128]
+
+
+def _edited(graph: Graph, which: str, free: np.ndarray) -> Graph:
+    chosen = {"network": free, "one rank": graph.nodes.rank == 1, "all ranks": graph.nodes.rank >= 0}[which]
+    drawn = np.random.default_rng(3).uniform(0, 10, graph.num_nodes)
+    return graph.with_durations((graph.nodes.duration * np.where(chosen, drawn, 1.0)).astype(np.int64))
+
+
+@pytest.mark.parametrize("name", CONDENSED)
+def test_condensed_graphs_of_real_jobs_replay_as_the_whole_does_under_any_edit(jobs, name):
+    graph = jobs[name].graph
+    condensed = condense(graph)
+    assert condensed.graph.edges.source.size <= 2.2 * condensed.graph.num_nodes
+    for which in (None, "network", "one rank", "all ranks"):
+        changed = graph if which is None else _edited(graph, which, condensed.cut.free)
+        again = condensed if which is None else recondense(condensed, changed)
+        whole, small, real = replay(changed), replay(again.graph), again.node >= 0
+        assert (small.start[real] == whole.start[again.node[real]]).all()
+        for steps in (step_ends, rank_step_times):
+            expected = steps(changed, whole.start, whole.end)
+            assert steps(again.graph, small.start, small.end).equals(expected)
+
+
+@pytest.mark.parametrize("name", [NANOGPT, PARAM])
+def test_the_critical_path_of_a_condensed_graph_is_found_again_inside_its_ranks(jobs, name):
+    graph = jobs[name].graph
+    condensed = condense(graph)
+    inside = Inside(condensed, replay(condensed.graph))
+    assert critical_nodes_inside(inside, 0).tolist() == critical_nodes(replay(graph), 0).tolist()
+    known = condensed.cut.ranks[inside.known].tolist()
+    assert (inside.start == replay(graph).start)[np.isin(graph.nodes.rank, known)].all()

@@ -1,0 +1,368 @@
+"""How much smaller condensed graphs are, that they replay exactly, and what ten thousand ranks take.
+
+python benchmarks/condense.py [--traces FOLDER] [--ranks N] [--nodes N] [--json]
+
+FOLDER is a run directory or what `dpro import` takes; without it, the shared traces of several ranks. Each
+is condensed as it is and under edits of the network, of one rank and of all, and compared with a replay of
+the whole graph. With `--ranks` the ranks of the first are then copied, with offsets and noise, each repeated
+until it has about `--nodes` nodes: every copy joins every collective of the one that it is a copy of. Of the
+copies only one is in memory at a time. That each, replayed by itself with the starts of its transfers given,
+arrives when its skeleton does, shows that the joined skeletons start as a replay of the whole would, which
+needs more memory than most machines have. Seconds are of one core.
+`--json` prints one object: check → {n, figures, bar, holds}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
+
+from dpro.opening import open_path
+from dpro.replay.condense.joined import Condensed, condense, recondense
+from dpro.replay.condense.parts import Part, cut_by_rank, part_of
+from dpro.replay.condense.skeletons import skeleton_of
+from dpro.replay.construction import graph_builder
+from dpro.replay.engine import grouped, longest_path, topological_order
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import rank_step_times, replay, step_ends
+
+TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
+ENOUGH_PER_MEMBER, LARGE_RATIO, SMALL_RATIO = 200, 80, 0.3
+EDGES_PER_NODE, NS_PER_NODE, BUILD_NS_PER_NODE = 2.2, 100, 700
+# For 10,240 ranks of 100,000 nodes.
+CONDENSE_S, JOIN_S, REPLAY_S, PEAK_GIB, ALL_NODES = 120, 10, 0.2, 4, 10_240 * 100_000
+NOISE = 0.05
+Check = dict[str, Any]
+
+
+def differing(graph: Graph, condensed: Condensed) -> int:
+    """How many kept nodes start at another time than in the whole graph, and whether steps do."""
+    whole, small = replay(graph), replay(condensed.graph)
+    real = condensed.node >= 0
+    wrong = int((small.start[real] != whole.start[condensed.node[real]]).sum())
+    for steps in (step_ends, rank_step_times):
+        one = steps(graph, whole.start, whole.end)
+        other = steps(condensed.graph, small.start, small.end)
+        wrong += 0 if one.equals(other) else 1
+    return wrong
+
+
+def edited(graph: Graph, condensed: Condensed, seed: int) -> Iterator[tuple[str, Graph]]:
+    """The graph under edits: durations of transfers, of a rank, of all ranks, from none to ten times."""
+    draw = np.random.default_rng(seed)
+    ranks = condensed.cut.ranks[condensed.cut.ranks >= 0]
+    chosen = {
+        "network": condensed.cut.free,
+        "one rank": graph.nodes.rank == draw.choice(ranks),
+        "all ranks": np.ones(graph.num_nodes, np.bool_),
+    }
+    for name, which in chosen.items():
+        factor = np.where(which, draw.uniform(0, 10, graph.num_nodes), 1.0)
+        yield name, graph.with_durations((graph.nodes.duration * factor).astype(np.int64))
+
+
+def cpu_seconds(action: Any, rounds: int = 3) -> float:
+    """The least CPU time of several rounds, after one that compiles."""
+    action()
+    best = np.inf
+    for _ in range(rounds):
+        begin = time.process_time()
+        action()
+        best = min(best, time.process_time() - begin)
+    return float(best)
+
+
+def building_seconds(source: Path) -> tuple[Graph, float, float]:
+    """The graph of a source, and CPU seconds: of building its ranks' shares of it, and of all of it."""
+    run, spent = open_path(source), [0.0]
+    build_rank = graph_builder.build_rank_graph
+
+    def timed(*arguments: Any) -> Any:
+        begin = time.process_time()
+        made = build_rank(*arguments)
+        spent[0] += time.process_time() - begin
+        return made
+
+    graph_builder.build_graph(run)
+    graph_builder.build_rank_graph = timed
+    try:
+        begin = time.process_time()
+        graph = graph_builder.build_graph(run).graph
+        return graph, spent[0], time.process_time() - begin
+    finally:
+        graph_builder.build_rank_graph = build_rank
+
+
+def figures_of(source: Path, seed: int) -> dict[str, Any]:
+    """What a source gives: sizes, seconds, and how much differs."""
+    graph, build_s, all_s = building_seconds(source)
+    condensed = condense(graph)
+    small = condensed.graph
+    shared = int(condensed.cut.free.sum())
+    wrong = {"unchanged": differing(graph, condensed)}
+    for name, changed in edited(graph, condensed, seed):
+        wrong[name] = differing(changed, recondense(condensed, changed))
+    return {
+        "trace": source.name,
+        "nodes": graph.num_nodes,
+        "condensed": small.num_nodes,
+        "ratio": round(graph.num_nodes / small.num_nodes, 1),
+        "per_member": round(graph.num_nodes / shared, 1) if shared else None,
+        "edges_per_node": round(small.edges.source.size / small.num_nodes, 2),
+        "condense_ns": round(cpu_seconds(lambda: condense(graph)) / graph.num_nodes * 1e9, 1),
+        "build_rank_ns": round(build_s / graph.num_nodes * 1e9),
+        "build_ns": round(all_s / graph.num_nodes * 1e9),
+        "replay_us": round(cpu_seconds(lambda: replay(graph)) * 1e6),
+        "condensed_replay_us": round(cpu_seconds(lambda: replay(small)) * 1e6),
+        "differing": wrong,
+    }
+
+
+def checks_of(rows: Sequence[dict[str, Any]]) -> dict[str, Check]:
+    """Check → figures of all sources."""
+    return {
+        "exact": {
+            "n": len(rows),
+            "figures": {row["trace"]: row["differing"] for row in rows},
+            "bar": "0 starts and steps that differ",
+            "holds": not any(any(row["differing"].values()) for row in rows),
+        },
+        "nodes": _check(rows, "ratio", f">= {LARGE_RATIO} from {ENOUGH_PER_MEMBER} nodes per member on, "
+                        f"else {SMALL_RATIO} x that", _small_enough),
+        "edges": _check(rows, "edges_per_node", f"<= {EDGES_PER_NODE}",
+                        lambda row: row["edges_per_node"] <= EDGES_PER_NODE),
+        "condensing": _check(rows, "condense_ns", f"<= {NS_PER_NODE} ns per node",
+                             lambda row: row["condense_ns"] <= NS_PER_NODE),
+        "building": _check(rows, "build_ns", f"<= {BUILD_NS_PER_NODE} ns per node",
+                           lambda row: row["build_ns"] <= BUILD_NS_PER_NODE),
+    }  # fmt: skip
+
+
+def _check(rows: Sequence[dict[str, Any]], figure: str, bar: str, holds: Any) -> Check:
+    missed = [row["trace"] for row in rows if not holds(row)]
+    return {
+        "n": len(rows),
+        "figures": {row["trace"]: row[figure] for row in rows} | ({"missed": missed} if missed else {}),
+        "bar": bar,
+        "holds": not missed,
+    }
+
+
+def _small_enough(row: dict[str, Any]) -> bool:
+    """Without shared collectives there is no bar."""
+    per_member = row["per_member"]
+    if per_member is None:
+        return True
+    return bool(
+        row["ratio"] >= (LARGE_RATIO if per_member >= ENOUGH_PER_MEMBER else SMALL_RATIO * per_member)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """A rank to copy.
+
+    Attributes:
+        part: its share of the graph.
+        members: [N] number of the collective that a node arrives at or transfers, else -1.
+        arrives: [N] whether it is the arrival.
+    """
+
+    part: Part
+    members: np.ndarray
+    arrives: np.ndarray
+
+
+def originals(graph: Graph, nodes_per_rank: int) -> tuple[list[Original], int]:
+    """All ranks, repeated up to about this number of nodes; and how many collectives they share."""
+    cut = cut_by_rank(graph)
+    _, number = np.unique(graph.nodes.collective, return_inverse=True)
+    shared = int(number.max()) + 1
+    found = []
+    own = [part_of(graph, cut, at) for at in np.flatnonzero(cut.ranks >= 0).tolist()]
+    times = max(round(nodes_per_rank / max(part.node.size for part in own)), 1)
+    for part in own:
+        real = part.node >= 0
+        members = np.where(real & cut.joins[part.node], number[part.node], -1)
+        arrives = real & (graph.nodes.kind[part.node] == NodeKind.ARRIVE)
+        in_turn = _in_turn(members, times, shared)
+        found.append(Original(_repeated(part, times), in_turn, np.tile(arrives, times)))
+    return found, shared * times
+
+
+def _in_turn(members: np.ndarray, times: int, shared: int) -> np.ndarray:
+    turn = np.repeat(np.arange(times), members.size) * shared
+    tiled = np.tile(members, times)
+    return np.where(tiled >= 0, tiled + turn, -1)
+
+
+def _repeated(part: Part, times: int) -> Part:
+    """A part with several windows like its own, one after the other."""
+    size, edges = part.node.size, part.source.size
+    lasts = int(part.earliest.max() + part.duration.sum())
+    tiled = {
+        name: np.concatenate([getattr(part, name)] * times) for name in ("node", "duration", "keep", "free")
+    }
+    turn = np.repeat(np.arange(times), size)
+    indptr = np.concatenate([part.indptr[:-1] + edges * at for at in range(times)] + [[edges * times]])
+    return dataclasses.replace(
+        part, **tiled, indptr=indptr,
+        earliest=np.tile(part.earliest, (times, 1)) + lasts * turn[:, None],
+        source=np.tile(part.source, times) + size * np.repeat(np.arange(times), edges),
+        lag=np.tile(part.lag, (times, 1)),
+    )  # fmt: skip
+
+
+def copied(original: Part, rank: int) -> Part:
+    """One copy: it begins at another time, and each piece of work lasts a little shorter or longer."""
+    draw = np.random.default_rng(rank)
+    noise = draw.random(original.node.size, np.float32) * np.float32(2 * NOISE) + np.float32(1 - NOISE)
+    duration = (original.duration * noise[:, None]).astype(np.int64)
+    return dataclasses.replace(
+        original, duration=duration, earliest=original.earliest + int(draw.integers(0, 1_000_000))
+    )
+
+
+@contextlib.contextmanager
+def adding(spent: dict[str, float], what: str) -> Iterator[None]:
+    """Add the CPU seconds that something takes."""
+    begin = time.process_time()
+    yield
+    spent[what] = spent.get(what, 0.0) + time.process_time() - begin
+
+
+Joined = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def join(skeletons: Sequence[Part], met: Sequence[tuple[np.ndarray, np.ndarray]], shared: int) -> Joined:
+    """Skeletons joined by a rendezvous per collective: what a replay takes, and the place of each node."""
+    first = np.cumsum([0, *(each.node.size for each in skeletons)])
+    total = int(first[-1]) + shared
+    collective = np.concatenate([members for members, _ in met])
+    arrives = np.concatenate([arrives for _, arrives in met])
+    arrive, transfer = np.flatnonzero(arrives), np.flatnonzero((collective >= 0) & ~arrives)
+    rendezvous = first[-1] + collective
+    source = np.concatenate(
+        [*(each.source + at for each, at in zip(skeletons, first)), arrive, rendezvous[transfer]]
+    )
+    entering = np.concatenate([np.diff(each.indptr) for each in skeletons])
+    target = np.concatenate([np.repeat(np.arange(first[-1]), entering), rendezvous[arrive], transfer])
+    lag = np.zeros(source.size, np.int64)
+    lag[: int(entering.sum())] = np.concatenate([each.lag[:, 0] for each in skeletons])
+    order, _ = topological_order(total, source, target, np.arange(total))
+    place = np.empty(total, np.int64)
+    place[order] = np.arange(total)
+    indptr, by_target = grouped(place[target], total)
+    none = np.zeros(shared, np.int64)
+    duration, earliest = (
+        np.concatenate([*(getattr(each, name)[:, 0] for each in skeletons), none])[order]
+        for name in ("duration", "earliest")
+    )
+    return duration, earliest, indptr, place[source[by_target]], lag[by_target], place
+
+
+def copies(graph: Graph, num_ranks: int, nodes_per_rank: int) -> dict[str, Check]:
+    """Condense, join and replay copies of a graph's ranks."""
+    ranks, shared = originals(graph, nodes_per_rank)
+    skeleton_of(ranks[0].part)
+    spent: dict[str, float] = {}
+    skeletons, met, num_nodes = [], [], 0
+    for rank in range(num_ranks):
+        original = ranks[rank % len(ranks)]
+        part = copied(original.part, rank)
+        part = dataclasses.replace(part, node=np.arange(part.node.size))
+        with adding(spent, "condense"):
+            skeleton = skeleton_of(part)
+        skeletons.append(dataclasses.replace(skeleton, keep=skeleton.keep[:0], ends=skeleton.ends[:0]))
+        met.append((original.members[skeleton.node], original.arrives[skeleton.node]))
+        num_nodes += part.node.size
+    with adding(spent, "join"):
+        duration, earliest, indptr, source, lag, place = join(skeletons, met, shared)
+    longest_path(duration[:1], earliest[:1], indptr[:2], source, lag)
+    with adding(spent, "replay"):
+        start, _ = longest_path(duration, earliest, indptr, source, lag)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    wrong = differing_inside(ranks, skeletons, start[place])
+    share = num_nodes / ALL_NODES
+    sizes = {"ranks": num_ranks, "nodes": num_nodes, "condensed": duration.size, "edges": source.size}
+    bars = {"condense": CONDENSE_S * share, "join": JOIN_S, "replay": REPLAY_S}
+    found = {
+        f"copies: {what}": {
+            "n": num_ranks,
+            "figures": {"cpu_s": round(spent[what], 3)},
+            "bar": f"<= {bar:.3g} s",
+            "holds": spent[what] <= bar,
+        }
+        for what, bar in bars.items()
+    }
+    found["copies: exact"] = {
+        "n": num_ranks, "figures": {**sizes, "differing": wrong}, "bar": 0, "holds": wrong == 0,
+    }  # fmt: skip
+    found["copies: memory"] = {
+        "n": num_ranks, "figures": {"peak_gib": round(peak, 2)}, "bar": f"<= {PEAK_GIB} GiB",
+        "holds": peak <= PEAK_GIB,
+    }  # fmt: skip
+    return found
+
+
+def differing_inside(ranks: Sequence[Original], skeletons: Sequence[Part], start: np.ndarray) -> int:
+    """How many kept nodes start at another time when each copy is replayed by itself, transfers given."""
+    wrong, first = 0, 0
+    for rank, skeleton in enumerate(skeletons):
+        original = ranks[rank % len(ranks)]
+        part = copied(original.part, rank)
+        kept = start[first : first + skeleton.node.size]
+        first += skeleton.node.size
+        earliest = part.earliest[:, 0].copy()
+        given = (original.members[skeleton.node] >= 0) & ~original.arrives[skeleton.node]
+        earliest[skeleton.node[given]] = kept[given]
+        alone, _ = longest_path(part.duration[:, 0], earliest, part.indptr, part.source, part.lag[:, 0])
+        wrong += int((alone[skeleton.node] != kept).sum())
+    return wrong
+
+
+def main() -> None:
+    """Run it from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, help="a run directory, or what `dpro import` takes")
+    parser.add_argument("--ranks", type=int, default=0, help="how many copies")
+    parser.add_argument("--nodes", type=int, default=0, help="nodes of each copy, about; as many as it has")
+    parser.add_argument("--seed", type=int, default=0, help="of the edits")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    folder = TRACES / "multirank"
+    sources = (
+        [arguments.traces] if arguments.traces else sorted(path for path in folder.iterdir() if path.is_dir())
+    )
+    rows = [figures_of(source, arguments.seed) for source in sources]
+    found = checks_of(rows)
+    if arguments.ranks:
+        graph = graph_builder.build_graph(open_path(sources[0])).graph
+        found |= copies(graph, arguments.ranks, arguments.nodes)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    for check, row in found.items():
+        word = "holds" if row["holds"] else "MISSED"
+        print(f"{check:<18} n {row['n']:>6}  {row['figures']}  {row['bar']}  {word}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""One rank changed at a time: the graph of each such scenario, without a copy of the whole for each.
+
+In: a graph and other durations of its nodes. Out: two condensed graphs of one shape, in which all ranks are
+as they are, and changed; and graphs in which some are. Each rank is condensed once for both: an edge is left
+out only where neither needs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import numpy as np
+
+from dpro.arrays import Ints
+from dpro.replay.condense.joined import joined_graph
+from dpro.replay.condense.parts import cut_by_rank, part_under
+from dpro.replay.condense.skeletons import skeleton_of
+from dpro.replay.graph import Graph
+
+
+def condense_both(graph: Graph, changed: Ints) -> tuple[Graph, Graph]:
+    """The condensed graph, and the same with all ranks changed.
+
+    Args:
+        graph: the graph.
+        changed: [N] ns, durations of its nodes where their rank is changed.
+    """
+    cut = cut_by_rank(graph)
+    skeletons = []
+    for number in range(cut.ranks.size):
+        own = cut.members(number)
+        both = np.stack([graph.nodes.duration[own], changed[own]], axis=1)
+        skeletons.append(skeleton_of(part_under(graph, cut, number, both)))
+    (one, _), (other, _) = (joined_graph(graph, cut, skeletons, scenario) for scenario in (0, 1))
+    return one, other
+
+
+def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
+    """A graph in which some ranks are as in another one of the same shape.
+
+    Args:
+        one, other: as from `condense_both`.
+        ranks: that are as in the other.
+    """
+    mine = np.isin(one.nodes.rank, list(ranks))
+    nodes = dataclasses.replace(
+        one.nodes,
+        duration=np.where(mine, other.nodes.duration, one.nodes.duration),
+        earliest=np.where(mine, other.nodes.earliest, one.nodes.earliest),
+    )
+    lag = np.where(mine[one.edges.target], other.edges.lag, one.edges.lag)
+    return dataclasses.replace(one, nodes=nodes).with_lags(lag)
