@@ -1,11 +1,15 @@
 """What paths and faults do to traffic, predicted and measured on a real fabric of network namespaces.
 
-python benchmarks/fabric.py [--seed N] [--cases N] [--json]
+python benchmarks/fabric.py [--only rates|blame] [--seed N] [--cases N] [--json]
 
 Needs root on Linux: hosts, leaves and spines are namespaces of this machine, with the kernel's own multipath
 routing and TCP, and a gloo job over them. Cases are drawn from the seed: flows by the hash that happened, by
 planned ports, over a cable at half rate, around one that is down; all-reduces and steps of a job in the same.
-`--json` prints one object: check → {n, median_pct, worst_pct, bar, holds}.
+`blame` injects faults into a fabric of three leaves: cables and ports that are slow or lose one packet in a
+hundred, and slow switches, with healthy cases between them. It counts how often what is at fault is named, at
+the level that can be distinguished, and nothing else.
+`--json` prints one object: check → {n, median_pct, worst_pct, bar, holds}, of blame check → {n, right_pct,
+by_kind, bar, holds}.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
 
+from benchmarks.fabric_lab import blame
 from benchmarks.fabric_lab.cases import CONDITIONS, FAULTS, Compared, of_flows, of_job
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import lab
 
 # Hosts, leaves, spines, Mbit/s of a host's cable and of one between switches.
 SHAPE = (4, 2, 2, 100, 50)
+BLAMED_SHAPE = (6, 3, 2, 100, 100)
 REDUCE, STEP = StepWork(0, 8 << 20, 1), StepWork(300, 2 << 20, 2)
 STEPS = 3
 BARS = {
@@ -90,22 +96,48 @@ def measured(seed: int, cases: int) -> list[Compared]:
     return rows
 
 
+def blamed(seed: int, cases: int) -> list[blame.NamedFault]:
+    """Draw faults, inject them, and say what is named.
+
+    Args:
+        seed: of what is drawn.
+        cases: how many.
+    """
+    rows = []
+    with lab(*BLAMED_SHAPE) as made:
+        for row in blame.of_cases(made, random.Random(seed), cases):
+            rows.append(row)
+            said = "; ".join(" or ".join(sorted(each)) for each in row.named) or "nothing"
+            word = "right" if row.right else "WRONG"
+            print(
+                f"{len(rows):>3} {word} {row.kind}: {row.fault or 'nothing'}, named {said}", file=sys.stderr
+            )
+    return rows
+
+
 def main() -> None:
     """Run it from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--only", choices=("rates", "blame"), help="one of the two; else both")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = judged(measured(arguments.seed, arguments.cases))
+    found: dict[str, dict[str, Any]] = {}
+    if arguments.only != "blame":
+        found |= judged(measured(arguments.seed, arguments.cases))
+    if arguments.only != "rates":
+        found |= blame.judged(blamed(arguments.seed, arguments.cases))
     if arguments.json:
         print(json.dumps(found, indent=1))
         return
     for check, row in found.items():
         word = {True: "holds", False: "MISSED", None: "not measured"}[row["holds"]]
         errors = f"median {row['median_pct']}%  worst {row['worst_pct']}%"
+        if "right_pct" in row:
+            errors = f"right {row['right_pct']}%"
         print(f"{check:<28} n {row['n']:>3}  {errors}  {row['bar']}  {word}")
 
 

@@ -2,6 +2,8 @@
 
 lab       hosts, leaves and spines as namespaces; cables that are fair; failures
 traffic   flows between hosts, and their goodput
+connections  connections that stay, and what each takes to move a message
+blame     faults that are injected, and what is named for them
 job       a real job over the hosts: its connections, and how long its steps take
 rank      the program of one of its ranks
 cases     what is drawn from a seed, predicted, and measured

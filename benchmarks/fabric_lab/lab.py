@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dpro.topology.file import HostEntry, LinkEntry, SwitchEntry, TopologyFile
 
@@ -33,6 +34,13 @@ RATES = {
 }
 
 
+class CableEnd(NamedTuple):
+    """An end of a cable: a device of a namespace."""
+
+    where: str
+    device: str
+
+
 @dataclass
 class Lab:
     """A fabric that runs.
@@ -43,6 +51,8 @@ class Lab:
         host_mbit, spine_mbit: of a cable of a host, and of one between switches.
         failed: cables between switches that are down, as (leaf, spine).
         rates: Mbit/s of cables between switches that were changed.
+        cut: ends of cables whose rate was changed otherwise, with the rate that they had.
+        lossy: ends of cables that lose part of what comes in.
     """
 
     name: str
@@ -53,6 +63,8 @@ class Lab:
     spine_mbit: int
     failed: set[tuple[int, int]] = field(default_factory=set)
     rates: dict[tuple[int, int], int] = field(default_factory=dict)
+    cut: dict[CableEnd, int] = field(default_factory=dict)
+    lossy: set[CableEnd] = field(default_factory=set)
 
     def host(self, number: int) -> str:
         """The namespace of a host."""
@@ -113,8 +125,43 @@ class Lab:
             _tc([f"qdisc del dev {device} root"], where)
             _tc(_shaping(device, mbit), where)
 
+    def port_ends(self, host: int) -> tuple[CableEnd, CableEnd]:
+        """The ends of a host's cable: at the host, and at its leaf."""
+        return CableEnd(self.host(host), "eth0"), CableEnd(self.leaf(self.leaf_of(host)), f"h{host}")
+
+    def cable_ends(self, leaf: int, spine: int) -> tuple[CableEnd, CableEnd]:
+        """The ends of a cable between switches: at the leaf, and at the spine."""
+        return CableEnd(self.leaf(leaf), f"s{spine}"), CableEnd(self.spine(spine), f"l{leaf}")
+
+    def limit(self, end: CableEnd, mbit: int) -> None:
+        """Have an end of a cable send at another rate until the fabric is healed."""
+        of_host = end.device.startswith(("eth", "h"))
+        self.cut.setdefault(end, self.host_mbit if of_host else self.spine_mbit)
+        self._limit(end, mbit)
+
+    def lose(self, end: CableEnd, share: float) -> None:
+        """Have an end of a cable drop a share of the packets that come in, each of several segments."""
+        # Classic BPF: a random word; below the share of its range the packet is dropped (2), else it passes.
+        program = f"4,32 0 0 4294963256,53 1 0 {int(share * 2**32)},6 0 0 2,6 0 0 0"
+        device = f"dev {end.device}"
+        _tc_one(f"qdisc add {device} ingress", end.where)
+        run([*_words(f"tc -n {end.where} filter add {device} parent ffff: protocol ip prio 1 bpf da"),
+             "bytecode", program])  # fmt: skip
+        self.lossy.add(end)
+
+    def _limit(self, end: CableEnd, mbit: int) -> None:
+        _, burst, _ = RATES[_like(mbit)]
+        rate = f"rate {mbit}mbit ceil {mbit}mbit burst {burst}kb cburst {burst}kb"
+        _tc_one(f"class change dev {end.device} parent 1: classid 1:fff htb {rate}", end.where)
+
     def heal(self) -> None:
-        """Undo all failures and changed rates."""
+        """Undo all failures, losses and changed rates."""
+        for end, mbit in self.cut.items():
+            self._limit(end, mbit)
+        for end in self.lossy:
+            _tc_one(f"qdisc del dev {end.device} ingress", end.where)
+        self.cut.clear()
+        self.lossy.clear()
         for leaf, spine in list(self.failed):
             _ip(f"link set dev s{spine} up", self.leaf(leaf))
             self.failed.discard((leaf, spine))
@@ -255,6 +302,10 @@ def run(command: list[str], given: str | None = None) -> str:
 
 def _ip(words: str, where: str) -> str:
     return run(["ip", "-n", where, *_words(words)])
+
+
+def _tc_one(words: str, where: str) -> None:
+    run(["tc", "-n", where, *_words(words)])
 
 
 def _tc(lines: list[str], where: str) -> None:

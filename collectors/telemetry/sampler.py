@@ -16,12 +16,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from dpro.collectors.launch.processes import close_descriptors
 from dpro.collectors.launch.recording import Launch
+from dpro.collectors.telemetry.connections import by_peer, established, inodes_of
 from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
 from dpro.collectors.telemetry.nic import find_ports
 from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process
@@ -96,7 +97,11 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
         _log(recording, f"{host}: {line}")
 
     output = _Output(SampleWriter(recording.raw, host), complain)
-    sources: dict[str, Source] = {"processes": LocalProcesses(recording.raw, host).read}
+    processes = LocalProcesses(recording.raw, host)
+    sources: dict[str, Source] = {
+        "processes": processes.read,
+        "TCP connections": processes.read_connections,
+    }
     election = Election(recording.raw.parent / f"{host}{LOCK}")
     lifeline = select.poll()
     lifeline.register(lifeline_end)
@@ -216,21 +221,41 @@ class LocalProcesses:
             host: this host.
         """
         self._folder, self._host = folder, host
+        self._there: set[int] = set()  # inodes of connections
+        self._sockets: dict[int, set[int]] = {}  # of processes
         self._ranks: dict[Path, tuple[int, int]] = {}  # when the facts were written, and the rank
         self._ended: set[Path] = set()
 
     def read(self, everything: bool) -> list[TelemetrySample]:
         """One sample per process that still runs."""
         samples = []
-        for path in self._folder.glob(f"{self._host}-*/facts.json"):
-            if path in self._ended:
-                continue
-            values = read_process(int(path.parent.name.rpartition("-")[2]))
+        for path, pid in self._running():
+            values = read_process(pid)
             if values:
                 samples.append(TelemetrySample(time.time_ns(), self._rank(path), "", values))
             else:
                 self._ended.add(path)
         return samples
+
+    def read_connections(self, everything: bool) -> list[TelemetrySample]:
+        """One sample per process and peer that it sends to over TCP."""
+        running = [(self._rank(path), pid) for path, pid in self._running()]
+        connections = established() if running else []
+        there = {each.inode for each in connections}
+        if there != self._there:  # whose they are is looked up where any is new
+            self._there, self._sockets = there, {pid: inodes_of(pid) for _, pid in running}
+        now = time.time_ns()
+        return [
+            TelemetrySample(now, rank, peer, values)
+            for rank, pid in running
+            for peer, values in by_peer(connections, self._sockets.get(pid, set())).items()
+        ]
+
+    def _running(self) -> Iterator[tuple[Path, int]]:
+        """The facts of processes that were running when they were read last, and their ids."""
+        for path in self._folder.glob(f"{self._host}-*/facts.json"):
+            if path not in self._ended:
+                yield path, int(path.parent.name.rpartition("-")[2])
 
     def _rank(self, path: Path) -> int:
         """The rank a process has now: it may get another when it makes its process group."""

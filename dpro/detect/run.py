@@ -20,6 +20,7 @@ from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
 from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
 from dpro.detect.network.degradation import find_slower_transfers
 from dpro.detect.network.host_waits import find_communication_bound
+from dpro.detect.network.losses import with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.notes import note_waiting
@@ -364,6 +365,11 @@ def _with_gpus(context: Context, findings: list[Finding]) -> list[Finding]:
     return with_gpus(findings, context.steps, context.counters, context.workers)
 
 
+def _with_losses(context: Context, findings: list[Finding]) -> list[Finding]:
+    """The findings with what loses packets, by TCP's counters."""
+    return with_losses(findings, context.counters, context.workers, context.run)
+
+
 _GRAPH, _ALWAYS_ON = frozenset({Need.GRAPH}), frozenset({Need.ALWAYS_ON})
 
 IN_WINDOWS = (
@@ -414,4 +420,4 @@ FROM_CALLS = (
 )  # fmt: skip
 DETECTORS = (*IN_WINDOWS, *FROM_CALLS)
 OF_THE_JOB = (Detector("regression", _regression, frozenset({Need.STEPS})),)
-EXPLANATIONS = (_with_crowded_hosts, _with_gpus)
+EXPLANATIONS = (_with_crowded_hosts, _with_losses, _with_gpus)

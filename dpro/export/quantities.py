@@ -128,6 +128,10 @@ QUANTITIES = {
     "rate_gbps": Quantity("rate of the port", "Gbit/s"),
     "up": Quantity("port is up"),
     "tcp_retransmitted_segments": _per_second("retransmitted TCP segments"),
+    "tcp_sent_bytes": _moved("sent over TCP"),
+    "tcp_sent_segments": _per_second("TCP segments sent"),
+    "tcp_rtt_us": Quantity("TCP round trip", "us"),
+    "tcp_delivered_gbps": Quantity("TCP delivers", "GB/s"),
     # Hosts and processes
     "cpu_user_s": _cores("CPU, user code"),
     "cpu_nice_s": _cores("CPU, niced processes"),

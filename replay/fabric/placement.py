@@ -161,7 +161,7 @@ class Placed:
         return hashed_loads(self.flows, self.routes, self.known) if self.known else self.hashed
 
 
-def _paths_of(run: Run) -> tuple[PathEntry, ...]:
+def paths_of_run(run: Run) -> tuple[PathEntry, ...]:
     """The paths that a run keeps."""
     kept = run.path / paths.FILE
     return tuple(paths.read_paths(kept)) if kept.is_file() else ()
@@ -183,7 +183,7 @@ def placed(graph: Graph) -> Placed:
         if not (fabric.kind[flows.begin] == NIC).any():
             raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
         in_order = tuple(gpus[rank] for rank in sorted(gpus))
-        return Placed(fabric, routes_of(fabric), found, flows, in_order, _paths_of(graph.run))
+        return Placed(fabric, routes_of(fabric), found, flows, in_order, paths_of_run(graph.run))
 
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind)

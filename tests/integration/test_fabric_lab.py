@@ -10,6 +10,8 @@ import subprocess
 import pytest
 
 from benchmarks.fabric import check_of, judged
+from benchmarks.fabric_lab import blame
+from benchmarks.fabric_lab.blame import NONE, NamedFault
 from benchmarks.fabric_lab.cases import Compared, of_flows, of_job
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import Lab, lab
@@ -39,6 +41,32 @@ def test_the_lab_describes_itself_without_what_failed() -> None:
     assert ("l0", "s1") not in links
     assert links["l1", "s0"] == pytest.approx(0.025)
     assert [made.address(host) for host in (0, 3)] == ["10.1.1.2", "10.2.4.2"]
+
+
+def test_what_is_named_is_right_only_if_it_is_all_that_is_named() -> None:
+    fault, both = "cable l0 - s1", frozenset({"cable l0 - s1", "switch s1"})
+
+    def right(*named: frozenset[str], indistinct: frozenset[str] = frozenset({fault})) -> bool:
+        return NamedFault("slow cable", fault, named, indistinct).right
+
+    assert right(frozenset({fault}))
+    assert not right()
+    assert not right(both)
+    assert right(both, indistinct=both)
+    assert not right(frozenset({fault}), frozenset({"switch s0"}))
+    healthy = [NamedFault(NONE, "", (), frozenset()), NamedFault(NONE, "", (both,), frozenset())]
+    found = blame.judged([NamedFault("slow cable", fault, (frozenset({fault}),), frozenset()), *healthy])
+    assert found["blame, healthy"]["by_kind"] == {NONE: [1, 2]}
+    assert (found["blame"]["right_pct"], found["blame"]["holds"]) == (0.0, False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root and tc")
+def test_faults_of_each_kind_are_named_and_a_healthy_fabric_is_not() -> None:
+    with lab(6, 3, 2, 100, 100) as made:
+        rows = list(blame.of_cases(made, random.Random(5), 5))
+    assert [row.kind for row in rows] == [*blame.FAULTS, NONE]
+    assert sum(row.right for row in rows) >= 5  # on a busy machine one may be missed
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 In: a job's traffic. Out: findings. Transfers of the same operation, size and kind of group are compared
 between groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no
-fast one has, is at fault; where several things fit equally well, that is said. A job in which one group does
-all there is gives nothing to compare with.
+fast one has, is at fault; where several things fit equally well, that is said. Where the run has a topology,
+cables, ports and switches on the paths of slow groups come first (`wires`). A job in which one group does all
+there is gives nothing to compare with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.network.axes import with_axis
 from dpro.detect.network.fabric import LIKE, FabricBlock, find_blocks
 from dpro.detect.network.traffic import MESSAGE, Traffic
+from dpro.detect.network.wires import CLASSES, blame_wires, wires_of, with_hops
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.units import format_bytes, format_duration
 
@@ -39,7 +41,7 @@ class Suspect(NamedTuple):
     Attributes:
         thing: what is at fault in the end: rank 3, whatever it does.
         kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (what lies between
-            two) or group.
+            two) or group; of a topology cable, link, port or switch.
         id: which.
     """
 
@@ -50,13 +52,16 @@ class Suspect(NamedTuple):
     @property
     def class_(self) -> str:
         """The class of a finding that blames it."""
+        if self.kind in CLASSES:
+            return CLASSES[self.kind]
         return "slow.link" if self.kind in ("link", "hosts", "group") else "slow.nic"
 
 
 def find_slow_network(traffic: Traffic) -> list[Finding]:
     """Name the links and ports whose transfers take clearly longer than comparable ones."""
     transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
-    found = []
+    found, explained = _on_wires(traffic, transfers)
+    transfers = transfers.filter(~pl.col("members").is_in(sorted(explained)))
     blocked: set[str] = set()
     for block in find_blocks(transfers, hosts):
         finding = _describe_block(traffic, block)
@@ -66,9 +71,44 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
-        finding = _describe(traffic, suspects, mine)
+        finding = _describe(traffic, suspects, mine, _in_common(suspects), 1.0)
         found += [finding] if finding else []
     return sorted(found, key=lambda finding: -finding.cost_ns)
+
+
+def _on_wires(traffic: Traffic, transfers: pl.DataFrame) -> tuple[list[Finding], set[str]]:
+    """Findings about cables, ports and switches, and the groups (`members`) that these explain.
+
+    Only groups whose paths are equally long are compared: below a leaf all is faster, in any fabric.
+    """
+    wires = wires_of(traffic.run)
+    if wires is None:
+        return [], set()
+    by_length = with_hops(transfers, wires).partition_by("hops")
+    if not by_length:
+        return [], set()
+    groups = pl.concat([compare_groups(part) for part in by_length])
+    slow = groups.filter("slow")
+    found: list[Finding] = []
+    explained: set[str] = set()
+    for blamed, members in blame_wires(groups, wires):
+        suspects = [Suspect(each.words, each.kind, each.name) for each in blamed.suspects]
+        mine = slow.filter(pl.col("members").is_in(sorted(members)))
+        shared = [
+            *blamed.lines("groups", "are slow"),
+            "broken, or crowded: flows that meet there look the same",
+        ]
+        finding = _describe(traffic, suspects, mine, shared, blamed.verdict.confidence)
+        found += [finding] if finding else []
+        explained |= members if finding else set()
+    return found, explained
+
+
+def _in_common(suspects: Sequence[Suspect]) -> list[str]:
+    names = ", ".join(map(words_of, suspects))
+    who = f"one of these ({names})" if len(suspects) > 1 else names
+    alone = ["no group is recorded that has one of these without the others"] if len(suspects) > 1 else []
+    return [f"all of them have {who} in common, and no other group of their kind has", *alone]
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
@@ -200,8 +240,18 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         left -= explained
 
 
-def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> Finding | None:
-    """The finding, with what healing would save; None where neither the step nor the transfer shows much."""
+def _describe(
+    traffic: Traffic, suspects: Sequence[Suspect], slow: pl.DataFrame, shared: Sequence[str], certainty: float
+) -> Finding | None:
+    """The finding, with what healing would save; None where neither the step nor the transfer shows much.
+
+    Args:
+        traffic: of the job.
+        suspects: which fit equally well.
+        slow: groups that they explain.
+        shared: evidence of what these have in common.
+        certainty: 0 to 1, that it is one of the suspects.
+    """
     saved, base = _healed(traffic, slow)
     sure_which = bool((slow["num_same_kind"] >= MIN_GROUPS).any())
     times = float(np.exp(slow["excess"].to_numpy().max()))
@@ -210,13 +260,10 @@ def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> 
         return None
     cost = max(float(saved.mean()), 0.0)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
-    kind, name, who = suspects[0].kind, suspects[0].id, words_of(suspects[0])
+    kind, name = suspects[0].kind, suspects[0].id
     if len(suspects) > 1:
         kind, name = "one of", ", ".join(words_of(suspect) for suspect in suspects)
-        who = f"one of these ({name})"
-    evidence = [*_slowest(slow), f"all of them have {who} in common, and no other group of their kind has"]
-    if len(suspects) > 1:
-        evidence.append("no group is recorded that has one of these without the others")
+    evidence = [*_slowest(slow), *shared]
     step = float(base.mean())
     if cost >= MIN_SHARE * step:
         evidence.append(traffic.gain_in_words("the others'", "the step takes", cost, step))
@@ -229,8 +276,8 @@ def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> 
     sure = confidence(saved, base) if gains else 0.5
     sure = sure if sure_which else min(sure, MAX_UNSURE)
     found = Finding(
-        suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4), sure / len(suspects), cost,
-        tuple(evidence),
+        suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4),
+        sure * certainty / len(suspects), cost, tuple(evidence),
     )  # fmt: skip
     return with_axis(found, traffic, slow["members"])
 

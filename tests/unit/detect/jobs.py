@@ -121,7 +121,9 @@ def write_job(folder: Path, work: Work, clock_ms: dict[int, float] | None = None
         for table, rows in tables:
             moved = [row | {"start_ns": row["start_ns"] + shift} for row in rows]
             write_part(folder, table, f"rank{rank.rank:05d}", pl.DataFrame(moved))
+        local = list(work.hosts[: rank.rank]).count(host) if work.hosts else 0
         worker = {"rank": rank.rank, "world_size": num_ranks, "host": host, "pid": rank.pid}
+        worker |= {"local_rank": local}
         write_part(folder, WORKERS, f"rank{rank.rank:05d}", pl.DataFrame([worker]))
     write_manifest(folder, Manifest(world_size=num_ranks, ranks=list(range(num_ranks))))
     return folder

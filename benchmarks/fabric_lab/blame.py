@@ -1,0 +1,264 @@
+"""Faults that are injected into a lab, and what of the fabric dpro blames for what messages show.
+
+In: a lab and a seed. Out: for each fault what was named. Between all hosts of different leaves messages are
+sent over two connections each, some at a time, by whatever paths the kernel hashes them to. A message shows a
+fault where it is slower than max-min fairness says, or where TCP had to send much of it again. One that meets
+others, and is as slow as that makes it, shows nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from benchmarks.fabric_lab.cases import PAYLOAD
+from benchmarks.fabric_lab.connections import LabConnection, SentMessage, connections, moved_at_once
+from benchmarks.fabric_lab.lab import CableEnd, Lab, taken
+from benchmarks.fabric_lab.traffic import Flow
+from dpro.arrays import Floats
+from dpro.detect.network.tomography import votes, votes_of_losses
+from dpro.detect.network.wires import CABLE, DIRECTION, PORT, SWITCHES, FabricPart, components_of, name_faults
+from dpro.replay.fabric.crossing import on_paths
+from dpro.replay.fabric.fairness import max_min_rates
+from dpro.replay.fabric.flows import Load
+from dpro.replay.fabric.network import Fabric, fabric_of
+
+FAULTS = ("slow cable", "lossy cable", "slow port", "lossy port", "slow switch")
+NONE = "none"
+LOSS = 0.01  # of packets
+CUT = (0.25, 0.5)  # of a cable's rate, that is left
+SLOW = 0.75  # of the rate that a message should have
+PER_PAIR = 2  # connections
+TIMES = 2  # that each message is sent: what is slow once is noise
+MESSAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class NamedFault:
+    """A fault and what was named.
+
+    Attributes:
+        kind: one of `FAULTS`, or `NONE`.
+        fault: the component at fault, empty where there is none.
+        named: sets of components that were named, each of which cannot be distinguished.
+        indistinct: components that the same messages cross as what is at fault.
+    """
+
+    kind: str
+    fault: str
+    named: tuple[frozenset[str], ...]
+    indistinct: frozenset[str]
+
+    @property
+    def right(self) -> bool:
+        """Whether the component was named at the level that can be distinguished, and nothing else."""
+        if not self.fault:
+            return not self.named
+        return len(self.named) == 1 and self.fault in self.named[0] and self.named[0] <= self.indistinct
+
+
+@dataclass(frozen=True)
+class LabTraffic:
+    """Messages of a lab.
+
+    Attributes:
+        made: the lab.
+        fabric: as it should be.
+        components: of it.
+        rounds: by round, the flows that send at once, as places in the other fields.
+        open: connection of each flow.
+        links: [F, L] whether a flow crosses a link.
+        expected: [F] bytes per second, by max-min fairness.
+    """
+
+    made: Lab
+    fabric: Fabric
+    components: list[FabricPart]
+    rounds: tuple[tuple[int, ...], ...]
+    open: list[LabConnection]
+    links: csr_matrix
+    expected: Floats
+
+
+@contextmanager
+def traffic(made: Lab, draw: random.Random) -> Iterator[LabTraffic]:
+    """Connect all hosts of different leaves, and say which path each connection takes.
+
+    Args:
+        made: the lab, healthy.
+        draw: source ports.
+    """
+    flows: list[Flow] = []
+    rounds = []
+    for pairs in _rounds(made) * PER_PAIR:
+        rounds.append(tuple(range(len(flows), len(flows) + len(pairs))))
+        for begin, end in pairs:  # a queue of its own for each
+            port = 40_000 + 256 * draw.randrange(80) + len(flows) % 256
+            flows.append(Flow(begin, end, port, 6000 + len(flows)))
+    fabric = fabric_of(made.topology())
+    nodes = [[fabric.node_of[name] for name in _path(made, flow)] for flow in flows]
+    links = on_paths(fabric, nodes)
+    expected = np.zeros(len(flows))
+    for each in rounds:
+        own = links[list(each)]
+        load = Load(own.indptr.astype(np.int64), own.indices.astype(np.int64), own.data)
+        expected[list(each)] = PAYLOAD * 1e9 * max_min_rates(load, fabric.gbps)
+    with connections(made, flows) as found:
+        yield LabTraffic(made, fabric, components_of(fabric), tuple(rounds), found, links, expected)
+
+
+def of_cases(made: Lab, draw: random.Random, cases: int) -> Iterator[NamedFault]:
+    """Faults of all kinds in turn, with a healthy case after each round of them.
+
+    Args:
+        made: the lab.
+        draw: all that is drawn.
+        cases: faults.
+    """
+    with traffic(made, draw) as sent:
+        sent_all(sent)  # the first after connecting lose some, until each knows its rate
+        for number in range(cases):
+            yield of_fault(sent, FAULTS[number % len(FAULTS)], draw)
+            if number % len(FAULTS) == len(FAULTS) - 1:
+                yield of_fault(sent, NONE, draw)
+
+
+def judged(rows: Sequence[NamedFault]) -> dict[str, dict[str, Any]]:
+    """Check → figures.
+
+    Args:
+        rows: of faults, and of healthy cases.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for check, bar, mine in (
+        ("blame", 95.0, [row for row in rows if row.fault]),
+        ("blame, healthy", 100.0, [row for row in rows if not row.fault]),
+    ):
+        right = 100 * sum(row.right for row in mine) / len(mine) if mine else None
+        found[check] = {
+            "n": len(mine),
+            "right_pct": None if right is None else round(right, 1),
+            "by_kind": {
+                kind: [sum(row.right for row in mine if row.kind == kind), len(own)]
+                for kind in (*FAULTS, NONE)
+                if (own := [row for row in mine if row.kind == kind])
+            },
+            "bar": f"right >= {bar:g}%",
+            "holds": None if right is None else right >= bar,
+        }
+    return found
+
+
+def _rounds(made: Lab) -> list[list[tuple[int, int]]]:
+    """Pairs of hosts of different leaves; in a round no host sends or receives twice."""
+    left = [pair for pair in permutations(range(made.hosts), 2) if len(set(map(made.leaf_of, pair))) > 1]
+    rounds = []
+    while left:
+        chosen: list[tuple[int, int]] = []
+        for pair in left:
+            if all(pair[side] != other[side] for other in chosen for side in (0, 1)):
+                chosen.append(pair)
+        left = [pair for pair in left if pair not in chosen]
+        rounds.append(chosen)
+    return rounds
+
+
+def _path(made: Lab, flow: Flow) -> tuple[str, ...]:
+    leaves = (f"l{made.leaf_of(flow.begin)}", f"l{made.leaf_of(flow.end)}")
+    return f"h{flow.begin}:nic0", leaves[0], taken(made, *flow), leaves[1], f"h{flow.end}:nic0"
+
+
+def of_fault(sent: LabTraffic, kind: str, draw: random.Random) -> NamedFault:
+    """Inject a fault, send all messages, and say what is named.
+
+    Args:
+        sent: connections.
+        kind: one of `FAULTS`, or `NONE`.
+        draw: which component, and how slow.
+    """
+    sent.made.heal()
+    fault = _inject(sent.made, kind, draw)
+    messages = sent_all(sent)
+    sent.made.heal()
+    named = {frozenset(each) for evidence in _evidence(sent, messages) for each in _named(sent, evidence)}
+    same = _crossed_equally(sent, fault) if fault else frozenset[str]()
+    return NamedFault(kind, fault, tuple(named), same)
+
+
+def sent_all(sent: LabTraffic) -> list[SentMessage]:
+    """Messages over each connection, round by round: the time of the fastest, the segments of all."""
+    found: dict[int, list[SentMessage]] = {}
+    for each in sent.rounds * TIMES:
+        for at, message in zip(each, moved_at_once([sent.open[at] for at in each], MESSAGE_BYTES)):
+            found.setdefault(at, []).append(message)
+    columns = [list(zip(*found[at])) for at in range(len(sent.open))]
+    return [SentMessage(min(seconds), sum(sent), sum(again)) for seconds, sent, again in columns]
+
+
+def _inject(made: Lab, kind: str, draw: random.Random) -> str:
+    """The component at fault, in the words of its kind."""
+    leaf, spine, host = draw.randrange(made.leaves), draw.randrange(made.spines), draw.randrange(made.hosts)
+    left = draw.uniform(*CUT)
+    if kind == "slow cable":
+        for end in made.cable_ends(leaf, spine):
+            made.limit(end, round(left * made.spine_mbit))
+        return f"{CABLE} l{leaf} - s{spine}"
+    if kind == "slow port":
+        for end in made.port_ends(host):
+            made.limit(end, round(left * made.host_mbit))
+        return f"{PORT} h{host}:nic0"
+    if kind == "lossy cable":
+        into = draw.randrange(2)
+        made.lose(made.cable_ends(leaf, spine)[into], LOSS)
+        return f"{DIRECTION} " + (f"l{leaf} > s{spine}", f"s{spine} > l{leaf}")[1 - into]
+    if kind == "lossy port":
+        into = draw.randrange(2)
+        made.lose(made.port_ends(host)[into], LOSS)
+        ends = f"h{host}:nic0", f"l{made.leaf_of(host)}"
+        return f"{DIRECTION} {ends[1 - into]} > {ends[into]}"
+    if kind == "slow switch":
+        name, cables = _cables_of_switch(made, draw.choice([f"l{leaf}", f"s{spine}"]))
+        for end in cables:
+            made.limit(end, round(left * made.spine_mbit))
+        return f"{SWITCHES} {name}"
+    return ""
+
+
+def _cables_of_switch(made: Lab, name: str) -> tuple[str, list[CableEnd]]:
+    number = int(name[1:])
+    if name[0] == "s":
+        ends = [end for leaf in range(made.leaves) for end in made.cable_ends(leaf, number)]
+    else:
+        ends = [end for spine in range(made.spines) for end in made.cable_ends(number, spine)]
+        own = [host for host in range(made.hosts) if made.leaf_of(host) == number]
+        ends += [end for host in own for end in made.port_ends(host)]
+    return name, ends
+
+
+def _evidence(sent: LabTraffic, messages: Sequence[SentMessage]) -> Iterator[Floats]:
+    rates = np.array([MESSAGE_BYTES / each.seconds for each in messages])
+    slow = rates < SLOW * sent.expected
+    alone = sent.expected > SLOW * sent.expected.max()
+    yield np.where(slow | alone, votes(slow), 0.0)
+    segments = np.array([(each.segments, each.retransmitted) for each in messages])
+    yield votes_of_losses(segments[:, 0], segments[:, 1])
+
+
+def _named(sent: LabTraffic, evidence: Floats) -> Iterator[list[str]]:
+    alone = np.arange(evidence.size)
+    for blamed in name_faults(sent.components, sent.links, alone, evidence):
+        yield [each.words for each in blamed.suspects]
+
+
+def _crossed_equally(sent: LabTraffic, fault: str) -> frozenset[str]:
+    """Components that exactly the same messages cross as a component, with it."""
+    dense = sent.links.toarray()
+    crossed = {each.words: tuple(dense[:, list(each.links)].sum(axis=1)) for each in sent.components}
+    return frozenset(name for name, column in crossed.items() if column == crossed[fault])
