@@ -2,8 +2,8 @@
 
 In: a lab and a seed. Out: for each fault what was named. Between all hosts of different leaves messages are
 sent over two connections each, some at a time, by whatever paths the kernel hashes them to. A message shows a
-fault where it is slower than max-min fairness says, or where TCP had to send much of it again. One that meets
-others, and is as slow as that makes it, shows nothing.
+fault where it is slower than max-min fairness says, or where TCP had to send much of it again. Which messages
+a slow component slows down fairness says, too: one that meets others is slow already.
 """
 
 from __future__ import annotations
@@ -24,11 +24,20 @@ from benchmarks.fabric_lab.lab import CableEnd, Lab, taken
 from benchmarks.fabric_lab.traffic import Flow
 from dpro.arrays import Floats
 from dpro.detect.network.tomography import votes, votes_of_losses
-from dpro.detect.network.wires import CABLE, DIRECTION, PORT, SWITCHES, FabricPart, components_of, name_faults
+from dpro.detect.network.wires import (
+    CABLE,
+    DIRECTION,
+    PORT,
+    SWITCHES,
+    FabricPart,
+    blame_shown,
+    components_of,
+    crossing_of,
+)
 from dpro.replay.fabric.crossing import on_paths
 from dpro.replay.fabric.fairness import max_min_rates
 from dpro.replay.fabric.flows import Load
-from dpro.replay.fabric.network import Fabric, fabric_of
+from dpro.replay.fabric.network import fabric_of
 
 FAULTS = ("slow cable", "lossy cable", "slow port", "lossy port", "slow switch")
 NONE = "none"
@@ -37,7 +46,7 @@ CUT = (0.25, 0.5)  # of a cable's rate, that is left
 SLOW = 0.75  # of the rate that a message should have
 PER_PAIR = 2  # connections
 TIMES = 2  # that each message is sent: what is slow once is noise
-MESSAGE_BYTES = 1 << 20
+MESSAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -70,21 +79,22 @@ class LabTraffic:
 
     Attributes:
         made: the lab.
-        fabric: as it should be.
-        components: of it.
+        components: of its fabric.
         rounds: by round, the flows that send at once, as places in the other fields.
         open: connection of each flow.
         links: [F, L] whether a flow crosses a link.
         expected: [F] bytes per second, by max-min fairness.
+        slowed: [F, C] whether a component with a part of its rate slows a flow down: the share of `CUT` with
+            which it does.
     """
 
     made: Lab
-    fabric: Fabric
     components: list[FabricPart]
     rounds: tuple[tuple[int, ...], ...]
     open: list[LabConnection]
     links: csr_matrix
     expected: Floats
+    slowed: Floats
 
 
 @contextmanager
@@ -105,13 +115,26 @@ def traffic(made: Lab, draw: random.Random) -> Iterator[LabTraffic]:
     fabric = fabric_of(made.topology())
     nodes = [[fabric.node_of[name] for name in _path(made, flow)] for flow in flows]
     links = on_paths(fabric, nodes)
-    expected = np.zeros(len(flows))
+    components = components_of(fabric)
+    expected = _rates(links, rounds, fabric.gbps)
+    slowed = np.zeros((len(flows), len(components)))
+    for at, part in enumerate(components):
+        for left in CUT:
+            gbps = fabric.gbps.copy()
+            gbps[list(part.links)] *= left
+            slowed[:, at] += (_rates(links, rounds, gbps) < SLOW * expected) / len(CUT)
+    with connections(made, flows) as found:
+        yield LabTraffic(made, components, tuple(rounds), found, links, expected, slowed)
+
+
+def _rates(links: csr_matrix, rounds: Sequence[Sequence[int]], gbps: Floats) -> Floats:
+    """[F] bytes per second, by max-min fairness of the flows of each round."""
+    rates = np.zeros(links.shape[0])
     for each in rounds:
         own = links[list(each)]
         load = Load(own.indptr.astype(np.int64), own.indices.astype(np.int64), own.data)
-        expected[list(each)] = PAYLOAD * 1e9 * max_min_rates(load, fabric.gbps)
-    with connections(made, flows) as found:
-        yield LabTraffic(made, fabric, components_of(fabric), tuple(rounds), found, links, expected)
+        rates[list(each)] = PAYLOAD * 1e9 * max_min_rates(load, gbps)
+    return rates
 
 
 def of_cases(made: Lab, draw: random.Random, cases: int) -> Iterator[NamedFault]:
@@ -187,7 +210,7 @@ def of_fault(sent: LabTraffic, kind: str, draw: random.Random) -> NamedFault:
     fault = _inject(sent.made, kind, draw)
     messages = sent_all(sent)
     sent.made.heal()
-    named = {frozenset(each) for evidence in _evidence(sent, messages) for each in _named(sent, evidence)}
+    named = _named(sent, messages)
     same = _crossed_equally(sent, fault) if fault else frozenset[str]()
     return NamedFault(kind, fault, tuple(named), same)
 
@@ -242,19 +265,14 @@ def _cables_of_switch(made: Lab, name: str) -> tuple[str, list[CableEnd]]:
     return name, ends
 
 
-def _evidence(sent: LabTraffic, messages: Sequence[SentMessage]) -> Iterator[Floats]:
+def _named(sent: LabTraffic, messages: Sequence[SentMessage]) -> set[frozenset[str]]:
+    """What is blamed for rates, and for segments that were sent again."""
     rates = np.array([MESSAGE_BYTES / each.seconds for each in messages])
-    slow = rates < SLOW * sent.expected
-    alone = sent.expected > SLOW * sent.expected.max()
-    yield np.where(slow | alone, votes(slow), 0.0)
     segments = np.array([(each.segments, each.retransmitted) for each in messages])
-    yield votes_of_losses(segments[:, 0], segments[:, 1])
-
-
-def _named(sent: LabTraffic, evidence: Floats) -> Iterator[list[str]]:
-    alone = np.arange(evidence.size)
-    for blamed in name_faults(sent.components, sent.links, alone, evidence):
-        yield [each.words for each in blamed.suspects]
+    slow = blame_shown(sent.components, sent.slowed, votes(rates < SLOW * sent.expected))
+    crossing = crossing_of(sent.components, sent.links)
+    lossy = blame_shown(sent.components, crossing, votes_of_losses(segments[:, 0], segments[:, 1]))
+    return {frozenset(part.words for part in each.suspects) for each in (*slow, *lossy)}
 
 
 def _crossed_equally(sent: LabTraffic, fault: str) -> frozenset[str]:

@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.network.tomography import votes_of_losses
-from dpro.detect.network.wires import CLASSES, Blamed, Wires, name_faults, wires_of
+from dpro.detect.network.wires import CLASSES, Blamed, Wires, blame_parts, wires_of
 from dpro.replay.fabric.crossing import crossings
 from dpro.replay.fabric.flows import flows_of
 from dpro.replay.fabric.network import fabric_of
@@ -116,7 +116,7 @@ def _findings(pairs: pl.DataFrame, wires: Wires, gpus: dict[str, int]) -> list[F
     ends = [[gpus[source], gpus[target]] for source, target in pairs.select("source", "target").iter_rows()]
     flows = flows_of(wires.fabric, ends, ["send"] * len(ends))
     evidence = votes_of_losses(pairs["sent"].to_numpy(), pairs["again"].to_numpy())
-    blamed = name_faults(wires.components, crossings(flows, wires.routes, wires.known), flows.of, evidence)
+    blamed = blame_parts(wires.components, crossings(flows, wires.routes, wires.known), flows.of, evidence)
     ranks = {gpu: rank for rank, gpu in wires.gpus.items()}
     at = {host: ranks[gpu] for host, gpu in gpus.items() if gpu in ranks}
     return [_finding(each, pairs, at) for each in blamed]

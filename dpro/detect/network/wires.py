@@ -168,7 +168,7 @@ def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
     return crossing
 
 
-def name_faults(
+def blame_parts(
     components: Sequence[FabricPart], links: csr_matrix, of: Ints, evidence: Floats
 ) -> list[Blamed]:
     """What is at fault, by the evidence of groups of flows.
@@ -186,9 +186,19 @@ def name_faults(
     each_flow = crossing_of(candidates, links)
     missed = np.zeros((evidence.size, len(candidates)))
     np.add.at(missed, of, np.log1p(-np.minimum(each_flow, 1 - 1e-12)))
-    crossing = 1 - np.exp(missed)
-    kept = _distinct(candidates, crossing)
-    candidates, crossing = [candidates[at] for at in kept], crossing[:, kept]
+    return blame_shown(candidates, 1 - np.exp(missed), evidence)
+
+
+def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Floats) -> list[Blamed]:
+    """The same where it is known how likely each group shows a fault of each component.
+
+    Args:
+        components: of the fabric.
+        crossing: [G, C] these probabilities.
+        evidence: [G] as of `blame_parts`.
+    """
+    kept = _distinct(components, crossing)
+    candidates, crossing = [components[at] for at in kept], crossing[:, kept]
     found = []
     for verdict in at_fault(crossing, evidence):
         likely = crossing[:, verdict.suspects[0]] > 0.5 * crossing[:, verdict.suspects[0]].max()
@@ -245,7 +255,7 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
     if not shows.any():
         return []
     flows, links = _flows(known, wires)
-    found = name_faults(wires.components, links, flows.of, votes(_as_bools(shows)))
+    found = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
     return [(each, set(known["members"].filter(pl.Series(each.verdict.explained)))) for each in found]
 
 
