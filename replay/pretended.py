@@ -71,12 +71,10 @@ class Sharing(NamedTuple):
 
     Attributes:
         longest: factor on own work if all ranks of a host, and what communicates for them, compute at once.
-        waited: share of own work in which pretended ranks waited for a core themselves.
         line: what it rests on; empty where the host has a core for each.
     """
 
     longest: float = 1.0
-    waited: float = 0.0
     line: str = ""
 
 
@@ -105,7 +103,7 @@ def with_communication(
         The graph, with times of communication where they are known, and what a step takes. The step is that
         of ranks that share no core, as those that were pretended; the interval has what sharing changes.
     """
-    graph, rows = built.graph, built.matching.rows
+    graph, rows = without_waits_for_cores(built.graph), built.matching.rows
     alone = replayed_steps(graph)
     compute_ns = float(alone.mean()) if alone.size else 0.0
     found = PretendedStep(len(manifest.ranks), manifest.world_size, compute_ns, None, None, None)
@@ -139,7 +137,7 @@ def with_communication(
     if unknown:
         return graph, replace(found, unknown=tuple(unknown))
     sharing = sharing_of(graph, min(per_host, manifest.world_size))
-    works = (1.0, 1.0 - sharing.waited, sharing.longest)
+    works = (1.0, 1.0, sharing.longest)
     graphs = [_with(graph, transfers, *both) for both in zip(durations, works)]
     steps = [replayed_steps(each) for each in graphs]
     step, low, high = (float(each.mean()) if each.size else 0.0 for each in steps)
@@ -168,6 +166,26 @@ def _with(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph
     return graph.with_durations(changed)
 
 
+def without_waits_for_cores(graph: Graph) -> Graph:
+    """The graph without what pretended ranks waited for a core: other programs had them wait.
+
+    A rank that runs alone waits for no other rank. When in a step it waited was not recorded: all of its own
+    work in that step is taken to be shorter by the same share.
+
+    Args:
+        graph: of pretended ranks, with its run.
+    """
+    assert graph.run is not None
+    facts = host_facts(graph.run.table(STEPS), graph.run.table(COUNTERS)).drop_nulls("run_queue_ns")
+    duration, nodes = graph.nodes.duration.copy(), graph.nodes
+    own = np.isin(nodes.kind, CPU_KINDS)
+    for rank, step, lasted, waited in facts.select("rank", "step", "duration_ns", "run_queue_ns").iter_rows():
+        mine = own & (nodes.rank == rank) & (nodes.step == step)
+        left = 1 - min(waited / max(lasted, 1), 1.0)
+        duration[mine] = np.rint(duration[mine] * left).astype(np.int64)
+    return graph.with_durations(duration)
+
+
 def sharing_of(graph: Graph, ranks: int) -> Sharing:
     """What it changes if ranks share the cores of a host like the one that they were pretended on.
 
@@ -180,24 +198,21 @@ def sharing_of(graph: Graph, ranks: int) -> Sharing:
     facts = host_facts(steps, counters).drop_nulls(["cpu_ns", "training_thread_cpu_ns"])
     limits = counters.filter(pl.col("counter").is_in(["cpus", "cgroup_cpu_limit_cores"]))["value"].to_list()
     cores = min((each for each in limits if each > 0), default=0.0)
-    duration, training, every, waited = (
-        float(facts[name].fill_null(0.0).sum())
-        for name in ("duration_ns", "training_thread_cpu_ns", "cpu_ns", "run_queue_ns")
-    )
-    if not cores or not duration or not training:
+    names = ("duration_ns", "training_thread_cpu_ns", "cpu_ns", "run_queue_ns")
+    duration, training, every, waited = (float(facts[name].fill_null(0.0).sum()) for name in names)
+    if not cores or not training or duration <= waited:
         return Sharing()
     by_host = not (graph.nodes.kind == NodeKind.KERNEL).any()  # no GPU communicates: another thread does
     threads = ranks * (max(every / training, 1.0) + by_host)
-    share = min(training / duration, 1.0)
-    waited = min(waited / duration, 1.0)
     if threads <= cores:
-        return Sharing(waited=waited)
+        return Sharing()
+    share = min(training / (duration - waited), 1.0)
     longest = 1 + share * (threads / cores - 1)
     line = (
         f"up to {longest:.2f} times as much own work if the {ranks} ranks of a host share {cores:g} cores, "
         f"as this machine has: a rank computes for {share:.0%} of its step"
     )
-    return Sharing(longest, waited, line)
+    return Sharing(longest, line)
 
 
 def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:

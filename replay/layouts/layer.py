@@ -33,13 +33,13 @@ ROUTING_KERNELS = 40.0  # more than a dense layer has: router, permutation, and 
 class LayerTimes:
     """[N] microseconds of one pass over one layer, by what bounds them, and kernels that the host launches.
 
-    `steps` are those from rank to rank of its tensor-parallel collectives.
+    `ranks` are those of its tensor-parallel collectives, of all together.
     """
 
     compute: Floats
     memory: Floats
     kernels: Floats
-    steps: Floats
+    ranks: Floats
 
     def __add__(self, other: LayerTimes) -> LayerTimes:
         """Both, one after the other."""
@@ -51,7 +51,7 @@ class LayerTimes:
 
     def parts(self) -> tuple[Floats, Floats, Floats, Floats]:
         """All of it."""
-        return self.compute, self.memory, self.kernels, self.steps
+        return self.compute, self.memory, self.kernels, self.ranks
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
         parts = [found[f"{name} {way}"] for name in names if f"{name} {way}" in found]
         compute, memory = (sum((part[bound] for part in parts), none) for bound in ("compute", "memory"))
         passes = 0 if names in (("head",), ("scores",)) else 1
-        return LayerTimes(compute, memory, launched, COLLECTIVES * passes * (tp - 1))
+        return LayerTimes(compute, memory, launched, COLLECTIVES * passes * np.where(tp > 1, tp, 0.0))
 
     usual, mixed = (
         ("attention", "scores", "pointwise", "dense"),

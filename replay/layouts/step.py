@@ -135,7 +135,7 @@ class _Pass(NamedTuple):
 
 def _pass(work: LayerTimes, sent: Floats, stalled: Floats, machine: Machine) -> _Pass:
     gpu = machine.compute * work.compute + machine.memory * work.memory + sent
-    return _Pass(gpu, machine.host_us * work.kernels + stalled * work.steps, sent)
+    return _Pass(gpu, machine.host_us * work.kernels + stalled * work.ranks, sent)
 
 
 def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Stages]:
@@ -150,7 +150,9 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
     recompute = column(rows, "recompute")
     again = LayerTimes(*(np.where(recompute == 1, part, 0.0) for part in work.scores.parts()))
     crosses = (column(rows, "pp") > 1) & (gpus_of(rows) > machine.per_host)
-    stalled = np.where(crosses, machine.crossed_us, 0.0)
+    # The host waits for each collective then, also for its steps from host to host.
+    steps = np.where(column(rows, "tp") > machine.per_host, machine.outside_us, 0.0)
+    stalled = np.where(crosses & (machine.crossed_us > 0), machine.crossed_us + steps, 0.0)
     sent = (links.forward, links.backward)
     dense = _layer(work.forward, work.backward, again, sent, stalled, recompute, machine)
     sent = (links.expert_forward, links.expert_backward)

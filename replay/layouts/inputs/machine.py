@@ -48,8 +48,8 @@ class Machine:
         inside_us: what a collective within a host takes beside its bytes, per doubling of its ranks.
         outside_us: what a step from rank to rank of a collective across hosts takes.
         message_us: what a message from stage to stage takes beside its bytes.
-        crossed_us: what a step from rank to rank of a tensor-parallel collective takes more while messages of
-            the pipeline cross hosts; 0 on most clusters.
+        crossed_us: what a host waits for a tensor-parallel collective, per rank of its group, while messages
+            of the pipeline cross hosts; 0 on most clusters.
         compute: factor on the time of matmuls and attention, of what the table or the sheet says.
         memory: the same of what memory bounds.
         host_us: what the host needs for a kernel that it launches.
