@@ -2,44 +2,109 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.output import console, json_option, print_json, warn
+from dpro.errors import UsageError
 from dpro.units import NS_PER_H, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from dpro.goodput.document import GoodputDocument
+    from dpro.goodput.document import GoodputDocument, JobLife, OutlookDocument
+    from dpro.goodput.rates import FailureRate
 
 BAR = 30  # characters of the largest class
+SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
 
 
 @click.command()
 @click.argument("runs", type=click.Path(), metavar="RUN...", nargs=-1, required=True)
+@click.option("--edit", "edits", multiple=True, metavar="CHANGE", help="A change; several are made together.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=720.0,
+    show_default=True,
+    help="How long is predicted.",
+)
+@click.option(
+    "--mtbf-per-gpu",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="HOURS",
+    help="Mean time between failures of a GPU, with its share of its host.",
+)
+@click.option(
+    "--failures",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="LOG",
+    help="A log of failures of such a job: columns time, host.",
+)
+@click.option(
+    "--preset", type=click.Choice(["rsc-1", "llama-3", "bloom"]), help="As often as others have published."
+)
 @json_option
-def goodput(runs: tuple[str, ...], as_json: bool) -> None:
-    """Where all the time of a job went, over all its attempts.
+def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+    """Where all the time of a job went, over all its attempts, and what would save most of it.
 
     \b
     dpro goodput RUN                 a job that torchrun restarted: all its attempts
     dpro goodput RUN_1 RUN_2 RUN_3   a job that the scheduler started three times
+    dpro goodput RUN --preset llama-3                          search changes to its recovery
+    dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200 --edit spares:hosts=2
 
     Every second of every rank is in exactly one class: steps done for the first time, steps done again since
     the last checkpoint, starting, saving, waiting for a straggler, standing still after a failure, down.
     Which step an attempt resumed from follows from the checkpoint that it loaded.
+
+    Given how often hosts fail, or where the job failed often enough by itself, months of such a job are
+    simulated from its measured stages: as it is, and with changes. CHANGE is checkpoint:every=200,
+    async:stall=2, peers:every=1,stall=0.2, neighbour:steps=1, spares:hosts=2,repair=24,
+    smaller:replicas=16,repair=24, detect:s=30, start:s=60 or hosts:count=256 (docs/goodput.md).
+    No prediction is proven by a measured pair yet.
     """
+    import msgspec
+
     from dpro.cli.runs import open_quietly
     from dpro.goodput.document import goodput_document, life_of
 
     life = life_of([open_quietly(run) for run in runs])
     document = goodput_document(life, runs)
+    if asked["edits"] or any(asked[name] for name in SOURCES):
+        from dpro.goodput.outlook import outlook
+
+        found = outlook(life, _rate(life, asked), asked["edits"], asked["hours"])
+        document = msgspec.structs.replace(document, outlook=found)
     if as_json:
         print_json(document)
     else:
         _print(document)
         for note in document.notes:
             warn(note)
+
+
+def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
+    """How often the job fails, as the options say; None where they do not.
+
+    Raises:
+        UsageError: several of them do.
+        InputError: a log cannot be read.
+    """
+    from dpro.goodput.rates import PRESETS, rate_of_log, rate_per_gpu, read_log
+    from dpro.goodput.stages import seen_failures
+
+    given = [name for name in SOURCES if asked[name]]
+    if len(given) > 1:
+        raise UsageError(f"give one of {', '.join('--' + name.replace('_', '-') for name in given)}")
+    hosts = seen_failures(life).hosts
+    if asked["mtbf_per_gpu"]:
+        gpus = max(attempt.workers.height for attempt in life.attempts)
+        return rate_per_gpu(asked["mtbf_per_gpu"], -(-gpus // hosts))
+    if asked["failures"]:
+        return rate_of_log(read_log(asked["failures"]), hosts)
+    return PRESETS[asked["preset"]] if asked["preset"] else None
 
 
 def _print(document: GoodputDocument) -> None:
@@ -64,4 +129,21 @@ def _print(document: GoodputDocument) -> None:
         out.print(
             f"attempt {number}: {attempt.ranks} ranks, from step {attempt.first_step:,}: "
             f"{attempt.steps:,} steps{again}; {end}"
+        )
+    if document.outlook is not None:
+        _print_outlook(document.outlook)
+
+
+def _print_outlook(outlook: OutlookDocument) -> None:
+    out = console()
+    base, *changes = outlook.predictions
+    hosts = f"{outlook.hosts:,} host{'s' * (outlook.hosts != 1)}"
+    out.print(
+        f"In {outlook.hours:,.5g} h on {hosts} with {base.failures:,.3g} failures, by {outlook.rate}: "
+        f"goodput {base.goodput:.1%} ({base.low:.1%} to {base.high:.1%})"
+    )
+    for each in changes:
+        out.print(
+            f"  {each.gain_h:+8,.1f} h ({each.gain_low_h:+,.1f} to {each.gain_high_h:+,.1f})  goodput "
+            f"{each.goodput:.1%}  {' and '.join(each.edits)}  (unproven)"
         )

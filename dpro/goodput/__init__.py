@@ -3,5 +3,11 @@
 attempts    the starts of a job, in order, and the step that each resumed from
 marks       what each rank was doing from which moment on
 account     every second of every rank in one class
-document    the answer of `dpro goodput`
+document    where the time went, as the answer of `dpro goodput`
+stages      how long each stage took, and how often the job failed
+simulate    what a job gets done if it fails and recovers
+designs     changes to how it saves and recovers
+rates       how often it fails: its own, a log, what others have published
+predict     what changes would give
+outlook     predictions, as a part of the answer
 """

@@ -62,6 +62,53 @@ class AttemptDocument(DocumentPart, frozen=True):
     step_ms: float | None
 
 
+class GoodputPrediction(DocumentPart, frozen=True):
+    """What the job would get done in the time that was asked about.
+
+    Attributes:
+        edits: what was changed; none for the job as it is.
+        goodput: share of the time in which steps are done for good: mean, and within which nine of ten
+            simulated jobs are.
+        low, high: that interval.
+        gain_h: hours of training that the change gives, mean; null for the job as it is.
+        gain_low_h, gain_high_h: its interval.
+        failures: in that time.
+        shares: of the time, by class.
+    """
+
+    edits: list[str]
+    goodput: float
+    low: float
+    high: float
+    gain_h: float | None
+    gain_low_h: float | None
+    gain_high_h: float | None
+    failures: float
+    shares: dict[str, float]
+
+
+class OutlookDocument(DocumentPart, frozen=True):
+    """What the job would get done if its hosts fail so often, and what changes would give. Unproven.
+
+    Attributes:
+        hours: that are simulated.
+        rate: where the rate of failures comes from.
+        job_failures_per_h: of the job as a whole.
+        host_failures_per_h: of each host.
+        hosts: of the job.
+        stages: of the job as measured, s and steps, that the simulation starts from.
+        predictions: the job as it is, then changes, largest gain first.
+    """
+
+    hours: float
+    rate: str
+    job_failures_per_h: float
+    host_failures_per_h: float
+    hosts: int
+    stages: dict[str, float]
+    predictions: list[GoodputPrediction]
+
+
 class GoodputDocument(Document, frozen=True, kw_only=True):
     """Where all the time of a job went.
 
@@ -77,6 +124,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
         classes: each second of each rank is in one; largest first.
         attempts: in order.
         notes: what is not known.
+        outlook: what changes to its recovery would give; null where that was not asked for.
     """
 
     runs: list[str]
@@ -90,6 +138,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
     classes: list[ClassShare]
     attempts: list[AttemptDocument]
     notes: list[str]
+    outlook: OutlookDocument | None = None
 
 
 @dataclass(frozen=True)

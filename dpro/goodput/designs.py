@@ -1,0 +1,166 @@
+"""Changes to how a job saves and recovers: `checkpoint:every=200`, `spares:hosts=2`, `detect:s=30`.
+
+In: the text of a change, and the `Recovery` of a job. Out: the changed `Recovery`. What a change assumes is
+said with it. What it needs and the job did not show is asked for as a key, never assumed silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+
+from dpro.errors import UsageError
+from dpro.goodput.simulate import Recovery
+from dpro.replay.whatif.grammar import nearest, split_edit, values_of
+
+Values = Mapping[str, float]
+S_PER_H = 3600.0
+
+
+@dataclass(frozen=True)
+class Design:
+    """One kind of change.
+
+    Attributes:
+        apply: the change.
+        keys: that it takes, each with what it is when it is not given; None for those that must be.
+        example: how it is written.
+        doc: what it is, and what it assumes.
+        source: of the idea; empty where it has none.
+    """
+
+    apply: Callable[[Recovery, Values], Recovery]
+    keys: Mapping[str, float | None]
+    example: str
+    doc: str
+    source: str = ""
+
+
+def _checkpoint(recovery: Recovery, values: Values) -> Recovery:
+    return replace(recovery, every=round(values["every"]))
+
+
+def _asynchronous(recovery: Recovery, values: Values) -> Recovery:
+    hidden_s = recovery.stall_s + recovery.background_s - values["stall"]
+    return replace(recovery, stall_s=values["stall"], background_s=max(hidden_s, 0.0))
+
+
+def _neighbour(recovery: Recovery, values: Values) -> Recovery:
+    return replace(recovery, every=0, stall_s=0.0, background_s=0.0, kept_steps=round(values["steps"]))
+
+
+def _peers(recovery: Recovery, values: Values) -> Recovery:
+    return replace(recovery, every=round(values["every"]), stall_s=values["stall"], background_s=0.0)
+
+
+def _spares(recovery: Recovery, values: Values) -> Recovery:
+    return replace(recovery, spares=round(values["hosts"]), repair_s=values["repair"] * S_PER_H)
+
+
+def _smaller(recovery: Recovery, values: Values) -> Recovery:
+    spares = max(recovery.spares, 0)
+    repair_s = values["repair"] * S_PER_H
+    return replace(recovery, replicas=round(values["replicas"]), spares=spares, repair_s=repair_s)
+
+
+def _detect(recovery: Recovery, values: Values) -> Recovery:
+    return replace(recovery, detect_s=values["s"])
+
+
+def _start(recovery: Recovery, values: Values) -> Recovery:
+    return replace(recovery, start_s=values["s"])
+
+
+def _hosts(recovery: Recovery, values: Values) -> Recovery:
+    hosts = round(values["count"])
+    grown = hosts / recovery.hosts
+    return replace(recovery, hosts=hosts, replicas=round(recovery.replicas * grown))
+
+
+DESIGNS = {
+    "checkpoint": Design(
+        _checkpoint, {"every": None}, "checkpoint:every=200", "Save a checkpoint after this number of steps."
+    ),
+    "async": Design(
+        _asynchronous, {"stall": None}, "async:stall=2",
+        "Save in the background: training stands `stall` s (copying to memory), the rest is hidden; a "
+        "checkpoint is whole once it is written.", "ByteCheckpoint (NSDI'25)",
+    ),
+    "peers": Design(
+        _peers, {"every": 1.0, "stall": None}, "peers:every=1,stall=0.2",
+        "Save to the memory of other hosts each `every` steps; assumes that these do not fail with it.",
+        "Gemini (SOSP'23)",
+    ),
+    "neighbour": Design(
+        _neighbour, {"steps": 1.0}, "neighbour:steps=1",
+        "No checkpoints: a failed stage is made anew from its neighbours. What that costs in steps of "
+        "training is not known here: give it as `steps`.", "CheckFree (arXiv 2506.15461)",
+    ),
+    "spares": Design(
+        _spares, {"hosts": None, "repair": 24.0}, "spares:hosts=2,repair=24",
+        "Hosts that stand by; a failed one is back after `repair` hours. Without enough the job waits.",
+    ),
+    "smaller": Design(
+        _smaller, {"replicas": None, "repair": 24.0}, "smaller:replicas=16,repair=24",
+        "Go on with fewer data-parallel replicas while a host is away: its steps hold fewer samples, which "
+        "counts as smaller progress; a step takes as long as before.", "ElasWave, NTP",
+    ),
+    "detect": Design(_detect, {"s": None}, "detect:s=30", "Processes are ended so long after a failure."),
+    "start": Design(_start, {"s": None}, "start:s=60", "From the start of processes to the first step."),
+    "hosts": Design(
+        _hosts, {"count": None}, "hosts:count=256",
+        "The same job on this number of hosts, each with as much work: failures of hosts come more often.",
+    ),
+}  # fmt: skip
+
+
+def changed(recovery: Recovery, text: str) -> Recovery:
+    """Apply a change.
+
+    Args:
+        recovery: of the job.
+        text: the change, as `checkpoint:every=200`.
+
+    Raises:
+        UsageError: there is no such change, or its values are none.
+    """
+    name, rest = split_edit(text)
+    if name not in DESIGNS:
+        raise UsageError(f"no change {name!r}{nearest(name, DESIGNS)}; there are {', '.join(DESIGNS)}")
+    design = DESIGNS[name]
+    given = values_of(name, rest, list(design.keys), design.example)
+    values = {key: usual for key, usual in design.keys.items() if usual is not None}
+    for key, value in given.items():
+        values[key] = _number(name, key, value)
+    lacking = [key for key in design.keys if key not in values]
+    if lacking:
+        raise UsageError(f"{name} needs {' and '.join(lacking)}, as in {design.example}")
+    return design.apply(recovery, values)
+
+
+def _number(name: str, key: str, text: str) -> float:
+    """A number that is not negative.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{name}: {key} is a number from 0 on, not {text!r}")
+    return value
+
+
+def young_daly(recovery: Recovery, failures_per_s: float) -> int:
+    """Steps from one checkpoint to the next by Young's formula, sqrt(2 · stall · time between failures).
+
+    Young, CACM 17 (1974); Daly, FGCS 22 (2006), whose higher terms matter where checkpoints take long.
+
+    Args:
+        recovery: of the job.
+        failures_per_s: of all its hosts.
+    """
+    return max(round(sqrt(2 * recovery.stall_s / failures_per_s) / recovery.step_s), 1)

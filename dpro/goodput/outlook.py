@@ -1,0 +1,62 @@
+"""What a job would get done, and what changes to its recovery would give, as a document.
+
+In: the life of a job, how often it fails, changes or none. Out: `OutlookDocument`: without changes, a search
+over those that need nothing which the job did not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from dpro.goodput.document import GoodputPrediction, JobLife, OutlookDocument
+from dpro.goodput.predict import PredictedGoodput, candidates, predict_goodput
+from dpro.goodput.rates import FailureRate, own_rate
+from dpro.goodput.stages import seen_failures, stages_of
+
+
+def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours: float) -> OutlookDocument:
+    """Predict a job as it is, and with changes.
+
+    Args:
+        life: of the job.
+        rate: how often it fails; None for as often as it did.
+        edits: changes, which are made together; none for a search.
+        hours: for how long.
+
+    Raises:
+        UsageError: there is no such change.
+        Unanswerable: the job did no step, or its own failures are too few.
+    """
+    recovery = stages_of(life)
+    rate = rate or own_rate(seen_failures(life))
+    changes = [list(edits)] if edits else candidates(recovery, rate)
+    base, *found = predict_goodput(recovery, rate, changes, hours)
+    ranked = sorted(found, key=lambda each: -each.gain)
+    return OutlookDocument(
+        hours=hours,
+        rate=rate.source,
+        job_failures_per_h=rate.job,
+        host_failures_per_h=rate.host,
+        hosts=recovery.hosts,
+        stages={name: float(value) for name, value in asdict(recovery).items()},
+        predictions=[
+            _document(base, hours, is_base=True),
+            *(_document(each, hours, is_base=False) for each in ranked),
+        ],
+    )
+
+
+def _document(found: PredictedGoodput, hours: float, is_base: bool) -> GoodputPrediction:
+    gain, low, high = (hours * each for each in (found.gain, found.gain_low, found.gain_high))
+    return GoodputPrediction(
+        edits=list(found.edits),
+        goodput=found.goodput,
+        low=found.low,
+        high=found.high,
+        gain_h=None if is_base else gain,
+        gain_low_h=None if is_base else low,
+        gain_high_h=None if is_base else high,
+        failures=found.failures,
+        shares=found.shares,
+    )

@@ -1,0 +1,244 @@
+"""What a job gets done in some time, if its hosts fail and it recovers in a given way.
+
+In: a `Recovery`, the stages of a job and how it saves and recovers; when failures come; how long. Out: what
+each of many simulated jobs did in that time. Between two failures a job is a sequence of known length: it
+starts, and alternates between steps and checkpoints. So the simulation goes from failure to failure, of all
+jobs at once.
+
+What is simulated: failures may come while the job starts or trains. What was done since the last whole
+checkpoint is lost. A failed host goes to repair; a spare takes its place, else the job waits, or goes on with
+fewer replicas until a host is back, and then starts again with what it had done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.arrays import Bools, Floats
+
+MAX_CYCLES = 1_000_000  # starts of a job in the time that is simulated
+CLASSES = ("productive", "smaller", "checkpoint", "repeated", "hang", "start", "down", "waiting")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The stages of a job, and how it saves and recovers.
+
+    Attributes:
+        step_s: a step at full size.
+        every: steps from one checkpoint to the next; 0 for none.
+        stall_s: how long training stands for a checkpoint.
+        background_s: how long it takes after that until it is whole.
+        start_s: from the start of processes until the first step, a load included.
+        down_s: from the end of processes until there are new ones.
+        detect_s: from a failure until the processes are ended.
+        kept_steps: steps that a failure costs where neighbours hold the state, whatever was saved; -1 where
+            they do not.
+        hosts: that the job needs at full size.
+        spares: hosts that stand by; -1 for always enough.
+        repair_s: until a failed host is back.
+        replicas: data-parallel replicas at full size; 0 for a job that cannot go on with fewer.
+    """
+
+    step_s: float
+    every: int
+    stall_s: float
+    background_s: float
+    start_s: float
+    down_s: float
+    detect_s: float
+    kept_steps: int = -1
+    hosts: int = 1
+    spares: int = -1
+    repair_s: float = 0.0
+    replicas: int = 0
+
+
+@dataclass(frozen=True)
+class Failures:
+    """When failures come.
+
+    Attributes:
+        after: for the present time of each job [S], s, and its hosts [S]: when its next failure comes.
+        of_hosts: for the hosts of each job [S]: the share of failures that take a host.
+    """
+
+    after: Callable[[Floats, NDArray[np.int64]], Floats]
+    of_hosts: Callable[[NDArray[np.int64]], Floats]
+
+
+@dataclass(frozen=True)
+class SimulatedTime:
+    """What simulated jobs did with their time.
+
+    Attributes:
+        seconds: [S, classes] by job and class of `CLASSES`; a row adds up to the time that was simulated.
+        steps: [S] steps of the full size that were done for good.
+        failures: [S].
+    """
+
+    seconds: Floats
+    steps: Floats
+    failures: NDArray[np.int64]
+
+    @property
+    def goodput(self) -> Floats:
+        """[S] share of the time in which steps were done for good."""
+        return np.asarray(self.seconds[:, 0] / self.seconds.sum(axis=1))
+
+
+def simulate(
+    recovery: Recovery, failures: Failures, horizon_s: float, rng: np.random.Generator, jobs: int
+) -> SimulatedTime:
+    """Let jobs run, fail and recover for some time.
+
+    Args:
+        recovery: their stages, and how they save and recover.
+        failures: when they fail.
+        horizon_s: for how long, from the first start of processes.
+        rng: for what is left to chance.
+        jobs: how many, S.
+
+    Raises:
+        ValueError: more than `MAX_CYCLES` starts would be simulated.
+    """
+    state = _State(recovery, jobs)
+    for _ in range(MAX_CYCLES):
+        running = state.now_s < horizon_s
+        if not running.any():
+            return SimulatedTime(state.seconds, state.steps, state.failures)
+        _cycle(state, failures, horizon_s, rng, running)
+    raise ValueError(f"more than {MAX_CYCLES:,} starts in {horizon_s:,.0f} s: failures come too often")
+
+
+class _State:
+    """Where simulated jobs stand: `now_s` [S], and what they have done."""
+
+    def __init__(self, recovery: Recovery, jobs: int) -> None:
+        self.recovery = recovery
+        self.now_s = np.zeros(jobs)
+        self.seconds = np.zeros((jobs, len(CLASSES)))
+        self.steps = np.zeros(jobs)
+        self.failures = np.zeros(jobs, np.int64)
+        self.back_s: Floats = np.zeros((jobs, 0))  # [S, in repair] when each host is back
+
+    def spend(self, name: str, seconds: Floats) -> None:
+        self.seconds[:, CLASSES.index(name)] += seconds
+        self.now_s += seconds
+
+    def hosts(self) -> NDArray[np.int64]:
+        """[S] how many hosts there are for each job, at most as many as it needs."""
+        recovery = self.recovery
+        if recovery.spares < 0:
+            return np.full(len(self.now_s), recovery.hosts)
+        away = (self.back_s > self.now_s[:, None]).sum(axis=1)
+        return np.asarray(np.minimum(recovery.hosts + recovery.spares - away, recovery.hosts), np.int64)
+
+    def next_back_s(self) -> Floats:
+        """[S] when the next host is back; infinity where none is away."""
+        if not self.back_s.shape[1]:
+            return np.full(len(self.now_s), np.inf)
+        return np.asarray(np.where(self.back_s > self.now_s[:, None], self.back_s, np.inf).min(axis=1))
+
+    def send_to_repair(self, which: Bools) -> None:
+        """A host of some jobs is away from now on."""
+        back = np.where(which, self.now_s + self.recovery.repair_s, -np.inf)
+        kept = self.back_s[:, (self.back_s > self.now_s[:, None]).any(axis=0)]
+        self.back_s = np.column_stack([kept, back])
+
+
+def _cycle(
+    state: _State, failures: Failures, horizon_s: float, rng: np.random.Generator, running: Bools
+) -> None:
+    """From a start of processes to the next, of the jobs whose time is not over."""
+    recovery = state.recovery
+    hosts, size = _wait_for_hosts(state, horizon_s, running)
+    begun_s = state.now_s.copy()
+    failure_s = failures.after(begun_s, hosts)
+    grown_s = np.where(size < 1, state.next_back_s(), np.inf)
+    until_s = np.minimum(np.minimum(failure_s, grown_s), horizon_s)
+    fails = running & (failure_s <= until_s)
+    state.spend("start", np.where(running, np.minimum(until_s - begun_s, recovery.start_s), 0.0))
+    _train(state, np.where(running, until_s - state.now_s, 0.0), size, fails)
+    state.failures += fails
+    state.send_to_repair(fails & (rng.random(len(size)) < failures.of_hosts(hosts)))
+    state.spend("hang", np.where(fails, np.minimum(recovery.detect_s, horizon_s - state.now_s), 0.0))
+    state.spend("down", np.where(running, np.minimum(recovery.down_s, horizon_s - state.now_s), 0.0))
+
+
+def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[NDArray[np.int64], Floats]:
+    """[S] the hosts that each job starts with, and its size with them; time passes while they are too few."""
+    recovery = state.recovery
+    while True:
+        hosts = state.hosts()
+        replicas = hosts * recovery.replicas // recovery.hosts
+        whole = hosts >= recovery.hosts
+        waits = running & ~whole & (replicas < 1) & (state.now_s < horizon_s)
+        if not waits.any():
+            return hosts, np.where(whole, 1.0, replicas / max(recovery.replicas, 1))
+        until_s = np.minimum(state.next_back_s(), horizon_s)
+        state.spend("waiting", np.where(waits, until_s - state.now_s, 0.0))
+
+
+def _train(state: _State, run_s: Floats, size: Floats, fails: Bools) -> None:
+    """Steps and checkpoints for a time, of which a failure costs what is in no whole checkpoint."""
+    recovery = state.recovery
+    work_s = recovery.every * recovery.step_s if recovery.every else np.inf
+    cycle_s = work_s + recovery.stall_s
+    whole = np.floor(run_s / cycle_s)
+    rest_s = run_s - (whole * cycle_s if recovery.every else 0.0)
+    per_checkpoint = float(recovery.every)
+    stalls_s = whole * recovery.stall_s + np.maximum(rest_s - work_s, 0.0)
+    trained = np.floor(np.minimum(rest_s, work_s) / recovery.step_s + 1e-9)
+    done = whole * per_checkpoint + trained
+    written = np.clip(np.floor((run_s - recovery.background_s) / cycle_s), 0.0, whole) * per_checkpoint
+    if recovery.kept_steps >= 0:
+        written = np.maximum(written, done - recovery.kept_steps)
+    kept = np.where(fails, np.minimum(written, done), done)
+    state.steps += kept * size
+    state.spend("checkpoint", stalls_s)
+    productive_s = np.where(fails, kept * recovery.step_s, run_s - stalls_s)
+    state.spend("productive", productive_s * size)
+    state.spend("smaller", productive_s * (1 - size))
+    state.spend("repeated", run_s - stalls_s - productive_s)
+
+
+def exponential(job_rate: float | Floats, host_rate: float | Floats, rng: np.random.Generator) -> Failures:
+    """Failures without memory: of the job as a whole, and of each of its hosts.
+
+    Args:
+        job_rate: failures of the job per s that come whatever its size: its software, its storage; [S] where
+            the jobs differ.
+        host_rate: failures per s and host; likewise.
+        rng: draws them.
+    """
+
+    def after(now_s: Floats, hosts: NDArray[np.int64]) -> Floats:
+        with np.errstate(divide="ignore"):
+            mean_s = 1.0 / (job_rate + host_rate * hosts)
+        return np.asarray(now_s + rng.exponential(1.0, len(now_s)) * mean_s)
+
+    def of_hosts(hosts: NDArray[np.int64]) -> Floats:
+        return np.asarray(host_rate * hosts / np.maximum(job_rate + host_rate * hosts, 1e-300))
+
+    return Failures(after, of_hosts)
+
+
+def logged(times_s: Floats, of_host: Bools) -> Failures:
+    """Failures that have happened, the same for all jobs; those that meet no process of a job do nothing.
+
+    Args:
+        times_s: [F] when, s from the first start of processes.
+        of_host: [F] whether each took a host; the simulation takes their share.
+    """
+    ordered = np.append(np.sort(times_s), np.inf)
+    share = float(np.mean(of_host)) if len(of_host) else 0.0
+
+    def after(now_s: Floats, _hosts: NDArray[np.int64]) -> Floats:
+        return np.asarray(ordered[np.searchsorted(ordered[:-1], now_s, side="right")])
+
+    return Failures(after, lambda hosts: np.full(len(hosts), share))

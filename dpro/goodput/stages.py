@@ -1,0 +1,106 @@
+"""The stages of a job, as measured, and how often it failed: what a simulation of its recovery starts from.
+
+In: the life of a job. Out: a `Recovery`, and how often it failed. A stage that never occurred takes no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.goodput import account as classes
+from dpro.goodput.attempts import SAVE, Attempt, updates_before
+from dpro.goodput.document import JobLife
+from dpro.goodput.marks import BETWEEN, DOWN, GROUP, IMPORTS, SET_UP
+from dpro.goodput.simulate import Recovery
+from dpro.units import NS_PER_S
+
+STARTING = (IMPORTS, GROUP, SET_UP, classes.LOADING, classes.WARM_UP)
+TRAINING = (classes.PRODUCTIVE, classes.STRAGGLER, classes.EVALUATION, classes.REPEATED, BETWEEN)
+
+
+@dataclass(frozen=True)
+class SeenFailures:
+    """How often a job failed.
+
+    Attributes:
+        count: attempts that did not end well.
+        up_s: how long its processes were there, all attempts.
+        hosts: that it had.
+    """
+
+    count: int
+    up_s: float
+    hosts: int
+
+
+def stages_of(life: JobLife) -> Recovery:
+    """How long each stage of a job takes, means over its attempts.
+
+    Args:
+        life: of the job.
+
+    Raises:
+        Unanswerable: it did no step.
+    """
+    ranks = max(life.pieces["rank"].n_unique(), 1)
+    seconds = {
+        name: ns / ranks / NS_PER_S for name, ns in life.pieces.group_by("class").agg(_total()).iter_rows()
+    }
+    done = life.pieces.filter(pl.col("step") >= 0).group_by("attempt").agg(pl.col("step").n_unique())
+    steps = int(done["step"].sum())
+    if not steps:
+        raise Unanswerable("the job did no step: what its recovery would give is not known")
+    starts = len(life.attempts)
+    between = life.pieces.filter((pl.col("class") == DOWN) & (pl.col("attempt") < starts - 1))
+    failed = sum(not each.ended_well for each in life.attempts)
+    saves = [_saves(each) for each in life.attempts]
+    count = sum(len(each) for each in saves)
+    gaps = [b - a for each in saves for a, b in pairwise(each)]
+    every = round(sum(gaps) / len(gaps)) if gaps else (max(saves, default=[0], key=len) or [0])[0]
+    return Recovery(
+        step_s=sum(seconds.get(name, 0.0) for name in TRAINING) / steps,
+        every=every,
+        stall_s=seconds.get(classes.CHECKPOINT, 0.0) / max(count, 1),
+        background_s=_background_s(life.attempts),
+        start_s=sum(seconds.get(name, 0.0) for name in STARTING) / starts,
+        down_s=int(between["duration_ns"].sum()) / ranks / max(starts - 1, 1) / NS_PER_S,
+        detect_s=seconds.get(classes.HANG, 0.0) / max(failed, 1),
+        hosts=max(len(set(each.workers["host"].to_list())) for each in life.attempts),
+    )
+
+
+def seen_failures(life: JobLife) -> SeenFailures:
+    """How often a job failed, and in how long.
+
+    Args:
+        life: of the job.
+    """
+    ranks = max(life.pieces["rank"].n_unique(), 1)
+    up = life.pieces.filter(~pl.col("class").is_in([DOWN]))
+    count = sum(not each.ended_well for each in life.attempts)
+    hosts = max(len(set(each.workers["host"].to_list())) for each in life.attempts)
+    return SeenFailures(count, int(up["duration_ns"].sum()) / ranks / NS_PER_S, hosts)
+
+
+def _total() -> pl.Expr:
+    return pl.col("duration_ns").sum()
+
+
+def _saves(attempt: Attempt) -> list[int]:
+    """How many steps of the attempt were done at each of its saves, of ranks that save together once."""
+    saves = attempt.checkpoints.filter(pl.col("kind") == SAVE)
+    rows = saves.select("rank", "start_ns").iter_rows()
+    return sorted({updates_before(attempt, rank, start_ns) for rank, start_ns in rows})
+
+
+def _background_s(attempts: list[Attempt]) -> float:
+    """How long saves went on after training had gone on."""
+    saves = pl.concat([each.checkpoints for each in attempts]).filter(
+        (pl.col("kind") == SAVE) & (pl.col("duration_ns") >= 0)
+    )
+    mean = (saves["duration_ns"] - saves["stall_ns"]).clip(lower_bound=0).mean()
+    return float(mean) / NS_PER_S if isinstance(mean, (int, float)) else 0.0

@@ -1,0 +1,136 @@
+"""Changes to recovery as they are written, rates of failures, and what both predict."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dpro.errors import InputError, Unanswerable, UsageError
+from dpro.goodput.designs import DESIGNS, changed, young_daly
+from dpro.goodput.document import life_of
+from dpro.goodput.predict import candidates, predict_goodput
+from dpro.goodput.rates import PRESETS, FailureRate, own_rate, rate_of_log, rate_per_gpu, read_log
+from dpro.goodput.simulate import Recovery
+from dpro.goodput.stages import SeenFailures, stages_of
+from tests.commands import dpro, refused
+from tests.lives import WrittenAttempt, job
+
+JOB = Recovery(
+    step_s=2, every=500, stall_s=30, background_s=0, start_s=300, down_s=60, detect_s=600, hosts=64
+)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_each_change_is_what_its_example_says_and_changes_something(name):
+    assert changed(JOB, DESIGNS[name].example) != JOB
+
+
+def test_changes_that_do_not_exist_or_lack_a_value_say_what_there_is():
+    with pytest.raises(UsageError, match="did you mean 'checkpoint'"):
+        changed(JOB, "checkpoints:every=3")
+    with pytest.raises(UsageError, match="async needs stall, as in async:stall=2"):
+        changed(JOB, "async")
+    with pytest.raises(UsageError, match="a number from 0 on, not '-1'"):
+        changed(JOB, "detect:s=-1")
+
+
+def test_save_in_the_background_hides_what_does_not_stall():
+    found = changed(JOB, "async:stall=4")
+    assert (found.stall_s, found.background_s) == (4, 26)
+
+
+def test_one_model_of_failures_explains_a_small_and_a_large_job():
+    # Published of one cluster: 7.9 h at 1,024 GPUs, 1.8 h at 16,384; independent hosts give 28.8 h at 1,024.
+    rate = PRESETS["rsc-1"]
+    for gpus, mtbf_h in ((1024, 7.9), (16384, 1.8)):
+        assert 1 / (rate.job + rate.host * gpus / 8) == pytest.approx(mtbf_h, rel=0.01)
+
+
+def test_bloom_saved_less_often_than_young_says():
+    # 40 s a checkpoint, steps of 105.2 s, a failure a week: 66 steps.
+    recovery = Recovery(105.2, 100, 40.0, 0.0, 600.0, 0.0, 0.0, hosts=48)
+    assert young_daly(recovery, PRESETS["bloom"].host * 48 / 3600) == 66
+
+
+def test_rate_by_gpus_counts_those_of_a_host():
+    assert rate_per_gpu(40_000, 8).host == pytest.approx(8 / 40_000)
+
+
+def test_few_failures_of_its_own_are_no_rate():
+    with pytest.raises(Unanswerable, match="2 failures in 10 h do not show"):
+        own_rate(SeenFailures(2, 36_000, 4))
+    assert own_rate(SeenFailures(5, 36_000, 4)).host == pytest.approx(5 / 10 / 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "job_rate", "host_rate"),
+    [
+        ("time,host\n0,a\n3600,b\n7200,\n10800,c\n", 0.25, 0.75 / 4),
+        (
+            "time\n2024-05-01T00:00:00\n2024-05-01T01:00:00\n2024-05-01T02:00:00\n2024-05-01T03:00:00\n",
+            1.0,
+            0.0,
+        ),
+    ],
+)
+def test_log_of_failures_gives_a_rate(tmp_path, text, job_rate, host_rate):
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    rate = rate_of_log(read_log(path), hosts=4)
+    assert (rate.job, rate.host) == (pytest.approx(job_rate), pytest.approx(host_rate))
+
+
+@pytest.mark.parametrize("text", ["", "when\n1\n", "time\nsoon\n", "time\n\n", "time,host\n"])
+def test_wrong_log_is_one_line_that_names_it(tmp_path, text):
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"log\.csv"):
+        read_log(path)
+
+
+def test_uncertain_rate_gives_a_wider_interval():
+    sure, unsure = (FailureRate(0.0, 0.01, count, "x") for count in (0, 3))
+    (narrow,), (wide,) = (predict_goodput(JOB, rate, [], 200) for rate in (sure, unsure))
+    assert wide.high - wide.low > narrow.high - narrow.low
+
+
+def test_candidates_of_a_search_help_a_job_that_saves_too_often():
+    rate = FailureRate(0.0, 0.001, 0, "x")
+    often = changed(JOB, "checkpoint:every=20")
+    base, *found = predict_goodput(often, rate, candidates(often, rate), 720)
+    best = max(found, key=lambda each: each.gain)
+    assert best.edits[0].startswith(("checkpoint:", "async:"))
+    assert best.gain_low > 0
+    assert base.gain == 0
+
+
+def written_job(folder):
+    first = WrittenAttempt(begin=0)
+    last = first.trained(30)
+    for done in (10, 20, 30):
+        first.checkpoint("save", 4 + done - 0.5 if done == 30 else 4 + done + 0.001, 0.25, "/c")
+    second = WrittenAttempt(begin=last + 9)
+    second.checkpoint("load", second.begin + 3.25, 0.5, "/c")
+    second.ended(second.trained(10))
+    return job(folder, [first.ended(last + 6, code=1), second])
+
+
+def test_stages_are_those_of_the_attempts(tmp_path):
+    found = stages_of(life_of([written_job(tmp_path)]))
+    assert found.every == 10
+    assert found.start_s == pytest.approx(4)
+    assert found.down_s == pytest.approx(3)
+    assert found.detect_s == pytest.approx(5)
+    assert found.hosts == 1
+
+
+def test_command_predicts_by_the_rate_that_is_given_and_refuses_several(tmp_path):
+    path = written_job(tmp_path / "run").path
+    done = dpro("goodput", path, "--mtbf-per-gpu", "10", "--edit", "spares:hosts=0", "--json")
+    outlook = json.loads(done.stdout)["outlook"]
+    assert outlook["host_failures_per_h"] == pytest.approx(0.2)
+    assert [each["edits"] for each in outlook["predictions"]] == [[], ["spares:hosts=0"]]
+    assert outlook["predictions"][1]["gain_h"] < 0
+    assert "search" not in refused(dpro("goodput", path, "--preset", "bloom", "--mtbf-per-gpu", "9"), 2)
+    assert "do not show" in refused(dpro("goodput", path, "--edit", "detect:s=1"), 1)
