@@ -70,7 +70,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     if not baseline.peers.get(rank):
         return "no other rank makes the same calls, which would show what that costs"
     healed = healed_in_each_step(graph, rank, work)
-    gains = gains_of(baseline, work, [[rank]], healed[:, None])
+    gains = gains_of(baseline, work, [[rank]], healed)
     step, saved = float(gains.base.mean()), float(gains.saved.mean())
     said = (
         f"replayed with rank {rank} as fast as its peers in each step, the step takes "

@@ -116,7 +116,7 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
         return None
     if not _costs(gains):
         healed = healed_in_each_step(baseline.graph, rank, work)
-        gains = gains_of(baseline, work, [[rank]], healed[:, None])
+        gains = gains_of(baseline, work, [[rank]], healed)
     if not _costs(gains):
         return None
     finding = describe(baseline.graph, work, gains, 0)

@@ -27,10 +27,11 @@ from dpro.detect.stragglers.causes import (
     host_cause,
     idle_cause,
 )
+from dpro.replay.condense.alternatives import condense_both, with_ranks_of
 from dpro.replay.graph import Graph
 from dpro.replay.peers import peers_by_rank
-from dpro.replay.timeline import changed_step_times, replay_durations
-from dpro.replay.whatif.edits.heal import healed_durations
+from dpro.replay.timeline import changed_step_times, replay
+from dpro.replay.whatif.edits.heal import healed_at_once
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
@@ -121,30 +122,28 @@ def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]])
     sets = [ranks for ranks in with_peers if ranks]
     if not sets:
         return None
-    columns = {rank: column for column, rank in enumerate(sorted({rank for ranks in sets for rank in ranks}))}
-    healed = healed_durations(baseline.graph, list(columns), work=work)
-    durations = np.stack([healed[:, [columns[rank] for rank in ranks]].min(axis=1) for ranks in sets], axis=1)
-    return gains_of(baseline, work, sets, durations)
+    ranks = sorted({rank for ranks in sets for rank in ranks})
+    healed = healed_at_once(baseline.graph, ranks, work)
+    return gains_of(baseline, work, sets, healed)
 
 
-def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], durations: Ints) -> HealingGains:
-    """What each column of durations [N, S] would save, in the steps that count.
+def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], healed: Ints) -> HealingGains:
+    """What healing sets of ranks would save, in the steps that count.
 
     Args:
         baseline: the unchanged graph.
         work: as `phase_work` returns it, of the steps that count.
-        sets: [S] ranks that are healed in each column.
-        durations: of the nodes.
+        sets: ranks to heal together.
+        healed: [N] ns, durations of the nodes where their rank is healed.
     """
-    graph = baseline.graph
-    ends = replay_durations(graph, durations)
     counted = baseline.steps >= work["step"].to_numpy().min()
     base = baseline.step_ns[counted]
+    one, other = condense_both(baseline.graph, healed)
     saved = []
-    for column in range(len(sets)):
-        end = np.ascontiguousarray(ends[:, column])
-        after = changed_step_times(baseline.step_ends, graph, end - durations[:, column], end)
-        saved.append(base - after["duration_ns"].to_numpy()[-base.size :])
+    for ranks in sets:
+        after = replay(with_ranks_of(one, other, ranks))
+        steps = changed_step_times(baseline.step_ends, after.graph, after.start, after.end)
+        saved.append(base - steps["duration_ns"].to_numpy()[-base.size :])
     return HealingGains(sets, baseline.steps[counted], base, np.stack(saved, axis=1))
 
 

@@ -6,7 +6,7 @@ phase than its peers typically do, and typically in every step, is what healing 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,6 +139,26 @@ def healed_durations(
     return _healed(graph, work_keys(graph), known, ranks, peers)
 
 
+def healed_at_once(graph: Graph, ranks: Sequence[int], work: pl.DataFrame) -> Ints:
+    """`healed_durations` of each rank in one column: healing a rank changes no node of another.
+
+    Args:
+        graph: the graph.
+        ranks: which ranks; each is healed against all of its peers as they are.
+        work: as `phase_work` gives it, of the steps that show what is typical.
+
+    Returns:
+        [N] ns, nowhere longer than in the graph.
+
+    Raises:
+        Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
+    """
+    durations = graph.nodes.duration.copy()
+    for nodes, healed in _healed_work(graph, work_keys(graph), work, ranks, peers_by_rank(work)):
+        durations[nodes] = healed
+    return durations
+
+
 def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
     """Durations with one rank healed in each step for itself: for work that is longer now here and now there.
 
@@ -198,10 +218,23 @@ def _healed(
     peers: Mapping[int, list[int]],
 ) -> Ints:
     durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
+    for column, (nodes, healed) in enumerate(_healed_work(graph, keys, work, ranks, peers)):
+        durations[nodes, column] = healed
+    return durations
+
+
+def _healed_work(
+    graph: Graph,
+    keys: pl.DataFrame,
+    work: pl.DataFrame,
+    ranks: Sequence[int],
+    peers: Mapping[int, list[int]],
+) -> Iterator[tuple[Ints, Ints]]:
+    """Of each rank, nodes that work, and how long they last once it is healed."""
     known = frozenset(work["rank"])
     phases, labels = _typical(work, PHASE), _typical(work, LABEL)
     of_rank = keys.sort("rank", maintain_order=True)
-    for column, rank in enumerate(ranks):
+    for rank in ranks:
         if rank not in known:
             raise Unanswerable(absent(graph, f"rank {rank}"))
         ratios = _ratios(phases, labels, rank, peers[rank])
@@ -210,8 +243,7 @@ def _healed(
         joined = mine.join(ratios, on=LABEL, how="left", maintain_order="left")
         factor = joined["ratio"].fill_null(1.0).to_numpy()
         at = mine["node"].to_numpy()
-        durations[at, column] = np.rint(durations[at, column] * factor).astype(np.int64)
-    return durations
+        yield at, np.rint(graph.nodes.duration[at] * factor).astype(np.int64)
 
 
 def _ratios(phases: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:

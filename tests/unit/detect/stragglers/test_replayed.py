@@ -9,8 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
+from dpro.detect.stragglers.replayed import healing_gains
 from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.whatif.edits.heal import healed_durations
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import open_run, write_part
 from tests.unit.detect.jobs import (
@@ -43,6 +46,17 @@ def diagnosed(tmp_path: Path, work: Work, clock_ms: dict[int, float] | None = No
 
 def blamed(findings: list[Finding]) -> list[tuple[str, str, str]]:
     return [(finding.class_, finding.component_kind, finding.component_id) for finding in findings]
+
+
+def test_healing_saves_what_a_replay_of_the_whole_graph_with_healed_ranks_does(tmp_path):
+    work = slower(noisy(equal_work(4), 3, 0.05), "compute", 1, plus=10)
+    baseline = Baseline(graph_of(tmp_path / "run", work))
+    gains = healing_gains(baseline, baseline.work, [[0], [1], [1, 2]])
+    assert gains.saved[:, 1].min() > 5 * MS
+    for column, ranks in enumerate(gains.ranks):
+        healed = healed_durations(baseline.graph, ranks, work=baseline.work).min(axis=1)
+        after = baseline.changed_step_ns(baseline.graph.with_durations(healed))
+        assert (gains.base - after == gains.saved[:, column]).all()
 
 
 @EVERYONE
