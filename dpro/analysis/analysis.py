@@ -103,13 +103,15 @@ class Analysis(Cached):
         from dpro.detect.hang.find import find_causes
         from dpro.detect.hang.watched import merge_watched
         from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
+        from dpro.detect.machine.link_state import with_broken_links
 
         found = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
         if not found:
             return found
         parts = self.run.part_by_part(COUNTERS, list(COUNTERS.columns))
         events = pl.concat([COUNTERS.empty(), *(needed_for_errors(part) for part in parts)])
-        return with_errors(found, self.steps, events, self.workers)
+        tables = self.steps, events, self.workers
+        return with_broken_links(with_errors(found, *tables), *tables)
 
     @cached
     def end(self) -> JobEnd:

@@ -8,6 +8,8 @@ from msgspec import UNSET, UnsetType, field
 
 from dpro.documents import DocumentPart
 
+NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -13,10 +13,11 @@ from functools import partial
 from typing import NamedTuple
 
 from dpro.detect.context import Context, Need, slow_ranks
-from dpro.detect.findings import Finding
+from dpro.detect.findings import NETWORK, Finding
 from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
 from dpro.detect.machine.gpu_state import with_gpus
 from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
+from dpro.detect.machine.link_state import with_links
 from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
 from dpro.detect.network.degradation import find_slower_transfers
 from dpro.detect.network.host_waits import find_communication_bound
@@ -35,8 +36,6 @@ from dpro.schema import SPANS
 Found = Mapping[str, list[Finding]]  # of the detectors that have run so far, by name
 Rule = Callable[[Context, Found, list[Finding]], list[Finding]]
 Condition = Callable[[Context, Found], bool]
-
-NETWORK = ("slow.link", "slow.nic", "slow.fabric")
 
 
 class Detector(NamedTuple):
@@ -361,8 +360,9 @@ def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Findi
 
 
 def _with_gpus(context: Context, findings: list[Finding]) -> list[Finding]:
-    """The findings with what the GPUs of their ranks reported."""
-    return with_gpus(findings, context.steps, context.counters, context.workers)
+    """The findings with what the GPUs of their ranks and the ports of their hosts reported."""
+    tables = context.steps, context.counters, context.workers
+    return with_links(with_gpus(findings, *tables), *tables)
 
 
 def _with_losses(context: Context, findings: list[Finding]) -> list[Finding]:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import polars as pl
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import NETWORK, Finding
 from dpro.detect.hang.evidence import time_in_words
 from dpro.detect.machine.devices import HEARTBEAT, PCI, gpus_of_ranks
-from dpro.detect.machine.telemetry import TimeRange, levels_in
+from dpro.detect.machine.telemetry import LINKS_OF_GPUS, LINKS_OF_PORTS, TimeRange, levels_in
 from dpro.detect.machine.xids import EVENTS, HARDWARE, error_of, name_of, remedy_of
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE
 from dpro.units import NS_PER_S
@@ -137,8 +137,8 @@ def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) 
 
 
 def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of `counters` that errors of GPUs are found in: few of many."""
-    events = part.filter(pl.col("counter").is_in([*_EVENTS, PCI]))
+    """Return the rows of `counters` that errors of GPUs and links are found in: few of many."""
+    events = part.filter(pl.col("counter").is_in([*_EVENTS, PCI, *LINKS_OF_GPUS, *LINKS_OF_PORTS]))
     beats = part.filter(counter=HEARTBEAT).unique(["host", "device"], keep="first")
     return pl.concat([events, beats])
 
@@ -148,17 +148,20 @@ def with_gpus(
 ) -> list[Finding]:
     """Add to findings of slow ranks what held the clocks of their GPUs down, and errors of these.
 
+    Findings of the network get errors of hardware, such as of an NVLink.
+
     Args:
         findings: of all classes; those of anything else stay as they are.
         steps, counters, workers: the tables; times of each host on its own clock.
     """
-    if not any(_is_slow_rank(each) for each in findings):
+    if not any(_is_slow_rank(each) or each.class_ in NETWORK for each in findings):
         return list(findings)
     gpus = gpus_of(steps, counters, workers)
     if gpus.owned.is_empty():
         return list(findings)
     states = _States(gpus)
-    return [_explained(each, gpus, states) if _is_slow_rank(each) else each for each in findings]
+    explained = [_explained(each, gpus, states) if _is_slow_rank(each) else each for each in findings]
+    return [_with_hardware(each, gpus) if each.class_ in NETWORK else each for each in explained]
 
 
 def with_errors(
@@ -228,6 +231,11 @@ def _explained(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
     lines += _errors(gpus, finding.ranks)
     evidence += lines[:MAX_LINES]
     return replace(finding, evidence=tuple(evidence), cause=cause, confidence=confidence)
+
+
+def _with_hardware(finding: Finding, gpus: JobGpus) -> Finding:
+    lines = [*_errors(gpus, finding.ranks, of_hardware=True)]
+    return replace(finding, evidence=(*finding.evidence, *lines[:MAX_LINES]))
 
 
 def _held_down(gpus: JobGpus, rank: int, states: _States) -> tuple[str, str] | None:

@@ -41,6 +41,17 @@ class CounterRule(NamedTuple):
     unit: str = ""
 
 
+# What links of GPUs and ports of hosts count, by their counters.
+LINKS_OF_GPUS = (
+    "nvlink_crc_errors", "nvlink_replays", "nvlink_recoveries", "nvlink_link_recoveries", "nvlink_rx_errors",
+    "nvlink_symbol_errors", "nvlink_links", "pcie_replays", "pcie_correctable_errors", "pcie_fatal_errors",
+    "pcie_generation", "pcie_lanes",
+)  # fmt: skip
+LINKS_OF_PORTS = (
+    "rate_gbps", "up", "symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors",
+    "rx_crc_errors", "rx_errors", "tx_errors", "packet_seq_err", "out_of_sequence", "local_ack_timeout_err",
+)  # fmt: skip
+
 RULES = {
     "sm_clock_mhz": CounterRule("SM clock", False, -1, 50, "MHz"),
     "memory_clock_mhz": CounterRule("memory clock", False, -1, 50, "MHz"),
@@ -70,9 +81,24 @@ RULES = {
     "pcie_lanes": CounterRule("PCIe lanes", False, -1, 0.5),
     "nvlink_replays": CounterRule("NVLink replays", True, +1, 0.1, "per second"),
     "nvlink_crc_errors": CounterRule("NVLink CRC errors", True, +1, 0.1, "per second"),
+    "pcie_correctable_errors": CounterRule("corrected PCIe errors", True, +1, 1, "per second"),
+    "pcie_fatal_errors": CounterRule("fatal PCIe errors", True, +1, 1e-9, "per second"),
+    "nvlink_recoveries": CounterRule("NVLink recoveries", True, +1, 0.01, "per second"),
+    "nvlink_link_recoveries": CounterRule("NVLink recoveries", True, +1, 0.01, "per second"),
+    "nvlink_rx_errors": CounterRule("NVLink receive errors", True, +1, 0.1, "per second"),
+    "nvlink_symbol_errors": CounterRule("NVLink symbol errors", True, +1, 1, "per second"),
+    "nvlink_links": CounterRule("NVLinks in use", False, -1, 0.5),
     "rate_gbps": CounterRule("rate of the port", False, -1, 1, "Gbit/s"),
     "symbol_error": CounterRule("symbol errors", True, +1, 0.1, "per second"),
     "link_downed": CounterRule("times the link was down", True, +1, 1e-9, "per second"),
+    "link_error_recovery": CounterRule("recoveries of the port's link", True, +1, 0.01, "per second"),
+    "port_rcv_errors": CounterRule("packets received with errors", True, +1, 0.1, "per second"),
+    "packet_seq_err": CounterRule("packets out of sequence", True, +1, 10, "per second"),
+    "out_of_sequence": CounterRule("packets out of sequence", True, +1, 10, "per second"),
+    "local_ack_timeout_err": CounterRule("acknowledgements that never came", True, +1, 0.1, "per second"),
+    "rx_errors": CounterRule("frames received with errors", True, +1, 0.1, "per second"),
+    "tx_errors": CounterRule("frames that could not be sent", True, +1, 0.1, "per second"),
+    "up": CounterRule("share of the time that the port is up", False, -1, 0.02),
     "rx_crc_errors": CounterRule("frames with a wrong checksum", True, +1, 0.01, "per second"),
     "tcp_retransmitted_segments": CounterRule("retransmitted TCP segments", True, +1, 5, "per second"),
     "load_1m": CounterRule("load", False, +1, 2),
