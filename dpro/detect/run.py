@@ -29,6 +29,7 @@ from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.detect.stragglers.input_bound import find_input_bound, find_slow_input
+from dpro.detect.stragglers.jitter import find_jitter
 from dpro.detect.stragglers.masked import find_masked
 from dpro.detect.stragglers.timed_ranks import find_late_gpus
 from dpro.schema import SPANS
@@ -160,6 +161,14 @@ def _communication_bound(context: Context, _: Found) -> list[Finding]:
     return find_communication_bound(
         context.usual_own_times, context.calls, aligned.steps, aligned.counters, apart
     )
+
+
+def _jitter(context: Context, _: Found) -> list[Finding]:
+    """Ranks that vary; hosts of GPUs run ahead, so how these vary costs nothing by itself."""
+    aligned = context.aligned[0]
+    if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
+        return []
+    return find_jitter(context.usual_own_times, context.calls, aligned.counters, aligned.workers)
 
 
 def _input_bound(context: Context, _: Found) -> list[Finding]:
@@ -416,6 +425,10 @@ FROM_CALLS = (
         ),
     ),
     Detector("waiting for input", _input_bound, _ALWAYS_ON, unless=(windows_show_slow_input,)),
+    Detector(
+        "jitter", _jitter, _ALWAYS_ON,
+        rules=(not_late_by_calls, not_found_in_windows, not_late_by_messages),
+    ),
     Detector("pauses", lambda context, _: context.pauses.findings, _ALWAYS_ON),
 )  # fmt: skip
 DETECTORS = (*IN_WINDOWS, *FROM_CALLS)

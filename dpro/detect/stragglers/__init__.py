@@ -6,6 +6,7 @@ masked        work that is far longer, mostly hidden by queued work
 own_time      a rank's own work in each step, from the times of its calls on one clock
 excess        own work against peers and against before
 from_calls    what the others wait for a rank that is late
+jitter        ranks that vary far more than their peers
 timed_ranks   the same for GPUs, where calls were timed
 input_bound   a job whose training loop waits for its input on every rank
 causes        why a rank takes longer, by the host's counters and by the graph
