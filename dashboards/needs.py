@@ -10,6 +10,9 @@ from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+from dpro.words import few
+
+_RANKS_NAMED = 8
 
 _NO_TELEMETRY = (
     "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
@@ -115,6 +118,15 @@ def operations(loaded: Loaded, _link: Link) -> str:
 def telemetry(loaded: Loaded, _link: Link) -> str:
     """Need sampled counters."""
     return "" if loaded.num_rows[COUNTERS.name] else _NO_TELEMETRY
+
+
+def missing_ranks(loaded: Loaded) -> str:
+    """Which ranks of the job were not recorded; empty where all were."""
+    manifest = loaded.run.manifest
+    absent = manifest.missing_ranks
+    if not absent:
+        return ""
+    return f"{len(absent)} of {manifest.world_size} ranks were not recorded: {few(absent, _RANKS_NAMED)}."
 
 
 def another(loaded: Loaded, link: Link) -> str:

@@ -158,7 +158,8 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
         values = _values(loaded, metric)
     except DproError as error:
         return [*said, message(str(error))]
-    open_questions = [html.P(line, className="note") for line in mesh.ambiguity]
+    said_of_ranks = filter(None, [needs.missing_ranks(loaded), *mesh.ambiguity])
+    open_questions = [html.P(line, className="note") for line in said_of_ranks]
     note = "Times are per step, the mean of deep windows."
     if metric == "finding":
         note = (

@@ -166,9 +166,15 @@ def _bubbles(loaded: Loaded, link: Link) -> Any:
     bubbles = bubble_info(loaded, link)
     if bubbles.is_empty():
         return message(_NONE)
+    absent = needs.missing_ranks(loaded)
     return [
         graph("pipeline-bubbles-figure", bubble_figure(bubbles, link.theme)),
         csv_link(NAME, "bubbles", link),
+        *(
+            [message(f"{absent} A step is as long as the others show, and its bubbles with it.")]
+            if absent
+            else []
+        ),
     ]
 
 

@@ -17,16 +17,17 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.errors import Unanswerable
 from dpro.replay.devices.estimate import Sources
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Graph
 from dpro.replay.layouts.inputs.machine import Machine, Software, machine_of
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
 from dpro.replay.layouts.layout import AXES, column, gpus_of, layouts
 from dpro.replay.layouts.memory import GB, memory_of
 from dpro.replay.layouts.recorded.links import GradientTraffic, reduced_of, with_own_links
+from dpro.replay.layouts.recorded.messages import a_rank_of_each_stage, message_us_of, micro_batches_of
 from dpro.replay.layouts.recorded.sequence import work_of, works_on_gpu
 from dpro.replay.layouts.recorded.shapes import embedding_of, shapes_of
-from dpro.replay.layouts.recorded.stack import PassTime, Stack, is_host_bound, stack_of
+from dpro.replay.layouts.recorded.stack import NOTHING, PassTime, Stack, is_host_bound, stack_of
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
 from dpro.replay.layouts.traffic import traffic
 from dpro.replay.mesh import Mesh
@@ -130,8 +131,9 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
         raise Unanswerable("the graph does not know the run it is from: its operators are unknown")
     timeline = replay(graph)
     mesh, own = _own_degrees(graph.run, given)
-    stages = _a_rank_of_each_stage(graph, mesh, own["pp"])
-    count = _micro_batches(graph, stages, own)
+    by_stage = a_rank_of_each_stage(graph, mesh, own["pp"])
+    stages = list(by_stage.values())
+    count = 0 if own["pp"] == 1 else own.get("micro_batches") or micro_batches_of(graph, stages[0])
     stacks = [stack_of(timeline, rank, count) for rank in stages]
     first = stacks[0]
     layers = sum(stack.layers for stack in stacks) if len(stacks) == own["pp"] else first.layers * own["pp"]
@@ -153,18 +155,15 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     )
     said = (_found_line(first, layers), *said)
     head, on_gpu = stacks[-1].head, works_on_gpu(graph)
+    if own["pp"] - 1 not in by_stage and own["pp"] > 1:
+        head, said = (
+            NOTHING,
+            (*said, "no rank of the last stage was recorded: its output layer is not counted"),
+        )
     job = RecordedJob(
         model, machine, software, row, step_ms, 0.0, first, head, MeasuredSent(), on_gpu, cut_head, said
     )
-    return _with_own_memory(_calibrated(job, reduced, _message_us(graph, stages)), graph.run)
-
-
-def _message_us(graph: Graph, ranks: list[int]) -> float:
-    """Microseconds that a message between two ranks moves data; 0 where there is none."""
-    nodes = graph.nodes
-    numbers = [n for n, each in enumerate(graph.messages) if each.op in ("recv", "send_recv")]
-    mine = (nodes.kind == NodeKind.TRANSFER) & np.isin(nodes.message, numbers) & np.isin(nodes.rank, ranks)
-    return float(np.median(nodes.duration[mine])) / 1e3 if mine.any() else 0.0
+    return _with_own_memory(_calibrated(job, reduced, message_us_of(graph, stages)), graph.run)
 
 
 def _found_line(stack: Stack, layers: int) -> str:
@@ -200,41 +199,6 @@ def _zero(graph: Graph, stack: Stack) -> int:
     if "all_gather" in ops and "reduce_scatter" in ops:
         return 3 if stack.forward.sent > 0 else 1
     return 0 if "all_reduce" in ops else 1
-
-
-def _a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> list[int]:
-    """The lowest rank of each stage that is recorded."""
-    ranks = [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
-    names = [axis.name for axis in mesh.axes]
-    if stages == 1 or "pp" not in names:
-        return ranks[:1]
-    at = names.index("pp")
-    first: dict[int, int] = {}
-    for rank in ranks:
-        if rank in mesh.coordinates:
-            first.setdefault(mesh.coordinates[rank][at], rank)
-    return [first[stage] for stage in sorted(first)]
-
-
-def _micro_batches(graph: Graph, stages: list[int], own: Mapping[str, int]) -> int:
-    """Micro-batches of a pipeline by the messages that its first stage receives; 0 without a pipeline.
-
-    Raises:
-        Unanswerable: the messages do not say it.
-    """
-    if own["pp"] == 1 or own.get("micro_batches"):
-        return own.get("micro_batches", 0)
-    nodes = graph.nodes
-    receives = [number for number, each in enumerate(graph.messages) if each.op == "recv"]
-    mine = (nodes.kind == NodeKind.TRANSFER) & np.isin(nodes.message, receives) & (nodes.step >= 0)
-    mine &= nodes.rank == stages[0]
-    steps = np.unique(nodes.step[(nodes.rank == stages[0]) & (nodes.step >= 0)]).size
-    count = round(int(mine.sum()) / max(steps, 1))
-    if not count:
-        raise Unanswerable(
-            "how many micro-batches its pipeline has is not known: `dpro plan` takes --layout micro_batches="
-        )
-    return count
 
 
 def _model(

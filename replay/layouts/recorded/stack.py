@@ -50,6 +50,9 @@ class PassTime(NamedTuple):
         return self.product + self.other + self.host
 
 
+NOTHING = PassTime(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Stack:
     """The layers of one rank.
@@ -218,7 +221,7 @@ def _times(found: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) 
 
 def _median(times: list[PassTime]) -> PassTime:
     if not times:
-        return PassTime(0.0, 0.0, 0.0, 0.0, 0.0)
+        return NOTHING
     return PassTime(*(float(np.median(column)) for column in zip(*times)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from dpro.dashboards import needs
@@ -46,6 +48,15 @@ def test_bubble_of_each_stage_is_a_bar(loaded):
     (bar,) = bubble_figure(bubbles, "dark").data
     assert list(bar.y) == pytest.approx([100 / 3, 100 / 3])
     assert bubble_info(loaded, Link(ranks=(1,)))["stage"].to_list() == [1]
+
+
+def test_views_say_which_ranks_were_not_recorded(loaded):
+    assert needs.missing_ranks(loaded) == ""
+    assert "not recorded" not in str(VIEW.sections["pipeline-bubbles"](loaded, Link()))
+    run = loaded.run
+    without = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, world_size=4))
+    assert needs.missing_ranks(Loaded(without)) == "2 of 4 ranks were not recorded: 2, 3."
+    assert "2 of 4 ranks were not recorded" in str(VIEW.sections["pipeline-bubbles"](Loaded(without), Link()))
 
 
 def test_sections_fill_for_any_selection(loaded):
