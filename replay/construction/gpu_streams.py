@@ -9,6 +9,7 @@ Which it is, is decided by pair of streams: newer drivers lose the record of som
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -219,7 +220,7 @@ class _Pending:
         self._facts = dict(zip(spans.tolist(), zip(*(column.tolist() for column in columns))))
         self._rank = {span: at for at, span in enumerate(self._facts)}  # by launch
         by_end = spans[np.argsort(view.end[spans], kind="stable")]
-        self._by_end, self._ends = by_end.tolist(), view.end[by_end]
+        self._by_end, self._ends = by_end.tolist(), view.end[by_end].tolist()
 
     def take(self, called: int, begun: int, stream: int) -> int:
         """Of those launched before the call, the one that work on a stream had to wait for; or -1.
@@ -235,7 +236,8 @@ class _Pending:
             launched, end, where = self._facts[span]
             return bool(launched < called and end <= latest and where != stream)
 
-        low, high = np.searchsorted(self._ends, (begun - COINCIDENCE_NS, latest + 1))
+        low = bisect_left(self._ends, begun - COINCIDENCE_NS)
+        high = bisect_left(self._ends, latest + 1)
         close = [span for span in self._by_end[low:high] if span in self._facts and ready(span)]
         asked_for = takewhile(lambda span: self._facts[span][0] < called, self._facts)
         chosen = max(close, key=self._rank.__getitem__) if close else next(filter(ready, asked_for), -1)

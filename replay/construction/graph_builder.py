@@ -157,8 +157,15 @@ def _own_tables(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
 
 def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
     """A function from rank and window to the rows of a table that are theirs."""
-    parts = table.partition_by("rank", "window", as_dict=True)
-    return lambda rank, window: parts.get((rank, window), table.clear())
+    rank, window = (table[name].cast(pl.Int64).to_numpy() for name in ("rank", "window"))
+    opens = np.flatnonzero(np.append(True, (np.diff(rank) != 0) | (np.diff(window) != 0))[: rank.size])
+    lengths = np.diff(np.append(opens, rank.size))
+    places = list(zip(rank[opens].tolist(), window[opens].tolist()))
+    if len(set(places)) < len(places):  # rows of a place that do not follow each other
+        parts = table.partition_by("rank", "window", as_dict=True)
+        return lambda rank, window: parts.get((rank, window), table.clear())
+    runs = dict(zip(places, zip(opens.tolist(), lengths.tolist())))
+    return lambda rank, window: table.slice(*runs.get((rank, window), (0, 0)))
 
 
 def _places(workers: pl.DataFrame) -> dict[int, MeshPosition]:

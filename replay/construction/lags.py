@@ -35,15 +35,16 @@ def pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, No
         nodes: of all ranks, in topological order.
         on_worker: [lanes] whether each is a thread that runs CPU collectives.
     """
-    chosen = np.flatnonzero(_on_stream(nodes)[edges.target])
+    started = _on_stream(nodes)
+    chosen = np.flatnonzero(started[edges.target])
     to_work = Edges(**{f.name: getattr(edges, f.name)[chosen] for f in dataclasses.fields(Edges)})
-    to_work, nodes = _lags_of_work(to_work, nodes, on_worker)
+    to_work, nodes = _lags_of_work(to_work, nodes, np.flatnonzero(started), on_worker)
     lag = edges.lag.copy()
     lag[chosen] = to_work.lag
     return dataclasses.replace(edges, lag=lag), nodes
 
 
-def _lags_of_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
+def _lags_of_work(edges: Edges, nodes: Nodes, work: Ints, on_worker: Bools) -> tuple[Edges, Nodes]:
     """Lags of launches, stream order and events, each one number per kind of work for all ranks.
 
     A launch's latency shows where the stream was idle when the call returned (median over those); the cost of
@@ -57,17 +58,20 @@ def _lags_of_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, 
     launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
     event = edges.kind == EdgeKind.EVENT
     # [E] kind of work: kernels 0, copies 1, GPU collectives 2, collectives of communication threads 3.
-    group = np.where(nodes.kind == NodeKind.COPY, 1, np.where(nodes.kind == NodeKind.ARRIVE, 2, 0))
-    group = np.where(on_worker[nodes.lane], 3, group)[edges.target]
-    # [N] when the last of the other dependencies of a node had ended, and when its call had returned.
-    others = _latest_end(edges, nodes, ~launch)
-    called = _latest_end(edges, nodes, launch)
+    kind = nodes.kind[edges.target]
+    group = np.where(kind == NodeKind.COPY, 1, np.where(kind == NodeKind.ARRIVE, 2, 0))
+    group[on_worker[nodes.lane[edges.target]]] = 3
+    # [E] which of the work an edge leads to; [W] when the last of the other dependencies of work had ended,
+    # and when its call had returned.
+    at = np.searchsorted(work, edges.target)
+    others = _latest_end(edges, nodes, ~launch, at, work.size)
+    called = _latest_end(edges, nodes, launch, at, work.size)
     # A call that released its work before it returned (copies that block, CUDA graphs) has a latency of its
     # own, but never more than was seen: the moment may have been taken from the work.
     returned, early = launch & ~edges.inferred, launch & edges.inferred
     # Only where all else was over when the call returned is the slack its latency.
-    free = others[edges.target] <= nodes.measured_end[edges.source]
-    long_called = called[edges.target] < nodes.measured_end[edges.source] - BACK_TO_BACK_NS
+    free = others[at] <= nodes.measured_end[edges.source]
+    long_called = called[at] < nodes.measured_end[edges.source] - BACK_TO_BACK_NS
     lag = edges.lag.copy()
     for code in range(4):
         mine = group == code
@@ -92,7 +96,7 @@ def _lags_of_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, 
     lag, fitted = _drained(edges, nodes, lag, slack)
     edges = dataclasses.replace(edges, lag=lag)
     nodes = dataclasses.replace(nodes, anchored=nodes.anchored | fitted)
-    return _anchor_unexplained(edges, nodes, launch, stream, on_worker)
+    return _anchor_unexplained(edges, nodes, work, at, on_worker)
 
 
 def _drained(edges: Edges, nodes: Nodes, lag: Ints, slack: Ints) -> tuple[Ints, Bools]:
@@ -160,35 +164,45 @@ def _gpu_clocks(nodes: Nodes, edges: Edges, left: Ints, launch: Bools, free: Boo
 
 
 def _anchor_unexplained(
-    edges: Edges, nodes: Nodes, launch: Bools, stream: Bools, on_worker: Bools
+    edges: Edges, nodes: Nodes, work: Ints, at: Ints, on_worker: Bools
 ) -> tuple[Edges, Nodes]:
     """Tie down GPU work that starts later than anything in the trace explains.
 
     Work without a launch keeps its distance from the work before it, and a worker thread that found no core
     its distance from what it had waited for. Work that was ready before its GPU did anything inside the
     window may have queued behind work from before it: it keeps its time.
+
+    Args:
+        edges: that lead to work.
+        nodes: all.
+        work: [W] those that are work.
+        at: [E] which of the work each edge leads to.
+        on_worker: [lanes] whether each is a thread that runs CPU collectives.
     """
+    launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
+    began, on_worker = nodes.measured_start[work], on_worker[nodes.lane[work]]
     # Work whose start nothing explains: all that it depends on was over, and long ago.
-    ready = _latest_end(edges, nodes, np.ones(edges.lag.size, np.bool_))
-    late = _on_stream(nodes) & (nodes.measured_start - ready > UNEXPLAINED_NS) & ~nodes.anchored
-    without_core = late & on_worker[nodes.lane] & (nodes.measured_start - ready > NO_CORE_NS)
-    has_launch, has_before = np.zeros(late.size, np.bool_), np.zeros(late.size, np.bool_)
-    has_launch[edges.target[launch]] = True
-    has_before[edges.target[stream]] = True
+    ready = _latest_end(edges, nodes, np.ones(at.size, np.bool_), at, work.size)
+    late = (began - ready > UNEXPLAINED_NS) & ~nodes.anchored[work]
+    without_core = late & on_worker & (began - ready > NO_CORE_NS)
+    has_launch, has_before = np.zeros(work.size, np.bool_), np.zeros(work.size, np.bool_)
+    has_launch[at[launch]] = True
+    has_before[at[stream]] = True
     # [rank] when the GPU of each first did anything; ranks may begin below 0 (of a rendezvous).
-    on_gpu = np.isin(nodes.kind, GPU_KINDS)
-    lowest = int(nodes.rank.min())
-    first_work = np.full(int(nodes.rank.max()) - lowest + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first_work, nodes.rank[on_gpu] - lowest, nodes.measured_start[on_gpu])
-    first = late & ~has_before & ~on_worker[nodes.lane] & (ready < first_work[nodes.rank - lowest])
+    rank, on_gpu = nodes.rank[work], np.isin(nodes.kind[work], GPU_KINDS)
+    rank = rank - rank.min(initial=0)
+    first_work = np.full(int(rank.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_work, rank[on_gpu], began[on_gpu])
+    first = late & ~has_before & ~on_worker & (ready < first_work[rank])
     # Tie the rest to what it had waited for: an edge whose lag is what was measured.
-    fitted = stream & (late & ~has_launch)[edges.target]
-    fitted |= without_core[edges.target] & (nodes.measured_end[edges.source] == ready[edges.target])
+    fitted = stream & (late & ~has_launch)[at]
+    fitted |= without_core[at] & (nodes.measured_end[edges.source] == ready[at])
     lag = edges.lag.copy()
-    lag[fitted] = (nodes.measured_start[edges.target] - nodes.measured_end[edges.source])[fitted]
-    anchored = nodes.anchored | first
+    lag[fitted] = began[at[fitted]] - nodes.measured_end[edges.source[fitted]]
+    anchored, earliest = nodes.anchored.copy(), nodes.earliest.copy()
+    anchored[work[first]] = True
     anchored[edges.target[fitted]] = True
-    earliest = np.where(first, nodes.measured_start, nodes.earliest)
+    earliest[work[first]] = began[first]
     return dataclasses.replace(edges, lag=lag), dataclasses.replace(
         nodes, anchored=anchored, earliest=earliest
     )
@@ -199,8 +213,8 @@ def _on_stream(nodes: Nodes) -> Bools:
     return np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE))
 
 
-def _latest_end(edges: Edges, nodes: Nodes, chosen: Bools) -> Ints:
-    """[N] measured end of the latest predecessor over the chosen edges, long ago where there is none."""
-    latest = np.full(nodes.duration.size, np.iinfo(np.int64).min // 2)
-    np.maximum.at(latest, edges.target[chosen], nodes.measured_end[edges.source[chosen]])
+def _latest_end(edges: Edges, nodes: Nodes, chosen: Bools, at: Ints, size: int) -> Ints:
+    """[W] measured end of the latest predecessor over the chosen edges, long ago where there is none."""
+    latest = np.full(size, np.iinfo(np.int64).min // 2)
+    np.maximum.at(latest, at[chosen], nodes.measured_end[edges.source[chosen]])
     return latest
