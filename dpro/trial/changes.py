@@ -191,9 +191,14 @@ def _late(values: Values) -> Values:
 
 
 def _algorithm(values: Values) -> Values:
+    if len(values) != 1:
+        raise UsageError("algorithm needs to=ring or to=tree, or proto=ll128 (or ll, simple), not both")
+    if "proto" in values:
+        return {"name": "NCCL_PROTO", "value": PROTOCOLS[values["proto"]], "backend": "nccl"}
     return {"name": "NCCL_ALGO", "value": values["to"].capitalize(), "backend": "nccl"}
 
 
+PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}  # as NCCL spells them
 OF_DDP = ("ddp", "reduction")  # families that need a DistributedDataParallel
 CHANGES: dict[str, ChangeRow] = {
     "bucket": ChangeRow(
@@ -267,8 +272,9 @@ CHANGES: dict[str, ChangeRow] = {
         "reduction", {}, "no-comm", lambda _: {"to": "nothing"}, alone=True, keeps_loss=False,
     ),
     "algorithm": ChangeRow(
-        "NCCL runs its collectives by this algorithm (NCCL_ALGO)",
-        "environment", {"to": _one_of("ring", "tree")}, "algorithm:to=tree", _algorithm,
+        "NCCL runs its collectives by this algorithm (NCCL_ALGO), or protocol (NCCL_PROTO)",
+        "environment", {"to": _one_of("ring", "tree"), "proto": _one_of(*PROTOCOLS)},
+        "algorithm:to=tree", _algorithm,
     ),
     "slow": ChangeRow(
         "a rank sleeps at the beginning of each step",

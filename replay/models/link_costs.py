@@ -137,14 +137,18 @@ def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[obj
     return kind[0], size, int(apart[0])
 
 
-def _tables(graph: Graph, op: str, num_ranks: int) -> dict[tuple[object, ...], LinkCost]:
+def _tables(graph: Graph, op: str, num_ranks: int, protocol: str = "") -> dict[tuple[object, ...], LinkCost]:
     """Curves that the graph's network table has of an operation among this many ranks.
 
-    By device, library, version and hosts.
+    By device, library, version and hosts. Where it was held to no protocol, the library chose by itself.
     """
     if graph.network is None:
         return {}
     rows = graph.network.filter(op=op, num_ranks=num_ranks)
+    if "protocol" in rows.columns:
+        rows = rows.filter(protocol=protocol)
+    elif protocol:
+        return {}
     software = ["device", "library", "version", "hosts"]
     curves = {}
     for key, part in rows.sort(*software, "bytes").partition_by(software, as_dict=True).items():
@@ -155,9 +159,14 @@ def _tables(graph: Graph, op: str, num_ranks: int) -> dict[tuple[object, ...], L
 
 
 def ratio_by_table(
-    graph: Graph, message: Message, num_ranks: int, num_bytes: Floats, time_ns: Floats
+    graph: Graph,
+    message: Message,
+    num_ranks: int,
+    num_bytes: Floats,
+    time_ns: Floats,
+    protocols: tuple[str, str] = ("", ""),
 ) -> Floats | None:
-    """[T] how many times as long collectives take among another number of ranks, by the network table.
+    """[T] how many times as long collectives take among other ranks or by another protocol, by the table.
 
     Of the table's software and devices with curves of both numbers, the one counts that is nearest to the
     run's own times; of its numbers of hosts the fewest.
@@ -166,13 +175,17 @@ def ratio_by_table(
         graph: with its table.
         message: what is communicated.
         num_ranks: among how many instead.
+        protocols: that ran, and instead; empty where the library chooses.
         num_bytes: [T] payloads above 0.
         time_ns: [T] what they took.
 
     Returns:
-        None where the table lacks one of both numbers of ranks, or sizes that are near enough.
+        None where the table lacks one of both, or sizes that are near enough.
     """
-    now, then = (_tables(graph, message.op, ranks) for ranks in (message.num_ranks, num_ranks))
+    now, then = (
+        _tables(graph, message.op, ranks, protocol)
+        for ranks, protocol in zip((message.num_ranks, num_ranks), protocols)
+    )
     seen = medians(num_bytes, time_ns)
     pairs = [
         (_misfit(curve, *seen), hosts, curve, other)

@@ -1,7 +1,8 @@
 """Tables of what communication takes, measured by whoever ran them: read, and made into curves.
 
 In: Parquet or CSV files, one row per measurement. Out: a `NetworkTable`, one curve per operation, group and
-software. What to say where a table has no curve of its own is decided in `network_costs.py`.
+software, of what the library chose by itself. What to say where a table has no curve of its own is decided in
+`network_costs.py`.
 
 Columns of a file, by the first name that it has:
 
@@ -14,6 +15,7 @@ Columns of a file, by the first name that it has:
 | ranks on a host | `ranks_per_host`, `gpus_per_node`; `hosts`, `nodes` | without any: all on one host |
 | device | `device`, `machine` | may be left out, as may all that follow |
 | software | `library`, `library_version`, `implementation` | curves of different software are not mixed |
+| protocol | `protocol` | `ll`, `ll128`, `simple`, where NCCL was held to it (NCCL_PROTO); else empty |
 | link | `link` | `nvlink`, `pcie`, …; without it, from the name of the device |
 """
 
@@ -51,7 +53,7 @@ HOSTS, RANKS_PER_HOST = ("hosts", "nodes"), ("ranks_per_host", "gpus_per_node")
 DEVICES = ("device", "machine")
 SHORTEST_NS, LONGEST_NS = 100.0, 3.6e12  # of the usual collective; beyond, a column is in another unit
 FASTEST_GBPS = 20_000.0
-WORDS = ("library", "library_version", "implementation", "link")
+WORDS = ("library", "library_version", "implementation", "link", "protocol")
 
 
 class CurveGroup(NamedTuple):
@@ -101,7 +103,7 @@ def read_network_table(path: Path | str) -> NetworkTable:
 
 
 def read_frame(path: Path | str) -> pl.DataFrame:
-    """The measurements of a file: the columns of `CurveGroup`, and `link`, `bytes` and `time_ns`.
+    """The measurements of a file: the columns of `CurveGroup`, and `link`, `protocol`, `bytes` and `time_ns`.
 
     Raises:
         InputError: it cannot be read, or lacks a column; the message says which.
@@ -118,9 +120,9 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
         name: of the table.
     """
     curves, own = {}, []
-    for key, part in rows.sort(*CurveGroup._fields, "bytes").group_by(
-        CurveGroup._fields, maintain_order=True
-    ):
+    chosen = rows.filter(protocol="") if "protocol" in rows.columns else rows
+    chosen = chosen.sort(*CurveGroup._fields, "bytes")
+    for key, part in chosen.group_by(CurveGroup._fields, maintain_order=True):
         sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
         curve = curves[CurveGroup(*key)] = fit_curve(sizes, times)
         own.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
@@ -130,7 +132,7 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
 
 
 def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The rows with declared columns: those of `CurveGroup`, `link`, `bytes` and `time_ns`."""
+    """The rows with declared columns: those of `CurveGroup`, `link`, `protocol`, `bytes` and `time_ns`."""
     if "op" not in frame.columns:
         raise InputError(f"{name}: no column op; docs/curves.md lists the columns of a network table")
     size = _first(frame, BYTES, name)
@@ -147,6 +149,7 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
         library=pl.concat_str(words["library"], words["implementation"], separator=" ").str.strip_chars(),
         version=words["library_version"],
         link=words["link"],
+        protocol=words["protocol"].str.to_lowercase().fill_null(""),
         bytes=size,
         time_ns=time,
     ).filter(

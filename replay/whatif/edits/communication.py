@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats
-from dpro.errors import Unanswerable
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.mesh import AXES
 from dpro.replay.models.collective_algorithms import (
@@ -34,13 +33,13 @@ from dpro.replay.models.link_costs import (
     LinkCost,
     fit_costs,
     messages_by_kind,
+    ratio_by_table,
     unknown_latencies,
     why_no_cost,
 )
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_along, messages_fitting
-from dpro.schema import COLLECTIVES
+from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_along, messages_fitting, recorded_word
 from dpro.units import NS_PER_US, format_duration
 
 
@@ -236,6 +235,7 @@ def latencies(graph: Graph) -> NDArray[np.int64]:
 
 
 HIERARCHICAL = "hierarchical"
+PROTOCOLS = ("ll", "ll128", "simple")
 
 
 @dataclass(frozen=True)
@@ -243,15 +243,15 @@ class Algorithm(Edit):
     """Collectives of known cost run another algorithm."""
 
     name = "algorithm"
-    summary = "collectives by ring, tree, halving, or first within hosts"
+    summary = "collectives by ring, tree, halving, or first within hosts; or by another protocol"
     example = "algorithm:to=tree"
     needs = (
         "all-reduces, all-gathers or reduce-scatters whose sizes vary twofold or more; for hierarchical the "
-        "hosts of ranks, and a group within one host or inside_gbps="
+        "hosts of ranks, and a group within one host or inside_gbps=; for proto= a network table of both"
     )
     assumes = (
         "a message and a byte cost the same in each algorithm, a host has one port to the others, and the "
-        "library's protocol and channels stay"
+        "library's protocol and channels stay; of protocols, that they differ here as in the table"
     )
     source = (
         "ring and halving: Thakur et al., IJHPCA 2005; tree, of all-reduces: Sanders et al., Parallel "
@@ -259,7 +259,8 @@ class Algorithm(Edit):
         "bandwidth"
     )
     effort = "flag"
-    to: str = key("which", choices=(*FLAT, HIERARCHICAL))
+    to: str = key("which", "", choices=(*FLAT, HIERARCHICAL))
+    proto: str = key("which protocol of NCCL instead, by a network table", "", choices=PROTOCOLS)
     now: str = key("which one ran, where the run does not say; ring without", "", choices=FLAT)
     group: str = key("pattern for the process group; all without", "")
     axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
@@ -267,11 +268,20 @@ class Algorithm(Edit):
     inside_us: float | None = key("latency of a message within a host, microseconds", None, least=0.0)
     doubt: float = 0.3
 
+    def __post_init__(self) -> None:
+        """Refuse none and both."""
+        super().__post_init__()
+        if bool(self.to) == bool(self.proto):
+            raise UsageError("algorithm needs to=tree (or another algorithm), or proto=ll128, not both")
+
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """All but the one that runs."""
+        """All but the one that runs, and the protocols of the network table."""
         ran = {recorded_algorithm(facts.graph, message.op) or RING for message in facts.graph.messages}
-        return [cls(to) for to in (*FLAT, HIERARCHICAL) if {to} != ran]
+        table = facts.graph.network
+        measured = set() if table is None or "protocol" not in table.columns else set(table["protocol"])
+        protocols = [cls(proto=each) for each in PROTOCOLS if each in measured]
+        return [*(cls(to) for to in (*FLAT, HIERARCHICAL) if {to} != ran), *protocols]
 
     def bound(self, facts: RunFacts) -> float:
         return facts.on_path(facts.graph.nodes.kind == NodeKind.TRANSFER)
@@ -300,11 +310,11 @@ class Algorithm(Edit):
             if not fits[messages[0]]:
                 continue
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
-            num_bytes = nodes.bytes[mine].astype(np.float64)
+            message, num_bytes = graph.messages[messages[0]], nodes.bytes[mine].astype(np.float64)
             try:
-                answered.append(
-                    (mine, self._ratio(graph, lines, kind, graph.messages[messages[0]], num_bytes))
-                )
+                by_table = self._by_protocol(graph, message, mine) if self.proto else None
+                ratio = self._ratio(graph, lines, kind, message, num_bytes) if by_table is None else by_table
+                answered.append((mine, ratio))
             except Unanswerable as error:
                 refused.append(f"{kind[0]} in {kind[1] or 'unnamed group'}: {error}")
         return answered, refused
@@ -338,6 +348,27 @@ class Algorithm(Edit):
         inside = self._inside(graph, lines, num_bytes)
         return two_level_ns(message.op, hosts, per_host, link, inside, num_bytes) / before
 
+    def _by_protocol(self, graph: Graph, message: Message, mine: NDArray[np.int64]) -> Floats:
+        """[T] as `_ratio`, of protocols, by the network table.
+
+        Raises:
+            Unanswerable: it lacks one of both.
+        """
+        now, ranks = recorded_word(graph, message.op, "protocol", PROTOCOLS), message.num_ranks
+        if now == self.proto:
+            return np.ones(mine.size)
+        num_bytes, took = (
+            each[mine].astype(np.float64) for each in (graph.nodes.bytes, graph.nodes.duration)
+        )
+        both = (now, self.proto)
+        ratio = ratio_by_table(graph, message, ranks, num_bytes, took, both) if mine.size else None
+        if ratio is None:
+            raise Unanswerable(
+                f"what {now or 'the protocol that NCCL chose'} and {self.proto} take among {ranks} ranks is "
+                "in no network table: give one with a column protocol"
+            )
+        return ratio
+
     def _ran(self, graph: Graph, op: str) -> str:
         return recorded_algorithm(graph, op) or self.now or RING
 
@@ -362,9 +393,13 @@ class Algorithm(Edit):
         raise Unanswerable("no group within one host shows what communication there costs: give inside_gbps=")
 
     def describe(self) -> str:
+        if self.proto:
+            return f"collectives run by protocol {self.proto.upper()}"
         return f"collectives run by {self.to}" if self.to in FLAT else "collectives run within hosts first"
 
     def how(self) -> str:
+        if self.proto:
+            return f"NCCL_PROTO={self.proto.upper() if self.proto != 'simple' else 'Simple'}"
         if self.to == HALVING:
             return "a library that has it, as MPI and gloo do"
         if self.to in FLAT:
@@ -379,11 +414,7 @@ def recorded_algorithm(graph: Graph, op: str) -> str:
         graph: the graph, with its run.
         op: as in the `collectives` table.
     """
-    if graph.run is None:
-        return ""
-    rows = graph.run.table(COLLECTIVES, ["op", "algorithm"]).filter(pl.col("op") == op)
-    found = [name.lower() for name in rows["algorithm"].unique().to_list()]
-    return found[0] if len(found) == 1 and found[0] in FLAT else ""
+    return recorded_word(graph, op, "algorithm", FLAT)
 
 
 def _hosts_in(graph: Graph, message: Message) -> Counter[str]:

@@ -11,6 +11,7 @@ import polars as pl
 from dpro.arrays import Bools
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import fit_costs, messages_by_kind
+from dpro.replay.whatif.graph_ops.shared_links import own_ns
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 
@@ -21,19 +22,21 @@ KEY = ["rank", "window"]
 def with_more_activations(graph: Graph, factor: float) -> Graph:
     """The graph with transfers of activations that take what this many times their bytes take.
 
+    What one stood in line behind others does not grow with its bytes.
+
     Args:
         graph: the graph.
         factor: of the bytes.
     """
     nodes, duration = graph.nodes, graph.nodes.duration.astype(np.float64)
-    grows, costs = moves_activations(graph), fit_costs(graph)
+    grows, costs, own = moves_activations(graph), fit_costs(graph), own_ns(graph)
     for kind, messages in messages_by_kind(graph).items():
         mine = np.flatnonzero(grows & np.isin(nodes.message, messages))
         num_bytes = nodes.bytes[mine].astype(np.float64)
         known = kind in costs and bool((num_bytes > 0).all())
         now = costs[kind].time_ns(num_bytes) if known else np.ones(mine.size)
         then = costs[kind].time_ns(factor * num_bytes) if known else factor * now
-        duration[mine] *= then / np.maximum(now, 1e-9)
+        duration[mine] += own[mine] * (then / np.maximum(now, 1e-9) - 1)
     return graph.with_durations(np.rint(duration).astype(np.int64))
 
 

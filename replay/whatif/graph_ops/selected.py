@@ -5,11 +5,12 @@ In: `key=value` pairs. Out: a `NodeSelection`, and a mask over a graph's nodes. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
+import polars as pl
 
 from dpro.arrays import Bools
 from dpro.errors import Unanswerable
@@ -19,7 +20,7 @@ from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import check, key, text_of
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import in_modules
-from dpro.schema import WORKERS
+from dpro.schema import COLLECTIVES, WORKERS
 from dpro.words import few
 
 # What users call the kinds of work, and the kinds of nodes of each.
@@ -246,3 +247,19 @@ def messages_along(graph: Graph, axis: str) -> Bools:
             + (f"it is along {known}" if known else "the axes of its groups are not known")
         )
     return found
+
+
+def recorded_word(graph: Graph, op: str, column: str, known: Sequence[str]) -> str:
+    """What a run says of all collectives of an operation, in small letters; empty where that is not one word.
+
+    Args:
+        graph: the graph, with its run.
+        op: as in the `collectives` table.
+        column: `algorithm` or `protocol`.
+        known: words that count.
+    """
+    if graph.run is None:
+        return ""
+    rows = graph.run.table(COLLECTIVES, ["op", column]).filter(pl.col("op") == op)
+    found = [word.lower() for word in rows[column].unique().to_list()]
+    return found[0] if len(found) == 1 and found[0] in known else ""

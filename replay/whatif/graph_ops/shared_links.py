@@ -6,8 +6,8 @@ over one port do (processor sharing; Kleinrock, Queueing Systems II (1976), sect
 would fill the link n times, each advances 1/n as fast. How far each has to go is what it advanced when
 recorded: nothing changes where nothing moves. One that meets no other any more takes what others of its
 kind and size took that met none, where there are some: it may have stood in line. Transfers that an edit
-queued on a link have it one after the other already; a group whose transfers run on one stream shares
-nothing.
+queued have their link one after the other, and share it as one flow with those of other streams; a group
+whose transfers run on one stream shares nothing.
 
 Starts depend on durations, and durations on starts: both are found in turns. What a transfer takes depends
 only on what begins before it ends, so each turn settles more of the graph, from its beginning on.
@@ -44,7 +44,7 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     if not links:
         return changed
     demand, alone, apart, known = _recorded(graph)
-    asked, work = np.zeros(changed.num_nodes), changed.nodes.duration.astype(np.float64)
+    asked, work = _queued_shares(changed), changed.nodes.duration.astype(np.float64)
     by_itself = np.full(changed.num_nodes, np.nan)
     instances = int(graph.nodes.collective.max(initial=-1)) + 1
     for node in np.concatenate(links).tolist():
@@ -52,9 +52,19 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
         recorded = known.get((rank, window, collective % instances))  # copies of steps count on from the last
         if recorded is not None and _is_copy(changed, node, graph, recorded):
             asked[node] = demand[recorded]
-            work[node] *= alone[recorded] / graph.nodes.duration[recorded]
-            by_itself[node] = apart[recorded]
+            times = work[node] / graph.nodes.duration[recorded]  # as long, by the edit
+            work[node], by_itself[node] = times * alone[recorded], times * apart[recorded]
     return _settled(changed, links, asked, work, by_itself)
+
+
+def own_ns(graph: Graph) -> Floats:
+    """[N] ns that each transfer takes for its own bytes: without what it stood in line, where that is known.
+
+    Args:
+        graph: the graph.
+    """
+    apart = _recorded(graph)[2]
+    return np.where(np.isnan(apart), graph.nodes.duration, apart)
 
 
 def _recorded(graph: Graph) -> tuple[Floats, Floats, Floats, dict[tuple[int, int, int], int]]:
@@ -85,14 +95,14 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by
         work: [N] ns that each takes alone.
         by_itself: [N] ns that each takes where it meets no other, nan where that is its work.
     """
-    given = changed.nodes.duration
+    given, queue = changed.nodes.duration, queued(changed)
     duration = given
     for _ in range(ROUNDS):
         start = replay(changed.with_durations(duration)).start
         found = duration.copy()
         for nodes in links:
             mine = nodes[demand[nodes] > 0]
-            takes = shared_ns(start[mine].astype(np.float64), work[mine], demand[mine])
+            takes = shared_ns(start[mine].astype(np.float64), work[mine], demand[mine], queue[mine])
             shortest = np.where(np.isnan(by_itself[mine]), takes, by_itself[mine])
             found[mine] = np.rint(np.where(_meets(start[mine], start[mine] + shortest), takes, shortest))
         found = np.where(np.abs(found - given) <= ROUNDING_NS, given, found)
@@ -104,17 +114,20 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by
 
 
 def _links(graph: Graph) -> list[Ints]:
-    """The transfers of each link on which several can run at a time: of one rank, window and set of ranks."""
+    """The transfers of each link on which several can run at a time: of one rank, window and set of ranks.
+
+    Those that an edit queued are one stream, whatever lanes they are on.
+    """
     nodes = graph.nodes
-    at = _unqueued(graph)
-    at = at[nodes.duration[at] > 0]
+    (at,) = np.nonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0) & (nodes.duration > 0))
     if at.size == 0:
         return []
     columns = (nodes.rank, nodes.message, graph.messages)
     groups = once(graph, "groups of messages", columns, lambda: _groups(graph))
     place = np.stack([nodes.rank[at], nodes.window[at], groups[nodes.message[at]]])
     link = np.unique(place, axis=1, return_inverse=True)[1].ravel()
-    lanes = np.unique(np.stack([link, nodes.lane[at]]), axis=1)[0]
+    stream = np.where(queued(graph)[at], -1, nodes.lane[at])
+    lanes = np.unique(np.stack([link, stream]), axis=1)[0]
     several = np.flatnonzero(np.bincount(lanes) > 1)
     return [at[link == each] for each in several.tolist()]
 
@@ -132,20 +145,37 @@ def _groups(graph: Graph) -> Ints:
     return np.array([numbers.get(members.get(each, ()), each) for each in group.tolist()], np.int64)
 
 
-def _unqueued(graph: Graph) -> Ints:
-    """Transfers that wait for no other one on their link, and are not waited for, as edits queue them."""
+def queued(graph: Graph) -> Bools:
+    """[N] transfers that wait for another one on their link, or that one waits for: as edits queue them."""
+    return _queues(graph)[0]
+
+
+def _queued_shares(graph: Graph) -> Floats:
+    """[N] the share of its time for which a queued transfer needs its link; 0 of others.
+
+    The rest is its latency, by which it begins before the one ahead of it ends.
+    """
+    is_queued, fixed = _queues(graph)
+    duration = graph.nodes.duration
+    return np.where(is_queued & (duration > 0), 1 - np.minimum(fixed, duration) / np.maximum(duration, 1), 0)
+
+
+def _queues(graph: Graph) -> tuple[Bools, Ints]:
+    """[N] whether a transfer is in a queue, and by how many ns it overlaps there."""
     nodes, edges = graph.nodes, graph.edges
 
-    def compute() -> Ints:
+    def compute() -> tuple[Bools, Ints]:
         transfer = nodes.kind == NodeKind.TRANSFER
         queue = np.flatnonzero(edges.kind == EdgeKind.STREAM)
         queue = queue[transfer[edges.source[queue]] & transfer[edges.target[queue]]]
-        free = transfer & (nodes.message >= 0)
-        free[edges.source[queue]] = free[edges.target[queue]] = False
-        return np.flatnonzero(free)
+        found, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
+        for end in (edges.source, edges.target):  # the first in a queue has no lag: it is like the next
+            found[end[queue]] = True
+            fixed[end[queue]] = np.maximum(-edges.lag[queue], 0)
+        return found, fixed
 
-    columns = (nodes.kind, nodes.message, edges.kind, edges.source, edges.target)
-    return once(graph, "transfers on links", columns, compute)
+    columns = (nodes.kind, nodes.message, edges.kind, edges.source, edges.target, edges.lag)
+    return once(graph, "queues on links", columns, compute)
 
 
 def _identity(graph: Graph, node: int) -> tuple[int, int, int]:
@@ -156,9 +186,10 @@ def _identity(graph: Graph, node: int) -> tuple[int, int, int]:
 
 def _is_copy(changed: Graph, node: int, graph: Graph, recorded: int) -> bool:
     """Whether a transfer is a recorded one, or a copy of it: new ones may have any number."""
-    same_bytes = changed.nodes.bytes[node] == graph.nodes.bytes[recorded]
+    new, old = changed.nodes, graph.nodes
+    same = new.bytes[node] == old.bytes[recorded] and new.measured_start[node] == old.measured_start[recorded]
     return bool(
-        same_bytes
+        same
         and changed.messages[changed.nodes.message[node]] == graph.messages[graph.nodes.message[recorded]]
     )
 
@@ -185,18 +216,42 @@ def moving_shares(graph: Graph, timeline: Timeline) -> Floats:
 
 def _alone(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
     """[N] ns that each transfer would have taken alone on its link."""
-    alone = graph.nodes.duration.astype(np.float64)
+    alone, queue = graph.nodes.duration.astype(np.float64), queued(graph)
     for nodes in _links(graph):
         mine = nodes[demand[nodes] > 0]
         if mine.size == 0:
             continue
         start, end = timeline.start[mine].astype(np.float64), timeline.end[mine].astype(np.float64)
-        at = np.concatenate([start, end])
+        at = np.concatenate([start, _until_next(start, end, queue[mine])])
         order = np.argsort(at, kind="stable")
         load = np.cumsum(np.concatenate([demand[mine], -demand[mine]])[order])
         advanced = np.append(0.0, np.cumsum(np.diff(at[order]) / np.maximum(load[:-1], 1)))
-        alone[mine] = np.interp(end, at[order], advanced) - np.interp(start, at[order], advanced)
+        known = at[order]
+        alone[mine] = np.interp(end, known, advanced) - np.interp(start, known, advanced)
+        alone[mine] += np.maximum(end - known[-1], 0)
     return alone
+
+
+def _until_next(start: Floats, end: Floats, queue: Bools) -> Floats:
+    """[T] ends of transfers, of queued ones no later than the next one in the queue begins."""
+    until, at = end.copy(), np.flatnonzero(queue)
+    at = at[np.argsort(start[at], kind="stable")]
+    until[at[:-1]] = np.minimum(end[at[:-1]], start[at[1:]])
+    return until
+
+
+def share_of_own(graph: Graph, timeline: Timeline, own: Bools) -> Floats:
+    """[N] the time that some transfers would take without those of others on their links, as a share.
+
+    Args:
+        graph: the graph.
+        timeline: its replay.
+        own: [N] which.
+    """
+    demand = moving_shares(graph, timeline)
+    without = np.where(own, demand, 0.0)
+    ratio = _alone(graph, timeline, demand) / np.maximum(_alone(graph, timeline, without), 1)
+    return np.where(own, np.minimum(ratio, 1.0), 1.0)
 
 
 def _of_those_apart(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
@@ -204,11 +259,11 @@ def _of_those_apart(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
 
     Where one waited in a queue for the link its share of it does not say what it takes without.
     """
-    nodes, found = graph.nodes, np.full(graph.num_nodes, np.nan)
+    nodes, found, queue = graph.nodes, np.full(graph.num_nodes, np.nan), queued(graph)
     for at in _links(graph):
         mine = at[demand[at] > 0]
         start, takes = timeline.start[mine], nodes.duration[mine].astype(np.float64)
-        meets = _meets(start, start + takes)
+        meets = _meets(start, start + takes) | queue[mine]
         kind = np.unique(np.stack([nodes.message[mine], nodes.bytes[mine]]), axis=1, return_inverse=True)[1]
         shortest = takes.copy()
         for each in np.unique(kind[meets]).tolist():
@@ -230,21 +285,23 @@ def _meets(start: NDArray[Any], end: NDArray[Any]) -> Bools:
     return found
 
 
-def shared_ns(start: Floats, work: Floats, demand: Floats) -> Floats:
+def shared_ns(start: Floats, work: Floats, demand: Floats, queue: Bools) -> Floats:
     """[T] ns that transfers take which share a link.
 
     Args:
         start: [T] ns.
         work: [T] ns that each takes alone.
         demand: [T] how much of the link each needs.
+        queue: [T] those that have the link one after the other: of these that run, the largest demand counts.
     """
     took = [0.0] * start.size
-    begins, left, needs = start.tolist(), work.tolist(), demand.tolist()
+    begins, left, needs, in_line = start.tolist(), work.tolist(), demand.tolist(), queue.tolist()
     coming = np.argsort(-start, kind="stable").tolist()  # the last is the next
     running: list[int] = []
     now = 0.0
     while coming or running:
-        slower = max(sum(needs[each] for each in running), 1.0)
+        line = max((needs[each] for each in running if in_line[each]), default=0.0)
+        slower = max(sum(needs[each] for each in running if not in_line[each]) + line, 1.0)
         first = min(running, key=left.__getitem__, default=-1)
         ends = now + slower * left[first] if running else np.inf
         upto = min(ends, begins[coming[-1]]) if coming else ends

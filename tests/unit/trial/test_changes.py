@@ -54,6 +54,8 @@ def test_where_an_edit_has_the_name_of_a_change_it_takes_the_same_text(example):
         ("batch:factor=1", "above 1"),
         ("recompute", "recompute needs module"),
         ("algorithm:to=halving", "one of ring, tree"),
+        ("algorithm:proto=ll64", "one of ll, ll128, simple"),
+        ("algorithm:to=ring,proto=ll", "not both"),
         ("slow:rank=1", "slow needs rank and ms"),
         ("slow:rank=1,factor=2", "no key 'factor'"),
         ("compress:module=layers.*", "module needs to="),

@@ -19,6 +19,7 @@ from dpro.replay.models.gradients.inferred import divided, with_other_sizes
 from dpro.replay.models.gradients.passes import Parameters, Pass
 from dpro.replay.models.link_costs import LinkCost, fit_costs, fit_line
 from dpro.replay.timeline import Timeline, replay
+from dpro.replay.whatif.graph_ops.shared_links import share_of_own
 
 STEP = -1
 COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # by which DDP fills its buckets
@@ -62,7 +63,8 @@ class GradientReductions:
         passes: backward passes of all ranks.
         message: which kind of communication a reduction is.
         line: what a reduction costs.
-        slowdown: [passes] how many times as long the reductions of each took as the line says.
+        slowdown: [passes] how many times as long the reductions of each took as the line says, without what
+            others on their link took from them.
         call_ns: usual time of the thread in a call.
         ratio: bytes that are moved per byte of gradient.
         copy_ns_per_byte: time of a thread to read and write gradients once; 0 where the run does not show it.
@@ -154,7 +156,7 @@ def _reduced(graph: Graph) -> GradientReductions:
         passes,
         message,
         line,
-        np.array([_slowdown(graph, timeline, line, each) for each in passes]),
+        _slowdowns(graph, timeline, line, passes),
         float(np.median(calls)),
         float(graph.nodes.bytes[transfers].sum()) / num_bytes if said else 1.0,
         _copying(graph, passes, num_bytes),
@@ -269,6 +271,18 @@ def _copying(graph: Graph, passes: list[Pass], num_bytes: float) -> float:
         within = (nodes.measured_start[mine] >= begin) & (nodes.measured_start[mine] <= end)
         spent += int(nodes.duration[mine[within]].sum())
     return spent / num_bytes
+
+
+def _slowdowns(graph: Graph, timeline: Timeline, line: LinkCost, passes: list[Pass]) -> Floats:
+    """[passes] as `GradientReductions.slowdown`."""
+    own = np.zeros(graph.num_nodes, np.bool_)
+    own[np.concatenate([each.transfer for each in passes])] = True
+    alone_ns = graph.nodes.duration * share_of_own(graph, timeline, own)
+    shares = [
+        float(alone_ns[each.transfer].sum()) / max(float(graph.nodes.duration[each.transfer].sum()), 1.0)
+        for each in passes
+    ]
+    return np.array([_slowdown(graph, timeline, line, each) * share for each, share in zip(passes, shares)])
 
 
 def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, each: Pass) -> float:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
-from dpro.errors import Unanswerable
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.models.link_costs import fit_costs
+from dpro.replay.whatif.edits.communication import Algorithm
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun
 from tests.ddp import ddp_job
@@ -130,3 +135,55 @@ def test_of_one_rank_of_a_group_it_is_said_that_waiting_hides_the_cost(tmp_path,
     for edit in ("algorithm:to=tree", "data-parallel:ranks=8"):
         with pytest.raises(Unanswerable, match=reason):
             parse_edit(edit).apply(alone)
+
+
+def protocols(**us_per_kb: float) -> pl.DataFrame:
+    """A network table of all-reduces among 4 ranks: 10 us and so much per KB, by the protocol held to."""
+    rows = [
+        (2.0**power, 1e4 + each * 2**power, "" if name == "chosen" else name)
+        for name, each in us_per_kb.items()
+        for power in range(9, 22)
+    ]
+    frame = pl.DataFrame(rows, schema=["bytes", "time_ns", "protocol"], orient="row")
+    words = {"op": "all_reduce", "device": "", "library": "", "version": "", "link": ""}
+    return frame.with_columns(
+        num_ranks=pl.lit(4), hosts=pl.lit(1), **{name: pl.lit(text) for name, text in words.items()}
+    )
+
+
+def test_a_protocol_takes_what_the_network_table_says_of_both(tmp_path):
+    plain = four_ranks(tmp_path)
+    graph = dataclasses.replace(plain, network=protocols(chosen=3.0, ll=9.0, simple=1.5))
+    for proto, per_byte in (("ll", 9.0), ("simple", 1.5)):
+        after = times_us(parse_edit(f"algorithm:proto={proto}").apply(graph))
+        expected = [(1e4 + per_byte * size) / (1e4 + 3.0 * size) for size in SIZES]
+        assert [one / other for one, other in zip(after, times_us(graph))] == pytest.approx(
+            expected, rel=0.02
+        )
+    assert [str(each) for each in Algorithm.candidates(facts_of(graph))][-2:] == [
+        "algorithm:proto=ll",
+        "algorithm:proto=simple",
+    ]
+    assert parse_edit("algorithm:proto=ll128").how() == "NCCL_PROTO=LL128"
+
+
+def test_a_protocol_that_no_table_has_is_refused(tmp_path):
+    plain = four_ranks(tmp_path)
+    for network in (None, protocols(chosen=3.0), protocols(ll=3.0), protocols(chosen=3.0).drop("protocol")):
+        graph = dataclasses.replace(plain, network=network)
+        with pytest.raises(Unanswerable, match="in no network table: give one with a column protocol"):
+            parse_edit("algorithm:proto=ll").apply(graph)
+
+
+def test_measurements_of_a_protocol_are_not_those_of_what_the_library_chooses(tmp_path):
+    plain = four_ranks(tmp_path)
+    held = dataclasses.replace(plain, network=protocols(chosen=3.0, ll=90.0))
+    free = dataclasses.replace(plain, network=protocols(chosen=3.0))
+    kind = next(iter(fit_costs(free)))
+    assert fit_costs(held)[kind].time_ns(5e4) == fit_costs(free)[kind].time_ns(5e4)
+
+
+@pytest.mark.parametrize("text", ["algorithm", "algorithm:to=tree,proto=ll", "algorithm:proto=ll64"])
+def test_an_algorithm_or_a_protocol_is_asked_for(text):
+    with pytest.raises(UsageError):
+        parse_edit(text)
