@@ -328,6 +328,7 @@ def pairs() -> list[Pair]:
         *of_layouts(),
         *of_computing_models(),
         *of_sleeping_layers(),
+        *of_exchanges(),
         *of_computing_layers(),
         *of_chunks(),
         *of_grids(),

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from benchmarks.accuracy import bars
+from benchmarks.accuracy import pairs as all_pairs
 from benchmarks.accuracy.pairs import pairs
 from benchmarks.speed.engine import training_graph
 from benchmarks.unchanged import differences
@@ -103,6 +104,11 @@ UNTRIED = {
     "recording.limited_link": "needs root and TUN devices",
     "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",
 }
+
+
+def test_every_family_of_pairs_is_among_those_that_are_recorded() -> None:
+    families = [make for name, make in vars(all_pairs).items() if name.startswith("of_")]
+    assert {pair.name for make in families for pair in make()} == {pair.name for pair in all_pairs.pairs()}
 
 
 def test_every_benchmark_is_run_or_says_why_not():

@@ -240,6 +240,7 @@ def test_a_rank_sleeps_in_each_step(tmp_path):
         ("recompute:module=blocks.*", "ddp", "torch.utils.checkpoint.checkpoint(block"),
         ("cuda-graph", "ddp", 'torch.compile(model, backend="cudagraphs")'),
         ("algorithm:to=tree", "ddp", "NCCL_ALGO=Tree"),
+        ("algorithm:proto=ll128", "ddp", "NCCL_PROTO=LL128"),
         ("no-sync", "ddp", "read them every N steps"),
         ("slow:rank=7,ms=1", "ddp", "there is no rank 7"),
     ],

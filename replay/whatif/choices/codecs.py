@@ -22,8 +22,8 @@ MIN_COMPRESSION_RATE = 2  # PowerSGDState: a matrix is compressed if that saves 
 # Passes over the gradients, one being 4 bytes read and 4 written per element: before and after the reduction.
 HALF_PASSES = (10 / 8, 6 / 8)  # read 4, write 2, divide 2 in place; read 2, write 4
 # Add the error, copy, orthogonalise, multiply; orthogonalise, multiply twice, subtract. A product with a
-# matrix of a few columns takes what 3 passes do, as measured on a CPU.
-POWERSGD_PASSES = (6.0, 8.0)
+# matrix of a few columns took what 3 passes do on one CPU, and a third of one on another.
+POWERSGD_PASSES = (4.0, 4.0)
 TOPK_PASSES = (10.0, 2.0)  # select; scatter
 
 

@@ -83,6 +83,11 @@ class ParallelLayout(Edit):
             f"{in_words(row)} then, on {int(gpus_of(found)[0])} ranks",
             f"layers, output layer and collectives make up {job.explained:.0%} of the recorded step",
         ]
+        times = self.samples(graph)
+        if times != 1:
+            lines.append(
+                f"a step has {times:.3g} times the samples: what that does to the training is not predicted"
+            )
         if row["pp"] > 1:
             lines.append(f"stages stand still for {row['bubble']:.1%} of the pipeline's time")
         if job.machine.memory_gb:

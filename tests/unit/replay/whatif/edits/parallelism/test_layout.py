@@ -54,6 +54,11 @@ def test_the_layout_as_it_is_changes_no_nanosecond(graph: Graph) -> None:
 def test_twice_the_replicas_have_twice_the_samples(graph: Graph) -> None:
     assert parse_edit("layout:dp=2").samples(graph) == 2
     assert parse_edit("layout:tp=2").samples(graph) == 1
+    said = [
+        any("times the samples" in note for note in parse_edit(f"layout:{axis}=2").notes(graph))
+        for axis in ("dp", "tp")
+    ]
+    assert said == [True, False]
 
 
 def test_it_says_what_becomes_of_the_layout(graph: Graph) -> None:
