@@ -14,7 +14,7 @@ is rendered from the link alone, each by its own request.
     timeline/                  all lanes on one clock, drawn on a canvas, and as a figure
     order                      the order of ranks in views: by number, or grouped by an axis
     chains                     a diagram of which ranks wait for which
-    views/, whatif/            one module per view; edits and predictions
+    views/, whatif/, fabric/   one module per view; edits and predictions; the network
     report/                    a report as one self-contained page
     server/                    listening, access control, and validation of requests
     assets/                    style sheets, scripts, and the drawing of the timeline

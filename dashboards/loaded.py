@@ -9,6 +9,7 @@ from weakref import ref
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.fabric.traffic import TrafficDocument, traffic_document
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
@@ -169,6 +170,11 @@ class Loaded(Analysis):
         parts = self.run.part_by_part(SPANS, ["name", "forward_thread"])
         said = [part.select(multiplies.any(), backward=backward.any()).row(0) for part in parts]
         return any(one for one, _ in said) and any(other for _, other in said)
+
+    @cached
+    def traffic(self) -> TrafficDocument:
+        """What it loads on its fabric, and which connections meet."""
+        return traffic_document(self)
 
     @cached
     def recorded_job(self) -> RecordedJob:

@@ -10,6 +10,7 @@ from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+from dpro.topology.file import FILE
 from dpro.words import few
 
 _RANKS_NAMED = 8
@@ -28,6 +29,10 @@ NO_CALL_STATES = (
 _NO_PRODUCTS = (
     "No matrix products, forward and backward, were recorded: other layouts are computed of a model whose "
     "equal layers show in them."
+)
+_NO_TOPOLOGY = (
+    "What this job ran over is not known: `dpro record --topology FILE` keeps it, "
+    "`dpro topology FILE --attach RUN` adds it later."
 )
 _NO_OTHER = (
     "There is nothing to compare with: choose another run above, or give one to "
@@ -73,6 +78,18 @@ def call_states(loaded: Loaded, _link: Link) -> str:
     stood = loaded.workers["stack"] != ""
     kept = any(loaded.run.path.glob("findings/hang-*"))
     return "" if loaded.has_call_states or stood.any() or kept else NO_CALL_STATES
+
+
+def fabric(loaded: Loaded, link: Link) -> str:
+    """Need a topology, and deep windows.
+
+    Args:
+        loaded: the run.
+        link: not used.
+    """
+    if not (loaded.run.path / FILE).is_file():
+        return _NO_TOPOLOGY
+    return windows(loaded, link)
 
 
 def layout(loaded: Loaded, _link: Link) -> str:

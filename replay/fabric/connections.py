@@ -67,6 +67,8 @@ class KnownPaths:
         Args:
             otherwise: the choice of connections whose path is not known.
         """
+        if not self.steps:
+            return otherwise
 
         def choose(rows: Ints, here: Ints, number: Ints) -> Ints:
             ends = zip(self.of[rows].tolist(), here.tolist())

@@ -21,39 +21,52 @@ FULL = 1e-9  # share of a link's capacity below which nothing is left
 
 
 @compiled
-def _fill(running: Any, indptr: Any, links: Any, share: Any, left: Any, growing: Any, rate: Any) -> None:
-    # `left` [L] holds the capacity of links, `growing` [L] zeros; both are scratch.
+def _fill(
+    running: Any, indptr: Any, links: Any, share: Any, capacity: Any, left: Any, growing: Any, rate: Any
+) -> None:
+    # `growing` [L] holds zeros, before and after; `left` [L] is scratch: most links are crossed by nothing.
+    size = 0
+    for each in running:
+        size += indptr[each + 1] - indptr[each]
+    touched = np.empty(size, np.int64)
+    count = 0
     for each in running:
         rate[each] = -1.0
         for at in range(indptr[each], indptr[each + 1]):
-            growing[links[at]] += share[at]
+            link = links[at]
+            if growing[link] == 0.0:
+                touched[count] = link
+                count += 1
+                left[link] = capacity[link]
+            growing[link] += share[at]
     remaining = running.size
     level = 0.0
-    full = left * FULL
     while remaining > 0:
         step = np.inf
-        for link in range(left.size):
+        for link in touched[:count]:
             if growing[link] > FULL:
                 step = min(step, left[link] / growing[link])
         if step == np.inf:  # what is left crosses no link at all
             for each in running:
                 if rate[each] < 0:
                     rate[each] = np.inf
-            return
+            break
         level += step
-        for link in range(left.size):
+        for link in touched[:count]:
             left[link] -= step * growing[link]
         for each in running:
             if rate[each] >= 0:
                 continue
             for at in range(indptr[each], indptr[each + 1]):
-                if left[links[at]] <= full[links[at]]:
+                if left[links[at]] <= capacity[links[at]] * FULL:
                     rate[each] = level
                     remaining -= 1
                     break
             if rate[each] >= 0:  # what it does not take of other links is free for the next round
                 for at in range(indptr[each], indptr[each + 1]):
                     growing[links[at]] -= share[at]
+    for link in touched[:count]:
+        growing[link] = 0.0
 
 
 def max_min_rates(load: Load, capacity: Floats) -> Floats:
@@ -66,7 +79,8 @@ def max_min_rates(load: Load, capacity: Floats) -> Floats:
     count = load.indptr.size - 1
     rate = np.zeros(count)
     running = np.arange(count)
-    _fill(running, load.indptr, load.links, load.share, capacity.copy(), np.zeros(capacity.size), rate)
+    scratch = np.zeros(capacity.size), np.zeros(capacity.size)
+    _fill(running, load.indptr, load.links, load.share, capacity, *scratch, rate)
     return rate
 
 
@@ -75,6 +89,7 @@ def _flow(
     order: Any, begin: Any, work: Any, indptr: Any, links: Any, share: Any, capacity: Any, end: Any
 ) -> None:
     left = work.copy()
+    room, growing = np.zeros(capacity.size), np.zeros(capacity.size)
     rate = np.zeros(work.size)
     running = np.zeros(work.size, np.int64)
     count, coming = 0, 0
@@ -107,7 +122,7 @@ def _flow(
             running[count] = order[coming]
             count += 1
             coming += 1
-        _fill(running[:count], indptr, links, share, capacity.copy(), np.zeros(capacity.size), rate)
+        _fill(running[:count], indptr, links, share, capacity, room, growing, rate)
 
 
 def ends_of(begin: Floats, work: Floats, load: Load, capacity: Floats) -> Floats:
@@ -133,12 +148,13 @@ def _moved(
     events: Any, begins: Any, each_of: Any, indptr: Any, links: Any, share: Any, capacity: Any, moved: Any
 ) -> None:
     rate = np.zeros(moved.size)
+    left, growing = np.zeros(capacity.size), np.zeros(capacity.size)
     running = np.zeros(moved.size, np.int64)
     count = 0
     now = 0.0
     for at in range(events.size):
         if count > 0 and events[at] > now:
-            _fill(running[:count], indptr, links, share, capacity.copy(), np.zeros(capacity.size), rate)
+            _fill(running[:count], indptr, links, share, capacity, left, growing, rate)
             for place in range(count):
                 moved[running[place]] += rate[running[place]] * (events[at] - now)
         now = events[at]

@@ -59,6 +59,19 @@ class Load:
     share: Floats
 
 
+def repeated(load: Load, rows: Ints) -> Load:
+    """The load of communications of which several are of one kind.
+
+    Args:
+        load: of each kind.
+        rows: [C] the kind of each communication.
+    """
+    counts = np.diff(load.indptr)[rows]
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    at = np.arange(indptr[-1]) + np.repeat(load.indptr[rows] - indptr[:-1], counts)
+    return Load(indptr, load.links[at], load.share[at])
+
+
 def flows_of(fabric: Fabric, members: Sequence[Sequence[int]], ops: Sequence[str]) -> Flows:
     """The flows of communications.
 

@@ -36,6 +36,8 @@ class Communications:
         of: [T] which communication each belongs to.
         members: by communication, the GPU of each rank that takes part, in the order of ranks.
         ops: by communication, its operation.
+        kind: [C] communications of the same GPUs and operation are of one kind: they take the same paths.
+        first: [K] one communication of each kind.
         sent: [C] bytes that the busiest rank of each sends, 0 where unknown.
     """
 
@@ -43,7 +45,15 @@ class Communications:
     of: Ints
     members: tuple[tuple[int, ...], ...]
     ops: tuple[str, ...]
+    kind: Ints
+    first: Ints
     sent: Floats
+
+    @property
+    def kinds(self) -> tuple[list[tuple[int, ...]], list[str]]:
+        """Members and operation by kind."""
+        first = self.first.tolist()
+        return [self.members[at] for at in first], [self.ops[at] for at in first]
 
 
 def fabric_of_run(run: Run | None) -> Fabric:
@@ -119,7 +129,10 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     num_bytes = np.zeros(len(ops))
     np.maximum.at(num_bytes, of, nodes.bytes[transfers].astype(np.float64))
     sent = num_bytes * [_share(op, len(each)) for op, each in zip(ops, members)]
-    return Communications(transfers, of.astype(np.int64), members, ops, sent)
+    numbers: dict[tuple[tuple[int, ...], str], int] = {}
+    kind = np.array([numbers.setdefault(each, len(numbers)) for each in zip(members, ops)], np.int64)
+    first_of = np.unique(kind, return_index=True)[1].astype(np.int64)
+    return Communications(transfers, of.astype(np.int64), members, ops, kind, first_of, sent)
 
 
 def _share(op: str, num_ranks: int) -> float:
@@ -138,7 +151,7 @@ class Placed:
         fabric: the fabric.
         routes: next hops as it is.
         found: what its ranks exchange.
-        flows: the flows of that.
+        flows: the flows of each kind of that.
         gpus: by rank, in the order of ranks, the GPU that it computes on.
         known: paths that the run keeps.
     """
@@ -179,7 +192,7 @@ def placed(graph: Graph) -> Placed:
         assert graph.run is not None
         gpus = gpus_of_ranks(graph.run, fabric)
         found = communications(graph, gpus)
-        flows = flows_of(fabric, found.members, found.ops)
+        flows = flows_of(fabric, *found.kinds)
         if not (fabric.kind[flows.begin] == NIC).any():
             raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
         in_order = tuple(gpus[rank] for rank in sorted(gpus))

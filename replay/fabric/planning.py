@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable
 from dpro.replay.fabric.connections import connections_of
 from dpro.replay.fabric.flows import Flows, inside
 from dpro.replay.fabric.routes import Choice, Routes
 
 MAX_TRIED = 256  # paths of a flow that are compared
+Paths = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -151,20 +153,20 @@ def _greedy(
     """Each flow where the fullest link of its path is the least full, the largest flow first."""
     load = np.zeros(capacity.size)
     places: list[dict[int, int]] = [{} for _ in leaves]
+    ways: dict[tuple[int, int], tuple[list[dict[int, int]], Paths]] = {}
     for at in sorted(crossing, key=lambda flow: -flows.share[flow]):
-        best, chosen = np.inf, None
-        for way, links in _ways(routes, *leaves[at]):
-            fullest = float(((load[links] + flows.share[at]) / capacity[links]).max())
-            if fullest < best - 1e-12:
-                best, chosen = fullest, (way, links)
-        assert chosen is not None
-        places[at] = chosen[0]
-        load[chosen[1]] += flows.share[at]
+        if leaves[at] not in ways:
+            ways[leaves[at]] = _ways(routes, *leaves[at])
+        named, links = ways[leaves[at]]
+        fullest = ((load[links] + flows.share[at]) / capacity[links]).max(axis=1)
+        best = int(np.argmax(fullest <= fullest.min() * (1 + 1e-12)))
+        places[at] = named[best]
+        load[links[best]] += flows.share[at]
     return Plan(tuple(places))
 
 
-def _ways(routes: Routes, here: int, to: int) -> list[tuple[dict[int, int], list[int]]]:
-    """Shortest paths between two switches: places in groups, and links."""
+def _ways(routes: Routes, here: int, to: int) -> tuple[list[dict[int, int]], Paths]:
+    """Shortest paths between two switches: places in groups, and links, as many of each path."""
     found: list[tuple[dict[int, int], list[int]]] = []
     left: list[tuple[int, dict[int, int], list[int]]] = [(here, {}, [])]
     while left and len(found) < MAX_TRIED:
@@ -174,4 +176,7 @@ def _ways(routes: Routes, here: int, to: int) -> list[tuple[dict[int, int], list
             continue
         for place, link in enumerate(routes.choices(switch, to).tolist()):
             left.append((int(routes.network.target[link]), way | {switch: place}, [*links, link]))
-    return found
+    if not found:
+        names = routes.network.names
+        raise Unanswerable(f"no path leads from {names[here]} to {names[to]}")
+    return [way for way, _ in found], np.array([links for _, links in found], np.int64)

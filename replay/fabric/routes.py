@@ -1,25 +1,28 @@
 """Which links a flow takes: the next hops of shortest paths, and the choice among them.
 
-In: a network, and what has failed. Out: `Routes`: for each switch and destination the links that lead
-closer to it, which routers call an equal-cost group. A flow takes one of them at each switch (equal-cost
-multipath: RFC 2992), by a choice that the caller makes: a hash, a plan, or evenly over all.
+In: a network, and what has failed. Out: `Routes`: how far each switch is from each destination, so that the
+links that lead closer to it are known, which routers call an equal-cost group. A flow takes one of them at
+each switch (equal-cost multipath: RFC 2992), by a choice that the caller makes: a hash, a plan, or evenly
+over all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import shortest_path
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.fabric.network import NIC, SWITCH, Fabric
+from dpro.replay.engine import compiled
+from dpro.replay.fabric.network import NIC, SWITCH, Fabric, between_switches
 
 NO_LINK = -1
 MAX_HOPS = 16
+Hops = np.ndarray[tuple[int, int], np.dtype[np.int16]]
 # (flow [F], switch [F], number of links to choose from [F]) -> [F] which of them.
 Choice = Callable[[Ints, Ints, Ints], Ints]
 
@@ -33,8 +36,10 @@ class Routes:
         alive: [L] whether a link works.
         place: [N] number of a switch among switches, -1 of other nodes.
         out, into: [N] the link of a port to its switch, and from it; -1 of other nodes and where it failed.
-        indptr: [S * S + 1] the links towards switch d at switch s are `links[indptr[s * S + d]:…]`.
-        links: links, in the order of the file.
+        column: [N] of `far`, of switches that ports are linked to: only those are destinations; -1 of others.
+        far: [S, D] links between a switch and a destination, -1 where no path leads there.
+        indptr: [S + 1] links to other switches from switch s are `links[indptr[s] : indptr[s + 1]]`.
+        links: those that work, in the order of the file.
     """
 
     network: Fabric
@@ -42,23 +47,22 @@ class Routes:
     place: Ints
     out: Ints
     into: Ints
+    column: Ints
+    far: Hops
     indptr: Ints
     links: Ints
 
-    @property
-    def num_switches(self) -> int:
-        """Number of switches."""
-        return int(self.place.max(initial=-1)) + 1
-
     def choices(self, here: int, to: int) -> Ints:
-        """The links of the equal-cost group at a switch towards another.
+        """The links of the equal-cost group at a switch towards another, to which ports are linked.
 
         Args:
             here: a switch.
             to: a switch.
         """
-        row = int(self.place[here]) * self.num_switches + int(self.place[to])
-        found: Ints = self.links[self.indptr[row] : self.indptr[row + 1]]
+        at, column = int(self.place[here]), int(self.column[to])
+        own: Ints = self.links[self.indptr[at] : self.indptr[at + 1]]
+        nearer = self.far[self.place[self.network.target[own]], column]
+        found: Ints = own[(nearer >= 0) & (nearer == self.far[at, column] - 1)]
         return found
 
 
@@ -75,23 +79,78 @@ def routes_of(network: Fabric, failed: Ints | None = None) -> Routes:
     is_switch = network.kind == SWITCH
     place = np.where(is_switch, np.cumsum(is_switch) - 1, -1)
     count = int(is_switch.sum())
-    used = np.flatnonzero(alive & is_switch[network.source] & is_switch[network.target])
+    used = np.flatnonzero(alive & between_switches(network))
+    used = used[np.argsort(place[network.source[used]], kind="stable")]
     begin, end = place[network.source[used]], place[network.target[used]]
-    beside = csr_matrix((np.ones(used.size), (begin, end)), shape=(count, count))
-    far = shortest_path(beside, unweighted=True) if count else np.zeros((0, 0))
-    # A link leads closer to a destination where its end is one hop nearer than its beginning.
-    at, to = np.nonzero(np.isfinite(far[begin]) & (far[end] == far[begin] - 1))
-    row = begin[at] * count + to
-    order = np.lexsort((used[at], row))
-    indptr = np.zeros(count * count + 1, np.int64)
-    np.cumsum(np.bincount(row, minlength=count * count), out=indptr[1:])
-    cables = np.flatnonzero(alive & (network.kind[network.source] == NIC))
+    leaves = np.unique(network.target[(network.kind[network.source] == NIC) & is_switch[network.target]])
+    column = np.full(network.num_nodes, -1, np.int64)
+    column[leaves] = np.arange(leaves.size)
     out = np.full(network.num_nodes, NO_LINK, np.int64)
     into = np.full(network.num_nodes, NO_LINK, np.int64)
+    cables = np.flatnonzero(alive & (network.kind[network.source] == NIC))
     out[network.source[cables]] = cables
     cables = np.flatnonzero(alive & (network.kind[network.target] == NIC))
     into[network.target[cables]] = cables
-    return Routes(network, alive, place, out, into, indptr, used[at][order])
+    far = _hops(begin, end, count, place[leaves])
+    indptr = np.searchsorted(begin, np.arange(count + 1)).astype(np.int64)
+    return Routes(network, alive, place, out, into, column, far, indptr, used)
+
+
+def _hops(begin: Ints, end: Ints, count: int, to: Ints) -> Hops:
+    """[S, D] links on a shortest path from each switch to each destination, -1 where none leads there.
+
+    Args:
+        begin, end: switches of each link.
+        count: of switches.
+        to: [D] destinations.
+    """
+    joined = csr_matrix((np.ones(begin.size, np.float32), (begin, end)), shape=(count, count))
+    far = np.full((count, to.size), -1, np.int16)
+    far[to, np.arange(to.size)] = 0
+    edge = far == 0
+    hops = 0
+    while edge.any():  # breadth first, for all destinations at once
+        hops += 1
+        edge = (joined @ edge.astype(np.float32) > 0) & (far < 0)
+        far[edge] = hops
+    return far
+
+
+@compiled
+def _group_sizes(
+    here: Any, column: Any, place: Any, target: Any, far: Any, indptr: Any, links: Any, number: Any
+) -> None:
+    for flow in range(here.size):
+        at, to = place[here[flow]], column[flow]
+        for each in range(indptr[at], indptr[at + 1]):
+            nearer = far[place[target[links[each]]], to]
+            if nearer >= 0 and nearer == far[at, to] - 1:
+                number[flow] += 1
+
+
+@compiled
+def _members(
+    here: Any,
+    column: Any,
+    place: Any,
+    target: Any,
+    far: Any,
+    indptr: Any,
+    links: Any,
+    chosen: Any,
+    found: Any,
+) -> None:
+    # The link of each flow is the one with number `chosen` in its equal-cost group.
+    for flow in range(here.size):
+        at, to = place[here[flow]], column[flow]
+        left = chosen[flow]
+        for each in range(indptr[at], indptr[at + 1]):
+            nearer = far[place[target[links[each]]], to]
+            if nearer >= 0 and nearer == far[at, to] - 1:
+                if left == 0:
+                    found[flow] = links[each]
+                    break
+                left -= 1
 
 
 def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
@@ -105,8 +164,9 @@ def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
     Raises:
         Unanswerable: no path leads from a port to another; they are named.
     """
-    network, count = routes.network, routes.num_switches
+    network = routes.network
     names = network.names
+    known = (routes.place, network.target, routes.far, routes.indptr, routes.links)
     first, last = routes.out[begin], routes.into[end]
     for link, ports in ((first, begin), (last, end)):
         if (link == NO_LINK).any():
@@ -118,12 +178,13 @@ def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
         going = np.flatnonzero((here != to) & ~direct)
         if not going.size:
             break
-        row = routes.place[here[going]] * count + routes.place[to[going]]
-        number = routes.indptr[row + 1] - routes.indptr[row]
+        number, link = np.zeros(going.size, np.int64), np.full(going.size, NO_LINK)
+        column_of = routes.column[to[going]]
+        _group_sizes(here[going], column_of, *known, number)
         if (number == 0).any():
             lost = going[np.argmin(number)]
             raise Unanswerable(f"no path leads from {names[begin[lost]]} to {names[end[lost]]}")
-        link = routes.links[routes.indptr[row] + choose(going, here[going], number)]
+        _members(here[going], column_of, *known, choose(going, here[going], number), link)
         column = np.full(begin.size, NO_LINK, np.int64)
         column[going] = link
         columns.append(column)

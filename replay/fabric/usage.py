@@ -66,23 +66,29 @@ def usage(load: Load, begin: Floats, end: Floats, sent: Floats, num_links: int) 
     return Usage(carried, busy)
 
 
-def meetings(flows: Flows, row: Ints, links: Ints, begin: Floats, end: Floats) -> list[Meeting]:
+def meetings(flows: Flows, row: Ints, links: Ints, kind: Ints, begin: Floats, end: Floats) -> list[Meeting]:
     """Connections that meet, by link: the longest first.
 
     Args:
-        flows: the flows.
+        flows: of each kind of communication.
         row, links: flows, and links that each crosses, as `flows.crossed` gives them.
-        begin, end: [C] when each communication runs.
+        kind: [C] of each communication.
+        begin, end: [C] when each runs.
     """
+    by_kind = np.argsort(kind, kind="stable")
+    since, until = begin[by_kind], end[by_kind]
+    bounds = np.searchsorted(kind[by_kind], np.arange(flows.count + 1))
     connection = connections_of(flows).of[row]
-    since, until = begin[flows.of[row]], end[flows.of[row]]
     order = np.argsort(links, kind="stable")
     firsts = np.flatnonzero(np.diff(links[order], prepend=-1))
     found = []
     for rows in np.split(order, firsts[1:]) if order.size else []:
         if (connection[rows] == connection[rows[0]]).all():
             continue
-        met, together = _together(connection[rows], since[rows], until[rows])
+        of = flows.of[row[rows]]
+        counts = bounds[of + 1] - bounds[of]
+        at = np.concatenate([np.arange(bounds[each], bounds[each + 1]) for each in of.tolist()])
+        met, together = _together(np.repeat(connection[rows], counts), since[at], until[at])
         if met:
             found.append(Meeting(int(links[rows[0]]), tuple(sorted(met)), together))
     return sorted(found, key=lambda meeting: (-meeting.together, meeting.link))

@@ -43,6 +43,7 @@ TINY = {
     "speed.answer": [SAMPLE, "--spans", "1", "--rounds", "1", "--json"],
     "speed.edits": [SAMPLE, "--rounds", "1", "--edit", "no-comm", "heal:rank=1"],
     "speed.engine": ["--only", "small", "--scenarios", "2", "--json"],
+    "speed.fabric": ["--hosts", "4", "--json"],
     "speed.import_kineto": ["trace.json.gz", "--rounds", "1", "--json"],
     "speed.overhead": ["--rounds", "1", "--steps", "40", "--short", "500", "--long", "500", "--json"],
     "speed.startup": ["--json"],

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpro.arrays import Floats
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.fairness import ends_of, moved_by
-from dpro.replay.fabric.flows import Load
+from dpro.replay.fabric.flows import Load, repeated
 from dpro.replay.fabric.placement import Communications
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
@@ -65,8 +65,8 @@ def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cable
     Args:
         graph: as recorded.
         found: its communications.
-        best, before, after: what they load: by the best paths that there are, when recorded, and then. Behind
-            its communications the last may have those of other jobs, which never end.
+        best, before, after: what each kind of them loads: by the best paths that there are, when recorded,
+            and then. Behind these the last may have communications of other jobs, which never end.
 
     Raises:
         Unanswerable: transfers were faster than the cables of the topology are.
@@ -75,13 +75,16 @@ def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cable
     timeline = replay(graph)
     if not found.ops:
         return graph
+    kinds = found.first.size
+    others = after.load.indptr.size - 1 - kinds
+    best, before = _each(best, found.kind), _each(before, found.kind)
+    after = _each(after, np.append(found.kind, kinds + np.arange(others)))
     share = moving_shares(graph, timeline)[found.transfers]
     lasted = nodes.duration[found.transfers].astype(np.float64)
     moves = _moves(found, lasted, share)
     begin = _begins(found, timeline.start) + moves.latency
     _check(found, moves, best)
     ceiling = _ceilings(found, moves, begin, before)
-    others = after.load.indptr.size - before.load.indptr.size
     own, its = _with_ceilings(before, ceiling), _with_ceilings(after, np.append(ceiling, [np.inf] * others))
     work = np.maximum(moved_by(begin, begin + moves.moving, own.load, own.gbps), found.sent)
     expected = ends_of(begin, work, own.load, own.gbps) - begin
@@ -99,6 +102,11 @@ def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cable
             break
         begin = _begins(found, replay(graph.with_durations(duration)).start) + moves.latency
     return graph if np.array_equal(duration, nodes.duration) else graph.with_durations(duration)
+
+
+def _each(cables: Cables, kind: Ints) -> Cables:
+    """What each communication loads, from what its kind does."""
+    return Cables(repeated(cables.load, kind), cables.gbps)
 
 
 def _beside(begin: Floats, work: Floats, cables: Cables, others: int) -> Floats:

@@ -111,13 +111,14 @@ def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, ste
     page = navigate(stepless, "?view=telemetry")
     assert dimmed(page) == [
         "Breakdown", "Timeline", "Collectives", "Matrix", "Kernels", "What if", "Telemetry", "Hang",
-        "Difference", "Layout", "Plan", "Pipeline",
+        "Difference", "Layout", "Plan", "Pipeline", "Fabric",
     ]  # fmt: skip
     assert page["nav"]["children"][8]["props"]["className"] == "current empty"
     content = page["content"]["children"]["props"]
     assert content["className"] == "panel wide"
     assert json.dumps(content).count("No telemetry was sampled") == 1
-    assert dimmed(navigate(app, "")) == ["Telemetry", "Hang", "Difference", "Layout", "Plan", "Pipeline"]
+    without = ["Telemetry", "Hang", "Difference", "Layout", "Plan", "Pipeline", "Fabric"]
+    assert dimmed(navigate(app, "")) == without
     assert dimmed(navigate(make_app(ShownRun(loaded, iter(()))), "?view=telemetry")) == []
 
 
@@ -135,7 +136,8 @@ def test_a_link_that_makes_no_sense_is_answered_in_words(app):
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_every_table_downloads_as_csv_and_parquet(several, view):
     client = make_app(several).server.test_client()
-    for name in view.tables.keys() - {"roofline"}:  # needs a GPU: `test_roofline` has one
+    # They need a GPU and a topology: `test_roofline` and `test_fabric` have them.
+    for name in view.tables.keys() - {"roofline", "cables"}:
         answer = client.get(f"/csv/{view.name}/{name}?ranks=0&against=before", headers=HOST)
         assert answer.mimetype == "text/csv", answer.text
         columns = answer.text.splitlines()[0].split(",")

@@ -80,7 +80,7 @@ def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> Topo
     """
     network = fabric_of(topology)
     routes = routes_of(network)
-    far = _distance(network)
+    far = distance_from_hosts(network)
     leaves = np.flatnonzero(far == 0)[:MAX_LEAVES]
     counts = np.array([_count_paths(routes, int(leaf), leaves) for leaf in leaves]).reshape(
         leaves.size, leaves.size
@@ -102,7 +102,7 @@ def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> Topo
     )
 
 
-def _distance(network: Fabric) -> Ints:
+def distance_from_hosts(network: Fabric) -> Ints:
     """[N] switches between a switch and the nearest port; -1 of other nodes and of switches apart."""
     far = np.full(network.num_nodes, -1, np.int64)
     is_switch = network.kind == SWITCH

@@ -17,7 +17,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
 from dpro.replay.fabric.connections import Connections, connections_of, known_paths, path_entries
-from dpro.replay.fabric.flows import crossed, sprayed
+from dpro.replay.fabric.flows import Load, crossed, repeated, sprayed
 from dpro.replay.fabric.network import NIC, between_switches
 from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
@@ -127,21 +127,26 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
         saved_ms=ms(base - plan.predicted_ns),
         saved_low_ms=ms(plan.gain_low_ns),
         saved_high_ms=ms(plan.gain_high_ns),
-        busiest=_busiest(at, usage_of(graph, at), _steps(analysis), base),
+        busiest=_busiest(at, usage_of(graph, at, load_now(at)), _steps(analysis), base),
         collisions=[] if unknown.size else _collisions(analysis, at),
     )
 
 
-def usage_of(graph: Graph, at: Placed) -> Usage:
-    """[L] how much links carry: on known paths, else as the mean of all equally short ones.
+def load_now(at: Placed) -> Load:
+    """What each kind of communication loads: on known paths, else as the mean of all equally short ones."""
+    unknown = known_paths(at.flows, at.routes, at.known).missing.size
+    return sprayed(at.flows, at.routes) if unknown else quantile(at.now, 0.5)
+
+
+def usage_of(graph: Graph, at: Placed, load: Load) -> Usage:
+    """[L] how much links carry.
 
     Args:
         graph: of a run.
         at: the run in its fabric.
+        load: of each kind of communication.
     """
-    unknown = known_paths(at.flows, at.routes, at.known).missing.size
-    load = sprayed(at.flows, at.routes) if unknown else quantile(at.now, 0.5)
-    return usage(load, *recorded(graph, at.found), at.fabric.source.size)
+    return usage(repeated(load, at.found.kind), *recorded(graph, at.found), at.fabric.source.size)
 
 
 def _steps(analysis: Analysis) -> int:
@@ -171,7 +176,7 @@ def _collisions(analysis: Analysis, at: Placed) -> list[CollisionDocument]:
     row, links = crossed(at.flows, at.routes, choose)
     inner = between_switches(fabric)[links]
     moved, named = recorded(graph, at.found), connections_of(at.flows)
-    met = meetings(at.flows, row[inner], links[inner], moved.begin, moved.end)[:NAMED]
+    met = meetings(at.flows, row[inner], links[inner], at.found.kind, moved.begin, moved.end)[:NAMED]
     steps = _steps(analysis)
     costs = [_cost(analysis, at, meeting) for meeting in met]
     found = [

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.fabric.assignment import best_order, distances, exchanged, hosts_of, moved
 from dpro.replay.fabric.flows import flows_of
@@ -51,7 +53,8 @@ class PlacedRanks(FabricEdit):
         """
         now = hosts_of(at.fabric, at.gpus)
         if not self.hosts:
-            traffic = exchanged(at.fabric, at.flows, at.found.sent, now)
+            sent = np.bincount(at.found.kind, at.found.sent, at.found.first.size).astype(float)
+            traffic = exchanged(at.fabric, at.flows, sent, now)
             order = best_order(traffic, distances(at.routes, now))
             return now, [now[place] for place in order.tolist()]
         named = [name.strip() for name in self.hosts.split("/")]
@@ -69,8 +72,9 @@ class PlacedRanks(FabricEdit):
             return lambda share: Cables(quantile(at.now, share), gbps)
         if any(len(at.fabric.gpus[one]) != len(at.fabric.gpus[other]) for one, other in zip(now, then)):
             raise Unanswerable("hosts with different numbers of GPUs cannot exchange their ranks")
-        members = moved(at.fabric, at.found.members, dict(zip(now, then)))
-        loads = loads_by(self.then, flows_of(at.fabric, members, at.found.ops), at.routes)
+        members, ops = at.found.kinds
+        flows = flows_of(at.fabric, moved(at.fabric, members, dict(zip(now, then))), ops)
+        loads = loads_by(self.then, flows, at.routes)
         return lambda share: Cables(quantile(loads, share), gbps)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
@@ -112,8 +116,8 @@ class OtherJobs(FabricEdit):
     def cables(self, at: Placed) -> Callable[[float], Cables]:
         fabric = at.fabric
         jobs = [list(self._gpus(at, text)) for text in self.hosts.split("/")]
-        members = [*map(list, at.found.members), *jobs]
-        flows = flows_of(fabric, members, [*at.found.ops, *["all_reduce"] * len(jobs)])
+        members, ops = at.found.kinds
+        flows = flows_of(fabric, [*map(list, members), *jobs], [*ops, *["all_reduce"] * len(jobs)])
         loads = loads_by(self.then, flows, at.routes, at.known)
         return lambda share: Cables(quantile(loads, share), fabric.gbps)
 

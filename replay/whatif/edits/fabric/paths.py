@@ -302,14 +302,14 @@ def fullest(at: Placed, load: Load) -> tuple[str, ...]:
 
     Args:
         at: the run.
-        load: what its communications load.
+        load: what each kind of its communications loads.
     """
-    between = between_switches(at.fabric)
+    between, (members, _) = between_switches(at.fabric), at.found.kinds
     rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
     crossing: dict[int, set[tuple[int, ...]]] = {}
     for row, link in zip(rows.tolist(), load.links.tolist()):
         if between[link]:
-            crossing.setdefault(link, set()).add(at.found.members[row])
+            crossing.setdefault(link, set()).add(members[row])
     most = sorted(crossing, key=lambda link: (-len(crossing[link]), link))[:NAMED]
     return tuple(
         f"{at.fabric.link_name(link)} carries {len(crossing[link])} groups of ranks"

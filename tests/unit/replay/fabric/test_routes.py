@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import shortest_path
 
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.network import Fabric, fabric_of
@@ -86,3 +90,27 @@ def test_two_hosts_may_be_joined_without_a_switch() -> None:
     ends = (np.array([network.node_of[f"{name}:nic0"]]) for name in "ab")
     (path,) = paths(routes_of(network), *ends, hashed(np.arange(1)))
     assert _names(network, path) == ["a:nic0 > b:nic0"]
+
+
+@pytest.mark.parametrize("size", [SIZE, FabricSize(14, 1, 1, ports=4), FabricSize(9, 2, 2, ports=6)])
+def test_groups_are_the_first_links_of_all_shortest_paths(size: FabricSize) -> None:
+    """Against distances by Floyd and Warshall; with and without a link that failed."""
+    network = fabric_of(fat_tree(size))
+    switches = [node for node in range(network.num_nodes) if node in network.tiers]
+    for failed in ([], list(np.flatnonzero(network.source == switches[0])[-1:])):
+        links = [
+            (link, begin, end)
+            for link, (begin, end) in enumerate(zip(network.source.tolist(), network.target.tolist()))
+            if begin in network.tiers and end in network.tiers and link not in failed
+        ]
+        joined = np.zeros((network.num_nodes, network.num_nodes))
+        for _, begin, end in links:
+            joined[begin, end] = 1
+        far = shortest_path(csr_matrix(joined), method="FW")
+        routes = routes_of(network, np.array(failed, np.int64))
+        leaves = [node for node in switches if network.tiers[node] == "leaf"]
+        for here, to in product(switches, leaves):
+            group = [
+                link for link, begin, end in links if begin == here and far[end, to] == far[here, to] - 1
+            ]
+            assert routes.choices(here, to).tolist() == group

@@ -33,10 +33,21 @@ def test_connections_meet_while_two_run_and_one_does_not_meet_itself() -> None:
     flows = _flows([0, 1, 2, 3], [0, 1, 2, 0])
     begin, end = np.array([0.0, 4, 20, 9]), np.array([6.0, 10, 30, 12])
     row, links = np.array([0, 1, 2, 3, 0, 3]), np.array([7, 7, 7, 7, 8, 8])
-    (only,) = meetings(flows, row, links, begin, end)
+    (only,) = meetings(flows, row, links, np.arange(4), begin, end)
     assert (only.link, only.connections, only.together) == (7, (0, 1), 3.0)
+
+
+def test_each_communication_of_a_kind_is_a_time_of_its_own() -> None:
+    """Connection 1 runs from 0 to 2 and from 8 to 9, the other one from 1 to 8.5."""
+    flows = _flows([0, 1], [0, 1])
+    begin, end = np.array([1.0, 0, 8]), np.array([8.5, 2, 9])
+    (only,) = meetings(flows, np.arange(2), np.zeros(2, int), np.array([0, 1, 1]), begin, end)
+    assert only.together == 1.5
+
+
+_TWO = np.array([0.0, 5]), np.array([5.0, 9])
 
 
 def test_what_begins_when_another_ends_does_not_meet_it() -> None:
     flows = _flows([0, 1], [0, 1])
-    assert meetings(flows, np.arange(2), np.zeros(2, int), np.array([0.0, 5]), np.array([5.0, 9])) == []
+    assert meetings(flows, np.arange(2), np.zeros(2, int), np.arange(2), *_TWO) == []
