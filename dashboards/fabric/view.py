@@ -81,7 +81,7 @@ def _drawn(loaded: Loaded, link: Link) -> Any:
     if then == "now" and unknown:
         note += (
             f" The paths of {unknown} connections are not known: they are drawn as if they used all evenly. "
-            "`dpro topology RUN --paths FILE` tells them."
+            "`dpro topology RUN --paths FILE` names them."
         )
     return [
         choices(link, "paths", PATHS, "now"),

@@ -3,8 +3,8 @@
 In: which ranks take part, in which operation, and which GPU each rank computes on. Out: flows with their
 share of the bytes, and after routing the load on links per byte. A ring passes everything on from neighbour
 to neighbour (Thakur, Rabenseifner and Gropp, IJHPCA 19, 2005); across hosts NCCL makes a ring for each
-port, each with its share of the bytes, from and to the port of one number. In an all-to-all each pair has a
-flow of its own.
+port, each with its share of the bytes, from and to the port of one number. Along trees each host exchanges
+half of the bytes with its parent, for each of two trees. In an all-to-all each pair has a flow of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dpro.replay.fabric.routes import NO_LINK, Choice, Routes, paths
 
 PAIRWISE = ("all_to_all",)
 MESSAGES = ("send", "recv")
+TREE = "TREE"
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,19 @@ def repeated(load: Load, rows: Ints) -> Load:
     return Load(indptr, load.links[at], load.share[at])
 
 
-def flows_of(fabric: Fabric, members: Sequence[Sequence[int]], ops: Sequence[str]) -> Flows:
+def flows_of(
+    fabric: Fabric,
+    members: Sequence[Sequence[int]],
+    ops: Sequence[str],
+    algorithms: Sequence[str] = (),
+) -> Flows:
     """The flows of communications.
 
     Args:
         fabric: what they run over.
         members: by communication, the GPU (its node) of each rank, in the order of ranks.
         ops: by communication, its operation.
+        algorithms: by communication, as recorded: all-reduces by TREE go along trees. Rings where not given.
 
     Raises:
         Unanswerable: a GPU that sends to another host has no port.
@@ -86,7 +93,8 @@ def flows_of(fabric: Fabric, members: Sequence[Sequence[int]], ops: Sequence[str
     host_of = {gpu: host for host, gpus in enumerate(fabric.gpus) for gpu in gpus}
     found: list[tuple[int, int, int, float, int]] = []
     for number, (gpus, op) in enumerate(zip(members, ops)):
-        make = _pairs if op in PAIRWISE else _chain if op in MESSAGES else _ring
+        by_tree = op == "all_reduce" and bool(algorithms) and algorithms[number] == TREE
+        make = _pairs if op in PAIRWISE else _chain if op in MESSAGES else _trees if by_tree else _ring
         made = make(fabric, list(gpus), host_of)
         found += [(number, begin, end, share, _key(begin, end, each)) for begin, end, share, each in made]
     columns = [np.array([flow[at] for flow in found]) for at in range(5)]
@@ -121,6 +129,56 @@ def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flo
         after = ports[(at + 1) % len(ports)]
         found += [(own[ring], after[ring], 1.0 / rings, ring) for ring in range(rings)]
     return found
+
+
+def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
+    """All bytes up and down the chain of each host, half of them up and down each tree of hosts."""
+    by_host: dict[int, list[int]] = {}
+    for gpu in gpus:
+        by_host.setdefault(host_of[gpu], []).append(gpu)
+    whole = len(gpus) / (2 * (len(gpus) - 1)) if len(gpus) > 1 else 0.0  # of what the busiest of a ring sends
+    found: list[_Flow] = [
+        flow
+        for own in by_host.values()
+        for one, other in pairwise(own)
+        for flow in ((one, other, whole, 0), (other, one, whole, 0))
+    ]
+    if len(by_host) == 1:
+        return found
+    ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in own)) for own in by_host.values()]
+    rings = min(map(len, ports))
+    for tree, parent_of in enumerate(parents(len(ports))):
+        for host, parent in enumerate(parent_of):
+            for ring in range(rings) if parent >= 0 else ():
+                ends, each = (ports[host][ring], ports[parent][ring]), (1 + tree) * rings + ring
+                found += [(*way, whole / 2 / rings, each) for way in (ends, ends[::-1])]
+    return found
+
+
+def parents(count: int) -> tuple[list[int], list[int]]:
+    """The parent of each host in both trees along which NCCL reduces, -1 of the root.
+
+    Each host is inside one of them and a leaf of the other, so that each carries half of the bytes (Sanders,
+    Speck and Träff, Parallel Computing 35, 2009; NCCL's `graph/trees.cc`).
+
+    Args:
+        count: of hosts.
+    """
+    first = [_parent(host, count) for host in range(count)]
+    if count % 2 == 0:  # mirrored, so that leaves come inside
+        second = [-1 if up < 0 else count - 1 - up for up in first[::-1]]
+    else:  # shifted by one
+        second = [-1 if up < 0 else (up + 1) % count for up in (*first[-1:], *first[:-1])]
+    return first, second
+
+
+def _parent(host: int, count: int) -> int:
+    """In a binary tree whose leaves are the odd numbers: the lowest bit moves up by one."""
+    if host == 0:
+        return -1
+    bit = host & -host
+    up = (host ^ bit) | (bit << 1)
+    return up if up < count else host ^ bit
 
 
 def _chain(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:

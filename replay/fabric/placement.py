@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
@@ -20,7 +21,7 @@ from dpro.replay.fabric.routes import Routes, routes_of
 from dpro.replay.fabric.seeds import hashed_loads
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.collective_algorithms import RING, cost
-from dpro.schema import WORKERS
+from dpro.schema import COLLECTIVES, WORKERS
 from dpro.store import Run
 from dpro.topology import paths
 from dpro.topology.file import FILE, read
@@ -36,7 +37,9 @@ class Communications:
         of: [T] which communication each belongs to.
         members: by communication, the GPU of each rank that takes part, in the order of ranks.
         ops: by communication, its operation.
-        kind: [C] communications of the same GPUs and operation are of one kind: they take the same paths.
+        algorithms: by communication, as recorded, empty where unknown.
+        kind: [C] communications of the same GPUs, operation and algorithm are of one kind: they take the same
+            paths.
         first: [K] one communication of each kind.
         sent: [C] bytes that the busiest rank of each sends, 0 where unknown.
     """
@@ -45,15 +48,17 @@ class Communications:
     of: Ints
     members: tuple[tuple[int, ...], ...]
     ops: tuple[str, ...]
+    algorithms: tuple[str, ...]
     kind: Ints
     first: Ints
     sent: Floats
 
     @property
-    def kinds(self) -> tuple[list[tuple[int, ...]], list[str]]:
-        """Members and operation by kind."""
-        first = self.first.tolist()
-        return [self.members[at] for at in first], [self.ops[at] for at in first]
+    def kinds(self) -> tuple[list[tuple[int, ...]], list[str], list[str]]:
+        """Members, operation and algorithm by kind."""
+        columns = (self.members, self.ops, self.algorithms)
+        members, ops, algorithms = ([each[at] for at in self.first.tolist()] for each in columns)
+        return members, ops, algorithms  # type: ignore[return-value]
 
 
 def fabric_of_run(run: Run | None) -> Fabric:
@@ -129,10 +134,22 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     num_bytes = np.zeros(len(ops))
     np.maximum.at(num_bytes, of, nodes.bytes[transfers].astype(np.float64))
     sent = num_bytes * [_share(op, len(each)) for op, each in zip(ops, members)]
-    numbers: dict[tuple[tuple[int, ...], str], int] = {}
-    kind = np.array([numbers.setdefault(each, len(numbers)) for each in zip(members, ops)], np.int64)
+    algorithms = _algorithms(graph, transfers[first] if transfers.size else transfers)
+    numbers: dict[tuple[tuple[int, ...], str, str], int] = {}
+    keys = zip(members, ops, algorithms)
+    kind = np.array([numbers.setdefault(each, len(numbers)) for each in keys], np.int64)
     first_of = np.unique(kind, return_index=True)[1].astype(np.int64)
-    return Communications(transfers, of.astype(np.int64), members, ops, kind, first_of, sent)
+    return Communications(transfers, of.astype(np.int64), members, ops, algorithms, kind, first_of, sent)
+
+
+def _algorithms(graph: Graph, transfers: Ints) -> tuple[str, ...]:
+    """By transfer, the algorithm that its collective was recorded with."""
+    if graph.run is None:
+        return ("",) * transfers.size
+    known = graph.run.table(COLLECTIVES, ["rank", "span_id", "algorithm"]).filter(pl.col("algorithm") != "")
+    of_span = {(rank, span): algorithm for rank, span, algorithm in known.iter_rows()}
+    ends = zip(graph.nodes.rank[transfers].tolist(), graph.nodes.span[transfers].tolist())
+    return tuple(of_span.get(each, "") for each in ends)
 
 
 def _share(op: str, num_ranks: int) -> float:

@@ -12,6 +12,7 @@ where they meet least.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from dpro.replay.fabric.connections import connections_of
 from dpro.replay.fabric.flows import Flows, inside
 from dpro.replay.fabric.routes import Choice, Routes
 
+PART = 48  # bit of a key from which on it says which part of a flow it is
 MAX_TRIED = 256  # paths of a flow that are compared
 Paths = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
@@ -56,13 +58,7 @@ def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
         routes: next hops.
         capacity: [L] of links.
     """
-    network = routes.network
-    leaves = [
-        (-1, -1)
-        if within
-        else (int(network.target[routes.out[begin]]), int(network.source[routes.into[end]]))
-        for within, begin, end in zip(inside(flows, network), flows.begin, flows.end)
-    ]
+    leaves = _leaves(flows, routes)
     crossing = [at for at, (begin, end) in enumerate(leaves) if begin != end]
     equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
     if equal and _is_two_tiers(routes, {leaves[at] for at in crossing}):
@@ -81,6 +77,60 @@ def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choic
     found = connections_of(flows)
     choose = planned(found.flows, routes, capacity).choice()
     return lambda rows, here, number: choose(found.of[rows], here, number)
+
+
+def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
+    """Flows of which as few as needed are split, so that cables carry what spraying packets would give them.
+
+    Of k equal flows between two leaves with m paths all but the last k mod m take the paths in turn; those
+    are split into m / gcd(m, k mod m) parts each, which take them in turn, too (Ethereal: Addanki et al.,
+    arXiv 2407.00550). Where paths lead over more than one switch between leaves, or over unequal cables,
+    that is not so even.
+
+    Args:
+        flows: of all communications.
+        routes: next hops.
+    """
+    found = connections_of(flows)
+    leaves = _leaves(found.flows, routes)
+    groups: dict[tuple[tuple[int, int], float], list[int]] = {}
+    for at, pair in enumerate(leaves):
+        groups.setdefault((pair, float(found.flows.share[at])), []).append(at)
+    parts = np.ones(found.number.size, np.int64)
+    first = np.zeros(found.number.size, np.int64)  # the path of the first part of each
+    for (pair, _), members in groups.items():
+        if pair[0] == pair[1]:
+            continue
+        num_paths = routes.choices(*pair).size
+        rest = len(members) % num_paths
+        of_rest = num_paths // gcd(num_paths, rest)
+        for turn, at in enumerate(members):
+            left = len(members) - turn
+            parts[at] = of_rest if left <= rest else 1
+            first[at] = (rest - left) * of_rest if left <= rest else turn
+    counts = parts[found.of]
+    row = np.repeat(np.arange(flows.of.size), counts)
+    part = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = {name: getattr(flows, name)[row] for name in ("of", "begin", "end")}
+    split = Flows(
+        **columns, share=(flows.share / counts)[row], key=flows.key[row] + (part << PART), count=flows.count
+    )
+    path = (first[found.of])[row] + part
+    plan = Plan(
+        tuple(_over(routes, leaves[each], at) for each, at in zip(found.of[row].tolist(), path.tolist()))
+    )
+    return split, plan.choice()
+
+
+def _leaves(flows: Flows, routes: Routes) -> list[tuple[int, int]]:
+    """The leaves that each flow goes from and to; the same twice within a host."""
+    network = routes.network
+    return [
+        (-1, -1)
+        if within
+        else (int(network.target[routes.out[begin]]), int(network.source[routes.into[end]]))
+        for within, begin, end in zip(inside(flows, network), flows.begin, flows.end)
+    ]
 
 
 def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:

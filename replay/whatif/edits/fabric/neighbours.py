@@ -72,8 +72,8 @@ class PlacedRanks(FabricEdit):
             return lambda share: Cables(quantile(at.now, share), gbps)
         if any(len(at.fabric.gpus[one]) != len(at.fabric.gpus[other]) for one, other in zip(now, then)):
             raise Unanswerable("hosts with different numbers of GPUs cannot exchange their ranks")
-        members, ops = at.found.kinds
-        flows = flows_of(at.fabric, moved(at.fabric, members, dict(zip(now, then))), ops)
+        members, ops, algorithms = at.found.kinds
+        flows = flows_of(at.fabric, moved(at.fabric, members, dict(zip(now, then))), ops, algorithms)
         loads = loads_by(self.then, flows, at.routes)
         return lambda share: Cables(quantile(loads, share), gbps)
 
@@ -116,8 +116,9 @@ class OtherJobs(FabricEdit):
     def cables(self, at: Placed) -> Callable[[float], Cables]:
         fabric = at.fabric
         jobs = [list(self._gpus(at, text)) for text in self.hosts.split("/")]
-        members, ops = at.found.kinds
-        flows = flows_of(fabric, [*map(list, members), *jobs], [*ops, *["all_reduce"] * len(jobs)])
+        members, ops, algorithms = at.found.kinds
+        more, rings = ["all_reduce"] * len(jobs), [""] * len(jobs)
+        flows = flows_of(fabric, [*map(list, members), *jobs], [*ops, *more], [*algorithms, *rings])
         loads = loads_by(self.then, flows, at.routes, at.known)
         return lambda share: Cables(quantile(loads, share), fabric.gbps)
 

@@ -21,7 +21,7 @@ from dpro.errors import InputError, Unanswerable, UsageError
 from dpro.replay.fabric.flows import Flows, Load, loaded, sprayed
 from dpro.replay.fabric.network import GPU, HUB, NIC, Fabric, between_switches
 from dpro.replay.fabric.placement import Placed, placed
-from dpro.replay.fabric.planning import planned_connections
+from dpro.replay.fabric.planning import evenly_split, planned_connections
 from dpro.replay.fabric.routes import Routes, routes_of
 from dpro.replay.fabric.seeds import hashed_loads, quantile
 from dpro.replay.graph import Graph, NodeKind
@@ -116,10 +116,13 @@ class PlannedPaths(FabricEdit):
 
     name = "paths"
     summary = "paths that are planned, so that flows meet least"
-    example = "paths:file=plan.json"
+    example = "paths:file=plan.json,split=no"
     assumes = "paths are by hash now, and flows that meet at all may meet at any time"
     effort = "code"
     file: str = key("a file of paths instead, as `dpro topology RUN --plan` writes one", "")
+    split: str = key(
+        "whether some flows are split, so that cables carry the same", "no", choices=("no", "yes")
+    )
     doubt: float = 0.1
 
     @classmethod
@@ -129,6 +132,10 @@ class PlannedPaths(FabricEdit):
 
     def cables(self, at: Placed) -> Callable[[float], Cables]:
         gbps = at.fabric.gbps
+        if self.split == "yes":
+            flows, choose = evenly_split(at.flows, at.routes)
+            in_parts = loaded(flows, at.routes, choose)
+            return lambda share: Cables(in_parts, gbps)
         if self.file:
             loads = hashed_loads(at.flows, at.routes, self._read())
             return lambda share: Cables(quantile(loads, share), gbps)
@@ -304,7 +311,7 @@ def fullest(at: Placed, load: Load) -> tuple[str, ...]:
         at: the run.
         load: what each kind of its communications loads.
     """
-    between, (members, _) = between_switches(at.fabric), at.found.kinds
+    between, (members, *_) = between_switches(at.fabric), at.found.kinds
     rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
     crossing: dict[int, set[tuple[int, ...]]] = {}
     for row, link in zip(rows.tolist(), load.links.tolist()):

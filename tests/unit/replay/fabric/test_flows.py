@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.flows import Flows, Load, flows_of, loaded, sprayed
 from dpro.replay.fabric.network import SWITCH, Fabric, fabric_of
-from dpro.replay.fabric.planning import planned
+from dpro.replay.fabric.planning import evenly_split, planned
 from dpro.replay.fabric.routes import Routes, hashed, routes_of
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import HostEntry, TopologyFile
@@ -106,6 +106,32 @@ def test_planned_paths_are_as_good_as_spraying_but_for_rounding(data: st.DataObj
     plan = planned(flows, routes, fabric.gbps)
     ideal = _fullest(fabric, sprayed(flows, routes))
     assert _fullest(fabric, loaded(flows, routes, plan.choice())) <= np.ceil(ideal - 1e-9)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_flows_that_are_split_load_every_cable_as_spraying_does(data: st.DataObject) -> None:
+    """Any equal flows between any ports, two of each host: no rounding is left (arXiv 2407.00550)."""
+    fabric, routes = _made(hosts=8, gpus=2)
+    flows = _pairs(fabric, data.draw(st.lists(st.integers(0, 15), min_size=16, max_size=16)))
+    split, choose = evenly_split(flows, routes)
+    loads = loaded(split, routes, choose), sprayed(flows, routes)
+    one, other = (np.bincount(load.links, load.share, fabric.source.size) for load in loads)
+    assert one == pytest.approx(other, abs=1e-9)
+    assert np.bincount(split.of, split.share, 16) == pytest.approx(np.bincount(flows.of, flows.share, 16))
+
+
+def test_no_more_flows_are_split_than_needed_and_into_no_more_parts() -> None:
+    """Six flows over eight paths: of each four parts, three on a path. Eight flows stay whole."""
+    fabric = fabric_of(fat_tree(FabricSize(8, gpus=2, nics=2, ports=16)))  # two leaves, eight ports up
+    routes = routes_of(fabric)
+    assert routes.choices(fabric.node_of["leaf0"], fabric.node_of["leaf1"]).size == 8
+    gpus = [gpu for own in fabric.gpus for gpu in own]
+    flows = flows_of(fabric, [[gpus[at], gpus[at + 8]] for at in range(6)], ["send"] * 6)
+    split, _ = evenly_split(flows, routes)
+    assert np.bincount(split.of).tolist() == [4] * 6
+    whole = flows_of(fabric, [[gpus[at], gpus[at + 8]] for at in range(8)], ["send"] * 8)
+    assert evenly_split(whole, routes)[0].of.size == 8
 
 
 def test_planned_paths_avoid_most_of_what_hashes_collide_in_three_tiers() -> None:

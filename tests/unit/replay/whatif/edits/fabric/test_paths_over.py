@@ -111,6 +111,11 @@ def test_paths_of_a_file_are_predicted(alone, tmp_path):
     assert _lasts_us(apart, f"paths:file={tmp_path / 'swapped.json'}") == {1000}
 
 
+def test_split_flows_are_as_fast_as_sprayed_ones(collided):
+    for edit in ("paths:split=yes", "spray:headroom=0"):
+        assert _lasts_us(collided, edit) == {1000}
+
+
 @pytest.mark.parametrize(
     ("links", "says"),
     [
