@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
 
-from benchmarks.fabric_lab import blame
+from benchmarks.fabric_lab import blame, recorded
 from benchmarks.fabric_lab.cases import CONDITIONS, FAULTS, Compared, of_flows, of_job
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import lab
@@ -115,20 +115,39 @@ def blamed(seed: int, cases: int) -> list[blame.NamedFault]:
     return rows
 
 
+def edited(runs: Path) -> dict[str, dict[str, Any]]:
+    """Record jobs that are not there yet, and predict one from the other.
+
+    Args:
+        runs: the folder of recordings.
+    """
+    if not recorded.complete(runs):
+        with lab(*SHAPE) as made:
+            recorded.recordings(made, runs)
+    rows = recorded.compared(runs)
+    for row in rows:
+        times = f"{row.before_ms:.1f} > {row.predicted_ms:.1f}, {row.after_ms:.1f} ms {row.error_pct:+.2f}%"
+        print(f"{row.work:<13} {row.before:>9} to {row.after:<9} {times}  {row.edit}", file=sys.stderr)
+    return recorded.judged(rows)
+
+
 def main() -> None:
     """Run it from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("rates", "blame"), help="one of the two; else both")
+    parser.add_argument("--only", choices=("rates", "blame", "edits"), help="one; else the first two")
+    parser.add_argument("--runs", type=Path, default=Path("fabric-runs"), help="recordings for edits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
-    if arguments.only != "blame":
+    if arguments.only == "edits":
+        found |= edited(arguments.runs)
+    if arguments.only in (None, "rates"):
         found |= judged(measured(arguments.seed, arguments.cases))
-    if arguments.only != "rates":
+    if arguments.only in (None, "blame"):
         found |= blame.judged(blamed(arguments.seed, arguments.cases))
     if arguments.json:
         print(json.dumps(found, indent=1))

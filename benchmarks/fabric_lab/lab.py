@@ -13,7 +13,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,6 +24,7 @@ QUEUES = 256
 MTU = 1500
 CLONE_NEWNET = 0x40000000
 SEED = 12345  # of the hash
+PINNED = 100  # of rules and tables that name a spine
 # By rate of a cable, Mbit/s: bytes of a segment, kB of a burst, bytes that wait in a queue.
 # Below these no flow reaches its share, with a turn shorter than a burst shares are not even.
 RATES = {
@@ -153,6 +154,24 @@ class Lab:
         _, burst, _ = RATES[_like(mbit)]
         rate = f"rate {mbit}mbit ceil {mbit}mbit burst {burst}kb cburst {burst}kb"
         _tc_one(f"class change dev {end.device} parent 1: classid 1:fff htb {rate}", end.where)
+
+    def pin(self, spines: Mapping[tuple[int, int], int]) -> None:
+        """Have the flows between two hosts take one spine, both ways; all others go by hash.
+
+        Args:
+            spines: by two hosts of different leaves, their spine.
+        """
+        for leaf in range(self.leaves):
+            rules = _ip(f"rule list pref {PINNED}", self.leaf(leaf))
+            for _ in rules.splitlines():
+                _ip(f"rule del pref {PINNED}", self.leaf(leaf))
+        for pair, spine in spines.items():
+            for begin, end in (pair, pair[::-1]):
+                leaf, table = self.leaf_of(begin), PINNED + spine
+                hop = f"via 10.{100 + spine}.{leaf}.2 dev s{spine}"
+                _ip(f"route replace 10.{self.leaf_of(end) + 1}.0.0/16 {hop} table {table}", self.leaf(leaf))
+                ends = f"iif h{begin} from {self.address(begin)} to {self.address(end)}"
+                _ip(f"rule add pref {PINNED} {ends} lookup {table}", self.leaf(leaf))
 
     def heal(self) -> None:
         """Undo all failures, losses and changed rates."""

@@ -2,8 +2,9 @@
 
 In: its text, as printed without options. Out: a topology. A line of a port has the other end's description
 in quotes and the width and speed of the link (`4xHDR`); a host's description is its name and its adapter
-(`node001 mlx5_0`). Ports of a host are numbered in the order of adapters' names. Tiers follow from the
-distance to hosts.
+(`node001 mlx5_0`). Adapters of which several are described by the same words, as those that say their model
+only, are hosts of their own, called by their ids. Ports of a host are numbered in the order of adapters'
+names. Tiers follow from the distance to hosts. Old versions print no speeds: then one is given.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ LANE_GBIT = {
 }
 _NODE = re.compile(r'^(Switch|Ca|Rt)\s+\d+\s+"([SHR]-[0-9a-f]+)"\s*#\s*"([^"]*)"')
 _PORT = re.compile(
-    r'^\[(\d+)\](?:\([0-9a-f]+\))?\s+"([SHR]-[0-9a-f]+)"\[(\d+)\].*?(?:(\d+)x([A-Z]+\d*))?\s*$'
+    r'^\[(\d+)\](?:\[ext \d+\])?(?:\([0-9a-f]+\))?\s+"([SHR]-[0-9a-f]+)"'
+    r"\[(\d+)\].*?(?:(\d+)x([A-Z]+\d*))?\s*$"
 )
 _NUMBER = re.compile(r"(\d+)")
 
 
-def read_ibnetdiscover(path: Path, host: HostEntry) -> TopologyFile:
+def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -> TopologyFile:
     """A topology from what `ibnetdiscover` printed.
 
     Args:
         path: of the text.
         host: what each host is inside; names and ports are those that the text has.
+        gbit: of links that the text has no speed of, 1e9 bits/s; None where it has to have all.
 
     Raises:
         InputError: it is no such text, or a link has no speed.
@@ -59,20 +62,31 @@ def read_ibnetdiscover(path: Path, host: HostEntry) -> TopologyFile:
             here = node[2]
             described[here] = node[3].strip()
         elif port and here:
-            if not port[4] or port[5] not in LANE_GBIT:
-                raise InputError(f"{path}:{number}: no speed of the link that is known (as 4xHDR)")
-            _add(cables, (here, int(port[1])), (port[2], int(port[3])), int(port[4]) * LANE_GBIT[port[5]])
+            speed = int(port[4]) * LANE_GBIT[port[5]] if port[5] in LANE_GBIT else gbit
+            if speed is None:
+                raise InputError(
+                    f"{path}:{number}: no speed of the link that is known (as 4xHDR): --gbit gives one"
+                )
+            _add(cables, (here, int(port[1])), (port[2], int(port[3])), speed)
     if not cables:
         raise InputError(f"{path}: no link is in it: is it what `ibnetdiscover` prints?")
     unknown = next((end for pair in cables for end in pair if end not in described), None)
     if unknown:
         raise InputError(f"{path}: {unknown} is linked, and no part describes it: is the text whole?")
-    found = _topology(described, cables, host)
+    found = _topology(_with_own_names(described), cables, host)
     try:
         check(found)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
     return found
+
+
+def _with_own_names(described: dict[str, str]) -> dict[str, str]:
+    """Descriptions, of adapters that share one with others their ids instead."""
+    times = Counter(text for node, text in described.items() if node.startswith("H-"))
+    return {
+        node: node if node.startswith("H-") and times[text] > 1 else text for node, text in described.items()
+    }
 
 
 def _add(

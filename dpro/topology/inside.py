@@ -17,6 +17,8 @@ from dpro.topology.file import HostEntry
 # 1e9 bytes/s of one NVLink, each way, by compute capability (NVIDIA's data sheets; NCCL's `graph/topo.h` has
 # what remains of them for payload).
 NVLINK_GBPS = {60: 20.0, 70: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0, 103: 50.0, 120: 50.0}
+# The same of one link between AMD's GPUs, by the number of their architecture (AMD's data sheets).
+XGMI_GBPS = {906: 46.0, 908: 46.0, 910: 50.0, 942: 64.0, 950: 76.8}
 PCIE_LANE_GBPS = {2.5: 0.25, 5.0: 0.5, 8.0: 0.985, 16.0: 1.97, 32.0: 3.94, 64.0: 7.56}
 USUAL_GBPS = 25.0  # of a PCI link that the file says nothing of
 _Place = tuple[int, ...]  # of an element: the number of its ancestors among their siblings
@@ -40,6 +42,7 @@ def read_inside(path: Path, names: str) -> HostEntry:
         raise InputError(f"{path}: no XML: {error}") from error
     if root.tag != "system":
         raise InputError(f"{path}: begins with <{root.tag}>, and a topology of NCCL's with <system>")
+    _keep_one_host(root)
     gpus: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = []
     ports: list[tuple[_Place, ElementTree.Element]] = []
     for place, element, parent in _walk(root):
@@ -60,6 +63,14 @@ def read_inside(path: Path, names: str) -> HostEntry:
         gbit or HostEntry("").nic_gbit,
         _near([place for place, *_ in gpus], [place for place, _ in ports]),
     )
+
+
+def _keep_one_host(root: ElementTree.Element) -> None:
+    """Drop all processors but those of the first host: NVLinks may join several in one file."""
+    hosts = [cpu.get("host_hash") for cpu in root.findall("cpu")]
+    for cpu, host in zip(root.findall("cpu"), hosts):
+        if host != hosts[0]:
+            root.remove(cpu)
 
 
 def _walk(
@@ -87,7 +98,12 @@ def _number(path: Path, element: ElementTree.Element, name: str, usual: float) -
 
 
 def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | None) -> float:
-    """What a GPU sends to others: over its NVLinks, or over PCI where it has none."""
+    """What a GPU sends to others: over its NVLinks or AMD's links, or over PCI where it has none."""
+    between = sum(_number(path, each, "count", 1) for each in gpu.iter("xgmi") if each.get("target"))
+    if between:
+        model = (gpu.get("gcn") or "").removeprefix("gfx").partition(":")[0]
+        number = int(model) if model.isdigit() else max(XGMI_GBPS)
+        return between * XGMI_GBPS[max((each for each in XGMI_GBPS if each <= number), default=906)]
     links = sum(_number(path, each, "count", 1) for each in gpu.iter("nvlink"))
     capability = int(_number(path, gpu, "sm", 90))
     if links:

@@ -15,6 +15,7 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.replay.fabric.connections import known_paths
 from dpro.replay.fabric.flows import Flows, Load, flows_of
 from dpro.replay.fabric.network import NIC, Fabric, fabric_of
 from dpro.replay.fabric.routes import Routes, routes_of
@@ -184,6 +185,11 @@ class Placed:
     def hashed(self) -> list[Load]:
         """The load of the flows by the hash of each seed, as `hashed_loads` orders them."""
         return hashed_loads(self.flows, self.routes)
+
+    @cached_property
+    def known_missing(self) -> bool:
+        """Whether the path of a connection is not known."""
+        return bool(known_paths(self.flows, self.routes, self.known).missing.size)
 
     @cached_property
     def now(self) -> list[Load]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,11 +21,24 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.connections import connections_of
 from dpro.replay.fabric.flows import Flows, inside
-from dpro.replay.fabric.routes import Choice, Routes
+from dpro.replay.fabric.routes import NO_LINK, Choice, Routes
 
 PART = 48  # bit of a key from which on it says which part of a flow it is
 MAX_TRIED = 256  # paths of a flow that are compared
-Paths = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
+
+class _Ways(NamedTuple):
+    """Shortest paths between two switches, as many links on each.
+
+    Attributes:
+        switches: [W][H] where each hop begins.
+        links: [W, H, P] cables side by side, of which one is taken; `NO_LINK` where there are fewer.
+        places: [W, H, P] their places in the equal-cost group.
+    """
+
+    switches: list[list[int]]
+    links: np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
+    places: np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -201,32 +215,44 @@ def _greedy(
     flows: Flows, routes: Routes, leaves: list[tuple[int, int]], crossing: list[int], capacity: Floats
 ) -> Plan:
     """Each flow where the fullest link of its path is the least full, the largest flow first."""
-    load = np.zeros(capacity.size)
+    load, room = np.zeros(capacity.size + 1), np.append(capacity, 1.0)
+    load[-1] = np.inf  # of what is no link
     places: list[dict[int, int]] = [{} for _ in leaves]
-    ways: dict[tuple[int, int], tuple[list[dict[int, int]], Paths]] = {}
+    ways: dict[tuple[int, int], _Ways] = {}
     for at in sorted(crossing, key=lambda flow: -flows.share[flow]):
         if leaves[at] not in ways:
             ways[leaves[at]] = _ways(routes, *leaves[at])
-        named, links = ways[leaves[at]]
-        fullest = ((load[links] + flows.share[at]) / capacity[links]).max(axis=1)
-        best = int(np.argmax(fullest <= fullest.min() * (1 + 1e-12)))
-        places[at] = named[best]
-        load[links[best]] += flows.share[at]
+        known = ways[leaves[at]]
+        full = (load[known.links] + flows.share[at]) / room[known.links]
+        beside = full.argmin(axis=2)
+        of_way = full.min(axis=2).max(axis=1)
+        best = int(np.argmax(of_way <= of_way.min() * (1 + 1e-12)))
+        for hop, cable in enumerate(beside[best].tolist()):
+            places[at][known.switches[best][hop]] = int(known.places[best, hop, cable])
+            load[known.links[best, hop, cable]] += flows.share[at]
     return Plan(tuple(places))
 
 
-def _ways(routes: Routes, here: int, to: int) -> tuple[list[dict[int, int]], Paths]:
-    """Shortest paths between two switches: places in groups, and links, as many of each path."""
-    found: list[tuple[dict[int, int], list[int]]] = []
-    left: list[tuple[int, dict[int, int], list[int]]] = [(here, {}, [])]
+def _ways(routes: Routes, here: int, to: int) -> _Ways:
+    """Shortest paths between two switches, by the switches that they lead over."""
+    target = routes.network.target
+    found: list[list[tuple[int, list[int], list[int]]]] = []
+    left: list[tuple[int, list[tuple[int, list[int], list[int]]]]] = [(here, [])]
     while left and len(found) < MAX_TRIED:
-        switch, way, links = left.pop()
+        switch, way = left.pop()
         if switch == to:
-            found.append((way, links))
+            found.append(way)
             continue
-        for place, link in enumerate(routes.choices(switch, to).tolist()):
-            left.append((int(routes.network.target[link]), way | {switch: place}, [*links, link]))
+        group = routes.choices(switch, to).tolist()
+        for after in dict.fromkeys(int(target[link]) for link in group):
+            beside = [place for place, link in enumerate(group) if target[link] == after]
+            left.append((after, [*way, (switch, [group[place] for place in beside], beside)]))
     if not found:
         names = routes.network.names
         raise Unanswerable(f"no path leads from {names[here]} to {names[to]}")
-    return [way for way, _ in found], np.array([links for _, links in found], np.int64)
+    most = max(len(links) for way in found for _, links, _ in way)
+    links, places = np.full((2, len(found), len(found[0]), most), NO_LINK)
+    for at, way in enumerate(found):
+        for hop, (_, cables, numbers) in enumerate(way):
+            links[at, hop, : len(cables)], places[at, hop, : len(cables)] = cables, numbers
+    return _Ways([[switch for switch, *_ in way] for way in found], links, places)

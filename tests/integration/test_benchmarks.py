@@ -88,6 +88,8 @@ PARTS = (
     "fabric_lab.job",
     "fabric_lab.lab",
     "fabric_lab.rank",
+    "fabric_lab.ranks",
+    "fabric_lab.recorded",
     "fabric_lab.traffic",
     "reality_checks.checks",
     "reality_checks.models",

@@ -6,11 +6,12 @@ import os
 import random
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from benchmarks.fabric import check_of, judged
-from benchmarks.fabric_lab import blame
+from benchmarks.fabric_lab import blame, recorded
 from benchmarks.fabric_lab.blame import NONE, NamedFault
 from benchmarks.fabric_lab.cases import Compared, of_flows, of_job
 from benchmarks.fabric_lab.job import StepWork
@@ -67,6 +68,29 @@ def test_faults_of_each_kind_are_named_and_a_healthy_fabric_is_not() -> None:
         rows = list(blame.of_cases(made, random.Random(5), 5))
     assert [row.kind for row in rows] == [*blame.FAULTS, NONE]
     assert sum(row.right for row in rows) >= 5  # on a busy machine one may be missed
+
+
+def test_predictions_by_edits_are_held_to_the_worst() -> None:
+    rows = [
+        recorded.PairOfRuns("w", "a", "b", "paths", 20.0, 10.2, 10.0, True),
+        recorded.PairOfRuns("w", "b", "a", "ecmp", 10.0, 18.8, 20.0, False),
+    ]
+    (found,) = recorded.judged(rows).values()
+    assert (found["worst_pct"], found["held_pct"], found["holds"]) == (6.0, 50.0, False)
+    assert found["median_pct"] == pytest.approx(4.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root and tc")
+def test_a_recorded_collision_is_predicted_away_by_a_plan(tmp_path: Path, monkeypatch) -> None:
+    work = "one bucket"
+    monkeypatch.setattr(recorded, "WORK", {work: recorded.WORK[work]})
+    monkeypatch.setattr(recorded, "PAIRS", recorded.PAIRS[:2])
+    with lab(4, 2, 2, 100, 50) as made:
+        recorded.recordings(made, tmp_path, (recorded.PLANNED, recorded.COLLIDED))
+    rows = recorded.compared(tmp_path)
+    assert max(abs(row.error_pct) for row in rows) < NEAR_PCT
+    assert min(row.before_ms / row.after_ms for row in rows[:1]) > 1.5
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def _described(given: dict[str, Any]) -> TopologyFile:
             raise UsageError("Slurm's topology.conf has no speeds: give --gbit")
         return read_slurm(given["slurm"], gbit, host)
     if source == "ibnetdiscover":
-        return read_ibnetdiscover(given["ibnetdiscover"], host)
+        return read_ibnetdiscover(given["ibnetdiscover"], host, given["gbit"])
     hosts, ports = given[source], given["switch_ports"]
     size = FabricSize(hosts, host.gpus, host.nics, ports, gbit, host.gpu_gbps, given["oversubscription"])
     made = fat_tree(size) if source == "fat_tree" else rail_optimised(size)

@@ -112,6 +112,71 @@ def test_an_infiniband_fabric_is_read(tmp_path: Path) -> None:
     }
 
 
+def test_adapters_that_only_say_their_model_are_hosts_of_their_own(tmp_path: Path) -> None:
+    """As old fabrics print them: two adapters described by the same words, and no speed behind a link."""
+    switch = 'Switch\t24 "S-b1"\t\t# "ISR9024 Switch" base port 0 lid 6 lmc 0\n'
+    ports = "".join(f'[{at}]\t"H-f{at}"[1](f{at}a)\t\t# "MT25208 Adapter" lid {at}\n' for at in (1, 2))
+    own = "".join(
+        f'\nCa\t2 "H-f{at}"\t\t# "MT25208 Adapter"\n'
+        f'[1](f{at}a)\t"S-b1"[{at}]\t\t# lid {at} lmc 0 "ISR9024 Switch" lid 6\n'
+        for at in (1, 2)
+    )
+    (tmp_path / "fabric.txt").write_text(switch + ports + own)
+    found = read_ibnetdiscover(tmp_path / "fabric.txt", HOST, gbit=10.0)
+    assert {tuple(cable) for cable in cables(found)} == {
+        ("H-f1:nic0", "ISR9024-Switch", 10.0, 1),
+        ("H-f2:nic0", "ISR9024-Switch", 10.0, 1),
+    }
+    with pytest.raises(InputError, match="--gbit gives one"):
+        read_ibnetdiscover(tmp_path / "fabric.txt", HOST)
+
+
+def test_parts_of_chassis_lines_and_one_port_of_two_that_is_used_are_read(tmp_path: Path) -> None:
+    """Headings, external ports in brackets, and a host with one adapter of two ports."""
+    text = (
+        "Non-Chassis Nodes\n\nChassis 0\n"
+        'Switch\t8 "S-b1"\t\t# "edge" base port 0 lid 1 lmc 0\n'
+        '[1]\t"H-f1"[2](f1b)\t\t# "login HCA-1" lid 2 2xHDR\n'
+        '[3][ext 3]\t"S-b2"[4]\t\t# "core" lid 5 4xFDR10\n'
+        '\nSwitch\t8 "S-b2"\t\t# "core" base port 0 lid 5 lmc 0\n'
+        '[4]\t"S-b1"[3][ext 3]\t\t# "edge" lid 1 4xFDR10\n'
+        '\nCa\t2 "H-f1"\t\t# "login HCA-1"\n'
+        '[2](f1b)\t"S-b1"[1]\t\t# lid 2 lmc 0 "edge" lid 1 2xHDR\n'
+    )
+    (tmp_path / "fabric.txt").write_text(text)
+    found = read_ibnetdiscover(tmp_path / "fabric.txt", HOST)
+    assert {tuple(cable) for cable in cables(found)} == {
+        ("login:nic0", "edge", 100.0, 1),
+        ("edge", "core", 40.0, 1),
+    }
+
+
+def test_links_between_amds_gpus_count_by_their_architecture(tmp_path: Path) -> None:
+    links = "".join(f'<xgmi target="0000:{at}0:00.0" count="1" tclass="0x038000"/>' for at in range(7))
+    gpu = f'<pci busid="a"><gpu dev="0" sm="94" gcn="gfx942" rank="0">{links}</gpu></pci>'
+    (tmp_path / "rccl.xml").write_text(f'<system version="2"><cpu numaid="0">{gpu}</cpu></system>')
+    assert read_inside(tmp_path / "rccl.xml", "n").gpu_gbps == 7 * 64.0
+
+
+def test_of_a_file_of_several_hosts_one_is_read(tmp_path: Path) -> None:
+    """As where NVLinks join them: each processor says whose it is."""
+    one, other = (_system().replace('numaid="0"', f'numaid="0" host_hash="0x{at}"') for at in (1, 2))
+    both = one.replace("</system>", other[other.index("<cpu") :])
+    (tmp_path / "nccl.xml").write_text(both)
+    assert read_inside(tmp_path / "nccl.xml", "n").gpus == 4
+
+
+def test_slurms_file_with_other_spacing_and_case_is_read(tmp_path: Path) -> None:
+    (tmp_path / "topology.conf").write_text(
+        "##\n# tree\n##\nswitchname=s0 NODES=tux[0-3,12,18-20]   LinkSpeed=900\n"
+        "SwitchName=s1 Nodes=tux21 LinkSpeed=100Mb/s\n"
+        "SwitchName=s2 Switches=s[0-1] # both\n"
+    )
+    found = read_slurm(tmp_path / "topology.conf", 100.0, HOST)
+    assert [host.names for host in found.hosts] == ["tux[0-3],tux[12,18-21]"]
+    assert [(each.names, each.tier) for each in found.switches] == [("s[0-1]", "leaf"), ("s2", "spine")]
+
+
 Reader = Callable[[Path], object]
 
 

@@ -34,6 +34,7 @@ class PlacedRanks(FabricEdit):
     summary = "ranks on other hosts, so that neighbours are near each other"
     example = "place:hosts=node1/node0,then=hash"
     assumes = "hosts are equal, and paths are by hash now and then"
+    proof = "orders of four hosts over two leaves of a fabric of namespaces, gloo"
     effort = "flag"
     hosts: str = key("that ranks go to, by their first rank: node1/node0; searched where not given", "")
     then: str = key("what paths are chosen by then", "hash", choices=THEN)

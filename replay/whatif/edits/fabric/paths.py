@@ -89,7 +89,8 @@ class HashedPaths(FabricEdit):
     is_advice = False
     is_better = False
     effort = "none"
-    doubt: float = 0.0
+    proof = "rings from planned to collided paths of a leaf-spine fabric of namespaces, gloo"
+    doubt: float = 0.05
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
@@ -118,6 +119,7 @@ class PlannedPaths(FabricEdit):
     summary = "paths that are planned, so that flows meet least"
     example = "paths:file=plan.json,split=no"
     assumes = "paths are by hash now, and flows that meet at all may meet at any time"
+    proof = "rings over collided and planned paths of a leaf-spine fabric of namespaces, gloo"
     effort = "code"
     file: str = key("a file of paths instead, as `dpro topology RUN --plan` writes one", "")
     split: str = key(
@@ -147,6 +149,9 @@ class PlannedPaths(FabricEdit):
             return read_paths(Path(self.file))
         except InputError as error:
             raise Unanswerable(str(error)) from error
+
+    def is_proven(self, graph: Graph) -> bool:
+        return not placed(graph).known_missing and self.split == "no"
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         at = placed(graph)
@@ -201,13 +206,14 @@ class FailedCable(FabricEdit):
     summary = "a cable of the fabric fails"
     example = "fail:link=leaf0/spine0,then=hash,left=0"
     assumes = "no flows collided before"
+    proof = "a cable down and one at half rate, leaf-spine fabric of namespaces, gloo"
     is_advice = False
     is_better = False
     effort = "none"
     link: str = key("the ends of the cable, as leaf0/spine0; one of several side by side")
     then: str = key("what paths are chosen by then", "hash", choices=THEN)
     left: float = key("share of its capacity that is left: paths stay", 0.0, least=0.0, most=1.0)
-    doubt: float = 0.0
+    doubt: float = 0.05
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
@@ -245,11 +251,12 @@ class Oversubscription(FabricEdit):
     summary = "fewer cables between switches"
     example = "oversubscription:ratio=2"
     assumes = "packets are spread evenly, so that nothing is lost to collisions besides"
+    proof = "all cables between switches at half rate, leaf-spine fabric of namespaces, gloo"
     is_advice = False
     is_better = False
     effort = "money"
     ratio: float = key("how many times less switches pass on", 2.0, least=1 / MAX_TIMES)
-    doubt: float = 0.0
+    doubt: float = 0.05
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:

@@ -134,6 +134,19 @@ def test_no_more_flows_are_split_than_needed_and_into_no_more_parts() -> None:
     assert evenly_split(whole, routes)[0].of.size == 8
 
 
+def test_a_plan_around_a_failed_cable_uses_all_that_are_left() -> None:
+    """Eight flows over the seven cables that are left of eight, to two spines: one has two, six have one."""
+    fabric = fabric_of(fat_tree(FabricSize(8, gpus=2, nics=2, ports=16)))
+    up = fabric.links_from[fabric.node_of["leaf0"], fabric.node_of["spine0"]]
+    routes = routes_of(fabric, np.array(up[:1]))
+    gpus = [gpu for own in fabric.gpus for gpu in own]
+    flows = flows_of(fabric, [[gpus[at], gpus[at + 8]] for at in range(8)], ["send"] * 8)
+    load = loaded(flows, routes, planned(flows, routes, fabric.gbps).choice())
+    carried = np.bincount(load.links, load.share, fabric.source.size)
+    ups = [link for link in range(carried.size) if fabric.link_name(link).startswith("leaf0 > spine")]
+    assert sorted(carried[ups].tolist()) == [0, 1, 1, 1, 1, 1, 1, 2]
+
+
 def test_planned_paths_avoid_most_of_what_hashes_collide_in_three_tiers() -> None:
     fabric = fabric_of(fat_tree(FabricSize(16, gpus=1, nics=1, ports=4)))
     routes = routes_of(fabric)
