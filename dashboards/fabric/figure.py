@@ -22,7 +22,8 @@ from dpro.units import format_bytes
 
 MAX_NAMED = 24  # nodes of a row that have room for their names
 MAX_DRAWN = 6000  # cables; of more those with the most load
-SHADES = 8  # of lines; the marker in the middle of each has its exact colour
+SHADES = 8  # of lines; the dot on each has its exact colour
+DOT = 0.36  # of the way up a line: in the middle many lines cross
 FEW_ENDS = 6  # connections that are named
 _ROW, _AROUND = 150, 110  # pixels
 _Parts = dict[int, int]  # by node, the node that it is drawn as
@@ -103,7 +104,7 @@ def _few(names: list[str]) -> str:
 
 
 def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme: str) -> go.Figure:
-    """Draw hosts, switches and cables; what crosses a cable is said where the pointer is on its middle.
+    """Draw hosts, switches and cables; what crosses a cable is said where the pointer is on its dot.
 
     Args:
         nodes: as from `node_info`.
@@ -120,9 +121,9 @@ def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme:
     most = max(float(value.max(initial=0.0)), 1e-9)
     figure = go.Figure()
     _add_lines(figure, begin, end, np.minimum(value / most * SHADES, SHADES - 1).astype(np.int64), theme)
-    middle = (begin + end) / 2
+    mark = begin + DOT * (end - begin)
     figure.add_scatter(
-        x=middle[:, 0], y=middle[:, 1], mode="markers", showlegend=False,
+        x=mark[:, 0], y=mark[:, 1], mode="markers", showlegend=False,
         marker={"size": 5, "color": 100 * value, "colorscale": SCALE, "cmin": 0, "cmax": 100 * most,
                 "colorbar": colour_bar("%", theme)},
         customdata=_words(shown), hovertemplate="%{customdata}<extra></extra>",
@@ -142,7 +143,7 @@ def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme:
     )  # fmt: skip
     height = _ROW * int(nodes["tier"].n_unique()) + _AROUND
     styled(figure, theme, height=height).update_layout(hovermode="closest", margin_t=56)
-    bare = {"showgrid": False, "zeroline": False, "showticklabels": False, "ticks": ""}
+    bare = {"showgrid": False, "zeroline": False, "showticklabels": False, "ticks": "", "showline": False}
     figure.update_xaxes(**bare, range=[-0.02, 1.02])
     return figure.update_yaxes(**bare, range=[-0.4, float(nodes["tier"].max() or 0) + 0.4])  # type: ignore[arg-type]
 

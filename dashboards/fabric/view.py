@@ -17,7 +17,7 @@ from dpro.dashboards import needs
 from dpro.dashboards.fabric.figure import cable_info, fabric_figure, node_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, choices, csv_link, graph, panel, section, table
+from dpro.dashboards.page import View, choices, csv_link, graph, grid, panel, section, table
 from dpro.replay.fabric.connections import connections_of, known_paths
 from dpro.replay.fabric.flows import crossed
 from dpro.replay.fabric.placement import Placed, placed
@@ -116,15 +116,9 @@ def _collisions(loaded: Loaded, _link: Link) -> Any:
 
 
 def _layout() -> Component:
-    return html.Div(
-        [
-            panel(
-                "Load of the cables", section("fabric-cables", "following flows over the fabric"), wide=True
-            ),
-            panel(
-                "Connections that meet", section("fabric-collisions", "replaying each collision"), wide=True
-            ),
-        ]
+    return grid(
+        panel("Load of the cables", section("fabric-cables", "following flows over the fabric"), wide=True),
+        panel("Connections that meet", section("fabric-collisions", "replaying each collision"), wide=True),
     )
 
 
