@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.fabric_lab.lab import Lab
 from benchmarks.recording import HERE, record_window
 from dpro.analysis.analysis import Analysis
+from dpro.opening import ensure_finished
 from dpro.replay.whatif.predict import Prediction, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
@@ -142,6 +143,7 @@ def record(made: Lab, run: Path, setting: Setting, words: Sequence[str]) -> None
     launch = [sys.executable, str(RANKS), places, made.address(order[0]), str(port), "--", sys.executable]
     command = [*launch, str(HERE / "cpu_job.py"), *words, *steps]
     record_window(run, command, SKIP, WINDOW_STEPS, ["--topology", str(described)])
+    ensure_finished(run)
     write_paths(list(_entries(made, setting)), run / paths.FILE)
 
 
