@@ -7,16 +7,15 @@ left out of what follows. What is slow is tried again, and the better figure cou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpro.check.answer import CheckDocument, Seen, check_document, slow_units
 from dpro.check.search import search_network
-from dpro.check.workers import WORK_S, HostWorkers, Unit, take_turns
+from dpro.check.workers import WORK_S, HostWorkers, Say, Unit, take_turns
 
 TESTS = ("compute", "disk", "network")
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class CheckOptions:
     run_gbps: float | None
 
 
-def check_hosts(options: CheckOptions, say: Progress) -> CheckDocument:
+def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
     """Check hosts.
 
     Args:
@@ -56,7 +55,7 @@ def check_hosts(options: CheckOptions, say: Progress) -> CheckDocument:
     begin_s = time.monotonic()
     say(f"starting workers on {len(options.names)} hosts")
     workers = HostWorkers(
-        options.names, options.launcher, options.python, options.interface, options.timeout_s
+        options.names, options.launcher, options.python, options.interface, options.timeout_s, say
     )
     seen = Seen(options.names, options.suspects, run_gbps=options.run_gbps)
     try:
@@ -66,7 +65,6 @@ def check_hosts(options: CheckOptions, say: Progress) -> CheckDocument:
         if options.disk:
             _alone(workers, seen, {"do": "disk", "folder": options.disk}, say)
         if "network" in options.tests and len(workers.hosts) > 1:
-            say(f"network: {len(workers.hosts)} hosts in pairs")
             seen.network = search_network(workers, sorted(workers.hosts))
         seen.failed |= workers.failed
     finally:
@@ -74,7 +72,7 @@ def check_hosts(options: CheckOptions, say: Progress) -> CheckDocument:
     return check_document(seen, time.monotonic() - begin_s)
 
 
-def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Progress) -> None:
+def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Say) -> None:
     """Have each device do something, and those that are slow once more.
 
     Hosts that share a machine take turns; a disk is tried by one device of each host.
@@ -86,7 +84,7 @@ def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Progr
 
 
 def _take(
-    workers: HostWorkers, seen: Seen, command: dict[str, Any], units: Sequence[Unit], say: Progress
+    workers: HostWorkers, seen: Seen, command: dict[str, Any], units: Sequence[Unit], say: Say
 ) -> set[str]:
     """Take figures of some devices; return what they are of."""
     names: set[str] = set()

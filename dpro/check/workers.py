@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -40,6 +40,9 @@ _BOOT = (
     f'import sys;print("{_READY}",flush=True);'
     'exec(compile(sys.stdin.read(int(sys.stdin.readline())),"dpro-check","exec"))'
 )
+
+
+Say = Callable[[str], None]
 
 
 class Unit(NamedTuple):
@@ -128,7 +131,7 @@ class HostWorkers:
     """
 
     def __init__(
-        self, names: Sequence[str], launcher: str, python: str, interface: str, timeout_s: float
+        self, names: Sequence[str], launcher: str, python: str, interface: str, timeout_s: float, say: Say
     ) -> None:
         """Start a worker for each device of each host; those that answer are in `hosts` then.
 
@@ -138,6 +141,7 @@ class HostWorkers:
             python: that has torch, on the hosts.
             interface: of the network; empty for that of the default route.
             timeout_s: for an exchange that does not end.
+            say: is given what goes on in the network.
 
         Raises:
             UsageError: the launcher cannot be started.
@@ -146,7 +150,7 @@ class HostWorkers:
         self.failed: dict[int, str] = {}
         self._names, self._timeout_s = names, timeout_s
         self._command = launcher_words(launcher)
-        self._python, self._interface = python, interface
+        self._python, self._interface, self._say = python, interface, say
         self._workers: dict[Unit, _Worker] = {}
         self._where: dict[Unit, dict[str, Any]] = {}
         self._number = 0
@@ -229,6 +233,7 @@ class HostWorkers:
         Args:
             steps: pairs of hosts.
         """
+        self._say(f"network: {sum(map(len, steps))} pairs exchange in {len(steps)} steps")
         lanes = {pair: min(self._devices(host) for host in pair) for step in steps for pair in step}
         commands: dict[Unit, list[dict[str, Any]]] = {}
         asked: dict[Unit, list[Pair]] = {}
@@ -260,6 +265,7 @@ class HostWorkers:
         Args:
             groups: hosts of each.
         """
+        self._say(f"network: all-reduces of {max(map(len, groups))} hosts")
         commands: dict[Unit, dict[str, Any]] = {}
         of: dict[Unit, int] = {}
         for number, group in enumerate(groups):

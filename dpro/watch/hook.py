@@ -98,12 +98,14 @@ class HookRules:
 
     Attributes:
         command: for the shell.
+        classes: of findings for which it is run.
         min_confidence: of a finding.
         limit: how often, by all watchers of this user together.
         dry_run: whether it is only said that it would be.
     """
 
     command: str
+    classes: tuple[str, ...]
     min_confidence: float
     limit: HookLimit
     dry_run: bool = False
@@ -158,6 +160,8 @@ class Hook:
         finding, rules = notice.finding, self.rules
         culprit = culprit_of(finding, hosts)
         why = culprit.why_not
+        if not why and finding.class_ not in rules.classes:
+            why = f"{finding.class_} is not among --classes"
         if not why and finding.confidence < rules.min_confidence:
             why = f"its confidence is {finding.confidence:.2f}, below {rules.min_confidence:.2f}"
         if not why and not rules.dry_run and not self._may_run(culprit.host):

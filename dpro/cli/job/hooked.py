@@ -19,6 +19,10 @@ _OPTIONS = (
     ),
     click.option("--dry-run", is_flag=True, help="Only say when CMD would be run."),
     click.option(
+        "--classes", metavar="LIST", default="slow.compute,slow.nic,slow.link,hang.device,dead.rank",
+        show_default=True, help="Of findings for which CMD is run.",
+    ),
+    click.option(
         "--min-confidence", type=click.FloatRange(0, 1), default=0.8, show_default=True,
         help="Of a finding for which CMD is run.",
     ),
@@ -36,12 +40,15 @@ def on_finding_options(command: Any) -> Any:
     return command
 
 
-def hook_rules(command: str, dry_run: bool, min_confidence: float, at_most: str) -> HookRules | None:
+def hook_rules(
+    command: str, dry_run: bool, classes: str, min_confidence: float, at_most: str
+) -> HookRules | None:
     """When the command is run; None where none is given.
 
     Args:
         command: for the shell, or empty.
         dry_run: whether it is only said that it would be run.
+        classes: of findings.
         min_confidence: of a finding.
         at_most: how often.
 
@@ -53,7 +60,8 @@ def hook_rules(command: str, dry_run: bool, min_confidence: float, at_most: str)
     limit = parse_limit(at_most)
     if not command and dry_run:
         raise UsageError("--dry-run: name a command with --on-finding")
-    return HookRules(command, min_confidence, limit, dry_run) if command else None
+    chosen = tuple(word.strip() for word in classes.split(","))
+    return HookRules(command, chosen, min_confidence, limit, dry_run) if command else None
 
 
 def warn_of_hook(what: str) -> None:

@@ -2,17 +2,12 @@
 #
 #   dpro watch RUN --on-finding "$(dpro recipe kubernetes)"
 #
-# NAMESPACE  of the pods                          [that of the context]
-# CLASSES    findings to act on                   [slow.compute slow.nic slow.link hang.device dead.rank]
+# NAMESPACE  of the pods  [that of the context]
 #
 # A host is the pod's name, unless the pod uses the host's network: then it is the node's. What made the pods
 # (a Job, PyTorchJob, JobSet) has to make one anew, and the job to go on from its checkpoint. The account needs
 # to patch nodes, and to get and delete pods.
 set -eu
-case " ${CLASSES:-slow.compute slow.nic slow.link hang.device dead.rank} " in
-*" $DPRO_CLASS "*) ;;
-*) echo "$DPRO_CLASS is not acted on"; exit 0 ;;
-esac
 in=${NAMESPACE:+--namespace=$NAMESPACE}
 if node=$(kubectl get pod $in "$DPRO_HOST" -o 'jsonpath={.spec.nodeName}' 2>/dev/null) && [ "$node" ]; then
     kubectl cordon "$node"

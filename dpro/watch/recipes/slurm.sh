@@ -2,17 +2,12 @@
 #
 #   dpro watch RUN --on-finding "$(dpro recipe slurm)"
 #
-# JOB      id of the job                          [$SLURM_JOB_ID]
-# CLASSES  findings to act on                     [slow.compute slow.nic slow.link hang.device dead.rank]
+# JOB  id of the job  [$SLURM_JOB_ID]
 #
 # Run the watcher outside of the job, on a login node that sees RUN: requeueing ends all that is in the job.
 # The job has to be one that may be requeued (sbatch --requeue), and to go on from its checkpoint.
 # Draining needs the rights of an operator; without them the job is still moved away from the host.
 set -eu
-case " ${CLASSES:-slow.compute slow.nic slow.link hang.device dead.rank} " in
-*" $DPRO_CLASS "*) ;;
-*) echo "$DPRO_CLASS is not acted on"; exit 0 ;;
-esac
 job=${JOB:-${SLURM_JOB_ID:?JOB: the id of the job}}
 node=${DPRO_HOST%%.*}
 excluded=$(scontrol show job "$job" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')

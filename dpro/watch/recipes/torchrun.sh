@@ -9,13 +9,8 @@
 # START     what starts it; it runs with HOST_RANK, NNODES and MASTER in its environment
 # LAUNCH    what runs a command on a host                        [ssh -o BatchMode=yes]
 # CHECK     what confirms; not 3 as its exit code, and all hosts stay [dpro check --finding - --only network]
-# CLASSES   findings to act on                     [slow.compute slow.nic slow.link hang.device dead.rank]
 # LOGS      where what the job says goes                         [.]
 set -eu
-case " ${CLASSES:-slow.compute slow.nic slow.link hang.device dead.rank} " in
-*" $DPRO_CLASS "*) ;;
-*) echo "$DPRO_CLASS is not acted on"; exit 0 ;;
-esac
 : "${HOSTFILE:?}" "${NNODES:?}" "${STOP:?}" "${START:?}"
 LAUNCH=${LAUNCH:-ssh -o BatchMode=yes}
 finding=$(cat)

@@ -37,7 +37,12 @@ def notice(finding: Finding = SLOW, event: str = BEGINS) -> Notice:
 def offered(run: Path, command: str, *notices: Notice, **rules: Any) -> list[dict[str, Any]]:
     """The log of a hook that was offered some notices."""
     (run / "findings").mkdir(parents=True, exist_ok=True)
-    given = {"min_confidence": 0.8, "limit": HookLimit(5, 60), **rules}
+    given = {
+        "classes": ("slow.nic", "slow.link", "hang.mismatch"),
+        "min_confidence": 0.8,
+        "limit": HookLimit(5, 60),
+        **rules,
+    }
     said: list[str] = []
     hook = Hook(run, HookRules(command, **given), said.append)
     for each in notices:
@@ -64,6 +69,7 @@ def test_the_command_gets_the_finding_as_json_and_in_its_environment(tmp_path) -
     (replace(SLOW, component_kind="one of", component_id="rank 1, link 0 - 1"), "ambiguous: one of"),
     (replace(SLOW, component_kind="link", component_id="0 - 1", ranks=(0, 1)), "ambiguous: link 0 - 1"),
     (replace(SLOW, class_="hang.mismatch"), "blames the work or the program"),
+    (replace(SLOW, class_="slow.host"), "slow.host is not among --classes"),
     (replace(SLOW, confidence=0.5), "its confidence is 0.50, below 0.80"),
 ])  # fmt: skip
 def test_nothing_is_run_for_what_is_ambiguous_or_unsure(tmp_path, finding, why) -> None:
@@ -110,7 +116,7 @@ def test_a_command_that_fails_or_does_not_end_is_logged_and_ended(tmp_path, monk
 def test_offering_does_not_wait_for_the_command(tmp_path) -> None:
     (tmp_path / "findings").mkdir()
     command = f"while ! test -e {tmp_path}/go; do sleep 0.01; done"
-    hook = Hook(tmp_path, HookRules(command, 0.5, HookLimit(5, 60)), lambda _: None)
+    hook = Hook(tmp_path, HookRules(command, ("slow.nic",), 0.5, HookLimit(5, 60)), lambda _: None)
     hook.offer(notice(), HOSTS)  # returns, though the command waits for what comes after it
     (tmp_path / "go").touch()
     hook.close()
@@ -166,12 +172,6 @@ def test_recipes_are_listed_and_each_says_what_it_does() -> None:
     assert [line.split()[0] for line in listed] == ["kubernetes", "slurm", "torchrun"]
     assert len(list(RECIPES.glob("*.sh"))) == len(listed)
     assert "there are kubernetes, slurm, torchrun" in refused(dpro("recipe", "pbs"), 2)
-
-
-@pytest.mark.parametrize("name", ["kubernetes", "slurm", "torchrun"])
-def test_a_recipe_leaves_slow_input_and_the_like_alone(tmp_path, name) -> None:
-    done, calls = cooked(tmp_path, name, DPRO_CLASS="slow.host")
-    assert (done.returncode, done.stdout, calls) == (0, "slow.host is not acted on\n", [])
 
 
 def test_slurm_drains_the_host_and_requeues_the_job_without_it(tmp_path) -> None:
