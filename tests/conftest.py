@@ -30,7 +30,7 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("DPRO_HISTORY", "off")  # what one test finds is no evidence in another
         patch.setenv("DPRO_CACHE", str(shared / "cache"))
         patch.setattr("dpro.analysis.graphs.KEPT", 1000)  # a user has fewer runs
         yield
