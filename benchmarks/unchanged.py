@@ -105,6 +105,7 @@ def main() -> int:
     output = options.output.resolve()
     found = {}
     with tempfile.TemporaryDirectory() as cache:
+        os.environ["DPRO_HISTORY"] = "off"  # nor do findings of other runs
         os.environ[CACHE] = cache  # what an older dpro has cached says nothing of this one
         for source in [path.resolve() for path in options.sources or sources()]:
             print(source, file=sys.stderr)

@@ -234,7 +234,7 @@ class WatchCommand:
     def __init__(self, run: Path) -> None:
         """Start it."""
         command = [sys.executable, "-m", "dpro", "watch", str(run), "--json"]
-        environment = ENVIRONMENT | {"POLARS_MAX_THREADS": "1"}
+        environment = ENVIRONMENT | {"POLARS_MAX_THREADS": "1", "DPRO_HISTORY": "off"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         self.notices: list[dict[str, Any]] = []
         self.peak_mib = 0.0
