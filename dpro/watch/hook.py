@@ -131,13 +131,11 @@ class Hook:
         run: the run directory.
         rules: when it is run.
         say: is given a sentence about what was done.
-        keep: whether this watcher keeps the log of the run.
     """
 
     run: Path
     rules: HookRules
     say: Callable[[str], None]
-    keep: bool = True
     _waiting: queue.Queue[HookDocument] = field(default_factory=queue.Queue)
     _allowed: deque[float] = field(default_factory=deque)  # where there is no history: when it was run
 
@@ -240,9 +238,8 @@ class Hook:
         )  # fmt: skip
         about = f"{document.class_} on {line.host}" if line.host else document.class_
         self.say(f"--on-finding: {what}: {about}{f': {why}' if why else ''}")
-        if self.keep:
-            with suppress(OSError), (self.run / FOLDER / LOG).open("a", encoding="ascii") as log:
-                log.write(encode(line) + "\n")
+        with suppress(OSError), (self.run / FOLDER / LOG).open("a", encoding="ascii") as log:
+            log.write(encode(line) + "\n")
 
 
 def variables(document: HookDocument) -> dict[str, str]:

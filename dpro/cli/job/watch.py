@@ -121,7 +121,7 @@ def watch(
     log = open_log(run)
     if alone and not log.is_writer:
         return
-    hook = Hook(run, rules, warn_of_hook, log.is_writer) if rules else None  # before this process is nice
+    hook = Hook(run, rules, warn_of_hook) if rules else None  # before this process is nice
     with suppress(OSError):
         os.nice(NICE)
     findings = OpenFindings()
