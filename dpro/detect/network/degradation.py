@@ -7,7 +7,6 @@ with itself, so what affects all groups equally is found, too. Waiting is no par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from dpro.detect.network.axes import with_axis
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import DEVIATIONS, MAX_UNSURE, Suspect, blame, words_of
+from dpro.detect.network.wires import blame_wires, wires_of
 from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT
 from dpro.units import format_bytes, format_duration
 
@@ -175,13 +175,14 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     cost = min(float(saved.mean()), float(grown))  # what steps did not grow by, they do not wait for
     if cost < MIN_COST_OF_SLOW * base.mean():
         return None
-    class_, kind, name, sure = _component(change, traffic.hosts)
+    class_, kind, name, sure, shown = _component(change, traffic)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
     step = float(base.mean())
     evidence = [
         f"since step {change.since} transfers {SIDES[change.between]} take {change.times:.2f} times as long "
         f"as before, {slow.height} of {change.groups.height} groups that call the same on both sides of it",
         *_slowest(slow),
+        *shown,
         _other_side(transfers, change),
         traffic.gain_in_words("before", "the steps since then take", cost, step),
     ]
@@ -199,23 +200,40 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     return with_axis(found, traffic, slow["members"])
 
 
-def _component(change: LevelShift, hosts: Mapping[int, str]) -> tuple[str, str, str, float]:
+def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, float, list[str]]:
     """What is at fault: what slow groups have in common where others stayed as they were, else all of it.
 
     Returns:
-        Class, kind and name, and how sure that is: of several that fit, each as likely.
+        Class, kind and name, how sure that is (of several that fit, each as likely), and evidence.
     """
-    everywhere = ("slow.fabric", "network", SIDES[change.between], 1.0)
+    everywhere = ("slow.fabric", "network", SIDES[change.between], 1.0, list[str]())
     if change.groups.group_by("members").agg(pl.col("slow").any())["slow"].all():
         return everywhere
-    explained = list(blame(change.groups, hosts))
-    if len(explained) != 1:
-        return everywhere
-    suspects: list[Suspect] = explained[0][0]
+    suspects, sure, shown = _on_wires(change, traffic)
+    if not suspects:
+        explained = list(blame(change.groups, traffic.hosts))
+        if len(explained) != 1:
+            return everywhere
+        suspects = explained[0][0]
     if len(suspects) > 1:
         names = ", ".join(map(words_of, suspects))
-        return suspects[0].class_, "one of", names, 1 / len(suspects)
-    return suspects[0].class_, suspects[0].kind, suspects[0].id, 1.0
+        return suspects[0].class_, "one of", names, sure / len(suspects), shown
+    return suspects[0].class_, suspects[0].kind, suspects[0].id, sure, shown
+
+
+def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], float, list[str]]:
+    """The part of the fabric that explains all that became slower, how sure that is, and evidence.
+
+    No suspect where the run has no topology, or where one part does not explain it.
+    """
+    wires = wires_of(traffic.run) if change.between else None
+    blamed = blame_wires(change.groups, wires) if wires is not None else []
+    slow = set(change.groups.filter("slow")["members"])
+    if len(blamed) != 1 or blamed[0][1] != slow:
+        return [], 1.0, []
+    found = blamed[0][0]
+    suspects = [Suspect(each.words, each.kind, each.name) for each in found.suspects]
+    return suspects, found.verdict.confidence, found.lines("groups", "became slower")
 
 
 def _slowest(slow: pl.DataFrame) -> list[str]:

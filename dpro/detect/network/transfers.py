@@ -22,6 +22,7 @@ from dpro.detect.network.fabric import LIKE, FabricBlock, find_blocks
 from dpro.detect.network.traffic import MESSAGE, Traffic
 from dpro.detect.network.wires import CLASSES, blame_wires, wires_of, with_hops
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.replay.fabric.flows import PAIRWISE
 from dpro.units import format_bytes, format_duration
 
 MIN_GROUPS = 3  # of a kind: of two that differ it is not known which is wrong
@@ -205,11 +206,34 @@ def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Sus
         yield Suspect(f"link {pair}", "link", pair)
     else:
         yield Suspect(f"group {members}", "group", members)
+        if op not in PAIRWISE:
+            yield from ring_links(ranks)
     crowded = [name for name in names if sum(host == name for host in hosts.values()) > 1]
     if len(names) > 1:  # a host with one rank is not distinguished from the rank
         yield from (Suspect(f"host {name}", "host", name) for name in crowded)
     if len(names) == 2 and crowded:
         yield Suspect(f"hosts {' - '.join(names)}", "hosts", " - ".join(names))
+
+
+def ring_links(ranks: Sequence[int]) -> list[Suspect]:
+    """Links of the ring of a group, which is taken to go through its ranks in order.
+
+    Args:
+        ranks: more than two.
+    """
+    ends = [sorted(pair) for pair in zip(ranks, [*ranks[1:], ranks[0]])]
+    return [Suspect(f"link {one} - {other}", "link", f"{one} - {other}") for one, other in ends]
+
+
+def _without_cleared(equal: Sequence[Suspect]) -> list[Suspect]:
+    """Suspects in which a group stands for all links of its ring, or those that no fast ring has for it."""
+    kept = list(equal)
+    for group in (each for each in equal if each.kind == "group"):
+        links = ring_links([int(rank) for rank in group.id.split(",")])
+        left = [link for link in links if link in kept]
+        drop = left if len(left) == len(links) else [group] if left else []
+        kept = [each for each in kept if each not in drop]
+    return kept
 
 
 def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list[Suspect], set[str]]]:
@@ -235,7 +259,7 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         explained = next(iter(best.values()), set()) if most else set()
         if not explained:
             return
-        equal = [suspect for suspect, mine in best.items() if mine == explained]
+        equal = _without_cleared([suspect for suspect, mine in best.items() if mine == explained])
         yield list({suspect.thing: suspect for suspect in reversed(equal)}.values())[::-1], explained
         left -= explained
 

@@ -11,12 +11,14 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.network.timed_calls import traffic_of_calls
+from dpro.detect.network.transfers import find_slow_network
 from dpro.schema import COLLECTIVES, STEPS, WORKERS, conform
 from dpro.store import open_run
 from tests.reference.training_jobs import Job, run_job
 from tests.reference.training_records import Recording, write_run
 
 SINCE = 30
+MS = 1_000_000
 HEALTHY = Job("fsdp", 4, 60, gpu=True, seed=3)
 SLOW = replace(HEALTHY, fault="network", how="nic", victim=2, severity=3.0, since=SINCE)
 
@@ -103,3 +105,37 @@ def test_messages_are_met_in_order_each_end_counting_its_own():
 def test_nothing_was_timed():
     calls = table([{"collective_id": 0, "rank": 0, "sequence": 1, "duration_ns": -1}])
     assert transfers(calls).is_empty()
+
+
+def test_a_link_that_slow_rings_share_is_named_from_timed_calls_alone():
+    # As with `--nccl-timing`: rings of three ranks that overlap, 10 ms each, 30 ms over the link of 1 and 2.
+    rings = [(0, 1, 2), (1, 2, 3), (3, 4, 5), (0, 4, 5), (0, 3, 5), (1, 3, 4), (2, 4, 5)]
+    rows = [
+        {
+            "collective_id": 100 * step + number,
+            "rank": rank,
+            "group": f"g{number}",
+            "group_ranks": list(ring),
+            "sequence": step,
+            "start_ns": 1000 * MS * step + 50 * MS * number,
+            "duration_ns": (30 if {1, 2} <= {*ring} else 10) * MS + (5 * MS if rank == ring[0] else 0),
+        }
+        for step in range(8)
+        for number, ring in enumerate(rings)
+        for rank in ring
+    ]
+    calls = conform(
+        COLLECTIVES, pl.DataFrame([{"op": "all_reduce", "bytes_in": 8, "window": -1} | row for row in rows])
+    )
+    steps = pl.DataFrame(
+        [
+            {"rank": rank, "step": step, "window": -1, "start_ns": 1000 * MS * step, "duration_ns": 1000 * MS}
+            for rank in range(6)
+            for step in range(8)
+        ]
+    )
+    workers = pl.DataFrame({"rank": range(6), "host": list("abcdef")})
+    traffic = traffic_of_calls(calls, conform(STEPS, steps), conform(WORKERS, workers), 6)
+    (finding,) = find_slow_network(traffic)
+    assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.link", "link", "1 - 2")
+    assert finding.cost_ns == pytest.approx(40 * MS)  # 20 of each of two rings, on ranks 1 and 2

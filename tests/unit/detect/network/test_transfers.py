@@ -161,3 +161,22 @@ def test_every_slow_group_is_explained():
         ],
     )
     assert suspects(groups, {}) == [[("group", "0,1,2,3")]]
+
+
+def test_a_link_that_slow_rings_of_several_groups_share_is_named():
+    # Rings 0-1-2, 1-2-3-4 and 3-4-5 have links of their own; 1 - 2 is in both that are slow.
+    slow = {"0,1,2", "1,2,3,4"}
+    every = ["0,1,2", "1,2,3,4", "3,4,5", "1,4", "2,5", "0,3"]
+    groups = table("all_reduce", [(members, members in slow) for members in every])
+    assert suspects(groups, {}) == [[("link", "1 - 2")]]
+
+
+def test_links_of_a_slow_ring_that_fast_rings_have_too_are_cleared():
+    # Of ring 0-1-2-3 the links 0 - 1 and 1 - 2 are in fast ones, and all its ranks.
+    groups = table("all_reduce", [("0,1,2,3", True), ("0,1,2,4", False), ("3,5", False), ("4,5,6", False)])
+    assert suspects(groups, {}) == [[("link", "2 - 3"), ("link", "0 - 3")]]
+
+
+def test_a_pairwise_operation_has_no_ring():
+    groups = table("all_to_all", [("0,1,2,3", True), ("0,4,5,6", False), ("1,2,3,7", False)])
+    assert suspects(groups, {}) == [[("group", "0,1,2,3")]]

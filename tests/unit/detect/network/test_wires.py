@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.network.traffic import traffic_of
+from dpro.detect.network.degradation import find_slower_transfers
+from dpro.detect.network.timed_calls import at_most
+from dpro.detect.network.traffic import Traffic, traffic_of
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.network.wires import components_of, wires_of
 from dpro.replay.fabric.network import fabric_of
 from dpro.topology.file import FILE, HostEntry, LinkEntry, SwitchEntry, TopologyFile, write
 from dpro.topology.paths import FILE as PATHS
 from dpro.topology.paths import PathEntry, write_paths
-from tests.unit.detect.jobs import Work, equal_work, graph_of
+from tests.unit.detect.jobs import MS, Work, equal_work, graph_of
 
 HOSTS = 6
 # All pairs of six ranks, in five rounds.
@@ -120,3 +125,36 @@ def test_a_run_without_a_topology_has_no_wires(tmp_path: Path) -> None:
 def test_what_may_be_at_fault_are_ports_cables_their_ways_and_switches() -> None:
     kinds = [each.kind for each in components_of(fabric_of(FABRIC))]
     assert {kind: kinds.count(kind) for kind in kinds} == {"port": 6, "link": 24, "cable": 6, "switch": 5}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_became_slow_while_the_job_ran_is_named_on_the_wires(tmp_path: Path, known: bool) -> None:
+    slow = crossing("l1-s1")
+    graph = graph_of(tmp_path, replace(equal_work(HOSTS), hosts=[f"h{host}" for host in range(HOSTS)]))
+    put_fabric(tmp_path, known=known)
+    rows = [
+        {
+            "op": "all_reduce", "bytes": 1 << 20, "members": f"{one},{other}", "num_ranks": 2, "num_hosts": 2,
+            "step": step, "whole": True,
+            "transfer_ns": round(MS * (10 + 0.01 * (one + step % 3)) * (times if step >= 30 else 1)),
+        }
+        for step in range(60)
+        for one, other in combinations(range(HOSTS), 2)
+        for times in [slow.get((one, other), 1.0)]
+    ]  # fmt: skip
+    transfers = pl.DataFrame(rows).with_row_index("instance").cast({"instance": pl.Int64})
+    lasted = [200 * MS if step < 30 else 220 * MS for step in range(60)]
+    steps = pl.DataFrame({"step": range(60), "duration_ns": lasted})
+    hosts = {rank: f"h{rank}" for rank in range(HOSTS)}
+    traffic = Traffic(transfers, hosts, partial(at_most, transfers, steps), replayed=False, run=graph.run)
+    (finding,) = find_slower_transfers(traffic)
+    assert finding.evidence[0].startswith("since step 30")
+    if known:
+        assert (finding.class_, finding.component_kind, finding.component_id) == (
+            "slow.link",
+            "cable",
+            "l1 - s1",
+        )
+        assert any("became slower, 0 others" in line for line in finding.evidence)
+    else:
+        assert finding.component_id != "l1 - s1"
