@@ -13,7 +13,6 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +67,7 @@ def established() -> list[TcpCounts]:
 
 def leaves_host(connection: TcpCounts) -> bool:
     """Whether a connection leads to another host."""
-    return connection.local != connection.remote and not ip_address(connection.remote).is_loopback
+    return connection.local != connection.remote and not connection.remote.startswith(("127.", "::1"))
 
 
 def _dump(family: int) -> Iterator[bytes]:
@@ -92,7 +91,7 @@ def _counted(family: int, answer: bytes) -> TcpCounts | None:
     """A connection of an answer; None where an old kernel says too little."""
     _, _, source, target = _SOCKET.unpack_from(answer, 4)
     size = 4 if family == socket.AF_INET else 16
-    local, remote = (ip_address(each[:size]) for each in (source, target))
+    local, remote = (_address(family, each[:size]) for each in (source, target))
     inode = struct.unpack_from("=I", answer, _ANSWER_BYTES - 4)[0]
     info = _attribute(answer, _INFO)
     if len(info) < _RATE[0] + 8:
@@ -101,12 +100,12 @@ def _counted(family: int, answer: bytes) -> TcpCounts | None:
         struct.unpack_from(f"={form}", info, offset)[0]
         for offset, form in (_RTT, _AGAIN, _ACKNOWLEDGED, _SEGMENTS, _RATE)
     )
-    return TcpCounts(inode, _plain(local), _plain(remote), sent, segments, again, rtt, rate)
+    return TcpCounts(inode, local, remote, sent, segments, again, rtt, rate)
 
 
-def _plain(address: object) -> str:
-    mapped = getattr(address, "ipv4_mapped", None)  # an IPv4 peer of an IPv6 socket
-    return str(mapped or address)
+def _address(family: int, packed: bytes) -> str:
+    """An address in words; that of an IPv4 peer of an IPv6 socket as of IPv4."""
+    return socket.inet_ntop(family, packed).removeprefix("::ffff:")
 
 
 def _attribute(answer: bytes, wanted: int) -> bytes:

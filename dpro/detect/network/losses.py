@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import NETWORK, Finding
 from dpro.detect.network.tomography import votes_of_losses
 from dpro.detect.network.wires import CLASSES, Blamed, Wires, blame_parts, wires_of
 from dpro.replay.fabric.crossing import crossings
@@ -26,13 +26,14 @@ SENT, AGAIN = "tcp_sent_segments", "tcp_retransmitted_segments"
 CAUSE = "packet loss"
 MIN_SENT = 200  # segments between two hosts, below which nothing is said of them
 MAX_LINES = 3
+_UNKNOWN = "what it costs is not known: a transfer that waits for a segment that is sent again takes longer"
 _NETWORK = "network"  # the switch, where no topology is known
 
 
 def with_losses(
     findings: Sequence[Finding], counters: pl.DataFrame, workers: pl.DataFrame, run: Run
 ) -> list[Finding]:
-    """The findings, and those about what loses packets; what is slow already gets that as its cause.
+    """The findings, and those about what loses packets, in place of what is slow because of it.
 
     Args:
         findings: of all classes.
@@ -46,14 +47,25 @@ def with_losses(
     lossy = _findings(
         pairs, *(_on_one_switch(pairs) if wires is None else (wires, _on_hosts(wires, workers)))
     )
-    known = {each.component_id: each for each in lossy}
-    kept = [
-        replace(each, cause=CAUSE, evidence=(*each.evidence, *known.pop(each.component_id).evidence))
-        if each.class_ in CLASSES.values() and each.component_id in known
-        else each
-        for each in findings
-    ]
-    return [*kept, *known.values()]
+    hosts = dict(workers.select("rank", "host").iter_rows())
+    found = {each.component_id: each for each, _ in lossy}
+    of_pair = {pair: each.component_id for each, lose in lossy for pair in lose}
+    kept = []
+    for each in findings:
+        ends = frozenset(hosts.get(rank, "") for rank in each.ranks)
+        name = each.component_id if each.component_id in found else of_pair.get(ends, "")
+        if each.class_ in NETWORK and name:
+            found[name] = _with_cost(found[name], each)
+        else:
+            kept.append(each)
+    return [*kept, *found.values()]
+
+
+def _with_cost(lossy: Finding, slow: Finding) -> Finding:
+    """What loses packets, with what is slow because of it: a pair of ranks, or the part itself."""
+    cost, severity = lossy.cost_ns + slow.cost_ns, round(lossy.severity + slow.severity, 4)
+    evidence = tuple(line for line in lossy.evidence if line != _UNKNOWN)
+    return replace(lossy, cost_ns=cost, severity=severity, evidence=(*slow.evidence, *evidence))
 
 
 def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:
@@ -102,8 +114,10 @@ def _on_one_switch(pairs: pl.DataFrame) -> tuple[Wires, dict[str, int]]:
     return Wires(routes_of(fabric), dict(enumerate(gpus.values()))), gpus
 
 
-def _findings(pairs: pl.DataFrame, wires: Wires, gpus: dict[str, int]) -> list[Finding]:
-    """What loses packets.
+def _findings(
+    pairs: pl.DataFrame, wires: Wires, gpus: dict[str, int]
+) -> list[tuple[Finding, set[frozenset[str]]]]:
+    """What loses packets, and between which two hosts.
 
     Args:
         pairs: as `pairs_of_hosts` gives them.
@@ -122,7 +136,9 @@ def _findings(pairs: pl.DataFrame, wires: Wires, gpus: dict[str, int]) -> list[F
     return [_finding(each, pairs, at) for each in blamed]
 
 
-def _finding(blamed: Blamed, pairs: pl.DataFrame, ranks: dict[str, int]) -> Finding:
+def _finding(
+    blamed: Blamed, pairs: pl.DataFrame, ranks: dict[str, int]
+) -> tuple[Finding, set[frozenset[str]]]:
     mine = pl.Series(blamed.verdict.explained)
     own, rest = pairs.filter(mine), pairs.filter(~mine)
     suspects = blamed.suspects
@@ -138,13 +154,14 @@ def _finding(blamed: Blamed, pairs: pl.DataFrame, ranks: dict[str, int]) -> Find
             f"{source} > {target}: {again:,} of {sent:,} segments"
             for source, target, sent, again in worst.rows()
         ),
-        "what it costs is not known: a transfer that waits for a segment that is sent again takes longer",
+        _UNKNOWN,
     ]
     hosts = {*own["source"], *own["target"]}
-    return Finding(
+    found = Finding(
         CLASSES[suspects[0].kind], kind, name, tuple(sorted(ranks[host] for host in hosts if host in ranks)),
         0.0, round(blamed.verdict.confidence / len(suspects), 3), 0.0, tuple(evidence), CAUSE,
     )  # fmt: skip
+    return found, {frozenset(pair) for pair in own.select("source", "target").iter_rows()}
 
 
 def _share(pairs: pl.DataFrame) -> float:

@@ -80,15 +80,17 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
 def _on_wires(traffic: Traffic, transfers: pl.DataFrame) -> tuple[list[Finding], set[str]]:
     """Findings about cables, ports and switches, and the groups (`members`) that these explain.
 
-    Only groups whose paths are equally long are compared: below a leaf all is faster, in any fabric.
+    Below a leaf all is faster, in any fabric: a group has to be slow among those whose paths are as long; or
+    among all, and far slower than those, where too few of them show how they vary.
     """
     wires = wires_of(traffic.run)
-    if wires is None:
-        return [], set()
-    by_length = with_hops(transfers, wires).partition_by("hops")
-    if not by_length:
+    by_length = with_hops(transfers, wires).partition_by("hops") if wires is not None else []
+    if wires is None or not by_length:
         return [], set()
     groups = pl.concat([compare_groups(part) for part in by_length])
+    among_all = compare_groups(pl.concat(by_length)).filter("slow").select(*LIKE, "members", also=True)
+    far = pl.col("also").fill_null(False) & (pl.col("excess") >= np.log(MIN_BROKEN))
+    groups = groups.join(among_all, on=[*LIKE, "members"], how="left").with_columns(slow=pl.col("slow") | far)
     slow = groups.filter("slow")
     found: list[Finding] = []
     explained: set[str] = set()

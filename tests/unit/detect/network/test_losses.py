@@ -80,12 +80,20 @@ def test_what_all_pairs_send_again_equally_blames_nothing(tmp_path: Path, again:
     assert found(tmp_path, dict.fromkeys(permutations(RANKS, 2), again), known=True) == []
 
 
-def test_what_is_slow_already_gets_the_loss_as_its_cause(tmp_path: Path) -> None:
-    slow = Finding("slow.nic", "port", "h4:nic0", (4,), 0.1, 0.9, 5.0, ("slow",))
+@pytest.mark.parametrize(
+    ("kind", "name", "ranks"), [("port", "h4:nic0", (0, 1, 2, 3, 4, 5)), ("link", "1 - 4", (1, 4))]
+)
+def test_what_is_slow_because_of_losses_is_one_finding_with_them(
+    tmp_path: Path, kind: str, name: str, ranks: tuple[int, ...]
+) -> None:
+    slow = Finding("slow.link", kind, name, ranks, 0.1, 0.9, 5.0, ("slow",))
+    other = Finding("slow.link", "link", "0 - 1", (0, 1), 0.1, 0.9, 5.0, ("slow",))
     lossy = {pair: 30 for pair in permutations(RANKS, 2) if 4 in pair}
-    (finding,) = with_losses([slow], counters(lossy), workers(), run_of(tmp_path, known=True))
-    assert (finding.cause, finding.cost_ns, finding.evidence[0]) == (CAUSE, 5.0, "slow")
-    assert len(finding.evidence) > 1
+    kept, finding = with_losses([slow, other], counters(lossy), workers(), run_of(tmp_path, known=True))
+    assert kept == other
+    assert (finding.cause, finding.component_id) == (CAUSE, "h4:nic0")
+    assert (finding.cost_ns, finding.evidence[0]) == (5.0, "slow")
+    assert not any("not known" in line for line in finding.evidence)
 
 
 def test_counts_of_connections_that_end_are_kept() -> None:
