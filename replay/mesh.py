@@ -35,6 +35,7 @@ _NO_GROUP = "no group"
 GRADIENTS = "gradients"
 EXPERTS = "ep"
 BY = " x "  # between the names of axes
+_MAX_FILLED = 1 << 20  # ranks whose places are filled in
 _MAX_FAMILIES = 12  # whose combinations are tried
 
 Coordinates = Mapping[int, tuple[int, ...]]
@@ -209,7 +210,8 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated
 def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> Coordinates:
     """Places of all ranks, where recorded ranks are numbered along the axes, and in one order alone."""
     sizes = [axis.size for axis in axes]
-    if len(places) >= num_ranks or math.prod(sizes) != num_ranks or any(-1 in at for at in places.values()):
+    is_known = math.prod(sizes) == num_ranks <= _MAX_FILLED and not any(-1 in at for at in places.values())
+    if len(places) >= num_ranks or not is_known:
         return places
     fitting = {
         strides

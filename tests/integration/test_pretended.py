@@ -13,8 +13,9 @@ from dpro.dashboards.app import outside
 from dpro.dashboards.links import Link
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.graph import NodeKind
+from dpro.replay.steps.host import host_facts
 from dpro.replay.timeline import measured_step_times
-from dpro.schema import COLLECTIVES, SPANS, STEPS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
 from tests.commands import dpro
 from tests.jobs import COMPILER, TWO_RANKS, record, script
@@ -243,6 +244,7 @@ for _ in range(12):
 dist.destroy_process_group()
 """
 RANK, RANKS = 2, 4
+BUSY = 0.05  # of a step of real ranks: by as much as this other programs lengthen it
 
 
 # Operators on the calling thread when it waits for one of gloo's reduce-scatters: gloo has made the sum of
@@ -381,7 +383,12 @@ def test_replayed_step_of_pretended_ranks_meets_the_measured_step(kind, both, tm
     network_of(built).write_csv(tmp_path / "network.csv")
     done = dpro("replay", str(ours.path), "--network-table", str(tmp_path / "network.csv"), "--json")
     found = json.loads(done.stdout)["pretended"]
+    assert found["step_ms"] <= 1.1 * measured  # real ranks are no faster than ranks with cores of their own
+    facts = host_facts(real.table(STEPS), real.table(COUNTERS)).drop_nulls("run_queue_ns")
+    waited = facts["run_queue_ns"].sum() / facts["duration_ns"].sum()
+    if waited > BUSY:
+        pytest.skip(f"real ranks waited for a core for {waited:.0%} of their steps")
     # Real ranks share the cores of the machine, which lengthens what they do besides sleeping.
-    assert found["step_ms"] == pytest.approx(measured, rel=0.1)
+    assert found["step_ms"] >= 0.9 * measured
     assert found["low_ms"] <= measured <= found["high_ms"]
     assert "share" in found["how"][-1]

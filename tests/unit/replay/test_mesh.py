@@ -149,6 +149,8 @@ def test_axes_are_as_long_as_meshes_say_where_ranks_are_missing():
 def test_places_of_missing_ranks_stay_open_where_several_orders_of_axes_fit():
     mesh = mesh_of([], {0: {"dp": 0, "tp": 0}}, 16, {"dp": 2, "tp": 8})
     assert mesh.coordinates == {0: (0, 0)}
+    many = mesh_of([], {0: {"dp": 0}, 9: {"dp": 9}}, 10**12, {"dp": 10**12})
+    assert set(many.coordinates) == {0, 9}  # more than there are ranks anywhere
     other = mesh_of([], {0: {"dp": 0, "tp": 0}, 9: {"dp": 1, "tp": 7}}, 16, {"dp": 2, "tp": 8})
     assert set(other.coordinates) == {0, 9}  # ranks are numbered in no order of the axes
 
