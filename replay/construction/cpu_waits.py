@@ -13,16 +13,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.construction.cpu_threads import ThreadSegments, bursts, thread_segments, top_level
 from dpro.replay.construction.dependencies import WORK, Dependencies, join, links
-from dpro.replay.construction.rank_view import KIND, RankView
+from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.graph import EdgeKind
 
 AUTOGRAD = r"^autograd::engine::evaluate_function"
-BACKWARD = "dpro::backward"
+BACKWARD = r"^dpro::backward$"
 QUIET = (KIND["annotation"], KIND["python"])
 
 
@@ -58,7 +57,7 @@ class CpuWaits:
     links: Dependencies
 
 
-def threads_of(view: RankView, names: pl.Series) -> Threads:
+def threads_of(view: RankView, names: Names) -> Threads:
     """Sort out the threads of a rank.
 
     Args:
@@ -66,7 +65,7 @@ def threads_of(view: RankView, names: pl.Series) -> Threads:
         names: the graph's names by code.
     """
     cpu = np.flatnonzero(view.on_cpu)
-    autograd = names.str.contains(AUTOGRAD).to_numpy()[view.name[cpu]]
+    autograd = names.match(AUTOGRAD, view.name[cpu])
     runs_backward = set(np.unique(view.tid[cpu[autograd]]).tolist())
     active = {view.main_tid, *np.unique(view.tid[view.calls]).tolist(), *runs_backward}
     segments, annotations = {}, {}
@@ -163,7 +162,7 @@ class _Ended:
     following: Ints
 
 
-def ended_when_notified(view: RankView, threads: Threads, names: pl.Series) -> RankView:
+def ended_when_notified(view: RankView, threads: Threads, names: Names) -> RankView:
     """The rank with CPU collectives that ended when their callers were notified.
 
     A worker notifies the caller a little before it closes its own range: at the end of the stretch in which
@@ -175,7 +174,7 @@ def ended_when_notified(view: RankView, threads: Threads, names: pl.Series) -> R
         threads: its threads.
         names: the graph's names by code.
     """
-    is_wait = names.str.contains(WAITS).to_numpy()
+    is_wait = names.match(WAITS, view.name)
     end, asked = view.end.copy(), view.asked.copy()
     for span in np.flatnonzero(_called_on_cpu(view) & ~view.is_asked).tolist():
         call = view.launch[span]
@@ -185,7 +184,7 @@ def ended_when_notified(view: RankView, threads: Threads, names: pl.Series) -> R
         at = int(segments.at(end[[span]] - 1)[0])
         before = np.arange(np.searchsorted(segments.end, end[span] - NOTIFIED_EARLY_NS), at)
         inner, finish = segments.span[before], segments.end[before]
-        idle = (inner < 0) | np.isin(view.kind[inner], QUIET) | is_wait[view.name[inner]]
+        idle = (inner < 0) | np.isin(view.kind[inner], QUIET) | is_wait[inner]
         length = finish - np.maximum(segments.start[before], view.end[call])
         notified = finish[idle & (length >= NOTIFIED_EARLY_TIMES * (end[span] - finish))]
         end[span] = asked[span] = notified[-1] if notified.size else end[span]
@@ -196,7 +195,7 @@ def _called_on_cpu(view: RankView) -> Bools:
     return (view.instance >= 0) & ~view.on_gpu & (view.launch >= 0)
 
 
-def waits_for_collectives(view: RankView, threads: Threads, names: pl.Series) -> CpuWaits:
+def waits_for_collectives(view: RankView, threads: Threads, names: Names) -> CpuWaits:
     """Where the threads that called CPU collectives and messages needed them.
 
     - Of a message, and of a pretended collective, it is known when its caller asked: there it is needed, and
@@ -215,9 +214,9 @@ def waits_for_collectives(view: RankView, threads: Threads, names: pl.Series) ->
     """
     ran = np.flatnonzero(_called_on_cpu(view))
     kinds = _Operators(
-        waits=view.on_cpu & names.str.contains(WAITS).to_numpy()[view.name],
-        functional=view.on_cpu & names.str.contains(FUNCTIONAL).to_numpy()[view.name],
-        backward=view.on_cpu & (names == BACKWARD).to_numpy()[view.name],
+        waits=view.on_cpu & names.match(WAITS, view.name),
+        functional=view.on_cpu & names.match(FUNCTIONAL, view.name),
+        backward=view.on_cpu & names.match(BACKWARD, view.name),
     )
     found = [
         _waits_of_thread(view, _ended(view, ran, tid, segments, kinds), tid, kinds)

@@ -18,7 +18,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.construction.dependencies import WORK, Dependencies, links
-from dpro.replay.construction.rank_view import KIND, RankView, index_of
+from dpro.replay.construction.rank_view import KIND, Names, RankView, index_of
 from dpro.replay.graph import EdgeKind
 
 Pairs = list[tuple[int, int]]
@@ -92,7 +92,7 @@ def streams_of(view: RankView) -> Streams:
 
 
 def event_links(
-    view: RankView, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: pl.Series
+    view: RankView, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: Names
 ) -> Dependencies:
     """Dependencies between streams, and waits for room on the device.
 
@@ -143,9 +143,9 @@ def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl
 
 def _recorded_events(view: RankView, streams: Streams, syncs: pl.DataFrame) -> Pairs:
     """A stream waits for an event: the last work before its record -> the next work after the wait."""
-    waits = syncs.filter((pl.col("kind") == "stream_wait_event") & IS_RECORDED)
-    if waits.height == 0:
+    if syncs.is_empty():
         return []
+    waits = syncs.filter((pl.col("kind") == "stream_wait_event") & IS_RECORDED)
     calls = syncs.filter(pl.col("kind") == "event_record").select("correlation", called="start_ns")
     rows = waits.join(calls, left_on="record_correlation", right_on="correlation", how="inner")
     pairs = []
@@ -187,15 +187,13 @@ def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:
     return pairs
 
 
-def _users_of_collectives(view: RankView, streams: Streams, names: pl.Series) -> Pairs:
+def _users_of_collectives(view: RankView, streams: Streams, names: Names) -> Pairs:
     """After: where a thread makes a stream wait, its next work uses a collective not yet waited for.
 
     Of the pending ones that had ended by then, it is the one whose end the work's start coincides with, else
     the oldest.
     """
-    waits = np.flatnonzero(
-        names.str.contains(STREAM_WAIT).to_numpy()[view.name] & (view.kind == KIND["runtime"])
-    )
+    waits = np.flatnonzero(names.match(STREAM_WAIT, view.name) & (view.kind == KIND["runtime"]))
     waits = waits[np.argsort(view.start[waits], kind="stable")]
     user = np.full(waits.size, -1, np.int64)
     for tid, work in _launches_by_thread(view, streams):
@@ -293,9 +291,7 @@ def _unexplained_starts(view: RankView, streams: Streams, known: Pairs) -> tuple
     return coincident, draining
 
 
-def blocked_calls(
-    view: RankView, streams: Streams, syncs: pl.DataFrame, names: pl.Series
-) -> list[BlockedCall]:
+def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: Names) -> list[BlockedCall]:
     """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
 
     A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
@@ -309,7 +305,7 @@ def blocked_calls(
     awaited = _awaited_by_calls(view, streams, syncs)
     runtime = view.kind == KIND["runtime"]
     is_copy, is_one, is_all, is_allocating = (
-        np.flatnonzero(runtime & names.str.contains(pattern).to_numpy()[view.name])
+        np.flatnonzero(runtime & names.match(pattern, view.name))
         for pattern in (COPIES, ONE_STREAM, WHOLE_DEVICE, ALLOCATING)
     )
     blocked = []
@@ -337,7 +333,7 @@ def blocked_calls(
         last = _last_everywhere(view, streams, call)
         if last and _ends_with(view, call, max(view.end[span] for span in last)):
             blocked.append(_blocked(view, call, int(view.start[call]), last))
-    reading = runtime & names.str.contains(READS_EVENTS).to_numpy()[view.name]
+    reading = runtime & names.match(READS_EVENTS, view.name)
     return blocked + _silent_waits(view, streams, np.flatnonzero(reading))
 
 
@@ -374,6 +370,8 @@ def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Block
 
 def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
     """The last work that each call waits for, by index of the call, where the trace records it."""
+    if syncs.is_empty():
+        return {}
     waits = syncs.filter(
         ((pl.col("kind") == "stream_sync") & (pl.col("stream") >= 0))
         | ((pl.col("kind") == "event_sync") & IS_RECORDED)

@@ -26,7 +26,7 @@ from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.phases import positions_in_steps
 from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, RankGraph, build_rank_graph
-from dpro.replay.construction.rank_view import RankView, make_rank_view
+from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.graph import (
     EdgeKind,
     Edges,
@@ -134,9 +134,10 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         done()
     positions = positions_in_steps(views)
     rank_graphs: list[RankGraph] = []
+    by_code = Names(names)
     for view in views:
         place, own = (view.rank, view.window), positions.get(view.rank, {})
-        rank_graphs.append(build_rank_graph(view, syncs_of(*place), needs_of(*place), names, own))
+        rank_graphs.append(build_rank_graph(view, syncs_of(*place), needs_of(*place), by_code, own))
         done()
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = _join(rank_graphs, moved, labels)

@@ -37,7 +37,7 @@ from dpro.replay.construction.dependencies import (
 )
 from dpro.replay.construction.gpu_streams import BlockedCall, blocked_calls, event_links, streams_of
 from dpro.replay.construction.phases import Positions, phases_at
-from dpro.replay.construction.rank_view import KIND, RankView
+from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
 
 # GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
@@ -66,7 +66,7 @@ class RankGraph:
 
 
 def build_rank_graph(
-    view: RankView, syncs: pl.DataFrame, needs: pl.DataFrame, names: pl.Series, positions: Positions
+    view: RankView, syncs: pl.DataFrame, needs: pl.DataFrame, names: Names, positions: Positions
 ) -> RankGraph:
     """Build one rank's share of the graph.
 

@@ -22,6 +22,26 @@ IS_ON_CPU = np.isin(SPAN_KINDS, ("cpu_op", "runtime", "annotation", "python"))
 IS_ON_GPU = np.isin(SPAN_KINDS, GPU_WORK_KINDS)
 
 
+class Names:
+    """The graph's names by code, and which of them match patterns: all ranks ask the same."""
+
+    def __init__(self, names: pl.Series) -> None:
+        """Nothing has been asked yet."""
+        self._names = names
+        self._found: dict[str, Bools] = {}
+
+    def match(self, pattern: str, codes: Ints) -> Bools:
+        """[K] whether the name of each code matches.
+
+        Args:
+            pattern: a regular expression.
+            codes: [K].
+        """
+        if pattern not in self._found:
+            self._found[pattern] = self._names.str.contains(pattern).to_numpy()
+        return self._found[pattern][codes]
+
+
 @dataclass(frozen=True)
 class RankView:
     """Spans and collectives of one rank in one window.
@@ -231,15 +251,13 @@ def _launches(spans: pl.DataFrame, kind: Ints, gpu: Bools) -> Ints:
 def _main_thread(spans: pl.DataFrame, cpu: Bools, duration: Ints) -> int:
     """The thread that drives the training loop: the one that marks steps, else the process's first thread,
     else the one with most time in spans."""
-    threads = (
-        spans.with_columns(busy=pl.Series(duration))
-        .filter(pl.Series(cpu))
-        .group_by("tid")
-        .agg(
-            pl.col("marks").sum(),
-            first=(pl.col("tid") == pl.col("pid")).any(),
-            busy=pl.col("busy").sum(),
-        )
-        .sort(["marks", "first", "busy", "tid"], descending=[True, True, True, False])
-    )
-    return int(threads["tid"][0]) if threads.height else -1
+    own = np.flatnonzero(cpu)
+    if own.size == 0:
+        return -1
+    tid, pid, marks = (spans[name].to_numpy()[own] for name in ("tid", "pid", "marks"))
+    threads, at = np.unique(tid, return_inverse=True)
+    marked, busy = np.bincount(at[marks], minlength=threads.size), np.zeros(threads.size, np.int64)
+    np.add.at(busy, at, duration[own])
+    first = np.zeros(threads.size, np.bool_)
+    first[at[tid == pid]] = True
+    return int(threads[np.lexsort((-threads, busy, first, marked))[-1]])
