@@ -247,6 +247,22 @@ def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Calla
     return value
 
 
+class _Layer(dict[Hashable, tuple[Sequence[object], Any]]):
+    """What is known of one graph, and below it what is known of another."""
+
+    def __init__(self, below: Mapping[Hashable, tuple[Sequence[object], Any]]) -> None:
+        super().__init__()
+        self._below = below
+
+    def get(self, name: Hashable, default: Any = None) -> Any:
+        return super().get(name) or self._below.get(name, default)
+
+
+def with_own_known(graph: Graph) -> Graph:
+    """The same graph, which keeps by itself what `once` finds and is not known yet."""
+    return dataclasses.replace(graph, known=_Layer(graph.known))
+
+
 def make_graph(
     nodes: Nodes, edges: Edges, names: tuple[str, ...], lanes: tuple[tuple[int, str], ...], origin_ns: int
 ) -> Graph:

@@ -3,7 +3,7 @@
 edit, grammar          what an edit declares; how it is written
 registry, listing      which edits there are, and an edit from its text; help and docs of them
 predict                one edit, or several together: step times, interval, critical path
-search, pareto         what helps alone and together; time against memory
+search, together       what helps alone and together; pareto: time against memory
 sensitivity            what limits the step, and how much faster it has to be
 edits/                 one module per family of edits
 graph_ops/             what edits are made of: selected work, scopes, shards, a graph that is changed

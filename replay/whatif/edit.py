@@ -11,6 +11,7 @@ keys, such as a `NodeSelection`, adds its keys.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -102,6 +103,24 @@ class Edit(ABC):
     @abstractmethod
     def bound(self, facts: RunFacts) -> float:
         """The most that it can gain by a replay, ns of the mean step for a batch of the recorded size."""
+
+    def bound_with(self, other: Edit, facts: RunFacts) -> float:
+        """The most that it can gain together with another edit, where one thing bounds both; else infinite.
+
+        Args:
+            other: the other edit.
+            facts: what the run shows.
+        """
+        return math.inf
+
+    def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
+        """As `bound`, on top of another edit, by less work where there is a way.
+
+        Args:
+            before: what the run shows.
+            after: what the graph shows that the other edit made.
+        """
+        return self.bound(after)
 
     def samples(self, graph: Graph) -> float:
         """How many times as many samples a step of the changed job works on."""

@@ -101,25 +101,31 @@ class RunFacts:
             total += float(self._path_lag[(binding != NO_NODE) & lags[np.maximum(binding, 0)]].sum())
         return self.per_step(total)
 
-    def idle(self, besides: Bools) -> float:
+    def idle(self, besides: Bools | Floats) -> float:
         """What the mean step takes longer than the busiest thread or stream has work, ns.
 
         Args:
-            besides: [N] what may go away, and is no work here.
+            besides: [N] what may go away, and is no work here; or the share of each that may.
         """
         nodes, edges = self.graph.nodes, self.graph.edges
-        stays = (nodes.step != AFTER_STEPS) & (nodes.lane >= 0) & ~besides
+        stays = (nodes.step != AFTER_STEPS) & (nodes.lane >= 0) & (besides < 1)
+        lasts = nodes.duration if besides.dtype == np.bool_ else nodes.duration * (1 - besides)
         num_lanes = len(self.graph.lanes)
         same = (nodes.lane[edges.source] == nodes.lane[edges.target]) & stays[edges.target] & (edges.lag < 0)
         total = 0.0
         for window in self.baseline["window"].unique().sort().to_list():
             here = nodes.window == window
             work, lagged = here & stays, same & here[edges.target]
-            busy = np.bincount(nodes.lane[work], nodes.duration[work], minlength=num_lanes)
+            busy = np.bincount(nodes.lane[work], lasts[work], minlength=num_lanes)
             busy += np.bincount(nodes.lane[edges.target[lagged]], edges.lag[lagged], minlength=num_lanes)
             ends = int(self.timeline.end[here & (nodes.step != AFTER_STEPS)].max())
             total += max(ends - int(self.timeline.start[here].min()) - float(busy.max()), 0.0)
         return self.per_step(total)
+
+    @cached_property
+    def idle_without_communication(self) -> float:
+        """`idle`, where all communication may go away."""
+        return self.idle(self.communication)
 
     @cached_property
     def ranks(self) -> list[int]:

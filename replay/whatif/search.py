@@ -5,15 +5,15 @@ gain. Every edit there is names its candidates for this run. Those whose bound s
 are not replayed. The others are replayed, all that change durations alone in one pass, and those that gain
 are predicted with their intervals, and ranked by what they gain for certain.
 
-The search is greedy: what gains most is taken, then what gains most on top of it, each time by a replay of
-all that is taken so far, since two edits may save the same time, or make room for each other. Of the best,
-each two are tried together first. Nothing is random: the same run gives the same answer.
+The best pair of all is found by branch and bound (`together.py`), since two edits may save the same time, or
+make room for each other. What gains most on top of a pair is taken with it, each time by a replay of all that
+is taken so far. Nothing is random: the same run gives the same answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -24,18 +24,19 @@ from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
-from dpro.replay.timeline import changed_durations, replay, replay_durations
+from dpro.replay.timeline import replay, replay_durations
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
-from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, ranked
+from dpro.replay.whatif.predict import Prediction, Refusal, ranked
 from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.together import Tries, best_pair, gain_of, goes_with, in_order, is_slim
 from dpro.units import format_duration
 
 MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
 MAX_TOGETHER = 4
-MAX_PAIRED = 6  # of the best edits each two are tried together
+MAX_PAIRED = 6  # of the best edits each two are compared with their sum
 WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
 INTERACT = 0.01  # of the step: by how much two together differ from their sum to be worth saying
 BUDGET = 100  # replays
@@ -134,8 +135,9 @@ def explore(
         key=lambda edit: -bounds[edit],
     )
     tried = promising[:budget]
-    tries = _Tries(facts, trust, budget - len(tried), report)
+    tries = Tries(facts, trust, budget - len(tried), report)
     gains, refusals = replayed_gains(facts, tried, tries.count, tries.changed)
+    tries.keep(gains)
     refused += refusals
     little = [SmallGain(edit, bound) for edit, bound in bounds.items() if bound <= MIN_GAIN * facts.base_ns]
     little += [SmallGain(edit, gain) for edit, gain in gains.items() if gain <= MIN_GAIN * facts.base_ns]
@@ -144,8 +146,9 @@ def explore(
     predictions = [each for each in predictions if not _heals_the_healthy(each, facts.suspects)]
     predictions += _with_room(tries, [edit for edit in tried if edit not in gains], bounds)
     usable = _usable(predictions, facts.base_ns)
-    pairs, interactions = _pairs(tries, usable)
-    predictions += _together(tries, usable, pairs)
+    advice = [edit for edit in bounds if edit.is_advice and (edit in gains or edit not in promising)]
+    predictions += _together(tries, usable, gains, advice)
+    interactions = _interactions(tries, usable, gains)
     return SearchResult(ranked(predictions), _once(refused), interactions, promising[budget:], little)
 
 
@@ -198,7 +201,8 @@ def replayed_gains(
         facts: what the run shows.
         edits: any.
         count: is called for each that was replayed or refused.
-        changed_by: is given the changed graphs of those that gain, if it is there.
+        changed_by: is given the changed graphs of those that gain, and of those that have the nodes of the
+            unchanged one, if it is there.
 
     Returns:
         Gains, in the order of the edits, and what the run cannot answer.
@@ -207,8 +211,9 @@ def replayed_gains(
     waiting: list[tuple[Edit, Graph]] = []
 
     def note(edit: Edit, changed: Graph, end: Ints) -> None:
-        found[edit] = _gain(facts, edit, changed, end)
-        if changed_by is not None and found[edit] > MIN_GAIN * facts.base_ns:
+        found[edit] = gain_of(facts, changed, end, edit.samples(graph))
+        kept = is_slim(graph, changed) or found[edit] > MIN_GAIN * facts.base_ns
+        if changed_by is not None and kept:
             changed_by[edit] = changed
 
     def flush() -> None:
@@ -236,56 +241,12 @@ def replayed_gains(
     return {edit: found[edit] for edit in edits if edit in found}, refused
 
 
-def _gain(facts: RunFacts, edit: Edit, changed: Graph, end: Ints) -> float:
-    """What is saved of the time for a batch of today's size, by the replay of a changed graph."""
-    steps = changed_durations(facts.baseline, changed, end - changed.nodes.duration, end)
-    predicted = float(steps.mean())
-    return facts.base_ns - predicted / edit.samples(facts.graph)
-
-
 def _once(refused: Iterable[Refusal]) -> list[Refusal]:
     """Of edits of one kind that are refused for one reason the first."""
     first: dict[tuple[str, str], Refusal] = {}
     for refusal in refused:
         first.setdefault((refusal.edit.partition(":")[0], refusal.reason), refusal)
     return list(first.values())
-
-
-class _Tries:
-    """Predictions with intervals, and replays of several edits together, counted.
-
-    Attributes:
-        base_ns: the mean step as it is.
-        left: how many more sets of several edits may be tried.
-        changed: graphs that single edits have made.
-    """
-
-    def __init__(self, facts: RunFacts, trust: Trust, left: int, report: Callable[[int, int], None]) -> None:
-        self._facts, self._trust, self._report = facts, trust, report
-        self.base_ns = facts.base_ns
-        self.left, self._made = left, 0
-        self.changed: dict[Edit, Graph] = {}
-
-    def count(self) -> None:
-        """Report one more."""
-        self._made += 1
-        self._report(self._made, self._made + max(self.left, 0))
-
-    def answer(self, edits: Sequence[Edit]) -> Prediction:
-        """Predict these edits together."""
-        graphs, notes = apply_all(self._facts.graph, edits, self.changed)
-        return compare(graphs, self._facts.baseline, edits, self._trust, notes)
-
-    def together(self, edits: Iterable[Edit]) -> Prediction | None:
-        """One of several edits; None where one leaves nothing for another to change, or no budget is left."""
-        if self.left <= 0:
-            return None
-        self.left -= 1
-        self.count()
-        try:
-            return self.answer(in_order(edits))
-        except (Unanswerable, GraphError):
-            return None
 
 
 def _usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
@@ -300,17 +261,17 @@ def _usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
     )
 
 
-def _with_room(tries: _Tries, refused: Iterable[Edit], every: Iterable[Edit]) -> list[Prediction]:
+def _with_room(tries: Tries, refused: Iterable[Edit], every: Iterable[Edit]) -> list[Prediction]:
     """What edits gain that there is memory for only with others that free some; of each the best."""
     room = [edit for edit in every if edit.memory == "frees"]
     found = []
     for edit in refused:
         if edit.memory != "takes":
             continue
-        ways = [way for other in room if (way := tries.together([edit, other])) is not None]
-        best = max(ways, key=lambda way: way.gain_ns, default=None)
-        if best is not None and best.gain_ns > MIN_GAIN * tries.base_ns:
-            found.append(best)
+        ways = [(gain, other) for other in room if (gain := tries.together([edit, other])) is not None]
+        most, best = max(ways, key=lambda way: way[0], default=(0.0, edit))
+        if most > MIN_GAIN * tries.facts.base_ns:
+            found.append(tries.answer([edit, best]))
     return found
 
 
@@ -320,23 +281,16 @@ def _heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> boo
     return isinstance(edit, Heal) and edit.at.rank not in suspects and prediction.effect != "faster"
 
 
-def _pairs(
-    tries: _Tries, usable: list[Prediction]
-) -> tuple[dict[frozenset[Edit], Prediction], list[Interaction]]:
-    """Each two of the best together, and those that do not save what they do in sum."""
-    pairs, found = {}, []
-    for one, other in combinations(_best_of_each(usable)[:MAX_PAIRED], 2):
-        if not goes_with(other.edits[0], one.edits):
-            continue
-        edits = (one.edits[0], other.edits[0])
-        both = tries.together(edits)
-        if both is None:
-            continue
-        pairs[frozenset(edits)] = both
-        apart = one.gain_ns + other.gain_ns
-        if abs(both.gain_ns - apart) > INTERACT * tries.base_ns:
-            found.append(Interaction(edits, both.gain_ns, apart))
-    return pairs, found
+def _interactions(tries: Tries, usable: list[Prediction], gains: Mapping[Edit, float]) -> list[Interaction]:
+    """Of each two of the best those that do not save together what they do in sum."""
+    found = []
+    best = [each.edits[0] for each in _best_of_each(usable) if len(each.edits) == 1]
+    for pair in combinations(best[:MAX_PAIRED], 2):
+        both = tries.together(pair) if goes_with(pair[1], [pair[0]]) else None
+        apart = gains[pair[0]] + gains[pair[1]]
+        if both is not None and abs(both - apart) > INTERACT * tries.facts.base_ns:
+            found.append(Interaction(pair, both, apart))
+    return found
 
 
 def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
@@ -349,54 +303,45 @@ def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
 
 
 def _together(
-    tries: _Tries, usable: list[Prediction], pairs: dict[frozenset[Edit], Prediction]
+    tries: Tries, usable: list[Prediction], gains: Mapping[Edit, float], advice: Collection[Edit]
 ) -> list[Prediction]:
-    """What the best edits save together, one more at a time, from the best two on."""
-    base, found = tries.base_ns, list[Prediction]()
-    ordered = _best_pair_first(usable, pairs)
-    taken = ordered[:1]
-    for single in ordered[1:]:
-        if len(taken) == MAX_TOGETHER or not goes_with(single.edits[0], [each.edits[0] for each in taken]):
-            continue
-        so_far = found[-1] if found else taken[0]
-        edits = [edit for each in (*taken, single) for edit in each.edits]
-        both = pairs.get(frozenset(edits)) or tries.together(edits)
-        if both is not None and both.gain_ns >= so_far.gain_ns + WORTH * base:
-            taken.append(single)
-            apart = sum(each.gain_ns for each in taken)
-            note = (
-                f"together they save {format_duration(both.gain_ns)} per step; "
-                f"apart, {format_duration(apart)} in sum"
-            )
-            found.append(dataclasses.replace(both, notes=(note, *both.notes)))
+    """What edits save together, one more at a time: from the best pair on, and of proven ones alone.
+
+    Args:
+        tries: what replays them.
+        usable: single edits in the order in which they are taken.
+        gains: what each edit that was replayed gains.
+        advice: all that the best pair may be of, which edits may be that gain nothing by themselves.
+    """
+    pair = best_pair(tries, advice)
+    ordered = [each.edits for each in usable]
+    sets = _one_more(tries, in_order(pair), ordered) if pair else []
+    proven = [each.edits for each in usable if each.proven]
+    if proven and not all(edits in proven for edits in zip(pair)):
+        sets += [each for each in _one_more(tries, list(proven[0]), proven[1:]) if each not in sets]
+    found = []
+    for edits in sets:
+        answer = tries.answer(edits)
+        apart = sum(gains.get(edit, 0.0) for edit in edits)
+        note = (
+            f"together they save {format_duration(answer.gain_ns)} per step; "
+            f"apart, {format_duration(apart)} in sum"
+        )
+        found.append(dataclasses.replace(answer, notes=(note, *answer.notes)))
     return found
 
 
-def _best_pair_first(usable: list[Prediction], pairs: dict[frozenset[Edit], Prediction]) -> list[Prediction]:
-    """Single edits, those of the best pair before the others where that beats the best of them.
-
-    A pair that is not proven comes before no edit that is.
-    """
-    if not pairs:
-        return usable
-    best = min(pairs, key=lambda pair: (not pairs[pair].proven, -pairs[pair].speedup, sorted(map(str, pair))))
-    first = usable[0]
-    if pairs[best].speedup <= first.speedup or first.proven > pairs[best].proven:
-        return usable
-    return sorted(usable, key=lambda single: single.edits[0] not in best)
-
-
-def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
-    """Whether an edit can be combined with others: not twice the same kind, but for ranks.
-
-    Args:
-        edit: one.
-        taken: the others.
-    """
-    return isinstance(edit, Heal) or all(type(edit) is not type(each) for each in taken)
-
-
-def in_order(edits: Iterable[Edit]) -> list[Edit]:
-    """In the order of the registry, so that a set of edits has one text."""
-    order = {kind: number for number, kind in enumerate(EDITS.values())}
-    return sorted(edits, key=lambda edit: (order[type(edit)], str(edit)))
+def _one_more(tries: Tries, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:
+    """The first edits where they are several, and these with one more at a time that saves more."""
+    taken, found = first, [first] if len(first) > 1 else []
+    so_far = tries.together(taken)
+    for edits in others:
+        if len(taken) + len(edits) > MAX_TOGETHER or so_far is None:
+            break
+        if not all(edit not in taken and goes_with(edit, taken) for edit in edits):
+            continue
+        more = tries.together([*taken, *edits])
+        if more is not None and more >= so_far + WORTH * tries.facts.base_ns:
+            taken, so_far = in_order([*taken, *edits]), more
+            found.append(taken)
+    return found

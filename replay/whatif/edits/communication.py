@@ -86,7 +86,7 @@ class NoCommunication(Edit):
         return [cls()]
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication)
+        return facts.idle_without_communication
 
     def apply(self, graph: Graph) -> Graph:
         """Make transfers free and take out the rendezvous: each rank runs by itself."""
@@ -135,7 +135,7 @@ class Network(Edit):
 
     def bound(self, facts: RunFacts) -> float:
         if self.latency > 1:
-            return facts.idle(facts.communication)  # what overlaps may come to overlap more
+            return facts.idle_without_communication  # what overlaps may come to overlap more
         kept = 1 / self.bandwidth if self.latency == 1 else 0.0
         return facts.on_path(facts.graph.nodes.kind == NodeKind.TRANSFER) * max(1 - kept, 0.0)
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, once
 from dpro.replay.peers import LABEL, PHASE, peers_by_rank, phase_work, work_keys
 from dpro.replay.whatif.edit import Edit, check, key
 from dpro.replay.whatif.facts import RunFacts
@@ -84,8 +84,10 @@ class Heal(Edit):
         return [cls(RanksAt(rank)) for rank in facts.deciding_ranks]
 
     def bound(self, facts: RunFacts) -> float:
-        mine = np.isin(facts.graph.nodes.rank, self.at.ranks(facts.graph))
-        return facts.on_path(mine & ~facts.communication)
+        mine = np.zeros(facts.graph.num_nodes, np.bool_)
+        mine[facts.path] = np.isin(facts.graph.nodes.rank[facts.path], self.at.ranks(facts.graph))
+        mine[facts.path] &= ~facts.communication[facts.path]
+        return facts.on_path(mine)
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, phase by phase, down to the peers' median; never up."""
@@ -232,8 +234,9 @@ def _healed_work(
 ) -> Iterator[tuple[Ints, Ints]]:
     """Of each rank, nodes that work, and how long they last once it is healed."""
     known = frozenset(work["rank"])
-    phases, labels = _typical(work, PHASE), _typical(work, LABEL)
-    of_rank = keys.sort("rank", maintain_order=True)
+    phases = once(graph, "typical work of phases", (work,), lambda: _typical(work, PHASE))
+    labels = once(graph, "typical work by its names", (work,), lambda: _typical(work, LABEL))
+    of_rank = once(graph, "work keys by rank", (keys,), lambda: keys.sort("rank", maintain_order=True))
     for rank in ranks:
         if rank not in known:
             raise Unanswerable(absent(graph, f"rank {rank}"))

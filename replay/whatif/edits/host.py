@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
@@ -197,7 +198,19 @@ class NoSync(Edit):
         return [cls(within=name) for name in names] or [cls()]
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication)
+        return facts.idle_without_communication
+
+    def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
+        """By a replay: what else changes the job leaves these waits as they are.
+
+        Args:
+            before: what the run shows.
+            after: what the graph shows that the other edit made.
+        """
+        changed = self.apply(after.graph)
+        timeline = replay(changed)
+        steps = changed_durations(after.baseline, changed, timeline.start, timeline.end)
+        return after.base_ns - float(steps.mean())
 
     def apply(self, graph: Graph) -> Graph:
         """Take the waits away."""

@@ -6,6 +6,7 @@ In: a graph. Out: how it reduces gradients, once as it is and once for each thin
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -63,6 +64,28 @@ class ReductionEdit(Edit):
         idle = facts.idle(facts.communication | calling(known))
         return min(idle, facts.base_ns - _of_calls_alone(facts, known, self.wanted(known)))
 
+    def bound_with(self, other: Edit, facts: RunFacts) -> float:
+        """Two changes to reductions gain no more than none at all.
+
+        Args:
+            other: the other edit.
+            facts: what the run shows.
+        """
+        if not isinstance(other, ReductionEdit):
+            return math.inf
+        return facts.base_ns - _without_any(facts, reduced(facts.graph))
+
+    def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
+        """What the step is longer than without reductions and calls of them, where the nodes are the same.
+
+        Args:
+            before: what the run shows.
+            after: what the graph shows that the other edit made.
+        """
+        if after.graph.nodes.measured_start is not before.graph.nodes.measured_start:
+            return self.bound(after)
+        return after.base_ns - _without_any(after, reduced(before.graph))
+
     def is_proven(self, graph: Graph) -> bool:
         """All pairs are of DDP jobs that recorded which gradients are in which reduction."""
         known = reduced(graph)
@@ -90,6 +113,25 @@ def _of_calls_alone(
     alone = dataclasses.replace(graph, nodes=left[1], edges=edges, indptr=left[2])
     timeline = replay(alone)
     return float(changed_durations(facts.baseline, alone, timeline.start, timeline.end).mean())
+
+
+def _without_any(facts: RunFacts, known: GradientReductions) -> float:
+    """The mean step if neither reductions nor calls of them took any time, ns.
+
+    Args:
+        facts: what a graph shows.
+        known: how it, or one with the same nodes, reduces gradients.
+    """
+    graph = facts.graph
+
+    def compute() -> float:
+        edges, nodes, indptr = _without(graph, known)
+        alone = dataclasses.replace(graph, nodes=nodes, edges=edges, indptr=indptr)
+        timeline = replay(alone)
+        return float(changed_durations(facts.baseline, alone, timeline.start, timeline.end).mean())
+
+    columns = (graph.nodes.duration, graph.edges.lag, known)
+    return once(graph, "a step without reductions", columns, compute)
 
 
 def _without(graph: Graph, known: GradientReductions) -> tuple[Edges, Nodes, Ints]:

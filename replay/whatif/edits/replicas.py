@@ -73,7 +73,7 @@ class DataParallelSize(Edit):
         return [cls(ranks) for ranks in (2 * recorded, recorded // 2) if ranks >= 2]
 
     def bound(self, facts: RunFacts) -> float:
-        least_ns = facts.base_ns - facts.idle(facts.communication)
+        least_ns = facts.base_ns - facts.idle_without_communication
         return max(facts.base_ns - least_ns / self.samples(facts.graph), 0.0)
 
     def samples(self, graph: Graph) -> float:

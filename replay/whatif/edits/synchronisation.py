@@ -65,7 +65,7 @@ class Prefetch(Edit):
         return [cls(1), cls(2)]
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication)
+        return facts.idle_without_communication
 
     def apply(self, graph: Graph) -> Graph:
         """Issue each all-gather where an earlier one of its pass is; workers take them as they are called."""

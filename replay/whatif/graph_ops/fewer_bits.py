@@ -6,15 +6,18 @@ what was measured of devices.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, once
 from dpro.replay.models.gpus import GpuModel, gpu_named
-from dpro.replay.models.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
+from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 
 
@@ -29,45 +32,84 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     Raises:
         Unanswerable: no matmul has shapes, all have as few bits already, or the GPU is not known.
     """
-    operators = operators_of_kernels(graph, kernels, MATMULS)
+    operators = _matmuls_of(graph, kernels)
     if operators.filter(pl.col("shapes") != "").is_empty():
         raise Unanswerable("no matmul with shapes in the run: record with --shapes, or give speedup=")
     gpu = _gpu_of(graph)
     if dtype not in gpu.tflops:
         raise Unanswerable(f"the run's GPU does not multiply in {dtype}")
-    found: list[tuple[int, float, str]] = []
-    by = ["rank", "span_id", "name", "shapes", "backward"]
-    kernels_of = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
-    asks = {each: matmul_of(*each) for each in kernels_of.select("name", "shapes").unique().iter_rows()}
-    for name, shapes, backward, at in kernels_of.select("name", "shapes", "backward", "node").iter_rows():
-        asked = asks[name, shapes]
-        if asked is not None:
-            found += _cast(graph, np.array(at, np.int64), asked, gpu, dtype, backward)
-    if not found:
+    node, begins = operators["node"].to_numpy(), operators["first"].to_numpy().nonzero()[0]
+    own, ends = graph.nodes.duration[node], np.append(begins[1:], node.size)
+    longest = np.array([first + own[first:last].argmax() for first, last in zip(begins, ends)], np.int64)
+    asked = operators[begins].select("name", "shapes", "backward").rows()
+    names = graph.nodes.name[node[longest]].tolist()
+    kinds = list(dict.fromkeys(zip(asked, names)))
+    casts = [_cast(of, graph.names[name], gpu, dtype) for of, name in kinds]
+    number = {kind: at for at, kind in enumerate(kinds)}
+    of_kind = np.array([number[kind] for kind in zip(asked, names)], np.int64)
+    known = np.array([cast is not None for cast in casts], np.bool_)
+    if not known.any():
         raise Unanswerable(f"no matmul in the run has more bits than {dtype}, by the names of its kernels")
-    nodes, new, limits = zip(*found)
-    return np.array(nodes, np.int64), np.array(new), np.array(limits)
+    figures = np.array([(*cast,) if cast is not None else (np.nan,) * 5 for cast in casts])
+    least, computing, fewer, by_bytes, extra = figures[of_kind].T
+    arithmetic = np.add.reduceat(own, begins) >= least
+    ratio = np.where(arithmetic, fewer, by_bytes)
+    limits = np.where(arithmetic & (computing >= least), "compute", "memory")
+    sizes = ends - begins
+    new = own * np.repeat(ratio, sizes)
+    new[longest] += extra
+    mine = np.repeat(known[of_kind], sizes)
+    return node[mine], new[mine], np.repeat(limits, sizes)[mine]
 
 
-def _cast(
-    graph: Graph, at: Ints, asked: Matmul, gpu: GpuModel, dtype: str, backward: bool
-) -> list[tuple[int, float, str]]:
-    """For each kernel of one matmul its node, its time with the cast, and what limits it; none if it has the
-    bits already. The cast is added to the longest.
+def _matmuls_of(graph: Graph, kernels: Bools) -> pl.DataFrame:
+    """`operators_of_kernels` of matmuls, those of one operator together, of which the `first` is marked."""
+    name = ("matmuls of kernels", blake2b(np.packbits(kernels).tobytes()).digest())
+
+    def compute() -> pl.DataFrame:
+        operators = operators_of_kernels(graph, kernels, MATMULS)
+        by = ["rank", "span_id", "name", "shapes", "backward"]
+        together = operators.group_by(by, maintain_order=True).agg(pl.col("node")).with_row_index("operator")
+        return together.explode("node").with_columns(first=pl.col("operator").is_first_distinct())
+
+    return once(graph, name, (graph.nodes.rank, graph.nodes.span, graph.run), compute)
+
+
+class _Cast(NamedTuple):
+    """What fewer bits do to the kernels of a matmul.
+
+    Attributes:
+        least_ns, compute_ns: the least that it takes now, and that its arithmetic takes.
+        fewer, by_bytes: the ratio of its times where arithmetic or bytes limit it, and where only that it
+            moves bytes is known: a convolution may do less than its shapes say, by its stride.
+        cast_ns: what the cast adds to its longest kernel.
     """
-    own = graph.nodes.duration[at]
-    stored = stored_as(graph.names[graph.nodes.name[at[own.argmax()]]])
-    if stored not in gpu.tflops or BYTES[stored] <= BYTES[dtype]:
-        return []
-    # A convolution may do less than its shapes say, by its stride: then only that it moves bytes is known.
-    arithmetic = own.sum() >= asked.least_ns(gpu, stored)
-    bound = arithmetic and asked.compute_ns(gpu, stored) >= asked.least_ns(gpu, stored)
-    fewer = asked.least_ns(gpu, dtype) / asked.least_ns(gpu, stored)
-    ratio = fewer if arithmetic else BYTES[dtype] / BYTES[stored]
-    cast = (asked.written if backward else asked.read) * cast_bytes(stored, dtype) / gpu.gbps
-    new = own * ratio
-    new[own.argmax()] += cast
-    return [(int(node), float(time), "compute" if bound else "memory") for node, time in zip(at, new)]
+
+    least_ns: float
+    compute_ns: float
+    fewer: float
+    by_bytes: float
+    cast_ns: float
+
+
+def _cast(of: tuple[str, str, bool], kernel: str, gpu: GpuModel, dtype: str) -> _Cast | None:
+    """Of a matmul (its operator, shapes, and whether it is of a backward pass) by its longest kernel.
+
+    None where it is none, or has the bits already.
+    """
+    name, shapes, backward = of
+    asked, stored = matmul_of(name, shapes), stored_as(kernel)
+    if asked is None or stored not in gpu.tflops or BYTES[stored] <= BYTES[dtype]:
+        return None
+    least_ns = asked.least_ns(gpu, stored)
+    moved = (asked.written if backward else asked.read) * cast_bytes(stored, dtype)
+    return _Cast(
+        least_ns,
+        asked.compute_ns(gpu, stored),
+        asked.least_ns(gpu, dtype) / least_ns,
+        BYTES[dtype] / BYTES[stored],
+        moved / gpu.gbps,
+    )
 
 
 def cast_bytes(stored: str, dtype: str) -> int:

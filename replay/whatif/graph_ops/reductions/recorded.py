@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
 from dpro.replay.models.gradients.buckets import dtype_of, gradient_passes
@@ -134,7 +135,18 @@ def reduced(graph: Graph) -> GradientReductions:
     """
     edges = graph.edges
     columns = (*graph.nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    return once(graph, "reduced gradients", columns, lambda: _reduced(graph))
+    found = once(graph, "reduced gradients", columns, lambda: _reduced_or_why_not(graph))
+    if isinstance(found, Unanswerable):
+        raise Unanswerable(str(found))
+    return found
+
+
+def _reduced_or_why_not(graph: Graph) -> GradientReductions | Unanswerable:
+    """As `reduced`, or why there is no answer, which takes as long to find out."""
+    try:
+        return _reduced(graph)
+    except Unanswerable as error:
+        return Unanswerable(str(error))
 
 
 def _reduced(graph: Graph) -> GradientReductions:

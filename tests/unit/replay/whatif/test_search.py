@@ -19,8 +19,9 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked, undominated
 from dpro.replay.whatif.registry import EDITS, parse_edit
-from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, goes_with, in_order, search
+from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
+from dpro.replay.whatif.together import goes_with, in_order
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job

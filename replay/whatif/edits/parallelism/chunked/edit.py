@@ -43,7 +43,7 @@ class ChunkedEdit(Edit):
         return found
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.idle(facts.communication)
+        return facts.idle_without_communication
 
     def is_proven(self, graph: Graph) -> bool:
         """All pairs are of jobs on CPUs: what kernels beside a collective lose, they do not show."""

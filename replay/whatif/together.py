@@ -1,0 +1,330 @@
+"""Several edits together: what they gain by a replay, and the best two without a replay of every pair.
+
+In: what a run shows, and graphs that single edits have made. Out: gains by a plain replay, predictions with
+their intervals, and the two edits that gain most together.
+
+The best two are found by branch and bound, best first (Land and Doig, An automatic method of solving discrete
+programming problems, 1960). No pair gains more than both take from the critical path as it is, nor more than
+what one gains and what the other can take from the critical path of the graph that the first one makes: there
+an edit may gain much that gains nothing by itself. Bounds are worked out for a pair only as long as it may
+still be the best, the cheap ones first, and what remains is replayed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from dpro.arrays import Ints
+from dpro.errors import Unanswerable
+from dpro.replay.engine import NO_NODE
+from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.graph import Graph, GraphError, once, with_own_known
+from dpro.replay.timeline import changed_durations, replay, step_ends
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.predict import Prediction, apply_all, compare
+from dpro.replay.whatif.registry import EDITS
+
+NEAR = 0.002  # of the time that is left: a pair that may be better by no more is as good
+
+
+class Tries:
+    """Gains and predictions of sets of edits.
+
+    Attributes:
+        facts: what the run shows.
+        changed: graphs that single edits have made of its graph.
+        left: how many more sets of several edits may be replayed.
+    """
+
+    def __init__(
+        self, facts: RunFacts, trust: Trust, left: int, report: Callable[[int, int], None] = lambda *_: None
+    ) -> None:
+        """Begin with nothing tried.
+
+        Args:
+            facts: what the run shows.
+            trust: how well the unchanged replay fits.
+            left: how many sets of several edits may be replayed.
+            report: is called with how many were made, and how many there will be at most.
+        """
+        self.facts, self.left = facts, left
+        self.changed: dict[Edit, Graph] = {}
+        self._trust, self._report, self._made = trust, report, 0
+        self._gains: dict[frozenset[Edit], float | None] = {}
+
+    def keep(self, gains: Mapping[Edit, float]) -> None:
+        """Take what single edits gain as known.
+
+        Args:
+            gains: of edits that were replayed, ns.
+        """
+        self._gains |= {frozenset([edit]): gain for edit, gain in gains.items()}
+
+    def knows(self, edit: Edit) -> bool:
+        """Whether it was tried by itself.
+
+        Args:
+            edit: one.
+        """
+        return frozenset([edit]) in self._gains
+
+    def count(self) -> None:
+        """Report one more."""
+        self._made += 1
+        self._report(self._made, self._made + max(self.left, 0))
+
+    def together(self, edits: Iterable[Edit]) -> float | None:
+        """What these gain together, ns of the time for a batch of today's size.
+
+        None where one leaves nothing for another to change, or no budget is left.
+
+        Args:
+            edits: in any order.
+        """
+        chosen = frozenset(edits)
+        if chosen not in self._gains:
+            if self.left <= 0:
+                return None
+            self.left -= 1
+            self.count()
+            self._gains[chosen] = self._replayed(in_order(chosen))
+        return self._gains[chosen]
+
+    def _replayed(self, edits: Sequence[Edit]) -> float | None:
+        changed, samples = self.facts.graph, 1.0
+        try:
+            for number, edit in enumerate(edits):
+                samples *= edit.samples(changed)
+                first = self.changed.get(edit) if number == 0 else None
+                changed = edit.apply(changed) if first is None else first
+        except (Unanswerable, GraphError):
+            return None
+        if len(edits) == 1 and is_slim(self.facts.graph, changed):
+            self.changed[edits[0]] = changed
+        return gain_of(self.facts, changed, replay(changed).end, samples)
+
+    def answer(self, edits: Iterable[Edit]) -> Prediction:
+        """Predict these edits together.
+
+        Args:
+            edits: one or more, in any order.
+
+        Raises:
+            Unanswerable: one leaves nothing for another to change.
+        """
+        ordered = in_order(edits)
+        graphs, notes = apply_all(self.facts.graph, ordered, self.changed)
+        return compare(graphs, self.facts.baseline, ordered, self._trust, notes)
+
+
+def is_slim(graph: Graph, changed: Graph) -> bool:
+    """Whether a changed graph shares its nodes with the one it was made of: keeping it takes little memory.
+
+    Args:
+        graph: the unchanged graph.
+        changed: the changed one.
+    """
+    return changed.nodes.measured_start is graph.nodes.measured_start
+
+
+def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float:
+    """What is saved of the time for a batch of today's size, by the replay of a changed graph.
+
+    Args:
+        facts: what the run shows.
+        changed: the changed graph.
+        end: [N] ns of its nodes.
+        samples: how many times as many samples a step of it works on.
+    """
+    steps = changed_durations(facts.baseline, changed, end - changed.nodes.duration, end)
+    return facts.base_ns - float(steps.mean()) / samples
+
+
+def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
+    """Whether an edit can be combined with others: not twice the same kind, but for ranks.
+
+    Args:
+        edit: one.
+        taken: the others.
+    """
+    return isinstance(edit, Heal) or all(type(edit) is not type(each) for each in taken)
+
+
+def in_order(edits: Iterable[Edit]) -> list[Edit]:
+    """In the order of the registry, so that a set of edits has one text."""
+    order = {kind: number for number, kind in enumerate(EDITS.values())}
+    return sorted(edits, key=lambda edit: (order[type(edit)], str(edit)))
+
+
+def best_pair(tries: Tries, edits: Collection[Edit]) -> frozenset[Edit]:
+    """The two edits that gain most together; of those that gain as much within `NEAR` any.
+
+    Args:
+        tries: what replays them; of one of the two it has to have the graph.
+        edits: those to choose from.
+
+    Returns:
+        The pair, or nothing where none gains more than the best single edit.
+    """
+    limits, base_ns = _Limits(tries), tries.facts.base_ns
+    queue = list[tuple[float, int, bool, list[Edit], frozenset[Edit]]]()
+    for number, (one, other) in enumerate(combinations(edits, 2)):
+        pair = frozenset([one, other])
+        if goes_with(other, [one]) and (firsts := limits.firsts(pair)):
+            queue.append((limits.least_ns(pair), number, all(map(tries.knows, pair)), firsts, pair))
+    heapq.heapify(queue)
+    best, left_ns = frozenset[Edit](), min((limits.left_ns(edit) for edit in edits), default=base_ns)
+    while queue and queue[0][0] < left_ns * (1 - NEAR):
+        least_ns, number, both_known, firsts, pair = heapq.heappop(queue)
+        if firsts:
+            least_ns = max(least_ns, limits.least_after_ns(firsts[0], pair))
+            heapq.heappush(queue, (least_ns, number, both_known, firsts[1:], pair))
+        elif any(tries.together([edit]) is None for edit in pair):
+            continue  # the run cannot answer one of them
+        elif not both_known:
+            least_ns = max(least_ns, limits.least_ns(pair))
+            heapq.heappush(queue, (least_ns, number, True, limits.firsts(pair), pair))
+        elif (gain := tries.together(pair)) is not None and base_ns - gain < left_ns * (1 - NEAR):
+            best, left_ns = pair, base_ns - gain
+    return best
+
+
+class _Limits:
+    """What edits leave at least of the time for a batch of today's size."""
+
+    def __init__(self, tries: Tries) -> None:
+        self._tries = tries
+        self._after: dict[Edit, RunFacts] = {}
+
+    def left_ns(self, edit: Edit) -> float:
+        """What one that was replayed leaves; all where it was not."""
+        gain = self._tries.together([edit]) if self._tries.knows(edit) else None
+        return self._tries.facts.base_ns - (gain or 0.0)
+
+    def firsts(self, pair: Collection[Edit]) -> list[Edit]:
+        """Those of two whose graphs are at hand; first those after which bounds take least to work out."""
+        before, changed = self._tries.facts.graph, self._tries.changed
+        made = [edit for edit in pair if edit in changed]
+        return sorted(
+            made,
+            key=lambda edit: (not is_slim(before, changed[edit]), self.left_ns(edit), str(edit)),
+        )
+
+    def least_ns(self, pair: Collection[Edit]) -> float:
+        """What two leave at least, of themselves or by what both take from the critical path as it is."""
+        facts = self._tries.facts
+        one, other = pair
+        on_path = sum(taken(self._tries, facts, edit)[0] for edit in pair)
+        try:
+            most = min(on_path, one.bound_with(other, facts))
+        except Unanswerable:
+            most = on_path
+        return max(facts.base_ns - most, 0.0)
+
+    def least_after_ns(self, first: Edit, pair: frozenset[Edit]) -> float:
+        """What two leave at least by what the second can take from the critical path under the first."""
+        (second,) = pair - {first}
+        before = self._tries.facts
+        if first not in self._after:
+            self._after[first] = _facts_after(before, self._tries.changed[first])
+        after = self._after[first]
+        samples = first.samples(before.graph)
+        can, is_known = taken(self._tries, after, second, samples)
+        if not is_known:
+            try:
+                can = min(can, second.bound_on_top(before, after))
+            except (Unanswerable, GraphError):
+                return math.inf if in_order(pair)[0] is first else 0.0
+        return (after.base_ns - max(can, 0.0)) / samples
+
+
+def _facts_after(facts: RunFacts, changed: Graph) -> RunFacts:
+    """What a changed graph shows, its windows counted from where those of the unchanged one begin."""
+    timeline = replay(with_own_known(changed))
+    ends = step_ends(changed, timeline.start, timeline.end).drop("begin_ns")
+    begins = facts.baseline.drop("finish_ns")
+    baseline = ends.join(begins, on=["window", "step"]).sort("window", "step")
+    return RunFacts(timeline.graph, timeline, baseline, facts.suspects)
+
+
+def taken(tries: Tries, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tuple[float, bool]:
+    """What an edit can take from the critical path of a graph: what it took from the same work as it was.
+
+    Of what takes longer by now it can take as large a part. What the run has not can go away, but in all no
+    more than the edit took anywhere.
+
+    Args:
+        tries: has the graph that the edit makes of the run's.
+        facts: of the run, or of a graph that another edit made of the run's.
+        edit: one that leaves all dependencies and the batch; of others infinite.
+        samples: how many times as many samples a step of that graph works on.
+
+    Returns:
+        ns of the mean step, and whether the run has all of the path.
+    """
+    before, changed, now = tries.facts.graph, tries.changed.get(edit), facts.graph
+    if changed is None or edit.samples(before) != 1 or not _keeps_dependencies(before, changed):
+        return math.inf, False
+    path, edges = facts.path, facts.timeline.binding[facts.path]
+    edges = edges[edges != NO_NODE]
+    columns = [(before.nodes.duration, changed.nodes.duration, now.nodes.duration[path])]
+    same = [_as_before(before, now, path)]
+    if changed.edges.lag is not before.edges.lag:
+        columns.append((before.edges.lag, changed.edges.lag, now.edges.lag[edges]))
+        same.append(_edges_as_before(before, now, edges))
+    total = anywhere = 0.0
+    has_all = all((known >= 0).all() for known in same)
+    for (was, then, lasts), known in zip(columns, same):
+        longer = np.maximum(lasts / np.maximum(was[known], 1), 1)  # by what it takes longer by now
+        can = np.where(known >= 0, np.maximum(was[known] - then[known], 0) * longer, np.inf)
+        total += float(np.minimum(can, np.maximum(lasts, 0)).sum())
+        anywhere += total if has_all else samples * float(np.maximum(was - then, 0).sum())
+    return facts.per_step(min(total, anywhere)), has_all
+
+
+def _keeps_dependencies(graph: Graph, changed: Graph) -> bool:
+    """Whether a changed graph differs in durations and lags alone."""
+    kept = changed.edges.source is graph.edges.source and changed.nodes.earliest is graph.nodes.earliest
+    return kept and is_slim(graph, changed)
+
+
+def _as_before(before: Graph, graph: Graph, nodes: Ints) -> Ints:
+    """Which nodes of the unchanged graph some of another are, or are copies of; -1 for others."""
+    if is_slim(before, graph):
+        return nodes
+    columns = (before.nodes.lane, before.nodes.kind, before.nodes.measured_start, before.nodes.measured_end)
+    order, keys = once(before, "nodes by what they are", columns, lambda: _sorted(_what(*columns)))
+    own = [getattr(graph.nodes, name)[nodes] for name in ("lane", "kind", "measured_start", "measured_end")]
+    found = order[np.searchsorted(keys, _what(*own)).clip(max=keys.size - 1)]
+    equal = np.logical_and.reduce([mine == theirs[found] for mine, theirs in zip(own, columns)])
+    return np.where(equal, found, -1)
+
+
+def _what(lane: Ints, kind: Ints, start: Ints, end: Ints) -> Ints:
+    """A number of each node that is hardly that of another: it may leave the range of int64."""
+    return ((start * 1_000_003 + end) * 1_009 + lane) * 31 + kind
+
+
+def _sorted(keys: Ints) -> tuple[Ints, Ints]:
+    order = np.argsort(keys, kind="stable")
+    return order, keys[order]
+
+
+def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
+    """The edges of the unchanged graph between the same nodes as some of another; -1 where there is none."""
+    source, target, count = before.edges.source, before.edges.target, before.num_nodes
+    if graph.edges.source is source:
+        return edges
+    keys = once(before, "ends of edges", (source, target), lambda: target * count + source)
+    begins = _as_before(before, graph, graph.edges.source[edges])
+    ends = _as_before(before, graph, graph.edges.target[edges])
+    wanted = ends * count + begins
+    found = np.searchsorted(keys, wanted).clip(max=keys.size - 1)
+    return np.where((keys[found] == wanted) & (begins >= 0) & (ends >= 0), found, -1)
