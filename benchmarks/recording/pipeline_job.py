@@ -23,8 +23,10 @@ SCHEDULES = {
     "interleaved": "ScheduleInterleaved1F1B",
     "zb-h1": "ScheduleInterleavedZeroBubble",
     "zbv": "ScheduleZBVZeroBubble",
+    "looped-bfs": "ScheduleLoopedBFS",
+    "dualpipev": "ScheduleDualPipeV",
 }
-SINGLE = ("gpipe", "1f1b")
+SINGLE, V_SHAPED = ("gpipe", "1f1b"), ("zbv", "dualpipev")
 WIDTH = 64
 
 
@@ -74,7 +76,7 @@ def chunks_of(options: argparse.Namespace, rank: int, world: int) -> dict[int, n
         counts = [every // (world * chunks)] * world * chunks
     ends = list(accumulate(counts))
     places = [rank + world * chunk for chunk in range(chunks)]
-    if options.schedule == "zbv":
+    if options.schedule in V_SHAPED:
         places = [rank, 2 * world - 1 - rank]
     found: dict[int, nn.Module] = {}
     for place in places:

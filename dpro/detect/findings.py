@@ -24,7 +24,8 @@ class Finding:
         cost_ns: what it costs per step, found by replaying with the component healed.
         evidence: what was seen, one line each.
         cause: what within the component takes the time, empty where that is the component itself.
-        axis: of parallelism along which slow transfers are, as `tp`; empty where it is not known or not one.
+        axis: of parallelism along which slow transfers are, or others wait most for a late rank, as `tp`;
+            empty where it is not known or not one.
     """
 
     class_: str
@@ -62,8 +63,9 @@ class FindingDocument(DocumentPart, frozen=True):
         confidence: 0 to 1.
         cost_ms_per_step: by how much the mean step would be shorter without it; null where steps have ended.
         evidence: what was observed, one line each.
-        axis: of parallelism along which slow transfers are: `tp`, or `dp x tp` where ranks of a group differ
-            along both; absent where it is not known, or not the same for all groups.
+        axis: of parallelism along which slow transfers are, or others wait most for a late rank: `tp`, or
+            `dp x tp` where ranks of a group differ along both; absent where it is not known, or not the same
+            for all groups.
     """
 
     class_: str = field(name="class")

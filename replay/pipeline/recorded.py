@@ -36,7 +36,7 @@ from dpro.store import Run
 from dpro.timed import with_times
 
 MAX_STEPS = 32  # the latest: a schedule repeats itself
-WARM_UP = 2  # steps in which a job allocates and compiles
+WARM_UP = 2  # steps in which a job allocates and compiles; the very last one ends beside ranks that leave
 COMPUTE_STREAM, REDUCTION_STREAM = 0, 5
 OPTIMIZER = "optimizer"
 STEP = ["rank", "step"]
@@ -76,6 +76,8 @@ def read_recorded(run: Run) -> Operations:
     table, recorded = (device.table, device.steps) if device else (table, run.table(STEPS))
     table, steps = alignment.aligned(_windowless(table)), alignment.aligned(_windowless(recorded))
     steps = _whole_steps(table, steps.filter(pl.col("rank").is_in(ranks)), recorded)
+    if run.manifest.exit_status is not None and steps["step"].n_unique() > WARM_UP:
+        steps = steps.filter(pl.col("step") < recorded["step"].max())
     rows = _computes(table, steps)
     if device:
         rows = pl.concat([rows, _on_streams(device.reductions, alignment, places, steps, rows)])

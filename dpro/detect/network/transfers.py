@@ -282,7 +282,7 @@ def _describe(
     sure_which = bool((slow["num_same_kind"] >= MIN_GROUPS).any())
     times = float(np.exp(slow["excess"].to_numpy().max()))
     gains = clear_gain(saved, base)
-    if not gains and (times < MIN_BROKEN or not sure_which):
+    if not gains and (times < MIN_BROKEN or not sure_which or not _is_known_slow(traffic, slow, base)):
         return None
     cost = max(float(saved.mean()), 0.0)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
@@ -306,6 +306,23 @@ def _describe(
         sure * certainty / len(suspects), cost, tuple(evidence),
     )  # fmt: skip
     return with_axis(found, traffic, slow["members"])
+
+
+def _is_known_slow(traffic: Traffic, slow: pl.DataFrame, base: Floats) -> bool:
+    """Whether transfers that the step does not wait for are slow: what they take longer is worth a finding.
+
+    Messages of CPU tensors are not among them: each lasts in a trace until someone asks whether it is over,
+    so one that no rank waits for seems to last.
+
+    Args:
+        traffic: of the job.
+        slow: the slow groups.
+        base: [T] ns, the steps.
+    """
+    if traffic.run is not None and not traffic.run.manifest.gpus:
+        slow = slow.filter(pl.col("op") != MESSAGE)
+    more = (slow["count"] * (slow["transfer_ns"] - slow["typical_ns"])).to_numpy().sum()
+    return bool(more >= MIN_SHARE * base.sum())
 
 
 def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:

@@ -1,6 +1,7 @@
 """Ranks that the others wait for: by replay of deep windows, and by calls alone.
 
 replayed      heals one rank at a time, all in one batched replay
+axes          along which axis of parallelism others wait for it
 persistent    work that is clearly longer, at a cost that comes and goes
 masked        work that is far longer, mostly hidden by queued work
 own_time      a rank's own work in each step, from the times of its calls on one clock

@@ -18,6 +18,7 @@ from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline, waits
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
+from dpro.detect.stragglers.axes import felt_along
 from dpro.detect.stragglers.causes import (
     CPU,
     HOST_CAUSES,
@@ -168,11 +169,13 @@ def describe(graph: Graph, work: pl.DataFrame, gains: HealingGains, column: int)
         counted = idle_cause(more, total)
     class_, cause = ("slow.host", counted.cause) if counted else (largest["class"], largest["cause"])
     who = _names(ranks)
+    axis, felt = felt_along(graph, ranks)
     evidence = [
         f"{who} works {format_duration(total)} longer per step than its peers on the same work, "
         f"{format_duration(largest['excess_ns'])} of it in {largest['cause']}: {largest['example']}",
         *([counted.evidence] if counted else []),
         *(lateness(graph, rank) for rank in ranks),
+        *felt,
         f"replayed with {who} as fast as its peers, the step takes "
         f"{format_duration(step - cost)} instead of {format_duration(step)}",
     ]
@@ -186,7 +189,7 @@ def describe(graph: Graph, work: pl.DataFrame, gains: HealingGains, column: int)
     kind, name = ("rank", str(ranks[0])) if len(ranks) == 1 else ("ranks", ", ".join(map(str, ranks)))
     return Finding(
         class_, kind, name, tuple(ranks), round(cost / step, 4), confidence(saved, gains.base),
-        cost, tuple(evidence), cause,
+        cost, tuple(evidence), cause, axis,
     )  # fmt: skip
 
 

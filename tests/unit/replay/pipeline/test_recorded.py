@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 import pytest
 
@@ -61,6 +63,14 @@ def test_steps_that_are_not_whole_or_were_slowed_down_by_a_window_are_left_out(t
     assert operations.rows["step"].unique().sort().to_list() == [3, 5, 8, 9, 10]
     length = operations.steps.select(pl.col("finish") - pl.col("begin")).to_series()
     assert length.n_unique() == 1  # what lay between them is gone
+
+
+def test_last_step_of_a_job_is_left_out_since_ranks_leave_beside_it(tmp_path):
+    run = recorded(Job(num_stages=2, num_steps=5).run(), tmp_path)
+    write_manifest(run.path, dataclasses.replace(run.manifest, exit_status=0))
+    operations = operations_of(open_run(run.path))
+    assert operations is not None
+    assert operations.rows["step"].unique().sort().to_list() == [3, 4, 5, 6]
 
 
 def test_reduction_that_a_backward_calls_is_no_work_of_it(tmp_path):
