@@ -21,6 +21,7 @@ from flask import Response, abort, request
 
 from dpro.analysis.unanswered import pretended_in_words
 from dpro.dashboards.fabric import view as fabric
+from dpro.dashboards.goodput import view as goodput
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
@@ -67,15 +68,16 @@ VIEWS: tuple[View, ...] = (
     plan.VIEW,
     pipeline.VIEW,
     fabric.VIEW,
+    goodput.VIEW,
 )
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
 _UNOPENED = -1  # version of a run that is still being opened
 MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
-_VIEW_KEYS = "1234567890-=[];"  # the top row of a keyboard, and what follows on the next
+_VIEW_KEYS = "1234567890-=[];'"  # the top row of a keyboard, and what follows on the next
 _KEYS = (
-    ("1 … 9 0 - = [ ] ;", "go to a view"),
+    ("1 … 9 0 - = [ ] ; '", "go to a view"),
     ("n p", "the next view, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
     (", .", "timeline: the span before, the span after"),
@@ -331,7 +333,7 @@ def _option(offer: OfferedRun, value: str, selected: bool) -> Any:
 def _navigation(run: ShownRun, link: Link, current: str) -> list[Component]:
     """A link to each view that keeps the selection; those without anything to show are dimmed."""
     links: list[Component] = []
-    for key, view in zip(_VIEW_KEYS, VIEWS):
+    for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
         why = _missing(run, link, view)
         looks = ["current"] * (view.name == current) + ["empty"] * bool(why)
         address = link.query(view=view.name, own={})

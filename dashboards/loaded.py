@@ -22,6 +22,7 @@ from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
+from dpro.goodput.document import JobLife, life_of
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.fidelity.accuracy import Trust
@@ -88,6 +89,11 @@ class Loaded(Analysis):
     def pipeline(self) -> Operations | None:
         """Whole operations of a job that pipelines; None where there are none."""
         return operations_of(self.run)
+
+    @cached
+    def life(self) -> JobLife:
+        """What all ranks did in all their time, over all attempts of the job."""
+        return life_of([self.run])
 
     @cached
     def replay_lanes(self) -> BackgroundResult:

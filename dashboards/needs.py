@@ -9,7 +9,7 @@ from __future__ import annotations
 from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STARTS, STEPS
 from dpro.topology.file import FILE
 from dpro.words import few
 
@@ -33,6 +33,9 @@ _NO_PRODUCTS = (
 _NO_TOPOLOGY = (
     "What this job ran over is not known: `dpro record --topology FILE` keeps it, "
     "`dpro topology FILE --attach RUN` adds it later."
+)
+_NO_STARTS = (
+    "How the job started and restarted was not recorded: `dpro record` keeps it, imported traces hold none."
 )
 _NO_OTHER = (
     "There is nothing to compare with: choose another run above, or give one to "
@@ -130,6 +133,11 @@ def operations(loaded: Loaded, _link: Link) -> str:
             "pipeline, traces hold them as whole operations or as ranges."
         )
     return "" if known.num_stages > 1 else "The job has one stage: there is no pipeline."
+
+
+def moments(loaded: Loaded, _link: Link) -> str:
+    """Need to know when processes started and trained."""
+    return "" if loaded.num_rows[STARTS.name] else _NO_STARTS
 
 
 def telemetry(loaded: Loaded, _link: Link) -> str:

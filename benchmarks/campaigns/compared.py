@@ -1,0 +1,122 @@
+"""What dpro accounts for a campaign and predicts for another, beside what the jobs themselves logged.
+
+In: campaigns. Out: errors. The truth of an account is the log that ranks wrote while they trained; that of a
+prediction is the measured goodput of another design, whose failures came when they did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from benchmarks.campaigns.campaign import Campaign
+from benchmarks.campaigns.design import CampaignDesign
+from dpro.goodput.account import CHECKPOINT, FINISH, PRODUCTIVE, STRAGGLER
+from dpro.goodput.designs import changed
+from dpro.goodput.document import JobLife, life_of
+from dpro.goodput.marks import LAUNCH
+from dpro.goodput.simulate import logged, simulate
+from dpro.goodput.stages import stages_of
+from dpro.opening import ensure_finished
+from dpro.store import open_run
+from dpro.units import NS_PER_S
+
+S_PER_H = 3600.0
+JOBS = 20  # simulated, since the share of time that a failure finds of a step is left to chance
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a job did, by its own log.
+
+    Attributes:
+        productive_s: in steps that were done for the first time.
+        repeated_s: in steps that were done again.
+        saving_s: in which it stood for a save.
+        wall_s: all the time of the campaign.
+    """
+
+    productive_s: float
+    repeated_s: float
+    saving_s: float
+    wall_s: float
+
+
+def logged_progress(campaign: Campaign, step_s: float) -> Progress:
+    """What the first rank of a campaign logged.
+
+    Args:
+        campaign: which.
+        step_s: what the first step of an attempt counts, since nothing in the log says when it began.
+    """
+    productive = repeated = saving = 0.0
+    reached, before_s, saved_s = 0, -1.0, 0.0
+    for line in campaign.logged(0):
+        if "resumed" in line:
+            before_s, saved_s = -1.0, 0.0
+        elif "save" in line:
+            saving += line["took_s"]
+            saved_s = line["took_s"]
+        else:
+            took_s = line["at_s"] - before_s - saved_s if before_s >= 0 else step_s
+            before_s, saved_s = line["at_s"], 0.0
+            if line["done"] > reached:
+                productive += took_s
+                reached = line["done"]
+            else:
+                repeated += took_s
+    return Progress(productive, repeated, saving, campaign.ended_s - campaign.begun_s)
+
+
+def life(campaign: Campaign) -> JobLife:
+    """The life of a campaign's job, as dpro recorded it."""
+    for run in campaign.runs:
+        ensure_finished(run)
+    return life_of([open_run(run) for run in campaign.runs])
+
+
+def account_errors(campaign: Campaign, found: JobLife) -> dict[str, float]:
+    """By class, how far dpro's account is from the log, as a share of the wall time.
+
+    Args:
+        campaign: which.
+        found: its life, as dpro recorded it.
+    """
+    seconds = _seconds(found)
+    truth = logged_progress(campaign, stages_of(found).step_s)
+    productive_s = seconds.get(PRODUCTIVE, 0.0) + seconds.get(STRAGGLER, 0.0)
+    return {
+        "productive": (productive_s - truth.productive_s) / truth.wall_s,
+        "checkpoint": (seconds.get(CHECKPOINT, 0.0) - truth.saving_s) / truth.wall_s,
+    }
+
+
+def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s: float) -> float:
+    """The goodput of a design from the stages of a job of another, with the failures that came.
+
+    Args:
+        base: of the job that it is predicted from.
+        design: what is predicted.
+        campaign: of that design, for when its failures came and how long it lasted.
+        stall_s: what a save in the background stalls.
+    """
+    recovery = stages_of(base)
+    for edit in design.edits:
+        text = edit.format(stall=stall_s, detect=design.detect_s, repair=design.repair_s / S_PER_H)
+        recovery = changed(recovery, text)
+    # What comes once, before the first start of processes and after the last step, is as in the base.
+    seconds = _seconds(base)
+    launch_s, finish_s = seconds.get(LAUNCH, 0.0), seconds.get(FINISH, 0.0)
+    times = np.array([each - campaign.begun_s - launch_s for each in campaign.failures_s])
+    failures = logged(times, np.ones(len(times), bool))
+    wall_s = campaign.ended_s - campaign.begun_s
+    found = simulate(recovery, failures, wall_s - launch_s - finish_s, np.random.default_rng(0), JOBS)
+    return float(found.seconds[:, 0].mean()) / wall_s
+
+
+def _seconds(found: JobLife) -> dict[str, float]:
+    """What each class takes of the time of the first rank."""
+    own = found.pieces.filter(rank=0).group_by("class").agg(pl.col("duration_ns").sum())
+    return {name: ns / NS_PER_S for name, ns in own.iter_rows()}

@@ -1,0 +1,95 @@
+"""A training job whose steps sleep, and whose shards are written by torch.distributed.checkpoint.
+
+It resumes from the last whole checkpoint in its folder, and writes a log of its own: a line as each step
+ends, and for each save. It goes on until the file `stop` is there. Run by torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.nn.parallel import DistributedDataParallel
+
+
+class SlowWriter(dcp.FileSystemWriter):
+    """Writes shards as the library does, after a wait: a file system that is slow."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        """Nothing is written yet.
+
+        Args:
+            path: folder of the checkpoint.
+            seconds: to wait.
+        """
+        super().__init__(path, single_file_per_rank=True)
+        self._seconds = seconds
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait, and write."""
+        time.sleep(self._seconds)
+        return super().write_data(*args, **kwargs)
+
+
+def last_whole(folder: Path) -> Path | None:
+    """The checkpoint of the most steps that was finished."""
+    whole = [path.parent for path in folder.glob("step-*/.metadata")]
+    return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
+
+
+def main() -> None:
+    """Train until `stop`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--step-s", type=float, required=True)
+    parser.add_argument("--every", type=int, required=True)
+    parser.add_argument("--save-s", type=float, required=True)
+    parser.add_argument("--in-background", action="store_true")
+    asked = parser.parse_args()
+    dist.init_process_group("cpu:gloo")
+    rank = dist.get_rank()
+    (asked.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    model = DistributedDataParallel(torch.nn.Linear(256, 256))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    state = {"model": model.state_dict(), "done": torch.zeros(1, dtype=torch.int64)}
+    if (path := last_whole(asked.folder)) is not None:
+        dcp.load(state, checkpoint_id=path)
+    saved: Future[Any] | None = None
+    stopping = torch.zeros(1)
+    with (asked.folder / f"log-{rank}.jsonl").open("a", buffering=1) as log:
+        log.write(json.dumps({"resumed": int(state["done"]), "at_s": time.time()}) + "\n")
+        while not stopping:
+            time.sleep(asked.step_s)
+            model(torch.ones(4, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state["done"] += 1
+            done = int(state["done"])
+            log.write(json.dumps({"done": done, "at_s": time.time()}) + "\n")
+            if done % asked.every == 0:
+                begun_s = time.time()
+                writer = SlowWriter(asked.folder / f"step-{done}", asked.save_s)
+                if saved is not None:
+                    saved.result()
+                if asked.in_background:
+                    saved = dcp.async_save(state, storage_writer=writer, checkpoint_id=writer.path)
+                else:
+                    dcp.save(state, storage_writer=writer, checkpoint_id=writer.path)
+                log.write(json.dumps({"save": done, "at_s": begun_s, "took_s": time.time() - begun_s}) + "\n")
+            stopping.fill_(float((asked.folder / "stop").exists()))
+            dist.all_reduce(stopping, dist.ReduceOp.MAX)
+    if saved is not None:
+        saved.result()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
