@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from dpro.goodput.rates import FailureRate
 
 BAR = 30  # characters of the largest class
+ENDS = {True: "ended well", False: "did not end well", None: "how it ended is not recorded"}
 SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
+HOURS = 720.0  # predicted where nothing else is asked
+MAX_HOURS = 1e6
 
 
 @click.command()
@@ -25,9 +29,8 @@ SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often h
 @click.option("--edit", "edits", multiple=True, metavar="CHANGE", help="A change; several are made together.")
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0, min_open=True),
-    default=720.0,
-    show_default=True,
+    type=click.FloatRange(0, MAX_HOURS, min_open=True),
+    show_default=f"{HOURS:g}",
     help="How long is predicted.",
 )
 @click.option(
@@ -53,6 +56,7 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     dpro goodput RUN                 a job that torchrun restarted: all its attempts
     dpro goodput RUN_1 RUN_2 RUN_3   a job that the scheduler started three times
     dpro goodput RUN --preset llama-3                          search changes to its recovery
+    dpro goodput RUN --hours 720                               the same, failing as often as it did
     dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200 --edit spares:hosts=2
 
     Every second of every rank is in exactly one class: steps done for the first time, steps done again since
@@ -60,9 +64,10 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     Which step an attempt resumed from follows from the checkpoint that it loaded.
 
     Given how often hosts fail, or where the job failed often enough by itself, months of such a job are
-    simulated from its measured stages: as it is, and with changes. CHANGE is checkpoint:every=200,
-    async:stall=2, peers:every=1,stall=0.2, neighbour:steps=1, spares:hosts=2,repair=24,
-    smaller:replicas=16,repair=24, detect:s=30, start:s=60 or hosts:count=256 (docs/goodput.md).
+    simulated from its measured stages: as it is, and with changes. CHANGE is checkpoint:every=200 (with
+    stall=5 where the job saved none), async:stall=2, peers:every=1,stall=0.2, neighbour:steps=1,
+    spares:hosts=2,repair=24, smaller:replicas=16,repair=24, detect:s=30, start:s=60 or hosts:count=256
+    (docs/goodput.md).
     No prediction is proven by a measured pair yet.
     """
     import msgspec
@@ -70,12 +75,14 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     from dpro.cli.runs import open_quietly
     from dpro.goodput.document import goodput_document, life_of
 
+    if asked["hours"] and not isfinite(asked["hours"]):
+        raise UsageError("--hours is a finite number")
     life = life_of([open_quietly(run) for run in runs])
     document = goodput_document(life, runs)
-    if asked["edits"] or any(asked[name] for name in SOURCES):
+    if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
         from dpro.goodput.outlook import outlook
 
-        found = outlook(life, _rate(life, asked), asked["edits"], asked["hours"])
+        found = outlook(life, _rate(life, asked), asked["edits"], asked["hours"] or HOURS)
         document = msgspec.structs.replace(document, outlook=found)
     if as_json:
         print_json(document)
@@ -96,11 +103,13 @@ def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
     from dpro.goodput.stages import seen_failures
 
     given = [name for name in SOURCES if asked[name]]
+    if asked["mtbf_per_gpu"] and not isfinite(asked["mtbf_per_gpu"]):
+        raise UsageError("--mtbf-per-gpu is a finite number of hours")
     if len(given) > 1:
         raise UsageError(f"give one of {', '.join('--' + name.replace('_', '-') for name in given)}")
     hosts = seen_failures(life).hosts
     if asked["mtbf_per_gpu"]:
-        gpus = max(attempt.workers.height for attempt in life.attempts)
+        gpus = life.pieces["rank"].n_unique()
         return rate_per_gpu(asked["mtbf_per_gpu"], -(-gpus // hosts))
     if asked["failures"]:
         return rate_of_log(read_log(asked["failures"]), hosts)
@@ -112,7 +121,7 @@ def _print(document: GoodputDocument) -> None:
     wall = format_duration(document.wall_s * NS_PER_S)
     count = len(document.attempts)
     out.print(
-        f"goodput {document.goodput:.1%} of {wall} on {document.ranks} ranks; "
+        f"goodput {document.goodput:.1%} of {wall} on {_ranks(document.ranks)}; "
         f"{document.steps:,} steps in {count} attempt{'s' * (count != 1)}; ETTR {document.ettr:.1%}"
     )
     largest = max((each.share for each in document.classes), default=1.0)
@@ -125,13 +134,17 @@ def _print(document: GoodputDocument) -> None:
         out.print(f"In the background, in no class: {took} of saving, all ranks")
     for number, attempt in enumerate(document.attempts):
         again = f", {attempt.repeated:,} of them done again" if attempt.repeated else ""
-        end = "ended well" if attempt.ended_well else "did not end well"
+        end = ENDS[attempt.ended_well]
         out.print(
-            f"attempt {number}: {attempt.ranks} ranks, from step {attempt.first_step:,}: "
+            f"attempt {number}: {_ranks(attempt.ranks)}, from step {attempt.first_step:,}: "
             f"{attempt.steps:,} steps{again}; {end}"
         )
     if document.outlook is not None:
         _print_outlook(document.outlook)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def _print_outlook(outlook: OutlookDocument) -> None:

@@ -12,7 +12,7 @@ add up to the wall time of all ranks; what is not known is `set_up` or `down`.
     warm_up         what the first steps of an attempt take longer than typical ones: compilation, caches
     load            training stood while a checkpoint was loaded
     launch, imports, process_group, set_up      the stages of a start
-    finish          after the last step of an attempt that ended well
+    finish          after the last step of an attempt that is not known to have failed
     recording       between steps: what recording them took
     down            no process of the rank was there
 """
@@ -61,6 +61,11 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
     """
     pieces, displaced = pieces_of(attempts)
     notes = [note for attempt in attempts for note in attempt.notes]
+    notes += [
+        f"attempt {each.number} has no record of how it started: all before its first step counts as launch"
+        for each in attempts
+        if each.starts.is_empty() and each.steps.height
+    ]
     if displaced:
         notes.append(f"{displaced} moments were out of order, as where a clock is set back: they were moved")
     if pieces.is_empty():
@@ -72,7 +77,7 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
     parts = parts.with_columns(
         typical_ns=pl.col("attempt").replace_strict(typical, default=0.0, return_dtype=pl.Float64),
         wasted=pl.col("attempt").replace_strict(dict(stragglers), default=0.0, return_dtype=pl.Float64),
-        well=pl.col("attempt").is_in([each.number for each in attempts if each.ended_well]),
+        well=pl.col("attempt").is_in([each.number for each in attempts if each.ended_well is not False]),
     )
     parts = _with_stalls(parts, attempts)
     return _divided(parts), notes

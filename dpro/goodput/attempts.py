@@ -75,8 +75,11 @@ class Attempt:
         return float(median) if isinstance(median, (int, float)) else 0.0
 
     @property
-    def ended_well(self) -> bool:
-        """Whether all its processes ended with exit code 0."""
+    def ended_well(self) -> bool | None:
+        """Whether all its processes ended with exit code 0; None where nothing says it, as in imports."""
+        known = self.workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") >= 0))
+        if known.is_empty() and (self.starts.is_empty() or self.workers.is_empty()):
+            return None
         return self.workers.height > 0 and bool((self.workers["exit_code"] == 0).all())
 
 
@@ -84,10 +87,14 @@ def attempts_of(runs: Sequence[Run]) -> list[Attempt]:
     """The attempts of a job, in order of time, with the step that each resumed from.
 
     Args:
-        runs: of one job; those before a restart, in the folder `attempts` of a run, are found.
+        runs: of one job; those before a restart, in the folder `attempts` of a run, are found. One that is
+            given twice, or is a copy, counts once.
     """
     earlier = [open_run(path.parent) for run in runs for path in run.path.glob(f"{ATTEMPTS}/*/manifest.json")]
-    found = sorted((Attempt(run) for run in [*earlier, *runs]), key=lambda attempt: attempt.begin_ns)
+    different: dict[object, Attempt] = {}
+    for attempt in map(Attempt, [*earlier, *runs]):
+        different.setdefault(_processes(attempt) or attempt.run.path.resolve(), attempt)
+    found = sorted(different.values(), key=lambda attempt: attempt.begin_ns)
     resumed: list[Attempt] = []
     for number, attempt in enumerate(found):
         resumed.append(_resumed(replace(attempt, number=number), resumed))
@@ -106,6 +113,12 @@ def updates_before(attempt: Attempt, rank: int, time_ns: int) -> int:
     ended = pl.col("start_ns") + pl.col("duration_ns") <= time_ns
     last = attempt.steps.filter((pl.col("rank") == rank) & ended)["step"].max()
     return last + 1 if isinstance(last, int) else first.height
+
+
+def _processes(attempt: Attempt) -> tuple[tuple[object, ...], ...]:
+    """What its processes are known by; empty where that was not recorded."""
+    known = attempt.workers.filter(pl.col("started_ns") >= 0)
+    return tuple(known.select("host", "rank", "pid", "started_ns").sort("rank").iter_rows())
 
 
 def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:

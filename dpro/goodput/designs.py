@@ -16,6 +16,10 @@ from dpro.replay.whatif.grammar import nearest, split_edit, values_of
 
 Values = Mapping[str, float]
 S_PER_H = 3600.0
+# The least value of keys that count something.
+COUNTS = {"every": 1, "count": 1, "replicas": 1, "hosts": 0, "steps": 0}
+MAX_VALUE = 10**9
+AS_MEASURED = -1.0  # of a key that is not given
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,14 @@ class Design:
 
 
 def _checkpoint(recovery: Recovery, values: Values) -> Recovery:
-    return replace(recovery, every=round(values["every"]))
+    given = values["stall"] != AS_MEASURED
+    if not (given or recovery.every or recovery.stall_s):
+        raise UsageError(
+            "checkpoint: the job saved none, so give how long training stands for one, as in "
+            "checkpoint:every=200,stall=5"
+        )
+    stall_s = values["stall"] if given else recovery.stall_s
+    return replace(recovery, every=round(values["every"]), stall_s=stall_s)
 
 
 def _asynchronous(recovery: Recovery, values: Values) -> Recovery:
@@ -80,7 +91,8 @@ def _hosts(recovery: Recovery, values: Values) -> Recovery:
 
 DESIGNS = {
     "checkpoint": Design(
-        _checkpoint, {"every": None}, "checkpoint:every=200", "Save a checkpoint after this number of steps."
+        _checkpoint, {"every": None, "stall": AS_MEASURED}, "checkpoint:every=200",
+        "Save a checkpoint after this number of steps; training stands `stall` s, as measured if not given.",
     ),
     "async": Design(
         _asynchronous, {"stall": None}, "async:stall=2",
@@ -140,17 +152,21 @@ def changed(recovery: Recovery, text: str) -> Recovery:
 
 
 def _number(name: str, key: str, text: str) -> float:
-    """A number that is not negative.
+    """A number that is not negative, and whole where it counts something.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or too large.
     """
+    least = COUNTS.get(key)
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"{name}: {key} is a number from 0 on, not {text!r}")
+    if not value >= (least or 0) or (least is not None and value % 1):
+        kind = "number" if least is None else "whole number"
+        raise UsageError(f"{name}: {key} is a {kind} from {least or 0} on, not {text!r}")
+    if value > MAX_VALUE:
+        raise UsageError(f"{name}: {key} is at most {MAX_VALUE:,}, not {text!r}")
     return value
 
 
@@ -163,4 +179,5 @@ def young_daly(recovery: Recovery, failures_per_s: float) -> int:
         recovery: of the job.
         failures_per_s: of all its hosts.
     """
-    return max(round(sqrt(2 * recovery.stall_s / failures_per_s) / recovery.step_s), 1)
+    best = round(sqrt(2 * recovery.stall_s / failures_per_s) / recovery.step_s)
+    return min(max(best, 1), MAX_VALUE // 2)

@@ -48,7 +48,8 @@ class AttemptDocument(DocumentPart, frozen=True):
         first_step: of the job; steps before it are not done again.
         steps: that it did.
         repeated: of these, steps that an earlier attempt had done.
-        ended_well: whether all its processes ended with exit code 0.
+        ended_well: whether all its processes ended with exit code 0; null where nothing says it, as in
+            imports.
         step_ms: its typical step; null without steps.
     """
 
@@ -58,7 +59,7 @@ class AttemptDocument(DocumentPart, frozen=True):
     first_step: int
     steps: int
     repeated: int
-    ended_well: bool
+    ended_well: bool | None
     step_ms: float | None
 
 
@@ -221,7 +222,7 @@ def _attempts(life: JobLife) -> list[AttemptDocument]:
             AttemptDocument(
                 run=str(attempt.run.path),
                 begin_ns=attempt.begin_ns,
-                ranks=attempt.workers.height,
+                ranks=attempt.workers.height or attempt.starts.height,
                 first_step=attempt.first_step,
                 steps=len(steps),
                 repeated=len(steps & done),

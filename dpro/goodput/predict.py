@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Floats
+from dpro.errors import Unanswerable
 from dpro.goodput.designs import changed, young_daly
 from dpro.goodput.rates import FailureRate
 from dpro.goodput.simulate import CLASSES, Failures, Recovery, exponential, simulate
@@ -20,6 +21,7 @@ JOBS = 200  # simulated for each prediction
 LOW, HIGH = 5.0, 95.0  # percentiles of an interval
 SEED = 20240501
 S_PER_H = 3600.0
+MAX_FAILURES = 10_000  # of a job, that are simulated
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def predict_goodput(
 
     Raises:
         UsageError: as `changed`.
+        Unanswerable: more failures would come than can be simulated.
     """
     base = _simulated(recovery, rate, hours)
     found = [_prediction((), base, base)]
@@ -92,6 +95,12 @@ def candidates(recovery: Recovery, rate: FailureRate) -> list[list[str]]:
 
 def _simulated(recovery: Recovery, rate: FailureRate, hours: float) -> tuple[Floats, Floats, float]:
     """[S] goodput, [classes] shares and the mean number of failures of simulated jobs."""
+    failures_per_h = rate.job + rate.host * recovery.hosts
+    if not failures_per_h * hours <= MAX_FAILURES:
+        raise Unanswerable(
+            f"{failures_per_h:,.3g} failures an hour for {hours:,.5g} h are "
+            f"more than the {MAX_FAILURES:,} that are simulated: give fewer --hours, or a lower rate"
+        )
     rng = np.random.default_rng(SEED)
     failures: Failures = exponential(*rate.per_s(JOBS, rng), rng)
     found = simulate(recovery, failures, hours * S_PER_H, rng, JOBS)

@@ -20,6 +20,7 @@ from dpro.units import NS_PER_S
 
 MIN_FAILURES = 3  # of its own that a job's rate is taken from
 S_PER_H = 3600.0
+MAX_TIME_S = 1e11  # the year 5138: what is larger counts ms, us or ns
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def own_rate(seen: SeenFailures) -> FailureRate:
     Raises:
         Unanswerable: they are too few.
     """
-    if seen.count < MIN_FAILURES:
+    if seen.count < MIN_FAILURES or seen.up_s <= 0:
         raise Unanswerable(
             f"{seen.count} failures in {seen.up_s / S_PER_H:.3g} h do not show how often the job fails: give "
             f"--mtbf-per-gpu HOURS, --failures LOG, or --preset {' or '.join(PRESETS)}"
@@ -124,16 +125,28 @@ def read_log(path: Path) -> pl.DataFrame:
         )
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"{path}: not readable as a log of failures ({first_line(error)})") from error
+    frame = frame.rename({name: name.strip() for name in frame.columns if name.strip() not in frame.columns})
     if "time" not in frame.columns:
         raise InputError(f"{path}: a log of failures has a column 'time', and 'host' where one failed")
-    time = frame["time"]
-    if frame.is_empty() or time.null_count():
+    if frame.is_empty() or frame["time"].null_count():
         raise InputError(f"{path}: holds no failure, or one without a time")
-    if time.dtype == pl.Datetime:
-        seconds = time.dt.epoch("ns") / NS_PER_S
-    elif time.dtype.is_numeric():
-        seconds = time.cast(pl.Float64)
-    else:
-        raise InputError(f"{path}: its times are neither ISO 8601 nor seconds, as {time[0]!r}")
-    host = frame["host"].cast(pl.String).fill_null("") if "host" in frame.columns else pl.lit("")
-    return pl.DataFrame({"time_s": seconds}).with_columns(host=host).sort("time_s")
+    try:
+        host = frame["host"].cast(pl.String).fill_null("") if "host" in frame.columns else pl.lit("")
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"{path}: its hosts are no names ({first_line(error)})") from error
+    seconds = _seconds(path, frame["time"])
+    hosts = pl.DataFrame({"time_s": seconds}).with_columns(host=host)
+    return hosts.with_columns(pl.col("host").str.strip_chars()).sort("time_s")
+
+
+def _seconds(path: Path, time: pl.Series) -> pl.Series:
+    """The times of a log in seconds."""
+    if time.dtype in (pl.Datetime, pl.Date):
+        return time.cast(pl.Datetime("ns")).dt.epoch("ns") / NS_PER_S
+    if not time.dtype.is_numeric():
+        raise InputError(f"{path}: its times are neither ISO 8601 nor seconds, as {str(time[0])!r}")
+    seconds = time.cast(pl.Float64)
+    wrong = seconds.filter(~(seconds.abs() <= MAX_TIME_S).fill_null(False))
+    if wrong.len():
+        raise InputError(f"{path}: a time of {wrong[0]:g} s is none: times are ISO 8601 or seconds")
+    return seconds

@@ -44,7 +44,7 @@ def stages_of(life: JobLife) -> Recovery:
         life: of the job.
 
     Raises:
-        Unanswerable: it did no step.
+        Unanswerable: it did no step, or none that took time.
     """
     ranks = max(life.pieces["rank"].n_unique(), 1)
     seconds = {
@@ -52,24 +52,25 @@ def stages_of(life: JobLife) -> Recovery:
     }
     done = life.pieces.filter(pl.col("step") >= 0).group_by("attempt").agg(pl.col("step").n_unique())
     steps = int(done["step"].sum())
-    if not steps:
+    step_s = sum(seconds.get(name, 0.0) for name in TRAINING) / max(steps, 1)
+    if step_s <= 0:
         raise Unanswerable("the job did no step: what its recovery would give is not known")
     starts = len(life.attempts)
     between = life.pieces.filter((pl.col("class") == DOWN) & (pl.col("attempt") < starts - 1))
-    failed = sum(not each.ended_well for each in life.attempts)
+    failed = sum(each.ended_well is False for each in life.attempts)
     saves = [_saves(each) for each in life.attempts]
     count = sum(len(each) for each in saves)
     gaps = [b - a for each in saves for a, b in pairwise(each)]
     every = round(sum(gaps) / len(gaps)) if gaps else (max(saves, default=[0], key=len) or [0])[0]
     return Recovery(
-        step_s=sum(seconds.get(name, 0.0) for name in TRAINING) / steps,
+        step_s=step_s,
         every=every,
         stall_s=seconds.get(classes.CHECKPOINT, 0.0) / max(count, 1),
         background_s=_background_s(life.attempts),
         start_s=sum(seconds.get(name, 0.0) for name in STARTING) / starts,
         down_s=int(between["duration_ns"].sum()) / ranks / max(starts - 1, 1) / NS_PER_S,
         detect_s=seconds.get(classes.HANG, 0.0) / max(failed, 1),
-        hosts=max(len(set(each.workers["host"].to_list())) for each in life.attempts),
+        hosts=_hosts(life),
     )
 
 
@@ -81,9 +82,13 @@ def seen_failures(life: JobLife) -> SeenFailures:
     """
     ranks = max(life.pieces["rank"].n_unique(), 1)
     up = life.pieces.filter(~pl.col("class").is_in([DOWN]))
-    count = sum(not each.ended_well for each in life.attempts)
-    hosts = max(len(set(each.workers["host"].to_list())) for each in life.attempts)
-    return SeenFailures(count, int(up["duration_ns"].sum()) / ranks / NS_PER_S, hosts)
+    count = sum(each.ended_well is False for each in life.attempts)
+    return SeenFailures(count, int(up["duration_ns"].sum()) / ranks / NS_PER_S, _hosts(life))
+
+
+def _hosts(life: JobLife) -> int:
+    """How many hosts the job had; one where none is named."""
+    return max(1, *(each.workers["host"].n_unique() for each in life.attempts))
 
 
 def _total() -> pl.Expr:

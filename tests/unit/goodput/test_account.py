@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shutil import copytree
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 
 from dpro.goodput.account import account, totals
 from dpro.goodput.attempts import attempts_of
+from dpro.goodput.document import life_of
+from dpro.goodput.stages import seen_failures
+from dpro.store import open_run
 from tests.lives import S, WrittenAttempt, job, ns
 
 
@@ -187,3 +192,29 @@ def test_whatever_happened_each_rank_has_the_same_wall_time(tmp_path_factory, st
     by_rank = pieces.group_by("rank").agg(pl.col("duration_ns").sum())["duration_ns"]
     assert by_rank.unique().to_list() == [ns(now)]
     assert (pieces["duration_ns"] > 0).all()
+
+
+def test_run_that_is_given_twice_counts_once(tmp_path):
+    attempt = WrittenAttempt(begin=0)
+    attempt.ended(attempt.trained(10))
+    run = attempt.written(tmp_path / "run")
+    copied = open_run(copytree(run.path, tmp_path / "copy"))
+    assert len(attempts_of([run, run, copied])) == 1
+    later = WrittenAttempt(begin=100)
+    later.ended(later.trained(10))
+    assert len(attempts_of([run, later.written(tmp_path / "later"), run])) == 2
+
+
+def test_import_does_not_say_how_it_started_and_ended(tmp_path):
+    attempt = WrittenAttempt(begin=0)
+    attempt.ended(attempt.trained(10) + 3, code=-1)
+    for worker in attempt.workers:
+        worker["exit_signal"] = -1
+    attempt.starts = []
+    life = life_of([attempt.written(tmp_path)])
+    assert life.attempts[0].ended_well is None
+    assert seen_failures(life).count == 0
+    assert not {"repeated", "hang"} & set(life.pieces["class"])
+    assert life.notes == [
+        "attempt 0 has no record of how it started: all before its first step counts as launch"
+    ]

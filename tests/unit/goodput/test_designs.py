@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from dpro.errors import InputError, Unanswerable, UsageError
@@ -134,3 +136,103 @@ def test_command_predicts_by_the_rate_that_is_given_and_refuses_several(tmp_path
     assert outlook["predictions"][1]["gain_h"] < 0
     assert "search" not in refused(dpro("goodput", path, "--preset", "bloom", "--mtbf-per-gpu", "9"), 2)
     assert "do not show" in refused(dpro("goodput", path, "--edit", "detect:s=1"), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("checkpoint:every=0", "every is a whole number from 1 on, not '0'"),
+        ("checkpoint:every=2.5", "a whole number from 1 on"),
+        ("checkpoint:every=1e18", "at most 1,000,000,000"),
+        ("peers:every=0,stall=1", "a whole number from 1 on"),
+        ("hosts:count=0", "a whole number from 1 on"),
+        ("smaller:replicas=0", "a whole number from 1 on"),
+        ("spares:hosts=1e30", "at most 1,000,000,000"),
+        ("spares:hosts=1,repair=1e308", "at most 1,000,000,000"),
+        ("detect:s=nan", "a number from 0 on, not 'nan'"),
+    ],
+)
+def test_values_that_no_job_can_have_are_refused(text, says):
+    with pytest.raises(UsageError, match=says):
+        changed(JOB, text)
+
+
+def test_checkpoints_of_a_job_that_saved_none_need_what_they_cost():
+    unsaved = replace(JOB, every=0, stall_s=0)
+    with pytest.raises(UsageError, match="the job saved none"):
+        changed(unsaved, "checkpoint:every=200")
+    found = changed(unsaved, "checkpoint:every=200,stall=5")
+    assert (found.every, found.stall_s) == (200, 5)
+    assert changed(JOB, "checkpoint:every=20").stall_s == JOB.stall_s
+
+
+def test_interval_for_a_job_that_hardly_fails_is_one_that_may_be_given():
+    changed(JOB, f"checkpoint:every={2 * young_daly(JOB, 1e-30)}")
+
+
+def test_more_failures_than_can_be_simulated_are_refused():
+    for rate, hours in ((1e12, 720), (float("inf"), 1), (1, float("nan")), (1, 1e9)):
+        with pytest.raises(Unanswerable, match="more than the 10,000 that are simulated"):
+            predict_goodput(JOB, FailureRate(rate, 0.0, 0, "x"), [], hours)
+    with pytest.raises(Unanswerable, match="more than"):
+        predict_goodput(JOB, FailureRate(0.0, 1e-3, 0, "x"), [["hosts:count=100000"]], 720)
+
+
+DAYS = [f"2024-05-0{day}" for day in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "time,host\n" + "".join(f"{day},a\n" for day in DAYS),
+        "time, host\n" + "".join(f"{day}T01:00:00+02:00, a\n" for day in DAYS),
+        "time,host\n" + "".join(f"{day} 01:00:00,a\n" for day in DAYS),
+    ],
+)
+def test_log_may_write_days_zones_and_blanks(tmp_path, text):
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    found = rate_of_log(read_log(path), hosts=1)
+    assert (found.job, found.host) == (0, pytest.approx(1 / 24))
+
+
+@pytest.mark.parametrize("time", ["NaN", "inf", "1700000000000", "-1e300"])
+def test_time_that_is_none_is_refused(tmp_path, time):
+    path = tmp_path / "log.csv"
+    path.write_text(f"time,host\n1,a\n2,b\n3,c\n{time},d\n")
+    with pytest.raises(InputError, match=r"log\.csv: a time of .* is none"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("hosts", [[["a"]] * 4, [b"\xff\xfe"] * 4])
+def test_hosts_that_are_no_names_are_refused(tmp_path, hosts):
+    path = tmp_path / "log.parquet"
+    pl.DataFrame({"time": [1, 2, 3, 4], "host": hosts}).write_parquet(path)
+    with pytest.raises(InputError, match="its hosts are no names"):
+        read_log(path)
+
+
+def test_search_by_the_failures_of_the_job_itself(tmp_path):
+    attempts, begin = [], 0.0
+    for _ in range(4):
+        attempts.append(WrittenAttempt(begin=begin))
+        begin = attempts[-1].trained(5) + 2
+        attempts[-1].ended(begin, code=1)
+    outlook = json.loads(dpro("goodput", job(tmp_path, attempts).path, "--hours", "3", "--json").stdout)[
+        "outlook"
+    ]
+    assert (outlook["hours"], outlook["rate"]) == (3, "4 failures of the job's own")
+
+
+@pytest.mark.parametrize("option", ["--hours", "--mtbf-per-gpu"])
+def test_command_refuses_numbers_that_are_not_finite(tmp_path, option):
+    path = written_job(tmp_path).path
+    assert "finite" in refused(dpro("goodput", path, "--preset", "bloom", option, "nan"), 2)
+
+
+def test_run_without_workers_is_one_host(tmp_path):
+    attempt = WrittenAttempt(begin=0)
+    attempt.trained(5)
+    path = attempt.written(tmp_path).path
+    outlook = json.loads(dpro("goodput", path, "--mtbf-per-gpu", "100", "--json").stdout)["outlook"]
+    assert (outlook["hosts"], outlook["host_failures_per_h"]) == (1, pytest.approx(2 / 100))
