@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -66,7 +67,7 @@ SHOWN = 16  # hosts that are PASS and printed one a line; of more, how many
     help="Write to a folder on each host, too, and read; nothing stays there.",
 )
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=10.0, show_default=True,
+    "--timeout", "timeout_s", type=click.FloatRange(1, 3600), default=10.0, show_default=True,
     metavar="SECONDS", help="For an exchange between two hosts that does not end.",
 )  # fmt: skip
 @json_option
@@ -131,13 +132,17 @@ def _options(given: dict[str, Any]) -> Any:
     if given["hosts"]:
         names = expand(given["hosts"])
     elif given["hostfile"]:
-        names = [name for line in given["hostfile"] if line.strip() for name in expand(line.split()[0])]
+        names = _of_hostfile(given["hostfile"])
     elif given["finding"]:
         names, more = _of_finding(given["finding"])
         suspects += more
     else:
         names = _of_run(given["run"])
     names = list(dict.fromkeys(names))
+    if not names:
+        raise UsageError("there is no host to check")
+    if isnan(given["timeout_s"]):
+        raise UsageError("--timeout is a number of seconds")
     if strange := [each for each in suspects if each not in names]:
         raise UsageError(f"--suspect {', '.join(strange)}: not among the hosts that are checked")
     tests = given["only"] or tuple(test for test in TESTS if test != "disk" or given["disk"])
@@ -147,6 +152,16 @@ def _options(given: dict[str, Any]) -> Any:
         names, frozenset(suspects), given["launcher"], given["python"], given["interface"],
         given["timeout_s"], given["disk"] if "disk" in tests else "", tests, _run_gbps(given["run"], tests),
     )  # fmt: skip
+
+
+def _of_hostfile(file: TextIO) -> list[str]:
+    from dpro.topology.hostlist import expand
+
+    try:
+        lines = [line for line in file if line.strip()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file.name}: this is no text: a hostfile has a host in each line") from error
+    return [name for line in lines for name in expand(line.split()[0])]
 
 
 def _of_run(run: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.output import console, json_option, print_json
-from dpro.errors import UsageError
+from dpro.errors import Unanswerable, UsageError
 
 if TYPE_CHECKING:
     from dpro.analysis.answers.fabric.topology import TopologyDocument
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 _SOURCES = ("file", "fat_tree", "rail_optimised", "slurm", "ibnetdiscover")
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+_COUNT = click.IntRange(1, 1_000_000)
+_RATE = click.FloatRange(0, 1e6, min_open=True)
 _WRITTEN = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("file", metavar="[FILE|RUN]", required=False, type=click.Path(exists=True, path_type=Path))
-@click.option("--fat-tree", type=click.IntRange(min=1), metavar="HOSTS", help="Make one for this many hosts.")
+@click.option("--fat-tree", type=_COUNT, metavar="HOSTS", help="Make one for this many hosts.")
 @click.option(
     "--rail-optimised",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     metavar="HOSTS",
     help="Make one whose leaves each join ports of one number.",
 )
@@ -40,17 +42,15 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
     "--nics", type=click.IntRange(1, 1024), default=8, show_default=True, help="Ports of each host."
 )
 @click.option(
-    "--gpu-gbps", type=click.FloatRange(min=0, min_open=True), default=450.0, show_default=True,
+    "--gpu-gbps", type=_RATE, default=450.0, show_default=True,
     help="What a GPU sends to others of its host, 1e9 bytes/s.",
 )  # fmt: skip
-@click.option(
-    "--gbit", type=click.FloatRange(min=0, min_open=True), help="Of a cable, 1e9 bits/s.  [default: 400]"
-)
+@click.option("--gbit", type=_RATE, help="Of a cable, 1e9 bits/s.  [default: 400]")
 @click.option(
     "--switch-ports", type=click.IntRange(min=2), default=64, show_default=True, help="Ports of a switch."
 )
 @click.option(
-    "--oversubscription", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
+    "--oversubscription", type=_RATE, default=1.0, show_default=True,
     help="Of leaves: what they take from hosts over what they pass on.",
 )  # fmt: skip
 @click.option(
@@ -135,6 +135,7 @@ def _described(given: dict[str, Any]) -> TopologyFile:
 
     Raises:
         UsageError: none or several are named.
+        Unanswerable: a run is named that has none.
     """
     from dpro.topology.fabrics import FabricSize, fat_tree, rail_optimised
     from dpro.topology.file import FILE, read
@@ -149,6 +150,8 @@ def _described(given: dict[str, Any]) -> TopologyFile:
     gbit = given["gbit"] or 400.0
     if source == "file":
         file = given["file"]
+        if file.is_dir() and not (file / FILE).exists():
+            raise Unanswerable(f"{file} has no topology: `dpro topology FILE --attach {file}` gives it one")
         found = read(file / FILE if file.is_dir() else file)
         return _with_inside(found, given["inside"]) if given["inside"] else found
     host = _host(given, gbit)

@@ -110,6 +110,16 @@ def test_hosts_are_named_once_and_suspects_are_among_them(tmp_path) -> None:
     assert "not among the hosts" in refused(dpro("check", "--hosts", "a", "--suspect", "b"), 2)
     assert "name a folder" in refused(dpro("check", "--hosts", "a", "--only", "disk"), 2)
     assert "no finding" in refused(dpro("check", "--finding", __file__), 1)
+    assert "number of seconds" in refused(dpro("check", "--hosts", "a", "--timeout", "nan"), 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "says"), [(b"", 2, "no host to check"), (b"\xff\xfe\n", 1, "this is no text")]
+)
+def test_a_hostfile_that_names_no_host_is_refused(tmp_path, content, code, says):
+    path = tmp_path / "hosts"
+    path.write_bytes(content)
+    assert says in refused(dpro("check", "--hostfile", path), code)
 
 
 @pytest.mark.slow

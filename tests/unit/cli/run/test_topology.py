@@ -46,6 +46,10 @@ def test_a_topology_is_put_into_a_run_and_hosts_that_it_lacks_are_named(tmp_path
         (("--fat-tree", "3", "--oversubscription", "100"), "leaves no port"),
         (("--fat-tree", "3", "--oversubscription", "nan"), "leaves no port"),
         (("--fat-tree", "3", "--gbit", "nan"), "speeds numbers of more than 0"),
+        (("--fat-tree", "3", "--gbit", "1e308"), "not in the range"),
+        (("--fat-tree", "3", "--oversubscription", "1e308"), "not in the range"),
+        (("--fat-tree", "99999999999"), "not in the range"),
+        (("{folder}",), "has no topology: `dpro topology FILE --attach"),
     ],
 )
 def test_what_cannot_be_described_is_refused_in_one_line(
