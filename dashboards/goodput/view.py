@@ -25,6 +25,7 @@ NAME = "goodput"
 MAX_RANKS = 64  # strips
 SEEN = 1 / 1500  # of the whole time: what is shorter is less than a pixel
 _ROW, _MIN_HEIGHT = 22, 220  # pixels
+_ENDS = {True: "well", False: "not well", None: "unknown"}
 _NONE = "No time of these ranks is known."
 KINDS = {  # class -> what it is drawn as, colour of the palette
     "productive": ("training", "compute"),
@@ -190,7 +191,7 @@ def _attempts(loaded: Loaded, _link: Link) -> Any:
     rows = [
         [
             number, each.ranks, f"{each.first_step:,}", f"{each.steps:,}", f"{each.repeated:,}",
-            "well" if each.ended_well else "not well",
+            _ENDS[each.ended_well],
         ]
         for number, each in enumerate(document.attempts)
     ]  # fmt: skip

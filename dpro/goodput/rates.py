@@ -7,6 +7,7 @@ two rates.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.errors import InputError, Unanswerable, first_line
 from dpro.goodput.stages import SeenFailures
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_S, NS_PER_US
 
 MIN_FAILURES = 3  # of its own that a job's rate is taken from
 S_PER_H = 3600.0
+YEAR_LAST = re.compile(r"\s*\d{1,2}[/.-]\d{1,2}[/.-]\d{4}")
 MAX_TIME_S = 1e11  # the year 5138: what is larger counts ms, us or ns
 
 
@@ -123,13 +125,17 @@ def read_log(path: Path) -> pl.DataFrame:
         frame = (
             pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, try_parse_dates=True)
         )
+        frame = frame.rename({name: name.strip() for name in frame.columns})
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"{path}: not readable as a log of failures ({first_line(error)})") from error
-    frame = frame.rename({name: name.strip() for name in frame.columns if name.strip() not in frame.columns})
     if "time" not in frame.columns:
         raise InputError(f"{path}: a log of failures has a column 'time', and 'host' where one failed")
     if frame.is_empty() or frame["time"].null_count():
         raise InputError(f"{path}: holds no failure, or one without a time")
+    if path.suffix != ".parquet":
+        written = str(pl.read_csv(path, infer_schema=False, n_rows=1).row(0)[frame.columns.index("time")])
+        if YEAR_LAST.match(written):
+            raise InputError(f"{path}: whether {written!r} names the day first is not known: give ISO 8601")
     try:
         host = frame["host"].cast(pl.String).fill_null("") if "host" in frame.columns else pl.lit("")
     except pl.exceptions.PolarsError as error:
@@ -142,7 +148,7 @@ def read_log(path: Path) -> pl.DataFrame:
 def _seconds(path: Path, time: pl.Series) -> pl.Series:
     """The times of a log in seconds."""
     if time.dtype in (pl.Datetime, pl.Date):
-        return time.cast(pl.Datetime("ns")).dt.epoch("ns") / NS_PER_S
+        return time.dt.epoch("us") / (NS_PER_S / NS_PER_US)
     if not time.dtype.is_numeric():
         raise InputError(f"{path}: its times are neither ISO 8601 nor seconds, as {str(time[0])!r}")
     seconds = time.cast(pl.Float64)

@@ -65,5 +65,13 @@ def test_sections_fill_for_any_selection(loaded):
             assert fill(loaded, link)
 
 
+def test_end_that_is_not_recorded_is_unknown(tmp_path):
+    attempt = WrittenAttempt(begin=0)
+    attempt.trained(5)
+    filled = VIEW.sections["goodput-attempts"](Loaded(attempt.written(tmp_path / "run")), Link())
+    assert "unknown" in str(filled)
+    assert "not well" not in str(filled)
+
+
 def test_imported_run_says_what_is_missing(tmp_path):
     assert "was not recorded" in needs.moments(Loaded(gpu_job().write(tmp_path / "run")), Link())

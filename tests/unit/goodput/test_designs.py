@@ -83,7 +83,9 @@ def test_log_of_failures_gives_a_rate(tmp_path, text, job_rate, host_rate):
     assert (rate.job, rate.host) == (pytest.approx(job_rate), pytest.approx(host_rate))
 
 
-@pytest.mark.parametrize("text", ["", "when\n1\n", "time\nsoon\n", "time\n\n", "time,host\n"])
+@pytest.mark.parametrize(
+    "text", ["", "when\n1\n", "time , time\n1,2\n", "time\nsoon\n", "time\n\n", "time,host\n"]
+)
 def test_wrong_log_is_one_line_that_names_it(tmp_path, text):
     path = tmp_path / "log.csv"
     path.write_text(text)
@@ -201,6 +203,13 @@ def test_time_that_is_none_is_refused(tmp_path, time):
     path = tmp_path / "log.csv"
     path.write_text(f"time,host\n1,a\n2,b\n3,c\n{time},d\n")
     with pytest.raises(InputError, match=r"log\.csv: a time of .* is none"):
+        read_log(path)
+
+
+def test_days_of_which_the_order_is_not_known_are_refused(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("host,time\n" + "".join(f"a,0{day}/01/2024 10:00\n" for day in range(1, 6)))
+    with pytest.raises(InputError, match="names the day first is not known"):
         read_log(path)
 
 
