@@ -237,7 +237,8 @@ def key(
     return dataclasses.field(default=default, metadata={"key": declared})
 
 
-def _declared(cls: type) -> list[tuple[str, Any]]:
+@cache
+def _declared(cls: type) -> tuple[tuple[str, Any], ...]:
     """Of a dataclass, each field that is a key with its `Key`, each that holds keys with its class."""
     hints = typing.get_type_hints(cls)
     found: list[tuple[str, Any]] = []
@@ -249,7 +250,7 @@ def _declared(cls: type) -> list[tuple[str, Any]]:
             optional = isinstance(hint, types.UnionType)
             plain = next(t for t in typing.get_args(hint) if t is not type(None)) if optional else hint
             found.append((field.name, Key(field.name, plain, default=field.default, **field.metadata["key"])))
-    return found
+    return tuple(found)
 
 
 @cache
@@ -290,7 +291,7 @@ def check(thing: Any, label: str) -> None:
         thing: an instance of a dataclass with keys.
         label: what to call it in errors.
     """
-    for name, declared in _declared(type(thing)):
+    for name, declared in _declared(thing.__class__):
         if isinstance(declared, Key):
             declared.check(getattr(thing, name), label)
 
@@ -298,7 +299,7 @@ def check(thing: Any, label: str) -> None:
 def text_of(thing: Any) -> str:
     """What was given of its keys as `key=value`, comma-separated."""
     parts = []
-    for name, declared in _declared(type(thing)):
+    for name, declared in _declared(thing.__class__):
         value = getattr(thing, name)
         if not isinstance(declared, Key):
             parts.append(text_of(value))

@@ -27,7 +27,7 @@ from dpro.arrays import Ints
 from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.match import group_label
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, once
 from dpro.replay.models.gradients.passes import (
     ACCUMULATE,
     Launches,
@@ -64,12 +64,14 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     """
     if graph.run is None:
         raise Unanswerable(NO_BACKWARD)
-    calls = gradient_calls(graph.run)
+    run = graph.run
+    calls = once(graph, "calls of reductions", (run,), lambda: gradient_calls(run))
+    moments = once(graph, "moments of reductions", (run,), lambda: _moments(run, calls))
     kinds = set(calls.select("op", "group").iter_rows())
     launches = Launches(graph, np.array([(each.op, each.group) in kinds for each in graph.messages]))
     issued = calls_of(graph)
     found = []
-    for _, own in _moments(graph.run, calls).group_by(PLACE, maintain_order=True):
+    for _, own in moments.group_by(PLACE, maintain_order=True):
         own = own.sort("start_ns")
         passes = [
             (int(each["first"][0]), _parameters(each))

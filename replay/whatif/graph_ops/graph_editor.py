@@ -38,7 +38,7 @@ class GraphEditor:
         self.cut: Bools = np.zeros(graph.edges.source.size, np.bool_)
         self.duration: Ints = graph.nodes.duration.copy()
         self._templates: list[int] = []
-        self._changed: list[dict[str, Any]] = []
+        self._changed: dict[str, dict[int, Any]] = defaultdict(dict)
         self._edges: list[tuple[int, int, int, int]] = []
         self._inserted: dict[int, list[int]] = defaultdict(list)
 
@@ -52,9 +52,28 @@ class GraphEditor:
         Returns:
             Its number, for edges of this editor.
         """
+        row = len(self._templates)
         self._templates.append(template)
-        self._changed.append({"earliest": 0, "anchored": False, **changed})
-        return self.graph.num_nodes + len(self._templates) - 1
+        for name, value in {"earliest": 0, "anchored": False, **changed}.items():
+            self._changed[name][row] = value
+        return self.graph.num_nodes + row
+
+    def add_all(self, templates: Ints, **changed: Ints) -> Ints:
+        """Add nodes, each as `add` does.
+
+        Args:
+            templates: [K] the nodes to copy.
+            changed: [K] columns of `Nodes` with other values.
+
+        Returns:
+            [K] their numbers.
+        """
+        rows = range(len(self._templates), len(self._templates) + templates.size)
+        self._templates += templates.tolist()
+        nothing = np.zeros(templates.size, np.int64)
+        for name, values in {"earliest": nothing, "anchored": nothing != 0, **changed}.items():
+            self._changed[name].update(zip(rows, values.tolist()))
+        return self.graph.num_nodes + np.array(rows, np.int64)
 
     def link(self, source: int, target: int, kind: EdgeKind, lag: int = 0) -> None:
         """Add an edge.
@@ -65,6 +84,17 @@ class GraphEditor:
             lag: ns between the end of the source and the start of the target.
         """
         self._edges.append((source, target, lag, kind))
+
+    def link_all(self, sources: Ints, targets: Ints, kinds: Ints | EdgeKind, lags: Ints | int = 0) -> None:
+        """Add edges, each as `link` does.
+
+        Args:
+            sources, targets: [K] numbers of nodes, old or added.
+            kinds: [K] why the targets wait, or one for all.
+            lags: [K] ns between the ends of the sources and the starts of the targets, or one for all.
+        """
+        columns = (np.broadcast_to(each, sources.shape).tolist() for each in (sources, targets, lags, kinds))
+        self._edges += zip(*columns)
 
     def insert(self, after: int, template: int = -1, **changed: Any) -> int:
         """Put a node into the program of a thread, behind a node of it and what was inserted there before.
@@ -141,14 +171,10 @@ class GraphEditor:
 
     def _nodes(self, kept: Bools) -> Nodes:
         templates = np.array(self._templates, np.int64)
-        changes: dict[str, dict[int, Any]] = defaultdict(dict)
-        for row, changed in enumerate(self._changed):
-            for name, value in changed.items():
-                changes[name][row] = value
         columns = {}
         for f in dataclasses.fields(Nodes):
             own = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
             new = own[templates]
-            new[list(changes[f.name])] = list(changes[f.name].values())
+            new[list(self._changed[f.name])] = list(self._changed[f.name].values())
             columns[f.name] = np.append(own, new)[kept]
         return Nodes(**columns)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Floats
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.pipeline.links import Links, recorded_links
@@ -112,26 +111,30 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     link_ns = _link_times(graph, rows, passed, wanted.smaller)
     launch_ns = int(graph.nodes.duration[late].sum()) / rows.height
     borders = _borders(graph, rows, draft.gone)
-    for (step,), own in _side_by_side(rows).group_by(["step"], maintain_order=True):
-        for _, pipe in own.group_by("dp", "side", maintain_order=True):
-            durations = _durations(pipe, wanted, slow) + launch_ns
-            nodes = _insert(draft, pipe, table, np.rint(durations).astype(np.int64))
-            for rank, stage in pipe.select("rank", "stage").unique(maintain_order=True).iter_rows():
-                mine = np.flatnonzero(table.stage == stage)
-                first, last = nodes[mine[0]], nodes[mine[-1]]
-                for source, target, kind, lag in borders[step, rank]:
-                    one, other = (last, target) if source < 0 else (source, first)
-                    draft.link(one, other, kind, lag)
-            _hand_over(draft, nodes, table, link_ns)
+    number = {name: at for at, name in enumerate(graph.names)}
+    around = [number[label(chunk, batch)] for chunk, batch in zip(table.chunk.tolist(), table.batch.tolist())]
+    for (step, *_), pipe in _pipes(rows).group_by("step", "first", maintain_order=True):
+        durations = np.rint(_durations(pipe, wanted, slow) + launch_ns).astype(np.int64)
+        nodes = _insert(draft, pipe, table, durations, np.array(around), number[WEIGHTS_NAMES[0]])
+        for rank, stage in sorted(set(zip(pipe["rank"].to_list(), pipe["stage"].to_list()))):
+            first, last = nodes[table.stage == stage][[0, -1]].tolist()
+            for source, target, kind, lag in borders[step, rank]:
+                one, other = (last, target) if source < 0 else (source, first)
+                draft.link(one, other, kind, lag)
+        _hand_over(draft, nodes, table, link_ns)
     return draft.finish()
 
 
-def _side_by_side(rows: pl.DataFrame) -> pl.DataFrame:
-    """Computes with `side`: which of the ranks that hold one stage of one replica (tensor parallelism)."""
+def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Computes with `first`, by which ranks of all stages are one pipeline; each by its stages and time.
+
+    Of several ranks that hold one stage of one replica (tensor parallelism) each is in its own pipeline.
+    """
     found = rows.with_columns(side=pl.col("rank").rank("dense").over("dp", "stage"))
     if found.group_by("dp", "side").agg(pl.col("stage").n_unique())["stage"].n_unique() > 1:
         raise Unanswerable("stages are of different numbers of ranks: which pass on to which is not known")
-    return found
+    firsts = found.with_columns(first=pl.col("rank").min().over("step", "dp", "side"))
+    return firsts.sort("step", "first", "stage", "start", "node")
 
 
 def _names(graph: Graph, table: TaskTable) -> tuple[str, ...]:
@@ -158,11 +161,13 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
         pipe: computes of a step and a replica.
         kind: forward, or backward, which holds all gradients.
     """
-    of_kind = pipe.filter(pl.col("kind") == FORWARD if kind == FORWARD else pl.col("kind") != FORWARD)
-    place, batch = of_kind["place"].to_numpy(), of_kind["micro_batch"].to_numpy()
+    of_kind = (pipe["kind"] == FORWARD).to_numpy() == (kind == FORWARD)
+    place, batch, ns, rank = (
+        pipe[name].to_numpy()[of_kind] for name in ("place", "micro_batch", "ns", "rank")
+    )
     found = np.zeros((int(place.max()) + 1, int(batch.max()) + 1))
-    np.add.at(found, (place, batch), of_kind["ns"].to_numpy())
-    ranks = dict(zip(place.tolist(), of_kind["rank"].to_list()))
+    np.add.at(found, (place, batch), ns)
+    ranks = dict(zip(place.tolist(), rank.tolist()))
     return found, [ranks[at] for at in range(len(found))]
 
 
@@ -183,37 +188,41 @@ def _durations(pipe: pl.DataFrame, wanted: Wanted, slow: dict[tuple[int, str], f
 
 
 def _insert(
-    draft: GraphEditor, pipe: pl.DataFrame, table: TaskTable, durations: np.typing.NDArray[np.int64]
-) -> list[int]:
-    """The computes of one pipeline in one step, behind one another on each stage."""
-    number = {name: at for at, name in enumerate(draft.graph.names)}
-    nodes: list[int] = []
-    for (stage,), own in pipe.sort("stage", "start", "node").group_by(["stage"], maintain_order=True):
-        mine = np.flatnonzero(table.stage == stage)
-        like = {kind: own.filter(pl.col("kind") == kind)["node"][0] for kind in (FORWARD, BACKWARD)}
-        starts = np.linspace(own["start"][0], own["start"][-1], mine.size).astype(np.int64)
-        made = []
-        for at, start in zip(mine.tolist(), starts.tolist()):
-            kind, duration = KINDS[table.kind[at]], int(durations[at])
-            named = {"name": number[WEIGHTS_NAMES[0]]} if kind == WEIGHTS else {}
-            around = number[label(int(table.chunk[at]), int(table.batch[at]))]
-            template = like[FORWARD if kind == FORWARD else BACKWARD]
-            times = {"duration": duration, "measured_start": start, "measured_end": start + duration}
-            made.append(draft.add(template, around=around, **times, **named))
-        for one, other in pairwise(made):
-            draft.link(one, other, EdgeKind.STREAM)
-        nodes += made
+    draft: GraphEditor, pipe: pl.DataFrame, table: TaskTable, durations: Ints, around: Ints, weights: int
+) -> Ints:
+    """[N] the computes of one pipeline in one step, behind one another on each stage.
+
+    Args:
+        draft: what they are added to.
+        pipe: what they replace.
+        table: all pieces of work.
+        durations: [N] ns.
+        around: [N] what is written around each.
+        weights: the name of gradients of weights.
+    """
+    stage, start, node = (pipe[name].to_numpy() for name in ("stage", "start", "node"))
+    is_kind = {kind: (pipe["kind"] == kind).to_numpy() for kind in (FORWARD, BACKWARD)}
+    likes, starts = [], []
+    for each, count in zip(*np.unique(table.stage, return_counts=True)):
+        own = stage == each
+        likes.append([node[own & is_kind[kind]][0] for kind in (FORWARD, BACKWARD)])
+        starts.append(np.linspace(start[own][0], start[own][-1], count).astype(np.int64))
+    kind, start = table.kind, np.concatenate(starts)
+    template = np.array(likes)[table.stage, (kind != KINDS.index(FORWARD)).astype(np.int64)]
+    name = np.where(kind == KINDS.index(WEIGHTS), weights, draft.graph.nodes.name[template])
+    times = {"duration": durations, "measured_start": start, "measured_end": start + durations}
+    nodes = draft.add_all(template, name=name, around=around, **times)
+    same = table.stage[1:] == table.stage[:-1]
+    draft.link_all(nodes[:-1][same], nodes[1:][same], EdgeKind.STREAM)
     return nodes
 
 
-def _hand_over(draft: GraphEditor, nodes: list[int], table: TaskTable, link_ns: LinkTimes) -> None:
+def _hand_over(draft: GraphEditor, nodes: Ints, table: TaskTable, link_ns: Ints) -> None:
     """What one stage computed goes to the next, or stays on its own."""
-    for source, target in zip(table.source.tolist(), table.target.tolist()):
-        one, other = int(table.stage[source]), int(table.stage[target])
-        if one == other:
-            draft.link(nodes[source], nodes[target], EdgeKind.STREAM)
-        else:
-            draft.link(nodes[source], nodes[target], EdgeKind.HANDOVER, link_ns[one, other])
+    one, other = table.stage[table.source], table.stage[table.target]
+    kind = np.where(one == other, EdgeKind.STREAM, EdgeKind.HANDOVER)
+    lag = np.where(one == other, 0, link_ns[one, other])
+    draft.link_all(nodes[table.source], nodes[table.target], kind, lag)
 
 
 Border = tuple[int, int, EdgeKind, int]
@@ -264,11 +273,8 @@ def _delays_of(graph: Graph, work: Bools) -> Bools:
     return found
 
 
-LinkTimes = Mapping[tuple[int, int], int]  # ns from one stage to another
-
-
-def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float) -> LinkTimes:
-    """How long what one stage computed takes to another: as messages, or as what was seen to pass.
+def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float) -> Ints:
+    """[stages, stages] ns that what one stage computed takes to another, as messages or as was seen to pass.
 
     Between stages that handed nothing on it takes what it usually does between others.
 
@@ -285,7 +291,7 @@ def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float)
         (one, to): ns for one, to, ns in seen.group_by("one", "to").agg(pl.col("ns").median()).iter_rows()
     }
     stages = range(int(rows["stage"].to_numpy().max()) + 1)
-    return {(one, to): round(each.get((one, to), usual) * smaller) for one in stages for to in stages}
+    return np.array([[round(each.get((one, to), usual) * smaller) for to in stages] for one in stages])
 
 
 def _moved(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:

@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES, WEIGHTS_NAMES
 from dpro.replay.pipeline.schedules.catalogue import SCHEDULES, Schedule
 from dpro.replay.pipeline.schedules.tasks import (
@@ -58,6 +58,16 @@ def computes(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: the run does not consist of whole operations.
     """
+    return once(graph, "computes", _that_show_computes(graph), lambda: _computes(graph))
+
+
+def _that_show_computes(graph: Graph) -> tuple[object, ...]:
+    nodes = graph.nodes
+    what = (nodes.kind, nodes.name, nodes.around, nodes.rank, nodes.step)
+    return (*what, nodes.duration, nodes.measured_start, graph.names, graph.places)
+
+
+def _computes(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     kinds = {name: kind for kind, names in _NAMES.items() for name in names}
     kind_of = [kinds.get(name.lower(), "") for name in graph.names]
@@ -115,7 +125,6 @@ def _placed(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 _NAMES = {FORWARD: FORWARD_NAMES, BACKWARD: BACKWARD_NAMES, WEIGHTS: WEIGHTS_NAMES}
-
 
 MIN_SLOWNESS = (
     1.1  # of a rank to the others of its stage, in three steps of four: less is how its work varies

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 
 IN_BETWEEN = 0.1  # of a collective's time: more work between its call and the wait, and it overlaps already
 FSDP = "FSDP::"  # ranges in which parameters are gathered, and gradients reduced
@@ -110,6 +110,12 @@ def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
         graph: the graph.
         order: of it.
     """
+    nodes, edges = graph.nodes, graph.edges
+    columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)
+    return once(graph, "awaited collectives", columns, lambda: _awaited_collectives(graph, order))
+
+
+def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
     nodes, edges = graph.nodes, graph.edges
     into = _by_node(edges.target, np.isin(nodes.kind[edges.target], (NodeKind.ARRIVE,)))
     out = _by_node(edges.source, nodes.kind[edges.source] == NodeKind.TRANSFER)
