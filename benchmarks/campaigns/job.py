@@ -62,6 +62,7 @@ def main() -> None:
     state = {"model": model.state_dict(), "done": torch.zeros(1, dtype=torch.int64)}
     if (path := last_whole(asked.folder)) is not None:
         dcp.load(state, checkpoint_id=path)
+    aside = dist.new_group(backend="gloo")  # saves in the background must not meet training's calls
     saved: Future[Any] | None = None
     stopping = torch.zeros(1)
     with (asked.folder / f"log-{rank}.jsonl").open("a", buffering=1) as log:
@@ -80,7 +81,9 @@ def main() -> None:
                 if saved is not None:
                     saved.result()
                 if asked.in_background:
-                    saved = dcp.async_save(state, storage_writer=writer, checkpoint_id=writer.path)
+                    saved = dcp.async_save(
+                        state, storage_writer=writer, checkpoint_id=writer.path, process_group=aside
+                    )
                 else:
                     dcp.save(state, storage_writer=writer, checkpoint_id=writer.path)
                 log.write(json.dumps({"save": done, "at_s": begun_s, "took_s": time.time() - begun_s}) + "\n")
