@@ -317,7 +317,7 @@ def _together(
     ordered = [each.edits for each in usable]
     sets = _one_more(tries, in_order(pair), ordered) if pair else []
     proven = [each.edits for each in usable if each.proven]
-    if proven and not all(edits in proven for edits in zip(pair)):
+    if proven and not (pair and all(edits in proven for edits in zip(pair))):
         sets += [each for each in _one_more(tries, list(proven[0]), proven[1:]) if each not in sets]
     found = []
     for edits in sets:

@@ -19,12 +19,13 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked, undominated
 from dpro.replay.whatif.registry import EDITS, parse_edit
-from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, search
+from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, replayed_gains, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.replay.whatif.together import goes_with, in_order
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job
+from tests.jobs import ROOT
 from tests.unit.detect.jobs import equal_work, graph_of, slower, write_job
 
 
@@ -57,6 +58,23 @@ def test_search_finds_the_best_of_all_pairs_of_candidates(job):
     found = max(speedup(facts, each.edits) for each in search(graph, trust)[0] if each.is_advice)
     assert found >= best / (1 + WITHIN_PCT / 100)
     assert best > 1.2
+
+
+@pytest.mark.parametrize(
+    "sample",
+    ["healthy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slow_rank", "slow_input"))],
+)
+def test_no_edit_of_a_real_job_gains_more_than_its_bound_and_the_best_go_together(sample):
+    run = open_run(ROOT / "sample_traces" / sample)
+    built = build_graph(run)
+    graph, trust = built.graph, assess(built, replay(built.graph), run.manifest)
+    facts = facts_of(graph)
+    bounds, _ = bounds_of(facts, candidates(facts)[0])
+    gains, _ = replayed_gains(facts, list(bounds))
+    assert not [str(edit) for edit, gain in gains.items() if gain > bounds[edit] + 1e-6 * facts.base_ns]
+    advice = [each for each in search(graph, trust)[0] if each.is_advice and each.proven]
+    several = [each.gain_ns for each in advice if len(each.edits) > 1]
+    assert max(several) > max(each.gain_ns for each in advice if len(each.edits) == 1)
 
 
 def test_search_is_the_same_each_time(job):
