@@ -219,8 +219,8 @@ class Graph:
     def without_edges(self, drop: Bools) -> Graph:
         """The same graph without the edges marked in `drop` [E]; the order stays valid."""
         edges = Edges(**{f.name: getattr(self.edges, f.name)[~drop] for f in dataclasses.fields(Edges)})
-        indptr = np.searchsorted(edges.target, np.arange(self.num_nodes + 1))
-        return dataclasses.replace(self, edges=_freeze(edges), indptr=_frozen(indptr.astype(np.int64)))
+        kept_before = np.append(0, np.cumsum(~drop))
+        return dataclasses.replace(self, edges=_freeze(edges), indptr=_frozen(kept_before[self.indptr]))
 
 
 def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Callable[[], Value]) -> Value:

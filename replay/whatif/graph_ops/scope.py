@@ -198,7 +198,19 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     calls = calls_of(graph, work)
     if graph.run is None:
         return calls
-    spans = spans_of(graph.run)
+    run = graph.run
+    spans = spans_of(run)
+    outer, inside = once(graph, "launches in operators", (run,), lambda: _launches_in_operators(spans))
+    gone = pl.DataFrame({"rank": graph.nodes.rank[calls], "span_id": graph.nodes.span[calls]}).unique()
+    left = inside.join(gone, on=["rank", "span_id"], how="anti")
+    idle = inside.join(left, on=["rank", "outer"], how="anti").select("rank", span_id="outer").unique()
+    chosen = outer.join(idle, on=["rank", "span_id"], how="semi")
+    on_cpu = np.isin(graph.nodes.kind, CPU_KINDS)
+    return calls | (_nodes_of(graph, _closure(spans, chosen)) & on_cpu)
+
+
+def _launches_in_operators(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Outermost operators; and launches of GPU work in them, with `outer`, the operator."""
     outer = _outermost(spans.filter(pl.col("kind") == "cpu_op"))
     launches = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).join(
         spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)), on=["rank", "window", "correlation"], how="semi"
@@ -216,12 +228,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
         )
         .filter(pl.col("start_ns") < pl.col("until"))
     )
-    gone = pl.DataFrame({"rank": graph.nodes.rank[calls], "span_id": graph.nodes.span[calls]}).unique()
-    left = inside.join(gone, on=["rank", "span_id"], how="anti")
-    idle = inside.join(left, on=["rank", "outer"], how="anti").select("rank", span_id="outer").unique()
-    chosen = outer.join(idle, on=["rank", "span_id"], how="semi")
-    on_cpu = np.isin(graph.nodes.kind, CPU_KINDS)
-    return calls | (_nodes_of(graph, _closure(spans, chosen)) & on_cpu)
+    return outer, inside
 
 
 def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -> pl.DataFrame:

@@ -6,7 +6,7 @@ These edits are about runs of whole operations, whose nodes are the forward and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.graph import Graph, NodeKind, Value, once
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES, WEIGHTS_NAMES
 from dpro.replay.pipeline.schedules.catalogue import SCHEDULES, Schedule
 from dpro.replay.pipeline.schedules.tasks import (
@@ -58,13 +58,14 @@ def computes(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: the run does not consist of whole operations.
     """
-    return once(graph, "computes", _that_show_computes(graph), lambda: _computes(graph))
+    return _once(graph, "computes", lambda: _computes(graph))
 
 
-def _that_show_computes(graph: Graph) -> tuple[object, ...]:
+def _once(graph: Graph, name: str, compute: Callable[[], Value]) -> Value:
+    """What follows from the computes of a graph, as `once`."""
     nodes = graph.nodes
-    what = (nodes.kind, nodes.name, nodes.around, nodes.rank, nodes.step)
-    return (*what, nodes.duration, nodes.measured_start, graph.names, graph.places)
+    columns = (nodes.kind, nodes.name, nodes.around, nodes.rank, nodes.step, nodes.measured_start)
+    return once(graph, name, (*columns, nodes.duration, graph.names, graph.places), compute)
 
 
 def _computes(graph: Graph) -> pl.DataFrame:
@@ -126,20 +127,20 @@ def _placed(rows: pl.DataFrame) -> pl.DataFrame:
 
 _NAMES = {FORWARD: FORWARD_NAMES, BACKWARD: BACKWARD_NAMES, WEIGHTS: WEIGHTS_NAMES}
 
-MIN_SLOWNESS = (
-    1.1  # of a rank to the others of its stage, in three steps of four: less is how its work varies
-)
+
+MIN_SLOWNESS = 1.1  # of a rank to others of its stage, in three steps of four: less is how work varies
 
 
-def slowness(rows: pl.DataFrame) -> pl.DataFrame:
+def slowness(graph: Graph) -> pl.DataFrame:
     """How much longer each rank takes than others of its stage do for the same work.
-
-    Args:
-        rows: as from `computes`.
 
     Returns:
         `rank`, `kind`, `slowness`: 1 of a rank that is not clearly slower in most steps, or alone.
     """
+    return _once(graph, "slowness of ranks", lambda: _slowness(computes(graph)))
+
+
+def _slowness(rows: pl.DataFrame) -> pl.DataFrame:
     found: list[tuple[int, str, float]] = []
     per_step = rows.group_by("stage", "kind", "rank", "step").agg(pl.col("ns").sum())
     per_step = per_step.sort("stage", "kind", "rank", "step")
@@ -198,8 +199,7 @@ class Balance(Edit):
         """
         if self.over == "sequences" and _by_tokens(graph):
             return with_even_tokens(graph)
-        rows = computes(graph)
-        rows = rows.join(slowness(rows), on=["rank", "kind"], how="left", maintain_order="left")
+        rows = computes(graph).join(slowness(graph), on=["rank", "kind"], how="left", maintain_order="left")
         mean = (pl.col("ns") / pl.col("slowness")).mean()
         if self.over == "stages":
             own, all_stages = mean.over("kind", "stage"), mean.over("kind")
@@ -226,7 +226,7 @@ class Balance(Edit):
         if self.over == "sequences" and _by_tokens(graph):
             return zones(graph)
         rows = computes(graph)
-        most = slowness(rows).group_by("rank").agg(pl.col("slowness").max())
+        most = slowness(graph).group_by("rank").agg(pl.col("slowness").max())
         slow = most.filter(pl.col("slowness") > 1).sort("rank")
         lines = [
             f"rank {rank} takes {times:.2f} times as long as others of its stage: that is not spread over "
@@ -297,7 +297,7 @@ class Pipeline(Edit):
             besides = np.ones(facts.graph.num_nodes, np.bool_)
             besides[rows["node"].to_numpy()] = False
             return facts.idle(besides)
-        even = rows.join(slowness(rows), on=["rank", "kind"], how="left")
+        even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
         work = even.group_by("step").agg(each=(pl.col("ns") / pl.col("slowness")).sum())["each"]
         return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
 
@@ -322,7 +322,7 @@ class Pipeline(Edit):
         """What the schedule keeps in memory."""
         rows = computes(graph)
         shape = shape_of(rows)
-        before = most_held(rows, shape)
+        before = _once(graph, "activations held", lambda: most_held(rows, shape))
         orders = self._orders(shape)
         most = max(map(most_in_flight, orders)) / self._chunks(shape)
         after = most * shape.batches / (self.micro_batches or shape.batches)
@@ -380,7 +380,7 @@ class Pipeline(Edit):
 
         table = table_of(orders, self._chosen.place)
         wanted = Wanted(table, share, resized, shape.batches / batches)
-        return rebuild(graph, rows, slowness(rows), wanted)
+        return rebuild(graph, rows, slowness(graph), wanted)
 
     def describe(self) -> str:
         batches = f" with {self.micro_batches} micro-batches" if self.micro_batches else ""

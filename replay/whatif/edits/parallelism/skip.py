@@ -63,7 +63,9 @@ class Skip(Edit):
             raise Unanswerable(
                 f"{shape.batches} micro-batches are too few: a stage would be left without work"
             )
-        return rebuild(graph, rows, slowness(rows), Wanted(table_of(orders, looped), HALF, lambda work: work))
+        return rebuild(
+            graph, rows, slowness(graph), Wanted(table_of(orders, looped), HALF, lambda work: work)
+        )
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Which micro-batches skip which stages."""

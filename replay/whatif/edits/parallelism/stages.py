@@ -73,7 +73,7 @@ class StageLayers(Edit):
     def bound(self, facts: RunFacts) -> float:
         """What the step takes longer than stages that all work as long."""
         rows = computes(facts.graph)
-        even = rows.join(slowness(rows), on=["rank", "kind"], how="left")
+        even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
         work = even.group_by("step").agg(each=(pl.col("ns") / pl.col("slowness")).sum())["each"]
         return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
 
@@ -114,7 +114,7 @@ class StageLayers(Edit):
             table = branched_table(branched(shape.stages, shape.batches, branches), branches)
         else:
             table = table_of(recorded_orders(rows), recorded_place(rows))
-        return rebuild(graph, rows, slowness(rows), Wanted(table, share_of_weights(rows) or HALF, resized))
+        return rebuild(graph, rows, slowness(graph), Wanted(table, share_of_weights(rows) or HALF, resized))
 
     @property
     def _moves_none(self) -> bool:

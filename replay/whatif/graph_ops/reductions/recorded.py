@@ -234,9 +234,9 @@ def plain_reductions(known: GradientReductions, each: Pass, closes: Ints) -> lis
         closes: [B] the last gradient of each bucket.
     """
     found, dtypes, shapes = [], dtypes_of(known, each), each.parameters.shapes
-    for first, last in zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()):
-        size = known.bytes_of(each, first, last)
-        moving = float(known.line.moving_ns(size))
+    ends = list(zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()))
+    sizes = [known.bytes_of(each, first, last) for first, last in ends]
+    for (first, last), size, moving in zip(ends, sizes, known.line.moving_ns(np.array(sizes)).tolist()):
         own = shapes[first : last + 1]
         found.append(
             Reduction(

@@ -108,8 +108,10 @@ def _ends_of_steps(graph: Graph) -> dict[tuple[int, int, int], int]:
     mine = np.flatnonzero(drives[nodes.lane])[::-1]
     keys = nodes.rank[mine], nodes.window[mine], nodes.step[mine]
     mine = mine[np.lexsort((nodes.measured_start[mine], *keys[::-1]))]
-    places = zip(nodes.rank[mine].tolist(), nodes.window[mine].tolist(), nodes.step[mine].tolist())
-    return dict(zip(places, mine.tolist()))
+    columns = (nodes.rank[mine], nodes.window[mine], nodes.step[mine])
+    is_last = np.append(np.any([np.diff(column) != 0 for column in columns], axis=0), True)[: mine.size]
+    places = zip(*(column[is_last].tolist() for column in columns))
+    return dict(zip(places, mine[is_last].tolist()))
 
 
 def _surroundings(

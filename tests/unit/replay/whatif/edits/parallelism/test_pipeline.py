@@ -149,7 +149,7 @@ def _rebuilt(graph: Graph, schedule: str) -> Graph:
     rows = computes(graph)
     shape = shape_of(rows)
     orders = SCHEDULES[schedule].orders(shape.stages, shape.batches, shape.chunks)
-    return rebuild(graph, rows, slowness(rows), Wanted(table_of(orders, looped), HALF, lambda work: work))
+    return rebuild(graph, rows, slowness(graph), Wanted(table_of(orders, looped), HALF, lambda work: work))
 
 
 @pytest.mark.parametrize(("file", "schedule", "bar"), REAL)
