@@ -162,7 +162,7 @@ class Recorder:
         """
         self._listeners[occasion].append(action)
 
-    def call(self, action: Callable[..., None], *arguments: Any) -> None:
+    def call(self, action: Callable[..., object], *arguments: Any) -> None:
         """Run an action of a probe; after one of its actions has raised, none of them runs again."""
         if action.__module__ in self._silenced:
             return

@@ -36,8 +36,9 @@ LATE: dict[str, dict[str, tuple[str, ...]]] = {
     "torch.distributed.checkpoint.state_dict_loader": {LOAD: ("load",)},
     "safetensors.torch": {SAVE: ("save_file", "save_model"), LOAD: ("load_file", "load_model")},
 }
-PATHS = {"save": "checkpoint_id", "async_save": "checkpoint_id", "load": "checkpoint_id"}  # of keywords
-FILES = ("f", "filename")
+# What names the file: keywords, and at which place it is among the other arguments.
+KEYWORDS = ("checkpoint_id", "f", "filename")
+PLACES = {"save": 1, "load": 0, "save_file": 1, "save_model": 1, "load_file": 0, "load_model": 1}
 
 
 class Checkpoints:
@@ -100,26 +101,29 @@ class Checkpoints:
                 self.held_up.start()
             try:
                 result = original(*args, **kwargs)
-            finally:
+            except BaseException:
                 self._inside.depth = 0
-                if ours and kind == SAVE:
-                    self._recorder.call(self._on_saved, path, start_ns)
-            stood = ours or threading.current_thread() is threading.main_thread()
-            self._recorder.call(self._on_done, kind, source, path, start_ns, stood, result)
+                self._recorder.call(self._on_end, kind, path, start_ns, ours)
+                raise
+            self._inside.depth = 0
+            self._recorder.call(self._on_done, kind, source, path, start_ns, ours, result)
             return result
 
         return watched
 
-    def _on_saved(self, path: str, start_ns: int) -> None:
-        """The thread that trains goes on."""
-        took_ns = self.held_up.stop()
+    def _on_end(self, kind: str, path: str, start_ns: int, ours: bool) -> dict[str, int]:
+        """A call has ended, well or not; returns what is known of the file."""
+        took_ns = self.held_up.stop() if ours and kind == SAVE else -1
+        found = _file_facts(path)
         if took_ns >= LONG_NS and self._recorder.records is not None:
-            size = _file_facts(path).get("bytes", -1)
-            self._recorder.records.write(records.SAVED, start_ns, took_ns, size)
+            self._recorder.records.write(records.SAVED, start_ns, took_ns, found.get("bytes", -1))
+        return found
 
-    def _on_done(self, kind: str, source: str, path: str, start_ns: int, stood: bool, result: Any) -> None:
+    def _on_done(self, kind: str, source: str, path: str, start_ns: int, ours: bool, result: Any) -> None:
         """A call returned; what it began may go on."""
         now_ns = time.time_ns()
+        stood = ours or threading.current_thread() is threading.main_thread()
+        found = self._on_end(kind, path, start_ns, ours)
         of_background = path in self._in_background and not stood
         if of_background or (not path and now_ns - start_ns < LONG_NS):
             return
@@ -132,7 +136,7 @@ class Checkpoints:
         }
         upload = _upload(result)
         if upload is None:
-            self._write(line | {"duration_ns": now_ns - start_ns} | _file_facts(path))
+            self._write(line | {"duration_ns": now_ns - start_ns} | found)
             return
         self._in_background.add(path)
         self._write(line | {"duration_ns": -1})
@@ -154,11 +158,12 @@ class Checkpoints:
 
 def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The file or folder that a call saves to or loads from; empty where it has no path."""
-    own = PATHS.get(name, "")
-    named = [kwargs[each] for each in (own, *FILES) if each and kwargs.get(each) is not None]
-    for given in [*named, *args]:
+    place = PLACES.get(name, len(args))
+    with suppress(Exception):  # of an object of the user's, which may raise anything
+        given = next((kwargs[each] for each in KEYWORDS if kwargs.get(each) is not None), None)
+        given = args[place] if given is None and place < len(args) else given
         if not isinstance(given, (str, os.PathLike)):
-            given = getattr(given, "name", given)  # of an open file
+            given = getattr(given, "name", None)  # of an open file
         if isinstance(given, (str, os.PathLike)):
             return os.path.abspath(os.fsdecode(given))
     return ""

@@ -114,6 +114,25 @@ def test_open_file_has_its_path_and_a_buffer_none(tmp_path, saving):
     assert [line["path"] for line in lines(recorder)] == [str(tmp_path / "file.pt")]
 
 
+class Unruly:
+    """State that has a name, and raises when it is asked for anything else than torch asks."""
+
+    @property
+    def name(self):
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize("state", ["a text", Unruly(), SimpleNamespace(name="llama")])
+def test_file_is_the_argument_that_names_it_and_never_the_state(tmp_path, saving, state):
+    recorder, _, module = saving
+    module.save(state, tmp_path / "file.pt")
+    module.save(obj=state, f=tmp_path / "other.pt")
+    assert [line["path"] for line in lines(recorder)] == [
+        str(tmp_path / "file.pt"),
+        str(tmp_path / "other.pt"),
+    ]
+
+
 def test_failed_save_raises_and_counts_as_time_in_which_training_stood(tmp_path, saving, clock):
     recorder, checkpoints, module = saving
     with pytest.raises(RuntimeError):
