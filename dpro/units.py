@@ -5,6 +5,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 NS_PER_MIN = 60 * NS_PER_S
 NS_PER_H = 60 * NS_PER_MIN
+S_PER_H = 3600
 
 # From how many ns on a duration is in this unit, its name, and how many ns it has; the largest first.
 _UNITS = (

@@ -21,9 +21,8 @@ from dpro.goodput.simulate import logged, simulate
 from dpro.goodput.stages import stages_of
 from dpro.opening import ensure_finished
 from dpro.store import open_run
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_S, S_PER_H
 
-S_PER_H = 3600.0
 JOBS = 20  # simulated, since the share of time that a failure finds of a step is left to chance
 
 

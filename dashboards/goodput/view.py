@@ -19,7 +19,7 @@ from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, se
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.goodput.account import totals
 from dpro.goodput.document import goodput_document
-from dpro.units import NS_PER_MS, format_duration
+from dpro.units import NS_PER_H, NS_PER_MS, format_duration
 
 NAME = "goodput"
 MAX_RANKS = 64  # strips
@@ -137,7 +137,7 @@ def class_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """
     pieces = loaded.life.pieces
     found = totals(pieces.filter(pl.col("rank").is_in(link.ranks)) if link.ranks else pieces)
-    hours = pl.col("duration_ns") / NS_PER_MS / 3_600_000
+    hours = pl.col("duration_ns") / NS_PER_H
     return found.sort("duration_ns", descending=True).select("class", rank_hours=hours, share="share")
 
 
@@ -156,7 +156,7 @@ def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
         orientation="h",
         marker={"color": [colour(KINDS[name][1], theme) for name in classes["class"]], "line": {"width": 0}},
         text=[f"{each:.2g} %" for each in share],
-        customdata=[format_duration(hours * 3_600_000 * NS_PER_MS) for hours in classes["rank_hours"]],
+        customdata=[format_duration(hours * NS_PER_H) for hours in classes["rank_hours"]],
         hovertemplate="%{y}: %{x:.2f} %, %{customdata} of all ranks<extra></extra>",
     )
     figure.update_xaxes(title_text="share of the time of all ranks, %", rangemode="tozero")

@@ -163,20 +163,19 @@ def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
 
 def _divided(parts: pl.DataFrame) -> pl.DataFrame:
     """Each piece in the parts that it consists of, one after the other; what is left of it comes first."""
-    whole = pl.col("duration_ns").cast(pl.Float64)
-    doing, is_step = pl.col("doing"), pl.col("step") >= 0
-    saving = pl.min_horizontal("saving", whole)
-    loading = pl.min_horizontal("loading", whole - pl.col("s"))
-    evaluating = pl.min_horizontal("evaluating", whole - pl.col("s") - pl.col("l"))
-    rest = whole - pl.col("s") - pl.col("l") - pl.col("e")
+    doing, is_step, rest = pl.col("doing"), pl.col("step") >= 0, pl.col("rest")
+    amounts = parts.with_columns(rest=pl.col("duration_ns").cast(pl.Float64))
+    for stall in ("saving", "loading", "evaluating"):
+        amounts = amounts.with_columns(pl.min_horizontal(stall, "rest").alias(stall))
+        amounts = amounts.with_columns(rest=rest - pl.col(stall))
     longer = (rest - pl.col("typical_ns")).clip(lower_bound=0.0)
-    warm = pl.when(is_step & (pl.col("local") < WARM_STEPS)).then(longer).otherwise(0.0)
-    still = pl.when((doing == TAIL) & ~pl.col("well")).then(longer).otherwise(0.0)
-    slow = pl.when(is_step & ~pl.col("again")).then(pl.col("wasted") * (rest - pl.col("w"))).otherwise(0.0)
-    amounts = (
-        parts.with_columns(s=saving).with_columns(l=loading).with_columns(e=evaluating)
-        .with_columns(w=warm, h=still).with_columns(x=slow)
-    )  # fmt: skip
+    is_first = is_step & (pl.col("local") < WARM_STEPS)
+    amounts = amounts.with_columns(
+        warming=pl.when(is_first).then(longer).otherwise(0.0),
+        standing=pl.when((doing == TAIL) & ~pl.col("well")).then(longer).otherwise(0.0),
+    )
+    slow = pl.col("wasted") * (rest - pl.col("warming"))
+    amounts = amounts.with_columns(waiting=pl.when(is_step & ~pl.col("again")).then(slow).otherwise(0.0))
     main = (
         pl.when(is_step & pl.col("again")).then(pl.lit(REPEATED))
         .when(is_step).then(pl.lit(PRODUCTIVE))
@@ -184,7 +183,10 @@ def _divided(parts: pl.DataFrame) -> pl.DataFrame:
         .when(doing == TAIL).then(pl.lit(REPEATED))
         .otherwise(doing)
     )  # fmt: skip
-    taken = {"x": STRAGGLER, "e": EVALUATION, "s": CHECKPOINT, "l": LOADING, "w": WARM_UP, "h": HANG}
+    taken = {
+        "waiting": STRAGGLER, "evaluating": EVALUATION, "saving": CHECKPOINT, "loading": LOADING,
+        "warming": WARM_UP, "standing": HANG,
+    }  # fmt: skip
     cast = [pl.col(name).round().cast(pl.Int64) for name in taken]
     columns = amounts.with_columns(*cast, main=main, piece=pl.int_range(pl.len()))
     left = pl.col("duration_ns") - pl.sum_horizontal(*taken)

@@ -13,9 +13,9 @@ from math import sqrt
 from dpro.errors import UsageError
 from dpro.goodput.simulate import Recovery
 from dpro.replay.whatif.grammar import nearest, split_edit, values_of
+from dpro.units import S_PER_H
 
 Values = Mapping[str, float]
-S_PER_H = 3600.0
 # The least value of keys that count something.
 COUNTS = {"every": 1, "count": 1, "replicas": 1, "hosts": 0, "steps": 0}
 MAX_VALUE = 10**9

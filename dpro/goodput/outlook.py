@@ -40,23 +40,21 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
         host_failures_per_h=rate.host,
         hosts=recovery.hosts,
         stages={name: float(value) for name, value in asdict(recovery).items()},
-        predictions=[
-            _document(base, hours, is_base=True),
-            *(_document(each, hours, is_base=False) for each in ranked),
-        ],
+        predictions=[_document(each, hours) for each in (base, *ranked)],
     )
 
 
-def _document(found: PredictedGoodput, hours: float, is_base: bool) -> GoodputPrediction:
-    gain, low, high = (hours * each for each in (found.gain, found.gain_low, found.gain_high))
+def _document(found: PredictedGoodput, hours: float) -> GoodputPrediction:
+    gains = (found.gain, found.gain_low, found.gain_high)
+    gain, low, high = (hours * each if found.edits else None for each in gains)
     return GoodputPrediction(
         edits=list(found.edits),
         goodput=found.goodput,
         low=found.low,
         high=found.high,
-        gain_h=None if is_base else gain,
-        gain_low_h=None if is_base else low,
-        gain_high_h=None if is_base else high,
+        gain_h=gain,
+        gain_low_h=low,
+        gain_high_h=high,
         failures=found.failures,
         shares=found.shares,
     )

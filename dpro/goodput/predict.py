@@ -16,11 +16,11 @@ from dpro.errors import Unanswerable
 from dpro.goodput.designs import changed, young_daly
 from dpro.goodput.rates import FailureRate
 from dpro.goodput.simulate import CLASSES, Failures, Recovery, exponential, simulate
+from dpro.units import S_PER_H
 
 JOBS = 200  # simulated for each prediction
 LOW, HIGH = 5.0, 95.0  # percentiles of an interval
 SEED = 20240501
-S_PER_H = 3600.0
 MAX_FAILURES = 10_000  # of a job, that are simulated
 
 

@@ -17,10 +17,9 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.errors import InputError, Unanswerable, first_line
 from dpro.goodput.stages import SeenFailures
-from dpro.units import NS_PER_S, NS_PER_US
+from dpro.units import NS_PER_S, NS_PER_US, S_PER_H
 
 MIN_FAILURES = 3  # of its own that a job's rate is taken from
-S_PER_H = 3600.0
 YEAR_LAST = re.compile(r"\s*\d{1,2}[/.-]\d{1,2}[/.-]\d{4}")
 MAX_TIME_S = 1e11  # the year 5138: what is larger counts ms, us or ns
 
