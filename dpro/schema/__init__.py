@@ -6,6 +6,7 @@ How tables become a graph is up to `dpro.replay`. `make schema` generates `docs/
 execution   what a rank ran: spans, communication, and what waits for what
 training    steps, operations of pipelines, gradients and the models they belong to
 job         processes and hosts: telemetry, clocks, checkpoints, starts, facts
+serving     requests of a server, iterations of its engine
 shared      columns that tables share
 
 Rules that all tables share: times are int64 nanoseconds on the clock of the host that recorded them and
@@ -30,6 +31,10 @@ from dpro.schema.job import CLOCK_SAMPLES as CLOCK_SAMPLES
 from dpro.schema.job import COUNTERS as COUNTERS
 from dpro.schema.job import STARTS as STARTS
 from dpro.schema.job import WORKERS as WORKERS
+from dpro.schema.serving import ITERATION_KINDS as ITERATION_KINDS
+from dpro.schema.serving import ITERATIONS as ITERATIONS
+from dpro.schema.serving import OUTCOMES as OUTCOMES
+from dpro.schema.serving import REQUESTS as REQUESTS
 from dpro.schema.training import BUCKETS as BUCKETS
 from dpro.schema.training import CODECS as CODECS
 from dpro.schema.training import MODEL_CALLS as MODEL_CALLS
@@ -42,6 +47,6 @@ from dpro.table import conform as conform
 
 _ALL = (
     SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, BUCKETS, MODEL_CALLS,
-    CODECS, SENSITIVITIES, CHECKPOINTS, COUNTERS, CLOCK_SAMPLES, STARTS, WORKERS,
+    CODECS, SENSITIVITIES, CHECKPOINTS, COUNTERS, CLOCK_SAMPLES, STARTS, WORKERS, REQUESTS, ITERATIONS,
 )  # fmt: skip
 TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}
