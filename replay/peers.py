@@ -1,19 +1,22 @@
 """How long ranks work in each phase of a step, and which ranks are each other's peers.
 
 In: a graph. Out: work per rank, step and phase, waits and transfers left out; ranks that make the same calls
-between as many phases. A phase is what a rank does between two of its collectives: there ranks of one role do
-the same work. How much slower a rank is than its peers is not computed here.
+between as many phases; the median of a rank's peers. A phase is what a rank does between two of its
+collectives: there ranks of one role do the same work. What of it a rank does longer is not decided here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, once
 
 ON_CPU, ON_GPU = 0, 1  # resources
@@ -108,13 +111,55 @@ def teams(work: pl.DataFrame) -> list[list[int]]:
     return [sorted(team) for team in by_kind["rank"].to_list()]
 
 
-def peers_by_rank(work: pl.DataFrame) -> dict[int, list[int]]:
-    """The other ranks of each rank's team.
+def peers_of(found: Iterable[Sequence[int]], rank: int) -> list[int]:
+    """The other ranks of a rank's team; none of a rank that is in no team.
 
     Args:
-        work: as `phase_work` returns it.
+        found: as from `teams`.
+        rank: which.
     """
-    return {rank: [peer for peer in team if peer != rank] for team in teams(work) for rank in team}
+    return [peer for team in found if rank in team for peer in team if peer != rank]
+
+
+def ranks_of_teams(found: Sequence[Sequence[int]], apart: Collection[int] = ()) -> pl.DataFrame:
+    """All ranks in order: `rank`, its `team` by number, whether it `counts` as a peer, how many `others` do.
+
+    Args:
+        found: as from `teams`.
+        apart: ranks that do not count as peers.
+    """
+    numbers = np.repeat(np.arange(len(found)), [len(team) for team in found])
+    ranks = pl.DataFrame({"rank": list(chain(*found)), "team": numbers}, {"rank": pl.Int64, "team": pl.Int64})
+    counted = ranks.sort("rank").with_columns(counts=~pl.col("rank").is_in(list(apart)))
+    others = pl.col("counts").cast(pl.Int64).sum().over("team") - pl.col("counts").cast(pl.Int64)
+    return counted.with_columns(others=others)
+
+
+def median_of_others(group: Ints, value: NDArray[Any], counts: Bools, others: Ints) -> Floats:
+    """[N] the median of the other values of each one's group: of all at once, without a list for each.
+
+    Args:
+        group: [N] numbers of groups.
+        value: [N] values from 0 on.
+        counts: [N] whether a value counts for the others of its group.
+        others: [N] of how many it is the median; those of them that have no value are 0.
+    """
+    order = np.lexsort((-value, ~counts, group))
+    opens = np.flatnonzero(np.append(True, np.diff(group[order]) != 0)[: order.size])
+    lengths = np.diff(np.append(opens, order.size))
+    first = np.repeat(opens, lengths)
+    counted = (
+        np.repeat(np.add.reduceat(counts[order].astype(np.int64), opens), lengths) if order.size else first
+    )
+    own = np.where(counts[order], np.arange(order.size) - first, order.size)
+    falling, number, both = value[order], others[order], np.zeros(order.size)
+    for middle in ((number - 1) // 2, number // 2):
+        at = middle + (middle >= own)
+        known = (middle >= 0) & (at < counted)
+        both[known] += falling[(first + at)[known]]
+    median = np.empty(order.size)
+    median[order] = both / 2
+    return median
 
 
 def teams_in_groups(kinds: Mapping[int, Hashable], groups: Iterable[Sequence[int]]) -> list[list[int]]:

@@ -14,8 +14,16 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.peers import peers_by_rank, phase_work
-from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
+from dpro.replay.peers import phase_work, teams
+from dpro.replay.timeline import (
+    AFTER_STEPS,
+    Timeline,
+    chain_to,
+    changed_step_times,
+    durations_of,
+    replay,
+    step_ends,
+)
 
 
 class Baseline:
@@ -55,9 +63,20 @@ class Baseline:
         return phase_work(self.graph)
 
     @cached_property
-    def peers(self) -> dict[int, list[int]]:
-        """The ranks that do the same work, by rank."""
-        return peers_by_rank(self.work)
+    def teams(self) -> list[list[int]]:
+        """Ranks that do the same work."""
+        return teams(self.work)
+
+    @cached_property
+    def decisive(self) -> Ints:
+        """Nodes that decide when the last step of each window ends: none ends earlier than these allow."""
+        nodes, end = self.graph.nodes, self.timeline.end
+        counts = (nodes.step != AFTER_STEPS) & (nodes.kind != NodeKind.RENDEZVOUS)
+        last = [
+            int(np.argmax(np.where(counts & (nodes.window == window), end, -1)))
+            for window in np.unique(nodes.window)
+        ]
+        return np.concatenate([chain_to(self.timeline, node) for node in last])
 
     def changed_step_ns(self, changed: Graph) -> Ints:
         """[T] ns, how long each step takes in a changed graph.

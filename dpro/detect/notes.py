@@ -18,6 +18,7 @@ from dpro.detect.stragglers.causes import excess_by_cause
 from dpro.detect.stragglers.replayed import gains_of
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.peers import peers_of
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.heal import healed_in_each_step
 from dpro.units import format_duration
@@ -67,7 +68,7 @@ def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
 def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str:
     """What healing a rank would save, and what the others then wait for."""
     graph, work = baseline.graph, baseline.work
-    if not baseline.peers.get(rank):
+    if not peers_of(baseline.teams, rank):
         return "no other rank makes the same calls, which would show what that costs"
     healed = healed_in_each_step(graph, rank, work)
     gains = gains_of(baseline, work, [[rank]], healed)
@@ -93,7 +94,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
 
 def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
     """What is known of a rank that is late even with what it works longer taken away."""
-    longer = excess_by_cause(baseline.graph, rank, baseline.peers[rank], 0)
+    longer = excess_by_cause(baseline.graph, rank, peers_of(baseline.teams, rank), 0)
     excess = float(longer["excess_ns"].clip(lower_bound=0).sum())
     if excess < waited_ns / 2:
         return "it works hardly longer than its peers: the trace does not show why it is late"

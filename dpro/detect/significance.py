@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 
 Times = NDArray[np.int64] | NDArray[np.float64]
 
@@ -32,16 +32,29 @@ T_999 = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30)
 def clear_gain(saved: Times, base: Times) -> bool:
     """Whether a gain per step is large enough, there in nearly every step, and beyond chance.
 
-    Beyond chance by Student's t test of one sample, one-sided at 99.9%, and by its effect size (Cohen's d).
-
     Args:
         saved: [T] ns, the gain per step.
         base: [T] ns, the steps without it.
     """
-    freedom = min(saved.size - 1, len(T_999))
-    needed = max(EFFECT_SIZE, T_999[freedom - 1] / np.sqrt(saved.size)) * float(saved.std(ddof=1))
-    persistent = float((saved >= MIN_SHARE * base).mean())
-    return bool(saved.mean() >= max(MIN_SHARE * base.mean(), needed) and persistent >= PERSISTENT)
+    return bool(clear_gains(saved[:, None], base)[0])
+
+
+def clear_gains(saved: Times, base: Times) -> Bools:
+    """[R] `clear_gain` of each of several gains.
+
+    Beyond chance by Student's t test of one sample, one-sided at 99.9%, and by its effect size (Cohen's d).
+
+    Args:
+        saved: [T, R] ns, the gains per step.
+        base: [T] ns, the steps without them.
+    """
+    freedom = min(base.size - 1, len(T_999))
+    needed = max(EFFECT_SIZE, T_999[freedom - 1] / np.sqrt(base.size)) * saved.std(axis=0, ddof=1)
+    persistent = (saved >= MIN_SHARE * base[:, None]).mean(axis=0)
+    clear: Bools = (saved.mean(axis=0) >= np.maximum(MIN_SHARE * base.mean(), needed)) & (
+        persistent >= PERSISTENT
+    )
+    return clear
 
 
 def confidence(saved: Times, base: Times) -> float:

@@ -17,7 +17,7 @@ from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, PERSISTENT
-from dpro.detect.stragglers.causes import causes_of
+from dpro.detect.stragglers.causes import CAUSES, OUTSIDE_OPERATORS, causes_of
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS
 from dpro.replay.timeline import time_on_critical_path
@@ -141,14 +141,14 @@ def _spent(baseline: Baseline, num_steps: int) -> list[str]:
     """Return what hosts do on the critical path, per step, longest first."""
     graph = baseline.graph
     nodes = graph.nodes
-    cause, _ = causes_of(graph)
+    cause = causes_of(graph)
     critical = time_on_critical_path(baseline.timeline)
     here = np.flatnonzero(np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0) & (critical > 0))
     around = np.where(nodes.around[here] >= 0, nodes.around[here], nodes.name[here])
-    outside = cause[here] == "host code outside any operator"
+    outside = cause[here] == CAUSES.index(OUTSIDE_OPERATORS)
     frame = pl.DataFrame(
         {
-            "cause": cause[here].tolist(),
+            "cause": pl.Series(CAUSES)[cause[here]],
             "name": np.where(outside, around, nodes.name[here]),
             "ns": critical[here],
         },

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
@@ -23,6 +23,12 @@ CPU = "step_training_thread_cpu_ns"
 EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
 INPUT_PIPELINE = "the input pipeline"
 OPERATORS = "operators"  # of a host that has no GPU
+HOST_OPERATORS, RUNTIME_CALLS, LATE_LAUNCHES = "the host's operators", "GPU runtime calls", "late launches"
+OUTSIDE_OPERATORS, KERNELS = "host code outside any operator", "kernels"
+CAUSES = (
+    "", OPERATORS, HOST_OPERATORS, RUNTIME_CALLS, OUTSIDE_OPERATORS, LATE_LAUNCHES, INPUT_PIPELINE, KERNELS,
+)  # fmt: skip
+OF_DEVICES = (OPERATORS, KERNELS)  # what computes; all else is the host's
 
 
 class HostCause(NamedTuple):
@@ -103,23 +109,19 @@ def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl
     Returns:
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
     """
-    nodes = graph.nodes
-    cause, class_ = causes_of(graph)
-    counted = (nodes.step >= since) & (cause != "")
-    names = np.array(graph.names, dtype=object)
-    label = np.where(nodes.around >= 0, names[np.maximum(nodes.around, 0)], names[nodes.name])
-    label = np.where(nodes.kind == NodeKind.HOST, label, names[nodes.name])
+    nodes, cause = graph.nodes, causes_of(graph)
+    here = np.flatnonzero((nodes.step >= since) & (cause > 0) & np.isin(nodes.rank, [rank, *peers]))
+    around, host = nodes.around[here], nodes.kind[here] == NodeKind.HOST
     frame = pl.DataFrame(
         {
-            "rank": nodes.rank[counted],
-            "step": nodes.step[counted],
-            "cause": cause[counted].tolist(),
-            "class": class_[counted].tolist(),
-            "label": label[counted].tolist(),
-            "work": nodes.duration[counted],
+            "rank": nodes.rank[here],
+            "step": nodes.step[here],
+            "cause": cause[here],
+            "label": np.where(host & (around >= 0), around, nodes.name[here]),
+            "work": nodes.duration[here],
         }
     )
-    keys = ["cause", "class", "label"]
+    keys = ["cause", "label"]
     steps = frame.group_by("rank").agg(steps=pl.col("step").n_unique())
     per_step = (
         frame.group_by("rank", *keys)
@@ -129,30 +131,38 @@ def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl
     )
     others = per_step.filter(pl.col("rank").is_in(peers)).group_by(keys).agg(peer=pl.col("work").median())
     own = per_step.filter(pl.col("rank") == rank).join(others, on=keys, how="left")
-    excess = own.with_columns(excess_ns=pl.col("work") - pl.col("peer").fill_null(0)).sort(
-        ["excess_ns", "label"], descending=[True, False]
+    names, known = pl.Series(graph.names, dtype=pl.String), pl.Series(CAUSES)
+    excess = own.with_columns(
+        names[own["label"]].alias("label"),
+        known[own["cause"]].alias("cause"),
+        excess_ns=pl.col("work") - pl.col("peer").fill_null(0),
+    )
+    compute = pl.col("cause").is_in(OF_DEVICES)
+    excess = excess.with_columns(
+        pl.when(compute).then(pl.lit("slow.compute")).otherwise(pl.lit("slow.host")).alias("class")
     )
     return (
-        excess.group_by("cause", "class", maintain_order=True)
+        excess.sort(["excess_ns", "label"], descending=[True, False])
+        .group_by("cause", "class", maintain_order=True)
         .agg(pl.col("excess_ns").sum(), example=pl.col("label").first())
         .sort(["excess_ns", "cause"], descending=[True, False])
     )
 
 
-def causes_of(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
-    """[N] what each node's time is attributed to, and the class that makes; empty for waits and transfers."""
+def causes_of(graph: Graph) -> Ints:
+    """[N] what each node's time is attributed to, as an index of `CAUSES`; 0 for waits and transfers."""
     nodes = graph.nodes
     gpu = np.isin(nodes.kind, GPU_KINDS)
-    computes_on_gpu = bool(gpu.any())
-    cause = np.full(graph.num_nodes, "", dtype=object)
-    class_ = np.full(graph.num_nodes, "slow.host", dtype=object)
-    cause[nodes.kind == NodeKind.CPU] = "the host's operators" if computes_on_gpu else OPERATORS
-    cause[nodes.kind == NodeKind.RUNTIME] = "GPU runtime calls"
-    cause[np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] = "host code outside any operator"
-    cause[nodes.kind == NodeKind.DELAY] = "late launches"
-    cause[NodeSelection(within=DATA_LOADING).mask(graph)] = INPUT_PIPELINE
-    cause[gpu] = "kernels"
-    class_[gpu] = "slow.compute"
-    if not computes_on_gpu:
-        class_[cause == OPERATORS] = "slow.compute"
-    return cause, class_
+    cause = np.zeros(graph.num_nodes, np.int64)
+    of_kinds = {
+        NodeKind.CPU: HOST_OPERATORS if gpu.any() else OPERATORS,
+        NodeKind.RUNTIME: RUNTIME_CALLS,
+        NodeKind.HOST: OUTSIDE_OPERATORS,
+        NodeKind.GAP: OUTSIDE_OPERATORS,
+        NodeKind.DELAY: LATE_LAUNCHES,
+    }
+    for kind, what in of_kinds.items():
+        cause[nodes.kind == kind] = CAUSES.index(what)
+    cause[NodeSelection(within=DATA_LOADING).mask(graph)] = CAUSES.index(INPUT_PIPELINE)
+    cause[gpu] = CAUSES.index(KERNELS)
+    return cause

@@ -20,7 +20,7 @@ from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_STEPS, PERSISTENT, cl
 from dpro.detect.stragglers.causes import excess_by_cause
 from dpro.detect.stragglers.replayed import HealingGains, healing_gains, lateness
 from dpro.replay.graph import Graph
-from dpro.replay.peers import ON_CPU, teams
+from dpro.replay.peers import ON_CPU, peers_of, teams
 from dpro.units import format_duration
 
 FAR = 1.5  # times the work of the slowest peer
@@ -103,7 +103,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
 
 def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats) -> Finding:
     cost, step = float(gains.saved.mean()), float(gains.base.mean())
-    causes = excess_by_cause(baseline.graph, rank, baseline.peers[rank], int(gains.steps.min()))
+    causes = excess_by_cause(baseline.graph, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
     excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
     evidence = (

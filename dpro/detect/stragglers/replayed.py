@@ -9,15 +9,15 @@ steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 from dpro.detect.baseline import Baseline, waits
 from dpro.detect.findings import Finding
-from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
+from dpro.detect.significance import MIN_SHARE, MIN_STEPS, clear_gains, confidence, first_of_latest
 from dpro.detect.stragglers.axes import felt_along
 from dpro.detect.stragglers.causes import (
     CPU,
@@ -30,13 +30,13 @@ from dpro.detect.stragglers.causes import (
 )
 from dpro.replay.condense.alternatives import condense_both, with_ranks_of
 from dpro.replay.graph import Graph
-from dpro.replay.peers import peers_by_rank
-from dpro.replay.timeline import changed_step_times, replay
+from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams
 from dpro.replay.whatif.edits.heal import healed_at_once
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
-Times = NDArray[np.int64] | NDArray[np.float64]
+FEW = 8  # sets of ranks: condensing the graph takes as long as that many replays of it
+ROUNDING = 1e-9  # of sums of ns as floats
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def find_stragglers(baseline: Baseline) -> list[Finding]:
     Where healing no single rank helps but healing all that work longer than their peers does, these are
     named together.
     """
-    ranks = sorted({int(rank) for rank in np.unique(baseline.graph.nodes.rank) if rank >= 0})
     work = baseline.work
-    gains = healing_gains(baseline, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
+    ranks = sorted(work["rank"].unique().to_list())
+    gains = large_gains(baseline, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < MIN_STEPS:
         return []
     found = _significant(baseline, work, gains)
@@ -72,11 +72,11 @@ def find_stragglers(baseline: Baseline) -> list[Finding]:
         named = {rank for finding in found for rank in finding.ranks}
         latest = work.filter(pl.col("step") >= first)
         others = [rank for rank in _working_longer(latest, gains) if rank not in named]
-        found += _significant(baseline, latest, healing_gains(baseline, latest, [[rank] for rank in others]))
+        found += _significant(baseline, latest, large_gains(baseline, latest, [[rank] for rank in others]))
         named |= {rank for finding in found for rank in finding.ranks}
         left = [rank for rank in others if rank not in named]
         found += (
-            _significant(baseline, latest, healing_gains(baseline, latest, [left])) if len(left) > 1 else []
+            _significant(baseline, latest, large_gains(baseline, latest, [left])) if len(left) > 1 else []
         )
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
@@ -85,7 +85,7 @@ def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | N
     """Findings for those whose healing clearly helps."""
     if gains is None:
         return []
-    clear = (at for at in range(len(gains.ranks)) if clear_gain(gains.saved[:, at], gains.base))
+    clear = np.flatnonzero(clear_gains(gains.saved, gains.base)).tolist()
     return [describe(baseline.graph, work, gains, at) for at in clear]
 
 
@@ -96,18 +96,19 @@ def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
         work: as `phase_work` returns it, of the steps that count.
         gains: of all steps.
     """
-    whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     base = gains.base[gains.steps >= work["step"].to_numpy().min()]
-    longer = set()
-    for rank, peers_of_rank in peers_by_rank(work).items():
-        of_peers = whole.filter(pl.col("rank").is_in(peers_of_rank))
-        peers = of_peers.group_by("step", "resource").agg(peer=pl.col("work_ns").median())
-        both = whole.filter(pl.col("rank") == rank).join(peers, on=["step", "resource"]).sort("step")
-        for _, own in both.group_by("resource"):
-            excess = (own["work_ns"] - own["peer"]).to_numpy()
-            if excess.size == base.size and clear_gain(excess, base):
-                longer.add(int(rank))
-    return sorted(longer)
+    place = ["team", "step", "resource"]
+    whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
+    whole = whole.join(ranks_of_teams(teams(work)).select("rank", "team"), on="rank")
+    places = whole.select(place).unique().with_row_index("place")
+    rows = whole.join(places, on=place).with_columns(others=pl.len().over("place").cast(pl.Int64) - 1)
+    place_of_row, spent, others = (rows[name].to_numpy() for name in ("place", "work_ns", "others"))
+    peer = median_of_others(place_of_row, spent, np.ones(rows.height, np.bool_), others)
+    own = rows.with_columns(excess=pl.col("work_ns") - pl.Series(peer)).filter(pl.col("others") > 0)
+    in_all = own.filter(pl.len().over("rank", "resource") == base.size).sort("rank", "resource", "step")
+    excess = in_all["excess"].to_numpy().reshape(-1, base.size).T
+    longer: list[int] = np.unique(in_all["rank"].to_numpy()[:: base.size][clear_gains(excess, base)]).tolist()
+    return longer
 
 
 def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> HealingGains | None:
@@ -118,14 +119,42 @@ def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]])
         work: as `phase_work` returns it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
-    peers = peers_by_rank(work)
-    with_peers = [[rank for rank in ranks if peers.get(rank)] for ranks in sets]
-    sets = [ranks for ranks in with_peers if ranks]
+    sets, healed = _healed(baseline, work, sets)
+    return gains_of(baseline, work, sets, healed) if sets else None
+
+
+def large_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> HealingGains | None:
+    """`healing_gains`, without the sets that save too little to be named: of many ranks, nearly all.
+
+    A chain of work that decides when a window ends is there after healing, too: no set saves more than it
+    takes from that chain.
+
+    Args:
+        baseline: the unchanged graph.
+        work: as `phase_work` returns it, of the steps that count.
+        sets: ranks to heal together; those that have no peer are left out.
+    """
+    sets, healed = _healed(baseline, work, sets)
     if not sets:
         return None
-    ranks = sorted({rank for ranks in sets for rank in ranks})
-    healed = healed_at_once(baseline.graph, ranks, work)
-    return gains_of(baseline, work, sets, healed)
+    nodes, at = baseline.graph.nodes, baseline.decisive
+    taken = np.bincount(nodes.rank[at] + 1, nodes.duration[at] - healed[at], int(nodes.rank.max()) + 2)
+    least = MIN_SHARE * baseline.step_ns[_that_count(baseline, work)].sum()
+    large = [ranks for ranks in sets if taken[np.array(ranks) + 1].sum() >= least * (1 - ROUNDING)]
+    return gains_of(baseline, work, large, healed)
+
+
+def _healed(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> tuple[list[list[int]], Ints]:
+    """The sets without ranks that have no peer, and [N] ns, how long nodes last whose rank is healed."""
+    with_peers = {rank for team in teams(work) if len(team) > 1 for rank in team}
+    sets = [kept for ranks in sets if (kept := [rank for rank in ranks if rank in with_peers])]
+    return sets, healed_at_once(baseline.graph, sorted(set(chain(*sets))), work)
+
+
+def _that_count(baseline: Baseline, work: pl.DataFrame) -> Bools:
+    """[T] which steps count: those from the first that the work is of."""
+    counted: Bools = baseline.steps >= work["step"].to_numpy().min()
+    return counted
 
 
 def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], healed: Ints) -> HealingGains:
@@ -137,15 +166,19 @@ def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], heal
         sets: ranks to heal together.
         healed: [N] ns, durations of the nodes where their rank is healed.
     """
-    counted = baseline.steps >= work["step"].to_numpy().min()
+    counted, graph = _that_count(baseline, work), baseline.graph
     base = baseline.step_ns[counted]
-    one, other = condense_both(baseline.graph, healed)
-    saved = []
-    for ranks in sets:
-        after = replay(with_ranks_of(one, other, ranks))
-        steps = changed_step_times(baseline.step_ends, after.graph, after.start, after.end)
-        saved.append(base - steps["duration_ns"].to_numpy()[-base.size :])
-    return HealingGains(sets, baseline.steps[counted], base, np.stack(saved, axis=1))
+    if len(sets) > FEW:
+        both = condense_both(graph, healed)
+        graphs = (with_ranks_of(*both, ranks) for ranks in sets)
+    else:
+        own = graph.nodes.duration
+        of_sets = (np.isin(graph.nodes.rank, ranks) for ranks in sets)
+        graphs = (graph.with_durations(np.where(mine, healed, own)) for mine in of_sets)
+    after = [baseline.changed_step_ns(changed)[-base.size :] for changed in graphs]
+    return HealingGains(
+        sets, baseline.steps[counted], base, base[:, None] - np.reshape(after, (-1, base.size)).T
+    )
 
 
 def describe(graph: Graph, work: pl.DataFrame, gains: HealingGains, column: int) -> Finding:
@@ -160,7 +193,7 @@ def describe(graph: Graph, work: pl.DataFrame, gains: HealingGains, column: int)
     ranks, saved = gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
     since = int(gains.steps[0])
-    causes = excess_by_cause(graph, ranks[0], peers_by_rank(work)[ranks[0]], since)
+    causes = excess_by_cause(graph, ranks[0], peers_of(teams(work), ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
     more = _counted(graph, work, ranks[0], since)
@@ -198,7 +231,7 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
     if graph.run is None:
         return {}
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
-    compared = pl.col("rank").is_in([rank, *peers_by_rank(work)[rank]])
+    compared = pl.col("rank").is_in([rank, *peers_of(teams(work), rank)])
     inside = steps.filter(compared & (pl.col("window") >= 0) & (pl.col("step") >= since))
     places = inside.select("rank", time_ns="start_ns")
     rows = counters.filter(pl.col("counter").is_in([CPU, *HOST_CAUSES])).join(places, on=["rank", "time_ns"])

@@ -6,7 +6,7 @@ phase than its peers typically do, and typically in every step, is what healing 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,21 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, once
-from dpro.replay.peers import LABEL, PHASE, peers_by_rank, phase_work, work_keys
+from dpro.replay.peers import (
+    LABEL,
+    PHASE,
+    median_of_others,
+    peers_of,
+    phase_work,
+    ranks_of_teams,
+    teams,
+    work_keys,
+)
 from dpro.replay.whatif.edit import Edit, check, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import absent, ranks_at
+
+_NO_PEER = "rank {} has no peer in the run that calls the same collectives"
 
 
 @dataclass(frozen=True)
@@ -135,10 +146,7 @@ def healed_durations(
         Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
     """
     known = phase_work(graph) if work is None else work
-    peers = {
-        rank: [peer for peer in others if peer not in apart] for rank, others in peers_by_rank(known).items()
-    }
-    return _healed(graph, work_keys(graph), known, ranks, peers)
+    return _healed(graph, work_keys(graph), known, ranks, ranks_of_teams(teams(known), apart))
 
 
 def healed_at_once(graph: Graph, ranks: Sequence[int], work: pl.DataFrame) -> Ints:
@@ -156,8 +164,8 @@ def healed_at_once(graph: Graph, ranks: Sequence[int], work: pl.DataFrame) -> In
         Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
     """
     durations = graph.nodes.duration.copy()
-    for nodes, healed in _healed_work(graph, work_keys(graph), work, ranks, peers_by_rank(work)):
-        durations[nodes] = healed
+    healed = _healed_work(graph, work_keys(graph), work, ranks, ranks_of_teams(teams(work)))
+    durations[healed["node"].to_numpy()] = healed["lasts"].to_numpy()
     return durations
 
 
@@ -179,9 +187,9 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
     Raises:
         Unanswerable: the rank has no peer that went through the same phases.
     """
-    peers, place = peers_by_rank(work).get(rank, []), ["step", *PHASE]
+    peers, place = peers_of(teams(work), rank), ["step", *PHASE]
     if not peers:
-        raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
+        raise Unanswerable(_NO_PEER.format(rank))
     sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
     own = sums.filter(pl.col("rank") == rank).select(*place, own="work_ns")
     theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
@@ -208,60 +216,53 @@ def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[
     whole = {"position": pl.lit(0, pl.Int64)}
     work = phase_work(graph).with_columns(**whole)
     work = work.group_by("rank", "step", *LABEL).agg(pl.col("work_ns").sum()).sort("rank", "step", *LABEL)
-    others = sorted(set(work["rank"].to_list()) - set(apart))
-    return _healed(graph, work_keys(graph).with_columns(**whole), work, ranks, dict.fromkeys(ranks, others))
+    everyone = ranks_of_teams([work["rank"].unique().to_list()], apart)
+    return _healed(graph, work_keys(graph).with_columns(**whole), work, ranks, everyone)
 
 
 def _healed(
-    graph: Graph,
-    keys: pl.DataFrame,
-    work: pl.DataFrame,
-    ranks: Sequence[int],
-    peers: Mapping[int, list[int]],
+    graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, ranks: Sequence[int], known: pl.DataFrame
 ) -> Ints:
+    """[N, len(ranks)] ns, durations with one rank healed at a time; arguments as of `_healed_work`."""
     durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
-    for column, (nodes, healed) in enumerate(_healed_work(graph, keys, work, ranks, peers)):
-        durations[nodes, column] = healed
+    healed = _healed_work(graph, keys, work, ranks, known)
+    column = healed["rank"].replace_strict(list(ranks), range(len(ranks)), return_dtype=pl.Int64)
+    durations[healed["node"].to_numpy(), column.to_numpy()] = healed["lasts"].to_numpy()
     return durations
 
 
 def _healed_work(
-    graph: Graph,
-    keys: pl.DataFrame,
-    work: pl.DataFrame,
-    ranks: Sequence[int],
-    peers: Mapping[int, list[int]],
-) -> Iterator[tuple[Ints, Ints]]:
-    """Of each rank, nodes that work, and how long they last once it is healed."""
-    known = frozenset(work["rank"])
+    graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, ranks: Sequence[int], known: pl.DataFrame
+) -> pl.DataFrame:
+    """`node` and `rank` of all work of some ranks, and how long it `lasts` once each is healed by itself.
+
+    Args:
+        graph: the graph.
+        keys: `work_keys`.
+        work: `phase_work`, of the steps that count.
+        ranks: which ranks.
+        known: all ranks, as from `ranks_of_teams`.
+    """
+    others = dict(known.select("rank", "others").iter_rows())
+    for rank in ranks:
+        if rank not in others:
+            raise Unanswerable(absent(graph, f"rank {rank}"))
+        if not others[rank]:
+            raise Unanswerable(_NO_PEER.format(rank))
     phases = once(graph, "typical work of phases", (work,), lambda: _typical(work, PHASE))
     labels = once(graph, "typical work by its names", (work,), lambda: _typical(work, LABEL))
-    of_rank = once(graph, "work keys by rank", (keys,), lambda: keys.sort("rank", maintain_order=True))
-    for rank in ranks:
-        if rank not in known:
-            raise Unanswerable(absent(graph, f"rank {rank}"))
-        ratios = _ratios(phases, labels, rank, peers[rank])
-        begin, end = (of_rank["rank"].search_sorted(rank, side) for side in ("left", "right"))
-        mine = of_rank[begin:end]
-        joined = mine.join(ratios, on=LABEL, how="left", maintain_order="left")
-        factor = joined["ratio"].fill_null(1.0).to_numpy()
-        at = mine["node"].to_numpy()
-        yield at, np.rint(graph.nodes.duration[at] * factor).astype(np.int64)
-
-
-def _ratios(phases: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
-    """Columns of `LABEL` and `ratio`, below 1, for the work that makes the rank slower than its peers."""
-    if not peers:
-        raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
-    phase = _excess(phases, rank, peers, PHASE).select(*PHASE, whole=pl.col("excess"))
-    longer = _excess(labels, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(PHASE))
-    taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0)
-    return (
-        longer.join(phase, on=PHASE)
-        .with_columns(ratio=1.0 - taken / pl.col("own"))
-        .select(*LABEL, "ratio")
-        .sort(LABEL)
-    )
+    mine = pl.col("rank").is_in(list(ranks))
+    compared = known.filter(pl.col("team").is_in(known.filter(mine)["team"].unique().implode()))
+    phase = _excess(phases, compared, PHASE).select("rank", *PHASE, whole=pl.col("excess"))
+    parts = pl.col("excess").sum().over("rank", *PHASE)
+    longer = _excess(labels, compared, LABEL).sort("rank", *LABEL).with_columns(parts=parts)
+    # Below 1 for the work that makes a rank slower than its peers.
+    taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0) / pl.col("own")
+    ratios = longer.join(phase, on=["rank", *PHASE]).select("rank", *LABEL, ratio=1.0 - taken)
+    healed = keys.filter(mine).join(ratios, on=["rank", *LABEL], how="left", maintain_order="left")
+    duration = graph.nodes.duration[healed["node"].to_numpy()]
+    lasts = np.rint(duration * healed["ratio"].fill_null(1.0).to_numpy()).astype(np.int64)
+    return healed.select("node", "rank", lasts=pl.Series(lasts))
 
 
 def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:
@@ -271,23 +272,22 @@ def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     return per_step.group_by("rank", *by).agg(_median_of(num_steps))
 
 
-def _excess(typical: pl.DataFrame, rank: int, peers: list[int], by: list[str]) -> pl.DataFrame:
-    """What the rank typically needs more than its peers per step: `own` and `excess` ns, where positive.
+def _excess(typical: pl.DataFrame, known: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """What each rank typically needs more than its peers per step: `own` and `excess` ns, where positive.
 
     A peer that never does a piece of work needs no time for it.
+
+    Args:
+        typical: as from `_typical`.
+        known: the ranks that are asked for and their peers, as from `ranks_of_teams`.
+        by: the columns that distinguish pieces of work.
     """
-    own = typical.filter(pl.col("rank") == rank).rename({"work_ns": "own"}).drop("rank")
-    theirs = (
-        typical.filter(pl.col("rank").is_in(peers))
-        .group_by(by)
-        .agg(_median_of(len(peers)))
-        .rename({"work_ns": "peer"})
-    )
-    return (
-        own.join(theirs, on=by, how="left", nulls_equal=True)
-        .with_columns(excess=pl.col("own") - pl.col("peer").fill_null(0))
-        .filter(pl.col("excess") > 0)
-    )
+    rows = typical.join(known, on="rank")
+    pieces = rows.select("team", *by).unique().with_row_index("piece")
+    rows = rows.join(pieces, on=["team", *by], maintain_order="left")
+    peer = median_of_others(*(rows[name].to_numpy() for name in ("piece", "work_ns", "counts", "others")))
+    excess = rows.select("rank", *by, own="work_ns", excess=pl.col("work_ns") - pl.Series(peer))
+    return excess.filter(pl.col("excess") > 0)
 
 
 def _median_of(count: int) -> pl.Expr:

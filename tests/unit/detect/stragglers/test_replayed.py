@@ -11,6 +11,8 @@ import pytest
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
+from dpro.detect.significance import MIN_SHARE
+from dpro.detect.stragglers import replayed
 from dpro.detect.stragglers.replayed import healing_gains
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.whatif.edits.heal import healed_durations
@@ -57,6 +59,24 @@ def test_healing_saves_what_a_replay_of_the_whole_graph_with_healed_ranks_does(t
         healed = healed_durations(baseline.graph, ranks, work=baseline.work).min(axis=1)
         after = baseline.changed_step_ns(baseline.graph.with_durations(healed))
         assert (gains.base - after == gains.saved[:, column]).all()
+
+
+@pytest.mark.parametrize("few", [0, 8])
+@pytest.mark.parametrize("ranks", [[1], [1, 3], [0, 1, 2, 3, 4]])
+def test_sets_left_out_because_they_cannot_save_enough_do_not(few, ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(replayed, "FEW", few)
+    baseline = Baseline(
+        graph_of(tmp_path / "run", slower(noisy(equal_work(6), 3, 0.1), "compute", ranks, plus=6))
+    )
+    sets = [[0], [1], [2], [3], [4], [5], [0, 1], [1, 3], [2, 5], [0, 1, 2, 3, 4, 5]]
+    every = healing_gains(baseline, baseline.work, sets)
+    large = replayed.large_gains(baseline, baseline.work, sets)
+    assert len(large.ranks) < len(sets)
+    for ranks_of_set, saved in zip(every.ranks, every.saved.T):
+        if ranks_of_set in large.ranks:
+            assert (large.saved[:, large.ranks.index(ranks_of_set)] == saved).all()
+        else:
+            assert saved.mean() < MIN_SHARE * every.base.mean()
 
 
 @EVERYONE

@@ -1,0 +1,32 @@
+"""The median of a rank's peers, of all ranks at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams
+
+VALUES = st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans())  # group, value, whether it counts
+
+
+@given(st.lists(VALUES, max_size=12), st.integers(0, 3))
+def test_the_median_of_others_is_that_of_all_values_of_the_group_that_count_but_its_own(rows, absent):
+    group, value, counts = (np.array([row[at] for row in rows], np.int64) for at in range(3))
+    found: list[list[int]] = []
+    for at in range(len(rows)):
+        theirs = (group == group[at]) & (counts == 1)
+        theirs[at] = False
+        found.append([*value[theirs].tolist(), *[0] * absent])
+    others = np.array([len(each) for each in found], np.int64)
+    medians = median_of_others(group, value, counts == 1, others)
+    assert medians.tolist() == [float(np.median(each)) if each else 0.0 for each in found]
+
+
+def test_peers_are_the_others_of_a_team_and_those_set_apart_do_not_count():
+    teams = [[4, 1, 3], [0], [2, 5]]
+    assert [peers_of(teams, rank) for rank in (1, 0, 2, 7)] == [[4, 3], [], [5], []]
+    known = ranks_of_teams(teams, apart=[1, 5])
+    assert known["rank"].to_list() == [0, 1, 2, 3, 4, 5]
+    assert known["others"].to_list() == [0, 2, 0, 1, 1, 1]
