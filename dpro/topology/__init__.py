@@ -7,5 +7,7 @@ fabrics         fat trees and rail-optimised fabrics, by their size
 inside          the inside of a host, from NCCL's topology XML
 slurm           switches and hosts, from Slurm's topology.conf
 infiniband      switches, ports and cables, from ibnetdiscover
-
+channels        rings and trees of groups of ranks, kept with a run
+nccl_log        the same of communicators, from NCCL's debug log
+versioned       the JSON files that a run keeps of its network
 """

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from dpro.errors import InputError, first_line
-from dpro.folders import written_whole
+from dpro.topology.versioned import VERSION, read_versioned, write_versioned
 
 FILE = "paths.json"  # in a run
-VERSION = 1
 
 
 class PathEntry(
@@ -56,15 +54,7 @@ def read_paths(path: Path) -> list[PathEntry]:
     Raises:
         InputError: it cannot be read, or is no such file.
     """
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=PathsFile)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        raise InputError(f"{path}: {first_line(error)}") from error
-    if found.version != VERSION:
-        raise InputError(f"{path}: version {found.version} is not known: this is version {VERSION}")
-    return found.paths
+    return read_versioned(path, PathsFile).paths
 
 
 def write_paths(entries: Sequence[PathEntry], path: Path) -> None:
@@ -77,9 +67,4 @@ def write_paths(entries: Sequence[PathEntry], path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    text = msgspec.json.format(msgspec.json.encode(PathsFile(paths=list(entries))), indent=1)
-    try:
-        with written_whole(path.parent, path.name) as file:
-            file.write(text + b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+    write_versioned(PathsFile(paths=list(entries)), path)

@@ -5,6 +5,8 @@ share of the bytes, and after routing the load on links per byte. A ring passes 
 to neighbour (Thakur, Rabenseifner and Gropp, IJHPCA 19, 2005); across hosts NCCL makes a ring for each
 port, each with its share of the bytes, from and to the port of one number. Along trees each host exchanges
 half of the bytes with its parent, for each of two trees. In an all-to-all each pair has a flow of its own.
+Where the rings or trees of a group were recorded, its flows follow those, an equal part of the bytes along
+each, from and to the ports that the two GPUs are near to.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +26,22 @@ from dpro.replay.fabric.routes import NO_LINK, Choice, Routes, paths
 PAIRWISE = ("all_to_all",)
 MESSAGES = ("send", "recv")
 TREE = "TREE"
+Hop = tuple[int, int]  # two members of a group, by their number
+
+
+class Channels(NamedTuple):
+    """How the members of a group pass bytes on, as recorded; all members in the order of their ranks.
+
+    Attributes:
+        rings: by channel, a member and the next one, to which it sends.
+        trees: by channel, members and their parents, or the other way round: both send.
+    """
+
+    rings: tuple[tuple[Hop, ...], ...] = ()
+    trees: tuple[tuple[Hop, ...], ...] = ()
+
+
+NOT_RECORDED = Channels()
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,7 @@ def flows_of(
     members: Sequence[Sequence[int]],
     ops: Sequence[str],
     algorithms: Sequence[str] = (),
+    channels: Sequence[Channels] = (),
 ) -> Flows:
     """The flows of communications.
 
@@ -86,6 +106,7 @@ def flows_of(
         members: by communication, the GPU (its node) of each rank, in the order of ranks.
         ops: by communication, its operation.
         algorithms: by communication, as recorded: all-reduces by TREE go along trees. Rings where not given.
+        channels: by communication, as recorded, `NOT_RECORDED` where they were not.
 
     Raises:
         Unanswerable: a GPU that sends to another host has no port.
@@ -93,13 +114,62 @@ def flows_of(
     host_of = {gpu: host for host, gpus in enumerate(fabric.gpus) for gpu in gpus}
     found: list[tuple[int, int, int, float, int]] = []
     for number, (gpus, op) in enumerate(zip(members, ops)):
-        by_tree = op == "all_reduce" and bool(algorithms) and algorithms[number] == TREE
-        make = _pairs if op in PAIRWISE else _chain if op in MESSAGES else _trees if by_tree else _ring
-        made = make(fabric, list(gpus), host_of)
+        algorithm = algorithms[number] if algorithms else ""
+        known = channels[number] if channels else NOT_RECORDED
+        made = _made(fabric, list(gpus), host_of, op, algorithm, known)
         found += [(number, begin, end, share, _key(begin, end, each)) for begin, end, share, each in made]
     columns = [np.array([flow[at] for flow in found]) for at in range(5)]
     of, begin, end, key = (columns[at].astype(np.int64) for at in (0, 1, 2, 4))
     return Flows(of, begin, end, columns[3].astype(np.float64), key, len(ops))
+
+
+def _made(
+    fabric: Fabric, gpus: list[int], host_of: dict[int, int], op: str, algorithm: str, known: Channels
+) -> list[_Flow]:
+    """The flows of one communication."""
+    if op in PAIRWISE:
+        return _pairs(fabric, gpus, host_of)
+    if op in MESSAGES:
+        return _chain(fabric, gpus, host_of)
+    if op == "all_reduce" and algorithm == TREE:
+        both_ways = tuple((*hops, *((up, down) for down, up in hops)) for hops in known.trees)
+        if both_ways:
+            return _along(fabric, gpus, host_of, both_ways, _of_tree(len(gpus)))
+        return _trees(fabric, gpus, host_of)
+    return _along(fabric, gpus, host_of, known.rings) if known.rings else _ring(fabric, gpus, host_of)
+
+
+def _along(
+    fabric: Fabric,
+    gpus: list[int],
+    host_of: dict[int, int],
+    channels: Sequence[tuple[Hop, ...]],
+    whole: float = 1.0,
+) -> list[_Flow]:
+    """An equal part of `whole` along the hops of each channel; within hosts a chain where none has any."""
+    share = whole / len(channels)
+    found: list[_Flow] = [
+        (begin, end, part, channel)
+        for channel, hops in enumerate(channels)
+        for one, other in hops
+        for begin, end, part, _ in _between(fabric, gpus[one], gpus[other], host_of, share)
+    ]
+    if any(host_of[gpus[one]] == host_of[gpus[other]] for hops in channels for one, other in hops):
+        return found
+    by_host = _by_host(gpus, host_of)
+    return [*found, *((one, other, whole, 0) for own in by_host.values() for one, other in pairwise(own))]
+
+
+def _by_host(gpus: list[int], host_of: dict[int, int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for gpu in gpus:
+        found.setdefault(host_of[gpu], []).append(gpu)
+    return found
+
+
+def _of_tree(size: int) -> float:
+    """What a member sends along a tree one way, of what the busiest of a ring sends."""
+    return size / (2 * (size - 1)) if size > 1 else 0.0
 
 
 def _key(begin: int, end: int, ring: int) -> int:
@@ -117,9 +187,7 @@ _Flow = tuple[int, int, float, int]
 
 def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
     """Hosts in order, as many rings between them as the host with the fewest ports in use has."""
-    by_host: dict[int, list[int]] = {}
-    for gpu in gpus:
-        by_host.setdefault(host_of[gpu], []).append(gpu)
+    by_host = _by_host(gpus, host_of)
     found: list[_Flow] = [(one, other, 1.0, 0) for own in by_host.values() for one, other in pairwise(own)]
     if len(by_host) == 1:
         return [*found, (gpus[-1], gpus[0], 1.0, 0)] if len(gpus) > 1 else []
@@ -133,10 +201,7 @@ def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flo
 
 def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
     """All bytes up and down the chain of each host, half of them up and down each tree of hosts."""
-    by_host: dict[int, list[int]] = {}
-    for gpu in gpus:
-        by_host.setdefault(host_of[gpu], []).append(gpu)
-    whole = len(gpus) / (2 * (len(gpus) - 1)) if len(gpus) > 1 else 0.0  # of what the busiest of a ring sends
+    by_host, whole = _by_host(gpus, host_of), _of_tree(len(gpus))
     found: list[_Flow] = [
         flow
         for own in by_host.values()

@@ -15,8 +15,9 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.replay.fabric.channels import channels_of_run
 from dpro.replay.fabric.connections import known_paths
-from dpro.replay.fabric.flows import Flows, Load, flows_of
+from dpro.replay.fabric.flows import NOT_RECORDED, Channels, Flows, Load, flows_of
 from dpro.replay.fabric.network import NIC, Fabric, fabric_of
 from dpro.replay.fabric.routes import Routes, routes_of
 from dpro.replay.fabric.seeds import hashed_loads
@@ -43,6 +44,8 @@ class Communications:
             paths.
         first: [K] one communication of each kind.
         sent: [C] bytes that the busiest rank of each sends, 0 where unknown.
+        channels: by communication, as recorded, `NOT_RECORDED` where they were not.
+        channels_from: where they were recorded, in words; empty where none were.
     """
 
     transfers: Ints
@@ -53,13 +56,15 @@ class Communications:
     kind: Ints
     first: Ints
     sent: Floats
+    channels: tuple[Channels, ...]
+    channels_from: str
 
     @property
-    def kinds(self) -> tuple[list[tuple[int, ...]], list[str], list[str]]:
-        """Members, operation and algorithm by kind."""
-        columns = (self.members, self.ops, self.algorithms)
-        members, ops, algorithms = ([each[at] for at in self.first.tolist()] for each in columns)
-        return members, ops, algorithms  # type: ignore[return-value]
+    def kinds(self) -> tuple[list[tuple[int, ...]], list[str], list[str], list[Channels]]:
+        """Members, operation, algorithm and channels by kind."""
+        columns = (self.members, self.ops, self.algorithms, self.channels)
+        members, ops, algorithms, channels = ([each[at] for at in self.first.tolist()] for each in columns)
+        return members, ops, algorithms, channels  # type: ignore[return-value]
 
 
 def fabric_of_run(run: Run | None) -> Fabric:
@@ -128,8 +133,9 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     transfers, meeting = edges.target[met][order], edges.source[met][order]
     _, of = np.unique(meeting, return_inverse=True)
     first = np.flatnonzero(np.diff(of, prepend=-1))
-    ranks = np.split(nodes.rank[transfers], first[1:]) if transfers.size else []
-    members = tuple(tuple(gpus[rank] for rank in each.tolist()) for each in ranks)
+    split = np.split(nodes.rank[transfers], first[1:]) if transfers.size else []
+    ranks = [tuple(each.tolist()) for each in split]
+    members = tuple(tuple(gpus[rank] for rank in each) for each in ranks)
     messages = nodes.message[transfers[first]].tolist() if transfers.size else []
     ops = tuple(graph.messages[message].op for message in messages)
     num_bytes = np.zeros(len(ops))
@@ -140,7 +146,12 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     keys = zip(members, ops, algorithms)
     kind = np.array([numbers.setdefault(each, len(numbers)) for each in keys], np.int64)
     first_of = np.unique(kind, return_index=True)[1].astype(np.int64)
-    return Communications(transfers, of.astype(np.int64), members, ops, algorithms, kind, first_of, sent)
+    recorded = channels_of_run(graph.run)
+    channels = tuple(recorded.of.get(each, NOT_RECORDED) for each in ranks)
+    of = of.astype(np.int64)
+    return Communications(
+        transfers, of, members, ops, algorithms, kind, first_of, sent, channels, recorded.source
+    )
 
 
 def _algorithms(graph: Graph, transfers: Ints) -> tuple[str, ...]:

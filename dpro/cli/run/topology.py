@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.output import console, json_option, print_json
+from dpro.cli.output import console, json_option, print_json, warn
 from dpro.errors import Unanswerable, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dpro.analysis.answers.fabric.topology import TopologyDocument
     from dpro.analysis.answers.fabric.traffic import TrafficDocument
     from dpro.topology.file import HostEntry, TopologyFile
 
 _SOURCES = ("file", "fat_tree", "rail_optimised", "slurm", "ibnetdiscover")
+_OF_RUNS = ("paths", "plan", "probes", "nccl_log")
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(1, 1_000_000)
 _RATE = click.FloatRange(0, 1e6, min_open=True)
@@ -71,6 +74,10 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
     "--probes", type=_EXISTING, metavar="JSON",
     help="For --plan: paths that source ports were seen to take, in the same form.",
 )  # fmt: skip
+@click.option(
+    "--nccl-log", type=click.Path(exists=True, path_type=Path), multiple=True, metavar="LOG",
+    help="Of a RUN: keep with it the rings and trees that NCCL printed (NCCL_DEBUG=INFO): a file or folder.",
+)  # fmt: skip
 @json_option
 def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any) -> None:
     """Describe the fabric of a job: hosts, ports, switches, cables.
@@ -84,6 +91,7 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     dpro topology topology.toml --attach RUN
     dpro topology RUN                                    what the run loads on it, and what collisions cost
     dpro topology RUN --plan plan.json                   a path for each connection
+    dpro topology RUN --nccl-log job.log                 the rings and trees that NCCL made
 
     A file that is wrong is refused with a line that names the entry. Lists of names are written as clusters
     write them: node[001-128].
@@ -94,8 +102,10 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     found = _described(given)
     check(found)
     of_run = given["file"] if given["file"] is not None and given["file"].is_dir() else None
-    if of_run is None and (given["paths"] or given["plan"] or given["probes"]):
-        raise UsageError("--paths, --plan and --probes are of a run: dpro topology RUN --plan plan.json")
+    if of_run is None and any(given[option] for option in _OF_RUNS):
+        raise UsageError(
+            "--paths, --plan, --probes and --nccl-log are of a run: dpro topology RUN --plan plan.json"
+        )
     hosts: list[str] = []
     if run is not None:
         from dpro.store import open_run
@@ -123,11 +133,38 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
 
     if given["paths"]:
         write_paths(read_paths(given["paths"]), run / FILE)
+    if given["nccl_log"]:
+        _keep_channels(run, given["nccl_log"])
     analysis = analyse(str(run))
     if given["plan"]:
         probes = read_paths(given["probes"]) if given["probes"] else []
         write_paths(plan_of(analysis.built.graph, probes), given["plan"])
     return changed(document, traffic=traffic_document(analysis))
+
+
+def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
+    """Keep with a run the rings and trees that NCCL printed.
+
+    Raises:
+        Unanswerable: none of them is of ranks of the run that are known.
+    """
+    from dpro.replay.fabric.channels import groups_of_log
+    from dpro.store import open_run
+    from dpro.topology.channels import FILE, write_channels
+    from dpro.topology.nccl_log import read_nccl_logs
+
+    found = groups_of_log(open_run(run), read_nccl_logs(logs))
+    reasons = {
+        "have ranks that the run does not know (another job's log, or one of few ranks)": found.unknown,
+        "lack the lines of some members": found.incomplete,
+        "share their ranks with one of other rings": found.differing,
+    }
+    left = "; ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+    if not found.groups:
+        raise Unanswerable(f"no communicator of the log is known with all its rings: {left}")
+    if left:
+        warn(f"communicators of NCCL's log that were left out: {left}")
+    write_channels(found.groups, run / FILE)
 
 
 def _described(given: dict[str, Any]) -> TopologyFile:
@@ -217,6 +254,17 @@ def _print(document: TopologyDocument) -> None:
     console().print("\n".join(lines))
 
 
+def _rings(traffic: TrafficDocument) -> str:
+    """Where the rings and trees of groups come from, in words."""
+    assumed = "one ring for each port, or two trees of hosts, are assumed"
+    if not traffic.channels_from:
+        return f"of {traffic.groups:,} groups of ranks: {assumed}"
+    known = (
+        f"of {traffic.groups_recorded:,} of {traffic.groups:,} groups of ranks from {traffic.channels_from}"
+    )
+    return known if traffic.groups_recorded == traffic.groups else f"{known}; of the others {assumed}"
+
+
 def _traffic_lines(traffic: TrafficDocument) -> list[str]:
     from dpro.units import format_bytes
 
@@ -224,6 +272,7 @@ def _traffic_lines(traffic: TrafficDocument) -> list[str]:
     lines = [
         f"traffic   {traffic.connections:,} connections leave their hosts, the paths of {known:,} are known"
     ]
+    lines.append(f"rings     {_rings(traffic)}")
     for cable in traffic.busiest[:3]:
         share = f"{cable.load:.0%} of its capacity, {cable.load_while_busy:.0%} while anything crosses it"
         lines.append(f"busiest   {cable.link}: {format_bytes(int(cable.bytes_per_step))} a step, {share}")

@@ -8,8 +8,8 @@ likely. Nothing is measured here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,8 +20,9 @@ from scipy.sparse import csr_matrix
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.network.tomography import FaultVerdict, at_fault, votes
 from dpro.errors import Unanswerable
+from dpro.replay.fabric.channels import Ranks, channels_of_run
 from dpro.replay.fabric.crossing import crossings, hops_of
-from dpro.replay.fabric.flows import PAIRWISE, Flows, flows_of
+from dpro.replay.fabric.flows import NOT_RECORDED, PAIRWISE, Channels, Flows, flows_of
 from dpro.replay.fabric.network import HUB, NIC, SWITCH, Fabric
 from dpro.replay.fabric.placement import fabric_of_run, gpus_of_ranks, paths_of_run
 from dpro.replay.fabric.routes import Routes, routes_of
@@ -97,11 +98,13 @@ class Wires:
         routes: next hops, and the fabric.
         gpus: of ranks that can send to other hosts.
         known: paths that the run keeps.
+        channels: of groups of ranks, as far as they were recorded.
     """
 
     routes: Routes
     gpus: dict[int, int]
     known: tuple[PathEntry, ...] = ()
+    channels: Mapping[Ranks, Channels] = field(default_factory=dict)
 
     @property
     def fabric(self) -> Fabric:
@@ -125,7 +128,7 @@ def wires_of(run: Run | None) -> Wires | None:
         assert run is not None
         gpus = gpus_of_ranks(run, fabric)
         with_ports = {rank: gpu for rank, gpu in gpus.items() if gpu in fabric.port}
-        return Wires(routes_of(fabric), with_ports, paths_of_run(run))
+        return Wires(routes_of(fabric), with_ports, paths_of_run(run), channels_of_run(run).of)
     except Unanswerable:
         return None
 
@@ -276,7 +279,9 @@ def _known_groups(groups: pl.DataFrame, wires: Wires) -> pl.DataFrame:
 
 def _flows(known: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
     """Flows of groups, and the links that each may cross."""
-    members = [[wires.gpus[int(rank)] for rank in each.split(",")] for each in known["members"]]
+    ranks = [tuple(map(int, each.split(","))) for each in known["members"]]
+    members = [[wires.gpus[rank] for rank in each] for each in ranks]
     ops = ["send" if op == "message" else op for op in known["op"]]
-    flows = flows_of(wires.fabric, members, ops)
+    channels = [wires.channels.get(each, NOT_RECORDED) for each in ranks]
+    flows = flows_of(wires.fabric, members, ops, channels=channels)
     return flows, crossings(flows, wires.routes, wires.known)

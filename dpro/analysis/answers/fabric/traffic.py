@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace as changed
@@ -17,7 +18,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
 from dpro.replay.fabric.connections import Connections, connections_of, known_paths, path_entries
-from dpro.replay.fabric.flows import Load, crossed, repeated, sprayed
+from dpro.replay.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, crossed, repeated, sprayed
 from dpro.replay.fabric.network import NIC, between_switches
 from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
@@ -88,6 +89,10 @@ class TrafficDocument(DocumentPart, frozen=True, kw_only=True):
     Attributes:
         connections: that leave their hosts.
         unknown: of these, whose paths are not known: a hash decides them.
+        groups: of ranks that exchange something by collectives.
+        groups_recorded: of these, whose rings or trees are those that were recorded; of the others one ring
+            for each port is assumed, or NCCL's two trees of hosts for an all-reduce recorded as by TREE.
+        channels_from: where rings and trees were recorded, in words; empty where none were.
         step_ms: the mean step, replayed.
         saved_ms: what planned paths would save of it; low and high are its interval.
         saved_low_ms, saved_high_ms: likewise.
@@ -97,6 +102,9 @@ class TrafficDocument(DocumentPart, frozen=True, kw_only=True):
 
     connections: int
     unknown: int
+    groups: int
+    groups_recorded: int
+    channels_from: str
     step_ms: float
     saved_ms: float
     saved_low_ms: float
@@ -123,6 +131,7 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
     return TrafficDocument(
         connections=int(across.sum()),
         unknown=int(unknown.size),
+        **_groups(at),
         step_ms=ms(base),
         saved_ms=ms(base - plan.predicted_ns),
         saved_low_ms=ms(plan.gain_low_ns),
@@ -130,6 +139,22 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
         busiest=_busiest(at, usage_of(graph, at, load_now(at)), _steps(analysis), base),
         collisions=[] if unknown.size else _collisions(analysis, at),
     )
+
+
+def _groups(at: Placed) -> dict[str, Any]:
+    """How many groups exchange something, and whose rings or trees were recorded."""
+    members, ops, _, channels = at.found.kinds
+    rows = [
+        (each, known != NOT_RECORDED)
+        for each, op, known in zip(members, ops, channels)
+        if op not in (*MESSAGES, *PAIRWISE)
+    ]
+    recorded_ones = {each for each, known in rows if known}
+    return {
+        "groups": len({each for each, _ in rows}),
+        "groups_recorded": len(recorded_ones),
+        "channels_from": at.found.channels_from if recorded_ones else "",
+    }
 
 
 def load_now(at: Placed) -> Load:

@@ -2,4 +2,5 @@
 
 paths       other paths, and other cables
 neighbours  ranks on other hosts, and other jobs on the same cables
+assignment  which host has the work of which, so that what exchanges much is near
 """

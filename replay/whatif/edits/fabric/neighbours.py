@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.fabric.assignment import best_order, distances, exchanged, hosts_of, moved
-from dpro.replay.fabric.flows import flows_of
+from dpro.replay.fabric.flows import NOT_RECORDED, flows_of
 from dpro.replay.fabric.placement import Placed, host_named, placed
 from dpro.replay.fabric.seeds import quantile
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.fabric.assignment import best_order, distances, exchanged, hosts_of, moved
 from dpro.replay.whatif.edits.fabric.paths import THEN, FabricEdit, loads_by
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables
@@ -73,8 +73,9 @@ class PlacedRanks(FabricEdit):
             return lambda share: Cables(quantile(at.now, share), gbps)
         if any(len(at.fabric.gpus[one]) != len(at.fabric.gpus[other]) for one, other in zip(now, then)):
             raise Unanswerable("hosts with different numbers of GPUs cannot exchange their ranks")
-        members, ops, algorithms = at.found.kinds
-        flows = flows_of(at.fabric, moved(at.fabric, members, dict(zip(now, then))), ops, algorithms)
+        members, ops, algorithms, channels = at.found.kinds
+        others = moved(at.fabric, members, dict(zip(now, then)))
+        flows = flows_of(at.fabric, others, ops, algorithms, channels)
         loads = loads_by(self.then, flows, at.routes)
         return lambda share: Cables(quantile(loads, share), gbps)
 
@@ -117,9 +118,15 @@ class OtherJobs(FabricEdit):
     def cables(self, at: Placed) -> Callable[[float], Cables]:
         fabric = at.fabric
         jobs = [list(self._gpus(at, text)) for text in self.hosts.split("/")]
-        members, ops, algorithms = at.found.kinds
-        more, rings = ["all_reduce"] * len(jobs), [""] * len(jobs)
-        flows = flows_of(fabric, [*map(list, members), *jobs], [*ops, *more], [*algorithms, *rings])
+        members, ops, algorithms, channels = at.found.kinds
+        more, rings, unknown = ["all_reduce"] * len(jobs), [""] * len(jobs), [NOT_RECORDED] * len(jobs)
+        flows = flows_of(
+            fabric,
+            [*map(list, members), *jobs],
+            [*ops, *more],
+            [*algorithms, *rings],
+            [*channels, *unknown],
+        )
         loads = loads_by(self.then, flows, at.routes, at.known)
         return lambda share: Cables(quantile(loads, share), fabric.gbps)
 

@@ -11,7 +11,7 @@ from dpro.store import Manifest, write_manifest
 from dpro.topology.file import FILE, read
 from dpro.topology.paths import PathEntry, read_paths, write_paths
 from tests.commands import dpro
-from tests.fabrics import crossing_pairs, on_cable
+from tests.fabrics import crossing_pairs, crossing_ring, on_cable
 
 MADE = ("--fat-tree", "3", "--gpus", "2", "--nics", "1", "--switch-ports", "4")
 
@@ -132,6 +132,40 @@ _PROBED = [
     ("node0:nic0", "node2:nic0", [f"leaf0 > spine0 #{at}", f"spine0 > leaf1 #{at}"], 0, 50_001 + at)
     for at in (0, 1)
 ]
+
+
+def test_rings_of_nccls_log_are_kept_and_said(tmp_path: Path) -> None:
+    """A ring over four hosts, of which only what member 0 printed is there."""
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    crossing_ring(run)
+    assumed = dpro("topology", run).stdout
+    assert (
+        "rings     of 1 groups of ranks: one ring for each port, or two trees of hosts, are assumed"
+        in assumed
+    )
+    begins = "node0:1:2 [0] NCCL INFO "
+    log.write_text(
+        f"{begins}Channel 00/01 :    0   2   3   1\n{begins}comm 0x1 rank 0 nranks 4 x - Init COMPLETE"
+    )
+    found = dpro("topology", run, "--nccl-log", log)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "rings     of 1 of 1 groups of ranks from NCCL's log" in found.stdout
+    traffic = json.loads(dpro("topology", run, "--json").stdout)["traffic"]
+    assert (traffic["groups"], traffic["groups_recorded"]) == (1, 1)
+    assert [each["link"] for each in traffic["busiest"] if each["bytes_per_step"]]
+
+
+def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    crossing_ring(run)
+    begins = "node0:1:2 [0] NCCL INFO "
+    log.write_text(
+        f"{begins}Channel 00/01 :    0   1   2\n{begins}comm 0x1 rank 0 nranks 3 x - Init COMPLETE"
+    )
+    found = dpro("topology", run, "--nccl-log", log)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "no communicator of the log is known with all its rings: 1 have ranks" in found.stderr
+    assert not (run / "channels.json").exists()
 
 
 def test_a_plan_of_a_file_is_refused(tmp_path: Path) -> None:

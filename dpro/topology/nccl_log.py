@@ -1,0 +1,168 @@
+"""Rings and trees of communicators, from what NCCL prints where `NCCL_DEBUG=INFO` is set.
+
+In: the log of a job, or the files that `NCCL_DEBUG_FILE` named, with whatever else was printed there. Out:
+one `LoggedCommunicator` for each. The lines are those of NCCL's `init.cc` and `graph/rings.cc`, 2.5 to 2.28:
+member 0 prints the order of each ring (`Channel 00/08 :  0 1 2 3`, cut off after 28 ranks), each member its
+neighbours (`Ring 00 : 3 -> 0 -> 1`, with `NCCL_DEBUG_SUBSYS=INIT,GRAPH`) and its place in trees
+(`Trees [0] 1/-1/-1->0->3`: children, itself, parent). They come between a `rank R nranks N … Init START`
+(from 2.17 on) and an `Init COMPLETE` of the same thread. Which ports a ring leaves by is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpro.errors import InputError
+
+MAX_CHANNELS = 256  # more than any version has
+MAX_MEMBERS = 1_000_000
+_LINE = re.compile(r"([^\s:\[\]]+):(\d{1,9}):(\d{1,9}) \[-?\d{1,9}\] NCCL INFO (.*)")
+_INIT = re.compile(
+    r"comm (0x[0-9a-f]+) rank (\d{1,9}) nranks (\d{1,9}) .*?(?:commId (0x[0-9a-f]+) )?- Init (START|COMPLETE)"
+)
+_ORDER = re.compile(r"Channel (\d{1,9})/(\d{1,9}) :((?:\s+\d{1,9})+)\s*$")
+_NEIGHBOURS = re.compile(r"Ring (\d{1,9}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})\s*$")
+_TREE = re.compile(r"\[(\d{1,9})\] -?\d{1,9}/-?\d{1,9}/-?\d{1,9}->(\d{1,9})->(-?\d{1,9})")
+
+
+@dataclass(frozen=True)
+class LoggedCommunicator:
+    """What a log says of a communicator.
+
+    Attributes:
+        size: number of its members.
+        places: by member, its host and process, of those that the log has.
+        rings: by channel, the order of members; none where the log lacks some.
+        trees: by channel, the parent of each member, -1 of the root; likewise.
+    """
+
+    size: int
+    places: dict[int, tuple[str, int]]
+    rings: tuple[tuple[int, ...], ...]
+    trees: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class _Part:
+    """What one member printed of one communicator."""
+
+    host: str
+    pid: int
+    key: str = ""
+    member: int = -1
+    size: int = 0
+    orders: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    after: dict[int, int] = field(default_factory=dict)
+    parent: dict[int, int] = field(default_factory=dict)
+    channels: int = 0
+
+
+def read_nccl_logs(paths: Sequence[Path]) -> list[LoggedCommunicator]:
+    """The communicators of logs, in the order in which they come.
+
+    Args:
+        paths: of files, or folders of them.
+
+    Raises:
+        InputError: a file cannot be read, or none says anything of rings.
+    """
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    parts: dict[str, dict[int, _Part]] = {}
+    for file in files:
+        if not file.is_file():
+            continue
+        try:
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                for part in _parts(lines):
+                    parts.setdefault(part.key, {})[part.member] = part
+        except OSError as error:
+            raise InputError(f"{file}: {error.strerror}") from error
+    found = [_joined(list(members.values())) for members in parts.values()]
+    if not any(each.rings or each.trees for each in found):
+        names = ", ".join(map(str, paths))
+        raise InputError(
+            f"{names}: no rings or trees of NCCL's: set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,GRAPH, "
+            "and give what all ranks print"
+        )
+    return found
+
+
+def _parts(lines: Iterable[str]) -> Iterator[_Part]:
+    """What each member printed of each communicator, once it is complete; a log may break off."""
+    open_: dict[tuple[str, int, int], _Part] = {}
+    for line in lines:
+        if "NCCL INFO" not in line or not (known := _LINE.search(line)):
+            continue
+        thread = known[1], int(known[2]), int(known[3])
+        said = known[4]
+        if init := _INIT.search(said):
+            if init[5] == "START" and thread in open_:
+                yield from _named(open_.pop(thread))
+            part = open_.setdefault(thread, _Part(*thread[:2]))
+            part.key = init[4] or f"{thread[0]}:{thread[1]}:{init[1]}"
+            part.member, part.size = int(init[2]), int(init[3])
+            if init[5] == "COMPLETE":
+                yield from _named(open_.pop(thread))
+        elif said.startswith(("Channel", "Ring", "Trees")):
+            _note(open_.setdefault(thread, _Part(*thread[:2])), said)
+    for part in open_.values():
+        yield from _named(part)
+
+
+def _named(part: _Part) -> Iterator[_Part]:
+    """The part, where it is known which member printed it."""
+    if 0 <= part.member < part.size <= MAX_MEMBERS and part.size > 1:
+        yield part
+
+
+def _note(part: _Part, said: str) -> None:
+    """Note what a line says of rings or trees."""
+    if order := _ORDER.match(said):
+        part.orders[int(order[1])] = tuple(map(int, order[3].split()))
+        part.channels = max(part.channels, int(order[2]))
+    elif ring := _NEIGHBOURS.match(said):
+        part.after[int(ring[1])] = int(ring[4])
+    elif said.startswith("Trees"):
+        part.parent.update({int(channel): int(up) for channel, _, up in _TREE.findall(said)})
+
+
+def _joined(parts: list[_Part]) -> LoggedCommunicator:
+    """One communicator from what its members printed."""
+    size = parts[0].size
+    parts = [part for part in parts if part.size == size]
+    places = {part.member: (part.host, part.pid) for part in parts}
+    orders = {channel: order for part in parts for channel, order in part.orders.items()}
+    after = {
+        channel: {part.member: part.after[channel] for part in parts if channel in part.after}
+        for channel in {channel for part in parts for channel in part.after}
+    }
+    channels = min(max(*(part.channels for part in parts), *(1 + at for at in after), 0), MAX_CHANNELS)
+    rings = []
+    for channel in range(channels):
+        order = orders.get(channel, ())
+        rings.append(order if len(order) == size else _walk(after.get(channel, {}), size))
+    whole = bool(rings) and all(sorted(ring) == list(range(size)) for ring in rings)
+    return LoggedCommunicator(size, places, tuple(rings) if whole else (), _trees(parts, size))
+
+
+def _walk(after: dict[int, int], size: int) -> tuple[int, ...]:
+    """The order of a ring whose members each know the next one."""
+    order: list[int] = []
+    at = 0
+    while at in after and len(order) < size:
+        order.append(at)
+        at = after[at]
+    return tuple(order)
+
+
+def _trees(parts: list[_Part], size: int) -> tuple[tuple[int, ...], ...]:
+    """By channel, the parent of each member; none unless each member printed all channels."""
+    by_member = {part.member: part.parent for part in parts}
+    channels = set(by_member.get(0, {}))
+    complete = channels and all(set(by_member.get(member, ())) == channels for member in range(size))
+    if not complete:
+        return ()
+    return tuple(tuple(by_member[member][channel] for member in range(size)) for channel in sorted(channels))
