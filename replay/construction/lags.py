@@ -1,16 +1,21 @@
 """How long after what it depends on work begins: one number per kind of dependency and work, for all ranks.
 
 In: nodes and edges without lags. Out: the same with lags. Where nothing in the trace explains a start it is
-tied to the trace, and the node marked as anchored.
+tied to the trace, and the node marked as anchored. What ranks have to exchange for it is small: `facts_of`
+one rank or several, of which `pooled` makes the numbers that hold for all.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dpro.arrays import Bools, Ints
+from dpro.replay.engine import compiled
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, NodeKind, Nodes
 
 # Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
@@ -25,165 +30,341 @@ ENOUGH_DRAINED = 3
 UNEXPLAINED_NS = 50_000
 # Within this time of its call a worker thread begins with a CPU collective, unless it finds no core.
 NO_CORE_NS = 1_000_000
+# Kinds of work: kernels, copies, GPU collectives, collectives of communication threads.
+KINDS = 4
+ON_WORKER = 3
+LONG_AGO = np.iinfo(np.int64).min // 2
+STARTED = np.isin(np.arange(len(NodeKind)), (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE))
 
 
-def pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
-    """The graph with lags. Only work that is started has any, and most edges lead to other nodes.
+@dataclass(frozen=True)
+class Counts:
+    """Times, and how often each was seen: what is needed for the median over all ranks.
+
+    Attributes:
+        time: [V] ns, ascending.
+        count: [V].
+    """
+
+    time: Ints
+    count: Ints
+
+    def median(self) -> int | None:
+        """The median, rounded; None where nothing was seen."""
+        before = np.cumsum(self.count)
+        if not before.size:
+            return None
+        low, high = (self.time[np.searchsorted(before, (before[-1] - 1 + more) // 2, side="right")]
+                     for more in (0, 1))  # fmt: skip
+        return round((float(low) + float(high)) / 2)
+
+
+@dataclass(frozen=True)
+class LagFacts:
+    """What some ranks show of lags.
+
+    Attributes:
+        launch, early: [KINDS] how long after launches that returned before, and after, it work began.
+        queued: [KINDS, 2] sum of short gaps between queued pieces of work, ns, and how many there are.
+        event: how long after an event that sets its start work began.
+        rooms: by name of kernel, how long after its start it left room on the device.
+    """
+
+    launch: tuple[Counts, ...]
+    early: tuple[Counts, ...]
+    queued: Ints
+    event: Counts
+    rooms: Mapping[str, Counts]
+
+
+@dataclass(frozen=True)
+class Lags:
+    """The same lags for all ranks; None where no rank shows one.
+
+    Attributes:
+        launch, stream: [KINDS] ns after a launch, and after the work before.
+        early: [KINDS] ns after a launch that returns later, at most.
+        event: ns after an event.
+        rooms: by name of kernel, of times that are comparable: [G] the least, ns, ascending; [G] their
+            median, -1 where they are too few.
+    """
+
+    launch: tuple[int | None, ...]
+    stream: tuple[int | None, ...]
+    early: tuple[int | None, ...]
+    event: int | None
+    rooms: Mapping[str, tuple[Ints, Ints]]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Work that is started, and what leads to it.
+
+    Attributes:
+        edges, nodes: all.
+        work: [W] nodes that are work.
+        chosen: [C] edges that lead to work.
+        source: [C] where from.
+        kind: [C] `EdgeKind`.
+        inferred: [C].
+        at: [C] which of the work each leads to.
+        slack: [C] ns to explain: from the end of what it comes from to the start of its work.
+        group: [C] kind of work.
+        free: [C] whether nothing else held up the work when what it comes from ended.
+        others, called: [W] ns when the last of what each waits for had ended, launches apart, and of those.
+        on_worker: [W] whether it runs on a thread for CPU collectives.
+    """
+
+    edges: Edges
+    nodes: Nodes
+    work: Ints
+    chosen: Ints
+    source: Ints
+    kind: Ints
+    inferred: Bools
+    at: Ints
+    slack: Ints
+    group: Ints
+    free: Bools
+    others: Ints
+    called: Ints
+    on_worker: Bools
+
+    @property
+    def launches(self) -> tuple[Bools, Bools]:
+        """[C] launches that returned before their work could begin, and others.
+
+        A call that released its work before it returned (copies that block, CUDA graphs) has a latency of
+        its own, but never more than was seen: the moment may have been taken from the work.
+        """
+        launch = self.kind == EdgeKind.LAUNCH
+        return launch & ~self.inferred, launch & self.inferred
+
+
+def pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools, names: Sequence[str]) -> tuple[Edges, Nodes]:
+    """The graph of all ranks with lags. Only work that is started has any, and most edges lead elsewhere.
 
     Args:
-        edges: of all ranks, in the numbers of all nodes, with lags of 0.
-        nodes: of all ranks, in topological order.
+        edges: in the numbers of the nodes, with lags of 0.
+        nodes: in topological order.
+        on_worker: [lanes] whether each is a thread that runs CPU collectives.
+        names: of the graph.
+    """
+    started = started_work(edges, nodes, on_worker)
+    return with_lags(started, pooled([facts_of(started, names)]), names)
+
+
+def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
+    """Find the work that has lags.
+
+    Args:
+        edges, nodes: of whole ranks.
         on_worker: [lanes] whether each is a thread that runs CPU collectives.
     """
-    started = _on_stream(nodes)
-    chosen = np.flatnonzero(started[edges.target])
-    to_work = Edges(**{f.name: getattr(edges, f.name)[chosen] for f in dataclasses.fields(Edges)})
-    to_work, nodes = _lags_of_work(to_work, nodes, np.flatnonzero(started), on_worker)
-    lag = edges.lag.copy()
-    lag[chosen] = to_work.lag
-    return dataclasses.replace(edges, lag=lag), nodes
+    is_work = _on_stream(nodes)
+    chosen = np.flatnonzero(is_work[edges.target])
+    source, target, kind = edges.source[chosen], edges.target[chosen], edges.kind[chosen]
+    work = np.flatnonzero(is_work)
+    place = np.empty(is_work.size, np.int64)
+    place[work] = np.arange(work.size)
+    at, ended = place[target], nodes.measured_end[source]
+    of_work = nodes.kind[work]
+    group = np.where(of_work == NodeKind.COPY, 1, np.where(of_work == NodeKind.ARRIVE, 2, 0))
+    worker = on_worker[nodes.lane[work]]
+    group[worker] = ON_WORKER
+    # Only where all else was over when the call returned is the slack its latency.
+    others, called = np.full(work.size, LONG_AGO), np.full(work.size, LONG_AGO)
+    _latest(ended, kind == EdgeKind.LAUNCH, at, others, called)
+    return Started(
+        edges, nodes, work, chosen, source, kind, edges.inferred[chosen], at,
+        slack=nodes.measured_start[target] - ended, group=group[at], free=others[at] <= ended,
+        others=others, called=called, on_worker=worker,
+    )  # fmt: skip
 
 
-def _lags_of_work(edges: Edges, nodes: Nodes, work: Ints, on_worker: Bools) -> tuple[Edges, Nodes]:
-    """Lags of launches, stream order and events, each one number per kind of work for all ranks.
+def facts_of(started: Started, names: Sequence[str]) -> LagFacts:
+    """What the lags of all ranks are made of.
 
     A launch's latency shows where the stream was idle when the call returned (median over those); the cost of
     going on with queued work, where the launch was long past (mean over gaps short enough to be that: a
     median would add up its bias over thousands of kernels). One rank alone may not show it: a GPU that never
-    idles has no launch onto an idle stream. Work whose launch is not in the trace and that nothing else
-    explains keeps its distance from the work before it, and counts as anchored.
+    idles has no launch onto an idle stream.
+
+    Args:
+        started: the work of some ranks.
+        names: that their nodes point into.
     """
-    # What is left to explain: the time from the end of what an edge comes from to the start of its work.
-    slack = nodes.measured_start[edges.target] - nodes.measured_end[edges.source]
-    launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
-    event = edges.kind == EdgeKind.EVENT
-    # [E] kind of work: kernels 0, copies 1, GPU collectives 2, collectives of communication threads 3.
-    kind = nodes.kind[edges.target]
-    group = np.where(kind == NodeKind.COPY, 1, np.where(kind == NodeKind.ARRIVE, 2, 0))
-    group[on_worker[nodes.lane[edges.target]]] = 3
-    # [E] which of the work an edge leads to; [W] when the last of the other dependencies of work had ended,
-    # and when its call had returned.
-    at = np.searchsorted(work, edges.target)
-    others = _latest_end(edges, nodes, ~launch, at, work.size)
-    called = _latest_end(edges, nodes, launch, at, work.size)
-    # A call that released its work before it returned (copies that block, CUDA graphs) has a latency of its
-    # own, but never more than was seen: the moment may have been taken from the work.
-    returned, early = launch & ~edges.inferred, launch & edges.inferred
-    # Only where all else was over when the call returned is the slack its latency.
-    free = others[at] <= nodes.measured_end[edges.source]
-    long_called = called[at] < nodes.measured_end[edges.source] - BACK_TO_BACK_NS
-    lag = edges.lag.copy()
-    for code in range(4):
-        mine = group == code
-        idle = returned & mine & free
-        if idle.any():
-            lag[returned & mine] = round(float(np.median(slack[idle])))
-        idle = early & mine & (slack > 0) & free
-        if idle.any():
-            lag[early & mine] = np.clip(slack[early & mine], 0, round(float(np.median(slack[idle]))))
-        # Work that was queued long before follows the work before it by the cost of going on alone.
-        queued = stream & mine & long_called & (slack <= BACK_TO_BACK_NS)
-        if queued.any():
-            lag[stream & mine] = round(float(slack[queued].mean()))
-    # The error of each GPU's clock shows as a latency of its rank that differs from the pooled one.
-    lag += _gpu_clocks(nodes, edges, slack - lag, returned & (group < 3), free)
+    slack, kind, at = started.slack, started.kind, started.at
+    ended = started.nodes.measured_end[started.source]
+    returned, early = started.launches
+    # Work that was queued long before follows the work before it by the cost of going on alone.
+    queued = (kind == EdgeKind.STREAM) & (slack <= BACK_TO_BACK_NS)
+    queued &= started.called[at] < ended - BACK_TO_BACK_NS
+    gaps = [slack[queued & (started.group == code)] for code in range(KINDS)]
     # An event sets the start where work begins right behind it: there its slack is the lag of all events.
-    bound = event & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
-    if bound.any():
-        lag[event] = round(float(np.median(slack[bound])))
+    bound = (kind == EdgeKind.EVENT) & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
+    full = np.flatnonzero(kind == EdgeKind.CONTENTION)
+    name = started.nodes.name[started.source[full]]
+    room = slack[full] + _lasted(started, full)
+    return LagFacts(
+        launch=_by_kind(started, returned & started.free),
+        early=_by_kind(started, early & (slack > 0) & started.free),
+        queued=np.array([(gap.sum(), gap.size) for gap in gaps], np.int64),
+        event=_counts(slack[bound]),
+        rooms={names[code]: _counts(room[name == code]) for code in np.unique(name).tolist()},
+    )
+
+
+def pooled(facts: Iterable[LagFacts]) -> Lags:
+    """The lags of all ranks.
+
+    Args:
+        facts: of each, or of several together, as from `merged`.
+    """
+    all_of = merged(facts)
+    return Lags(
+        launch=tuple(counts.median() for counts in all_of.launch),
+        stream=tuple(
+            round(float(total) / count) if count else None for total, count in all_of.queued.tolist()
+        ),
+        early=tuple(counts.median() for counts in all_of.early),
+        event=all_of.event.median(),
+        rooms={name: _comparable(counts) for name, counts in all_of.rooms.items()},
+    )
+
+
+def merged(facts: Iterable[LagFacts]) -> LagFacts:
+    """What several parts of the ranks show together.
+
+    Args:
+        facts: of each part; at least one.
+    """
+    parts = list(facts)
+    if len(parts) == 1:
+        return parts[0]
+    names = sorted({name for part in parts for name in part.rooms})
+    return LagFacts(
+        launch=tuple(map(_sum, zip(*(part.launch for part in parts)))),
+        early=tuple(map(_sum, zip(*(part.early for part in parts)))),
+        queued=np.sum([part.queued for part in parts], axis=0),
+        event=_sum([part.event for part in parts]),
+        rooms={name: _sum([part.rooms[name] for part in parts if name in part.rooms]) for name in names},
+    )
+
+
+def with_lags(started: Started, lags: Lags, names: Sequence[str]) -> tuple[Edges, Nodes]:
+    """All edges with their lags, and all nodes, those marked whose start was taken from the trace.
+
+    Work whose launch is not in the trace and that nothing else explains keeps its distance from the work
+    before it, and counts as anchored.
+
+    Args:
+        started: the work of whole ranks.
+        lags: of all ranks.
+        names: that the nodes point into.
+    """
+    slack, kind, group = started.slack, started.kind, started.group
+    returned, early = started.launches
+    lag = np.zeros(slack.size, np.int64)
+    stream, event = kind == EdgeKind.STREAM, kind == EdgeKind.EVENT
+    for code in range(KINDS):
+        mine = group == code
+        latency, at_most, going_on = lags.launch[code], lags.early[code], lags.stream[code]
+        if latency is not None:
+            lag[returned & mine] = latency
+        if at_most is not None:
+            lag[early & mine] = np.clip(slack[early & mine], 0, at_most)
+        if going_on is not None:
+            lag[stream & mine] = going_on
+    # The error of each GPU's clock shows as a latency of its rank that differs from the pooled one.
+    lag += _gpu_clocks(started, slack - lag, returned & (group < ON_WORKER))
+    if lags.event is not None:
+        lag[event] = lags.event
     # A dependency that is only inferred must not contradict what happened.
-    lag[edges.inferred & event] = np.minimum(lag, slack)[edges.inferred & event]
-    lag, fitted = _drained(edges, nodes, lag, slack)
-    edges = dataclasses.replace(edges, lag=lag)
-    nodes = dataclasses.replace(nodes, anchored=nodes.anchored | fitted)
-    return _anchor_unexplained(edges, nodes, work, at, on_worker)
+    guessed = started.inferred & event
+    lag[guessed] = np.minimum(lag, slack)[guessed]
+    nodes = started.nodes
+    anchored, earliest = nodes.anchored.copy(), nodes.earliest.copy()
+    anchored[_drained(started, lags, names, lag)] = True
+    keeps = _anchor_unexplained(started, lag, anchored)
+    earliest[keeps] = nodes.measured_start[keeps]
+    of_all = started.edges.lag.copy()
+    of_all[started.chosen] = lag
+    return (
+        dataclasses.replace(started.edges, lag=of_all),
+        dataclasses.replace(nodes, anchored=anchored, earliest=earliest),
+    )
 
 
-def _drained(edges: Edges, nodes: Nodes, lag: Ints, slack: Ints) -> tuple[Ints, Bools]:
-    """Lags of work that waited for room on the device, and what could only be fitted.
+def _drained(started: Started, lags: Lags, names: Sequence[str], lag: Ints) -> Ints:
+    """Set lags of work that waited for room on the device; the work whose lag could only be fitted.
 
     How long after its start a kernel leaves room is a property of it: its blocks run in waves, and the last
     wave does not fill the device. What starts then makes that wave slower, so the end of the kernel says
     less. Of kernels of one name that leave room after comparable times it is the median, over all ranks and
     steps; where too few were seen the measured time is taken.
-
-    Returns:
-        [E] ns the lags, and [N] work whose start was taken from the trace.
     """
-    full = np.flatnonzero(edges.kind == EdgeKind.CONTENTION)
-    source = edges.source[full]
-    lasts = nodes.measured_end[source] - nodes.measured_start[source]
-    room = lasts + slack[full]
-    pooled, taken = room.copy(), np.zeros(nodes.kind.size, np.bool_)
-    for mine in _comparable(nodes.name[source], room):
-        if mine.size >= ENOUGH_DRAINED:
-            pooled[mine] = round(float(np.median(room[mine])))
-        else:
-            taken[edges.target[full[mine]]] = True
-    lag = lag.copy()
-    lag[full] = np.minimum(pooled - lasts, 0)
-    return lag, taken
+    full = np.flatnonzero(started.kind == EdgeKind.CONTENTION)
+    lasts = _lasted(started, full)
+    room = lasts + started.slack[full]
+    usual, name = room.copy(), started.nodes.name[started.source[full]]
+    taken = np.zeros(full.size, np.bool_)
+    for code in np.unique(name).tolist():
+        mine = np.flatnonzero(name == code)
+        first, median = lags.rooms[names[code]]
+        known = median[np.searchsorted(first, room[mine], side="right") - 1]
+        taken[mine] = known < 0
+        usual[mine] = np.where(known < 0, room[mine], known)
+    lag[full] = np.minimum(usual - lasts, 0)
+    return started.work[started.at[full[taken]]]
 
 
-def _comparable(name: Ints, time: Ints) -> list[Ints]:
-    """Indices of what has one name and times that differ by less than `SAME_ROOM`, from the shortest."""
-    order = np.lexsort((time, name))
-    groups: list[list[int]] = []
-    for at in order.tolist():
-        first = groups[-1][0] if groups else -1
-        if first >= 0 and name[first] == name[at] and time[at] <= SAME_ROOM * time[first]:
-            groups[-1].append(at)
-        else:
-            groups.append([at])
-    return [np.array(group) for group in groups]
-
-
-def _gpu_clocks(nodes: Nodes, edges: Edges, left: Ints, launch: Bools, free: Bools) -> Ints:
-    """[E] by how much launches of a rank arrive later than those of all ranks, where it has enough launches
+def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
+    """[C] by how much launches of a rank arrive later than those of all ranks, where it has enough launches
     to show it.
 
     Profilers read the clock of each GPU to some 10 us only, with the same error for all its launches: on one
     rank kernels begin before the calls that launch them return, on another long after.
 
     Args:
-        nodes, edges: the graph so far.
-        left: [E] ns that the pooled latency leaves of a launch.
-        launch: [E] launches onto streams, by calls that had returned.
-        free: [E] whether nothing else holds up what an edge leads to.
+        started: the work.
+        left: [C] ns that the pooled latency leaves of a launch.
+        launch: [C] launches onto streams, by calls that had returned.
     """
     later = np.zeros(left.size, np.int64)
-    launches = np.flatnonzero(launch)
-    rank, window = nodes.rank[edges.target[launches]], nodes.window[edges.target[launches]]
+    launches, nodes = np.flatnonzero(launch), started.nodes
+    onto = started.work[started.at[launches]]
+    rank, window = nodes.rank[onto], nodes.window[onto]
     order = np.lexsort((window, rank))
     changes = np.flatnonzero(np.diff(rank[order]) | np.diff(window[order])) + 1
     for mine in np.split(launches[order], changes):
-        idle = mine[free[mine]]
+        idle = mine[started.free[mine]]
         if idle.size >= ENOUGH_IDLE_LAUNCHES:
             later[mine] = round(float(np.median(left[idle])))
     return later
 
 
-def _anchor_unexplained(
-    edges: Edges, nodes: Nodes, work: Ints, at: Ints, on_worker: Bools
-) -> tuple[Edges, Nodes]:
-    """Tie down GPU work that starts later than anything in the trace explains.
+def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> tuple[Bools, Ints]:
+    """Tie down GPU work that starts later than anything in the trace explains; some lags are set.
 
     Work without a launch keeps its distance from the work before it, and a worker thread that found no core
     its distance from what it had waited for. Work that was ready before its GPU did anything inside the
     window may have queued behind work from before it: it keeps its time.
 
     Args:
-        edges: that lead to work.
-        nodes: all.
-        work: [W] those that are work.
-        at: [E] which of the work each edge leads to.
-        on_worker: [lanes] whether each is a thread that runs CPU collectives.
+        started: the work.
+        lag: [C] ns, of which some are set.
+        anchored: [N] whose start was taken from the trace; more are marked.
+
+    Returns:
+        Nodes that keep their time.
     """
-    launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
-    began, on_worker = nodes.measured_start[work], on_worker[nodes.lane[work]]
+    nodes, work, at, on_worker = started.nodes, started.work, started.at, started.on_worker
+    launch, stream = started.kind == EdgeKind.LAUNCH, started.kind == EdgeKind.STREAM
+    began, ended = nodes.measured_start[work], nodes.measured_end[started.source]
     # Work whose start nothing explains: all that it depends on was over, and long ago.
-    ready = _latest_end(edges, nodes, np.ones(at.size, np.bool_), at, work.size)
-    late = (began - ready > UNEXPLAINED_NS) & ~nodes.anchored[work]
+    ready = np.maximum(started.others, started.called)
+    late = (began - ready > UNEXPLAINED_NS) & ~anchored[work]
     without_core = late & on_worker & (began - ready > NO_CORE_NS)
     has_launch, has_before = np.zeros(work.size, np.bool_), np.zeros(work.size, np.bool_)
     has_launch[at[launch]] = True
@@ -196,25 +377,66 @@ def _anchor_unexplained(
     first = late & ~has_before & ~on_worker & (ready < first_work[rank])
     # Tie the rest to what it had waited for: an edge whose lag is what was measured.
     fitted = stream & (late & ~has_launch)[at]
-    fitted |= without_core[at] & (nodes.measured_end[edges.source] == ready[at])
-    lag = edges.lag.copy()
-    lag[fitted] = began[at[fitted]] - nodes.measured_end[edges.source[fitted]]
-    anchored, earliest = nodes.anchored.copy(), nodes.earliest.copy()
-    anchored[work[first]] = True
-    anchored[edges.target[fitted]] = True
-    earliest[work[first]] = began[first]
-    return dataclasses.replace(edges, lag=lag), dataclasses.replace(
-        nodes, anchored=anchored, earliest=earliest
-    )
+    fitted |= without_core[at] & (ended == ready[at])
+    lag[fitted] = began[at[fitted]] - ended[fitted]
+    keeps: Ints = work[first]
+    anchored[keeps] = True
+    anchored[work[at[fitted]]] = True
+    return keeps
 
 
 def _on_stream(nodes: Nodes) -> Bools:
     """[N] GPU work and collectives' arrivals; arrivals of CPU collectives too, which behave the same."""
-    return np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE))
+    of_all: Bools = STARTED[nodes.kind]
+    return of_all
 
 
-def _latest_end(edges: Edges, nodes: Nodes, chosen: Bools, at: Ints, size: int) -> Ints:
-    """[W] measured end of the latest predecessor over the chosen edges, long ago where there is none."""
-    latest = np.full(size, np.iinfo(np.int64).min // 2)
-    np.maximum.at(latest, at[chosen], nodes.measured_end[edges.source[chosen]])
-    return latest
+def _lasted(started: Started, which: Ints) -> Ints:
+    """[K] ns that what some edges come from lasted."""
+    source, nodes = started.source[which], started.nodes
+    lasted: Ints = nodes.measured_end[source] - nodes.measured_start[source]
+    return lasted
+
+
+def _by_kind(started: Started, which: Bools) -> tuple[Counts, ...]:
+    """Of some edges to each kind of work how often which slack is."""
+    slack, group = started.slack[which], started.group[which]
+    return tuple(_counts(slack[group == code]) for code in range(KINDS))
+
+
+def _counts(times: Ints) -> Counts:
+    time, count = np.unique(times, return_counts=True)
+    return Counts(time, count)
+
+
+def _sum(parts: Sequence[Counts]) -> Counts:
+    """How often each time was seen in any of the parts."""
+    time, at = np.unique(np.concatenate([part.time for part in parts]), return_inverse=True)
+    count = np.zeros(time.size, np.int64)
+    np.add.at(count, at, np.concatenate([part.count for part in parts]))
+    return Counts(time, count)
+
+
+def _comparable(counts: Counts) -> tuple[Ints, Ints]:
+    """Times that differ by less than `SAME_ROOM`: the least of each group, and their median or -1."""
+    first = [0][: counts.time.size]
+    for at, time in enumerate(counts.time.tolist()):
+        if time > SAME_ROOM * counts.time[first[-1]]:
+            first.append(at)
+    groups = [
+        Counts(counts.time[low:high], counts.count[low:high])
+        for low, high in zip(first, [*first[1:], counts.time.size])
+    ]
+    medians = [group.median() if group.count.sum() >= ENOUGH_DRAINED else -1 for group in groups]
+    least: Ints = counts.time[first]
+    return least, np.array(medians, np.int64)
+
+
+@compiled
+def _latest(ended: Any, launch: Any, at: Any, others: Any, called: Any) -> None:
+    # When the last of what work depends on had ended: of launches, and of all else.
+    for edge in range(at.size):
+        if launch[edge]:
+            called[at[edge]] = max(called[at[edge]], ended[edge])
+        else:
+            others[at[edge]] = max(others[at[edge]], ended[edge])

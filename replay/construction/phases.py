@@ -7,6 +7,8 @@ step" means the same on all of them, whatever their clocks say and however their
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,15 +19,34 @@ from dpro.replay.construction.rank_view import RankView
 Positions = dict[int, tuple[int, int]]
 
 
-def called_at(view: RankView) -> tuple[Ints, Ints]:
-    """Collectives the rank called inside the window: their spans and when each was called, in order."""
+@dataclass(frozen=True)
+class Calls:
+    """Collectives that a rank called inside a window, in order.
+
+    Attributes:
+        rank, window: which.
+        instance: [C] of each.
+        called: [C] ns, when.
+        step: [C] in which step of the rank that was.
+    """
+
+    rank: int
+    window: int
+    instance: Ints
+    called: Ints
+    step: Ints
+
+
+def calls_of(view: RankView) -> Calls:
+    """Collectives the rank called inside the window."""
     ran = np.flatnonzero((view.instance >= 0) & (view.launch >= 0))
     called = view.start[view.launch[ran]]
     order = np.argsort(called, kind="stable")
-    return ran[order], called[order]
+    called = called[order]
+    return Calls(view.rank, view.window, view.instance[ran[order]], called, view.step_of(called))
 
 
-def positions_in_steps(views: list[RankView]) -> dict[int, Positions]:
+def positions_in_steps(all_calls: Iterable[Calls]) -> dict[int, Positions]:
     """Number the collectives of each step that several ranks called, for each rank those it called itself.
 
     What other ranks call among themselves is not counted: in which order that comes is chance.
@@ -33,25 +54,24 @@ def positions_in_steps(views: list[RankView]) -> dict[int, Positions]:
     the steps that are whole.
 
     Args:
-        locals_: all ranks and windows.
+        all_calls: of all ranks and windows.
 
     Returns:
         By rank, the step and position of each instance it called.
     """
     steps: dict[int, Counter[int]] = defaultdict(Counter)
-    orders: list[tuple[RankView, list[int]]] = []
-    for view in views:
-        ran, called = called_at(view)
-        orders.append((view, view.instance[ran].tolist()))
-        for instance, step in zip(view.instance[ran].tolist(), view.step_of(called).tolist()):
+    orders: list[tuple[Calls, list[int]]] = []
+    for calls in all_calls:
+        orders.append((calls, calls.instance.tolist()))
+        for instance, step in zip(calls.instance.tolist(), calls.step.tolist()):
             steps[instance][step] += 1
     step_of = {each: votes.most_common(1)[0][0] for each, votes in steps.items() if votes.total() > 1}
     by_rank: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(dict)
-    for view, order in orders:
+    for calls, order in orders:
         for instance in order:
             step = step_of.get(instance, -1)
             if step >= 0:
-                by_rank[view.rank].setdefault((view.window, step), []).append(instance)
+                by_rank[calls.rank].setdefault((calls.window, step), []).append(instance)
     return {rank: _numbered(by_step) for rank, by_step in by_rank.items()}
 
 
@@ -67,21 +87,20 @@ def _numbered(by_step: dict[tuple[int, int], list[int]]) -> Positions:
     return positions
 
 
-def phases_at(view: RankView, time: Ints, step: Ints, positions: Positions) -> Ints:
+def phases_at(calls: Calls, time: Ints, step: Ints, positions: Positions) -> Ints:
     """[N] position of the last collective that the rank had called in the step by each time.
 
     0 where the step had called none yet, -1 outside steps.
 
     Args:
-        view: the rank.
+        calls: of the rank in the window.
         time: [N] ns.
         step: [N] step that each belongs to.
         positions: of the rank's collectives.
     """
-    ran, called = called_at(view)
     known = [
-        (*positions[instance], time_called)
-        for instance, time_called in zip(view.instance[ran].tolist(), called.tolist())
+        (*positions[instance], called)
+        for instance, called in zip(calls.instance.tolist(), calls.called.tolist())
         if instance in positions
     ]
     if not known:

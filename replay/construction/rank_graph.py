@@ -36,7 +36,7 @@ from dpro.replay.construction.dependencies import (
     resolve,
 )
 from dpro.replay.construction.gpu_streams import BlockedCall, blocked_calls, event_links, streams_of
-from dpro.replay.construction.phases import Positions, phases_at
+from dpro.replay.construction.phases import Positions, calls_of, phases_at
 from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
 
@@ -66,7 +66,7 @@ class RankGraph:
 
 
 def build_rank_graph(
-    view: RankView, syncs: pl.DataFrame, needs: pl.DataFrame, names: Names, positions: Positions
+    view: RankView, syncs: pl.DataFrame, needs: pl.DataFrame, names: Names, positions: Positions | None
 ) -> RankGraph:
     """Build one rank's share of the graph.
 
@@ -75,7 +75,7 @@ def build_rank_graph(
         syncs: its rows of the `syncs` table, on the aligned clock.
         needs: its pairs of `dpro.replay.construction.data_dependencies.recorded_dependencies`.
         names: the graph's names by code.
-        positions: where in its step each of its collectives stands.
+        positions: where in its step each of its collectives stands; None where that is not known yet.
     """
     threads = threads_of(view, names)
     view = ended_when_notified(view, threads, names)
@@ -195,7 +195,7 @@ Lanes = list[tuple[int, str]]
 
 
 def node_columns(
-    view: RankView, threads: Threads, numbering: Numbering, positions: Positions
+    view: RankView, threads: Threads, numbering: Numbering, positions: Positions | None
 ) -> tuple[Nodes, Lanes]:
     """The nodes of a rank in the order of their numbers, and its lanes.
 
@@ -203,7 +203,8 @@ def node_columns(
         view: the rank.
         threads: its CPU threads.
         numbering: its nodes.
-        positions: where in its step each of its collectives stands.
+        positions: where in its step each of its collectives stands; without them `phase` is when each node
+            was asked for, ns, from which it follows.
     """
     lanes: Lanes = []
     blocks = [_pieces(view, threads, numbering, tid, lanes) for tid in numbering.pieces]
@@ -214,6 +215,9 @@ def node_columns(
     step = view.step_of(block["caused"])
     is_work = np.isin(block["kind"], (NodeKind.ARRIVE, NodeKind.TRANSFER))
     anchored = block["anchored"].astype(np.bool_)
+    caused = phase = block["caused"]
+    if positions is not None:
+        phase = phases_at(calls_of(view), caused, step, positions)
     nodes = Nodes(
         kind=block["kind"],
         duration=block["end"] - block["start"],
@@ -229,7 +233,7 @@ def node_columns(
         collective=np.where(is_work, view.instance[inner], -1),
         bytes=np.where(block["kind"] == NodeKind.TRANSFER, view.payload[inner], -1),
         message=np.where(block["kind"] == NodeKind.TRANSFER, view.message[inner], -1),
-        phase=phases_at(view, block["caused"], step, positions),
+        phase=phase,
         measured_start=block["start"],
         measured_end=block["end"],
     )
