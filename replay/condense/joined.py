@@ -112,7 +112,7 @@ def joined_graph(graph: Graph, cut: Cut, skeletons: Sequence[Part], scenario: in
     entering = np.concatenate([np.diff(skeleton.indptr) for skeleton in skeletons])
     target = np.repeat(np.arange(node.size), entering)
     lag = np.concatenate([skeleton.lag for skeleton in skeletons])
-    paths = _paths(source, target, lag, between, node.size)
+    paths = paths_beside(source, target, lag, between, node.size)
     kept = Edges(
         source[paths], target[paths], lag[paths, scenario],
         np.full(paths.size, EdgeKind.PATH, np.int64), np.zeros(paths.size, np.bool_),
@@ -131,8 +131,14 @@ def joined_graph(graph: Graph, cut: Cut, skeletons: Sequence[Part], scenario: in
     return joined.of_same_job(graph), node[order]
 
 
-def _paths(source: Ints, target: Ints, lag: Ints, between: Edges, size: int) -> Ints:
-    """Edges of the skeletons, less those from arrival to transfer where it is as far over the rendezvous."""
+def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: int) -> Ints:
+    """Edges of the skeletons, less those from arrival to transfer where it is as far over the rendezvous.
+
+    Args:
+        source, target, lag: of edges inside ranks; [E, K] ns.
+        between: edges between ranks.
+        size: how many nodes there are.
+    """
     met, meets = np.full(size, -1, np.int64), np.full(size, -2, np.int64)
     lag_before, lag_after = np.zeros(size, np.int64), np.zeros(size, np.int64)
     meets[between.source], lag_before[between.source] = between.target, between.lag

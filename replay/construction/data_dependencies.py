@@ -7,6 +7,9 @@ their order implies: only what crosses is kept, and of that only what adds somet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 
@@ -21,17 +24,21 @@ from dpro.store import Run
 PAIR = ("rank", "window", "source_span_id", "target_span_id")
 
 
-def recorded_dependencies(run: Run, spans: pl.DataFrame) -> pl.DataFrame:
+def recorded_dependencies(run: Run, spans: pl.DataFrame, parts: Sequence[Path] | None = None) -> pl.DataFrame:
     """Pairs of spans of which one needs what the other made.
 
     Args:
         run: the run, for its `dependencies`.
         spans: its spans.
+        parts: of its `dependencies`, those to read; without, all.
 
     Returns:
         `rank`, `window`, `source_span_id`, `target_span_id`.
     """
-    recorded = run.table(DEPENDENCIES, (*PAIR, "kind")).filter(pl.col("kind") == "data").select(PAIR)
+    columns = (*PAIR, "kind")
+    parts = run.parts(DEPENDENCIES) if parts is None else parts
+    rows = run.read(DEPENDENCIES, parts, columns) if parts else DEPENDENCIES.empty().select(columns)
+    recorded = rows.filter(pl.col("kind") == "data").select(PAIR)
     return pl.concat([recorded, backward_of_forward(spans).select(PAIR)])
 
 

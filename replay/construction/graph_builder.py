@@ -9,14 +9,14 @@ what had to be taken from the trace is marked as anchored.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
@@ -51,6 +51,7 @@ COLUMNS = (
     "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "pid", "tid", "device", "stream",
     "correlation", "sequence_number", "forward_thread",
 )  # fmt: skip
+RowsOf = Callable[[int, int], pl.DataFrame]  # rows of a rank in a window
 # What the thread says that drives the training loop.
 STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
 
@@ -105,10 +106,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         )
     if consists_of_operations(spans):
         return build_operation_view(run)
-    names = spans["name"].unique().sort()
-    code = spans["name"].cast(pl.Enum(names)).to_physical()
-    marks = names.str.contains(STEP_MARKS).gather(code)
-    spans = spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks)
+    spans, names = coded(spans)
     places = spans.select("rank", "window").unique().sort("rank", "window").rows()
     done = counted(3 + 2 * len(places), report)
     spans, collectives, syncs, steps = _own_tables(run, spans)
@@ -121,15 +119,13 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
         taken_apart = wait_and_transfer
     spans, syncs, steps = map(alignment.aligned, (spans, syncs, steps))
-    moved, messages = with_messages(taken_apart(alignment.aligned(_asked_after(matching.rows))))
+    moved, messages = with_messages(taken_apart(alignment.aligned(asked_after(matching.rows))))
     needs = recorded_dependencies(run, spans)
-    spans_of, moved_of, steps_of, syncs_of, needs_of = map(_by_place, (spans, moved, steps, syncs, needs))
+    spans_of, moved_of, steps_of, syncs_of, needs_of = map(by_place, (spans, moved, steps, syncs, needs))
     done()
     views: list[RankView] = []
     for rank, window in places:
-        own_steps = steps_of(rank, window)
-        if own_steps.is_empty() and window == 0:
-            own_steps = steps_of(rank, -1)  # known, but not which window they were in
+        own_steps = steps_in(steps_of, rank, window)
         views.append(make_rank_view(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
         done()
     positions = positions_in_steps(map(calls_of, views))
@@ -142,9 +138,30 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = _join(rank_graphs, moved, labels)
     done()
-    graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)
+    graph = dataclasses.replace(graph, messages=messages, places=places_of(workers), run=run)
     known = any(view.step_start.size for view in views)
     return Built(graph, matching, alignment, sum(each.background for each in rank_graphs), known)
+
+
+def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+    """Spans with a `code` in place of the name, and `marks`: whether it marks steps; and the names."""
+    names = spans["name"].unique().sort()
+    code = spans["name"].cast(pl.Enum(names)).to_physical()
+    marks = names.str.contains(STEP_MARKS).gather(code)
+    return spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks), names
+
+
+def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:
+    """The steps of a rank in a window.
+
+    Args:
+        steps_of: as from `by_place`.
+        rank, window: which.
+    """
+    own = steps_of(rank, window)
+    if own.is_empty() and window == 0:
+        return steps_of(rank, -1)  # known, but not which window they were in
+    return own
 
 
 def _own_tables(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
@@ -156,7 +173,7 @@ def _own_tables(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
     return [without_answers(each, answers) for each in tables]
 
 
-def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
+def by_place(table: pl.DataFrame) -> RowsOf:
     """A function from rank and window to the rows of a table that are theirs."""
     rank, window = (table[name].cast(pl.Int64).to_numpy() for name in ("rank", "window"))
     opens = np.flatnonzero(np.append(True, (np.diff(rank) != 0) | (np.diff(window) != 0))[: rank.size])
@@ -169,7 +186,7 @@ def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
     return lambda rank, window: table.slice(*runs.get((rank, window), (0, 0)))
 
 
-def _places(workers: pl.DataFrame) -> dict[int, MeshPosition]:
+def places_of(workers: pl.DataFrame) -> dict[int, MeshPosition]:
     """Where in the job the ranks stand that are known to be on an axis of it."""
     known = workers.filter((pl.col("dp") >= 0) | (pl.col("pp") >= 0)).select("rank", "dp", "pp")
     return {rank: MeshPosition(max(dp, 0), max(stage, 0)) for rank, dp, stage in known.iter_rows()}
@@ -240,7 +257,7 @@ def nothing_moved(matched: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _asked_after(matched: pl.DataFrame) -> pl.DataFrame:
+def asked_after(matched: pl.DataFrame) -> pl.DataFrame:
     """Rows of `Matching` with `asked_after_ns`: how long after its start each was asked for, -1 unknown."""
     after = pl.when(pl.col("asked_ns") >= 0).then(pl.col("asked_ns") - pl.col("start_ns")).otherwise(-1)
     return matched.with_columns(asked_after_ns=after)
@@ -265,8 +282,60 @@ def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, .
     return rows, tuple(Message(*kind) for kind in kinds.select(columns).iter_rows())
 
 
+@dataclass(frozen=True)
+class InOrder:
+    """Nodes and edges of several parts, numbered in topological order.
+
+    Attributes:
+        nodes, edges: without lags between work.
+        lanes: that the nodes point into.
+        number: [N] of each node, part by part, and of the rendezvous behind them.
+    """
+
+    nodes: Nodes
+    edges: Edges
+    lanes: tuple[tuple[int, str], ...]
+    number: Ints
+
+
 def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
     """Put the graphs of all ranks behind one another, add the rendezvous between them, and pool the lags."""
+    found = in_order(rank_graphs, moved, names)
+    nodes, lanes = found.nodes, found.lanes
+    origin = int(nodes.measured_start.min())
+    count_from(nodes, origin)
+    edges, nodes = pooled_lags(found.edges, nodes, on_worker(lanes), names)
+    return assembled(nodes, edges, names, lanes, origin)
+
+
+def on_worker(lanes: tuple[tuple[int, str], ...]) -> Bools:
+    """[L] which lanes are threads that run CPU collectives."""
+    return np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes], np.bool_)
+
+
+def count_from(nodes: Nodes, origin: int) -> None:
+    """Count the times of nodes from another moment.
+
+    Args:
+        nodes: whose columns are changed.
+        origin: the moment, ns.
+    """
+    nodes.earliest[nodes.anchored] -= origin
+    for times in (nodes.measured_start, nodes.measured_end):
+        times -= origin
+
+
+def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> InOrder:
+    """Put parts behind one another, and add the rendezvous between them.
+
+    Args:
+        rank_graphs: the parts.
+        moved: what is known of the collectives that several of them hold.
+        names: of the graph, with one for nodes without a span and one for rendezvous at the end.
+
+    Raises:
+        GraphError: there is a cycle.
+    """
     first = np.cumsum([0] + [each.begins.size for each in rank_graphs])
     met, rendezvous = _rendezvous(rank_graphs, first, moved, len(names) - 1)
     edges = _edges_of_all(rank_graphs, first, rendezvous)
@@ -286,16 +355,10 @@ def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, .
         _write(own, nodes, number[begin : begin + each.begins.size])
         lanes += own_lanes
     _write(met, nodes, number[first[-1] :])
-    origin = int(nodes.measured_start.min())
     nodes.name[nodes.name < 0] = len(names) - 2
-    nodes.earliest[nodes.anchored] -= origin
-    for times in (nodes.measured_start, nodes.measured_end):
-        times -= origin
     if stuck.size:
-        return make_graph(nodes, edges, names, tuple(lanes), origin)  # says what the cycle is
-    on_worker = np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes])
-    edges, nodes = pooled_lags(renumbered(edges, order), nodes, on_worker, names)
-    return assembled(nodes, edges, names, tuple(lanes), origin)
+        make_graph(nodes, edges, names, tuple(lanes), 0)  # says what the cycle is
+    return InOrder(nodes, renumbered(edges, order), tuple(lanes), number)
 
 
 def _write(own: Nodes, nodes: Nodes, number: Ints) -> None:
@@ -304,7 +367,7 @@ def _write(own: Nodes, nodes: Nodes, number: Ints) -> None:
         getattr(nodes, f.name)[number] = getattr(own, f.name)
 
 
-def _edges_of_all(rank_graphs: list[RankGraph], first: Ints, rendezvous: Edges) -> Edges:
+def _edges_of_all(rank_graphs: Sequence[RankGraph], first: Ints, rendezvous: Edges) -> Edges:
     """The edges of all ranks, in the numbers of all nodes, and those at rendezvous."""
     columns: dict[str, Any] = {}
     for f in dataclasses.fields(Edges):
@@ -316,7 +379,7 @@ def _edges_of_all(rank_graphs: list[RankGraph], first: Ints, rendezvous: Edges) 
 
 
 def _rendezvous(
-    rank_graphs: list[RankGraph], first: Ints, moved: pl.DataFrame, name: int
+    rank_graphs: Sequence[RankGraph], first: Ints, moved: pl.DataFrame, name: int
 ) -> tuple[Nodes, Edges]:
     """One node per collective that several ranks hold, with edges from each arrival and to each transfer."""
     instance = np.concatenate([each.instance for each in rank_graphs])

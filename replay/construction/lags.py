@@ -344,7 +344,7 @@ def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
     return later
 
 
-def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> tuple[Bools, Ints]:
+def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     """Tie down GPU work that starts later than anything in the trace explains; some lags are set.
 
     Work without a launch keeps its distance from the work before it, and a worker thread that found no core

@@ -20,7 +20,7 @@ Positions = dict[int, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallOrder:
     """Collectives that a rank called inside a window, in order.
 
     Attributes:
@@ -37,16 +37,16 @@ class Calls:
     step: Ints
 
 
-def calls_of(view: RankView) -> Calls:
+def calls_of(view: RankView) -> CallOrder:
     """Collectives the rank called inside the window."""
     ran = np.flatnonzero((view.instance >= 0) & (view.launch >= 0))
     called = view.start[view.launch[ran]]
     order = np.argsort(called, kind="stable")
     called = called[order]
-    return Calls(view.rank, view.window, view.instance[ran[order]], called, view.step_of(called))
+    return CallOrder(view.rank, view.window, view.instance[ran[order]], called, view.step_of(called))
 
 
-def positions_in_steps(all_calls: Iterable[Calls]) -> dict[int, Positions]:
+def positions_in_steps(all_calls: Iterable[CallOrder]) -> dict[int, Positions]:
     """Number the collectives of each step that several ranks called, for each rank those it called itself.
 
     What other ranks call among themselves is not counted: in which order that comes is chance.
@@ -60,7 +60,7 @@ def positions_in_steps(all_calls: Iterable[Calls]) -> dict[int, Positions]:
         By rank, the step and position of each instance it called.
     """
     steps: dict[int, Counter[int]] = defaultdict(Counter)
-    orders: list[tuple[Calls, list[int]]] = []
+    orders: list[tuple[CallOrder, list[int]]] = []
     for calls in all_calls:
         orders.append((calls, calls.instance.tolist()))
         for instance, step in zip(calls.instance.tolist(), calls.step.tolist()):
@@ -87,7 +87,7 @@ def _numbered(by_step: dict[tuple[int, int], list[int]]) -> Positions:
     return positions
 
 
-def phases_at(calls: Calls, time: Ints, step: Ints, positions: Positions) -> Ints:
+def phases_at(calls: CallOrder, time: Ints, step: Ints, positions: Positions) -> Ints:
     """[N] position of the last collective that the rank had called in the step by each time.
 
     0 where the step had called none yet, -1 outside steps.

@@ -110,7 +110,7 @@ def build_rank_graph(
 
 
 def _waits_in_calls(view: RankView, blocked: list[BlockedCall]) -> CpuWaits:
-    """Calls that were blocked on GPU work, as waits of their threads."""
+    """CallOrder that were blocked on GPU work, as waits of their threads."""
     rows = np.array([(view.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
     pairs = [(span, view.tid[b.call], b.end, not b.recorded) for b in blocked for span in b.awaited]
     awaited = np.array(pairs, np.int64).reshape(-1, 4)

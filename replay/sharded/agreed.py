@@ -1,0 +1,126 @@
+"""What ranks must know of each other before any of them can be built: collectives and clocks.
+
+In: a run. Out: an `Agreed`, of which each rank needs its own part. Of spans only a few columns are read, one
+part of the run at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.alignment.align import Alignment, align
+from dpro.replay.alignment.match import Matching, match_collectives
+from dpro.replay.construction.graph_builder import asked_after, places_of, wait_and_transfer, with_messages
+from dpro.replay.graph import MeshPosition, Message
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.store import Run
+
+LANES = ("span_id", "rank", "window", "device", "stream")
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """What a rank has to know before it is built.
+
+    Attributes:
+        rank: which.
+        windows: deep windows that it has spans of.
+        alignment: its clock.
+        moved: its rows of `Agreed.moved`.
+        parts: files of the run that hold its rows, by table.
+    """
+
+    rank: int
+    windows: tuple[int, ...]
+    alignment: Alignment
+    moved: pl.DataFrame
+    parts: Mapping[str, tuple[Path, ...]]
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks have in common.
+
+    Attributes:
+        windows: of each rank, those that it has spans of.
+        matching: collectives and their instances.
+        alignment: the clocks.
+        moved: collectives on the aligned clock, with what each member waited for and moved, by rank.
+        messages: what `moved.message` numbers.
+        places: of ranks, where the run says.
+        parts: files of the run by rank and table.
+    """
+
+    windows: Mapping[int, tuple[int, ...]]
+    matching: Matching
+    alignment: Alignment
+    moved: pl.DataFrame
+    messages: tuple[Message, ...]
+    places: Mapping[int, MeshPosition]
+    parts: Mapping[int, Mapping[str, tuple[Path, ...]]]
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks, ascending."""
+        return sorted(self.windows)
+
+    def of(self, rank: int) -> OfRank:
+        """What one rank needs.
+
+        Args:
+            rank: which.
+        """
+        windows, clocks = self.windows[rank], self.alignment.clocks
+        own = {(rank, window): clocks[rank, window] for window in windows if (rank, window) in clocks}
+        low, high = np.searchsorted(self.moved["rank"].to_numpy(), (rank, rank + 1)).tolist()
+        return OfRank(
+            rank, windows, Alignment(own), self.moved.slice(low, high - low), self.parts.get(rank, {})
+        )
+
+
+def agree(run: Run) -> Agreed:
+    """Match the collectives of all ranks, and align their clocks.
+
+    Raises:
+        Unanswerable: the run has no spans, or its ranks are pretended.
+    """
+    if run.manifest.is_pretended:
+        raise Unanswerable("ranks that were pretended ran one after the other: their graph is built at once")
+    collectives, workers = run.table(COLLECTIVES), run.table(WORKERS)
+    wanted = collectives.select("rank", "span_id").unique()
+    lanes, places = [], []
+    for part in run.part_by_part(SPANS, LANES):
+        places.append(part.select("rank", "window").unique())
+        lanes.append(part.join(wanted, on=["rank", "span_id"], how="semi", maintain_order="left"))
+    if not places:
+        raise Unanswerable("the run holds no spans to replay")
+    where = pl.concat(places).unique().sort("rank", "window").rows()
+    matching = match_collectives(collectives, pl.concat(lanes))
+    alignment = align(matching.rows, where, workers, run.table(CLOCK_SAMPLES))
+    moved, messages = with_messages(wait_and_transfer(alignment.aligned(asked_after(matching.rows))))
+    windows: dict[int, tuple[int, ...]] = {}
+    for rank, window in where:
+        windows[rank] = (*windows.get(rank, ()), window)
+    moved = moved.sort("rank", maintain_order=True)
+    return Agreed(windows, matching, alignment, moved, messages, places_of(workers), _parts(run, windows))
+
+
+def _parts(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
+    """Files that hold rows of each rank, by table: those that are named after it, and those after none."""
+    found: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
+    for table in (SPANS, SYNCS, STEPS, DEPENDENCIES):
+        named: dict[int, list[Path]] = {}
+        others: list[Path] = []
+        for part in run.parts(table):
+            match = re.match(r"rank(\d{5,})", part.name)
+            (named.setdefault(int(match[1]), []) if match else others).append(part)
+        for rank, own in found.items():
+            own[table.name] = (*named.get(rank, ()), *others)
+    return found

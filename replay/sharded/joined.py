@@ -1,0 +1,98 @@
+"""The skeletons of all ranks as one graph, which replays as that of the whole run would.
+
+In: the skeleton of every rank. Out: a `Joined`. Nodes come in an order of their own; every start and every
+step is that of the whole graph, to the nanosecond.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpro.arrays import Ints
+from dpro.replay.condense.joined import paths_beside
+from dpro.replay.construction.graph_builder import in_order
+from dpro.replay.construction.rank_graph import Lanes, RankGraph
+from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, assembled
+from dpro.replay.sharded.agreed import Agreed
+from dpro.replay.sharded.pooled import Pooled
+from dpro.replay.sharded.skeleton import RankSkeleton
+from dpro.store import Run
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The condensed graph of a run.
+
+    Attributes:
+        graph: its skeletons, joined.
+        node: [M] node of its rank's share that each node is; -1 of rendezvous and of virtual ends of steps.
+    """
+
+    graph: Graph
+    node: Ints
+
+
+def join_skeletons(
+    skeletons: Sequence[RankSkeleton], agreed: Agreed, pooled: Pooled, run: Run | None = None
+) -> Joined:
+    """Join the skeletons of all ranks where the ranks meet.
+
+    Args:
+        skeletons: of all ranks, in any order.
+        agreed: what the ranks have in common.
+        pooled: what follows from all of them.
+        run: that the graph is of.
+    """
+    skeletons = sorted(skeletons, key=lambda each: each.rank)
+    names = sorted({name for each in skeletons for name in each.graph.names})
+    code = {name: at for at, name in enumerate(names)}
+    labels = (*names, "(no span)", "(rendezvous)")
+    found = in_order([_as_part(each, code, pooled.origin_ns) for each in skeletons], agreed.moved, labels)
+    origin = pooled.origin_ns
+    for times in (found.nodes.measured_start, found.nodes.measured_end):
+        times -= origin
+    edges = _without_needless(found.edges, found.nodes.duration.size)
+    graph = assembled(found.nodes, edges, labels, found.lanes, origin)
+    node = np.full(graph.num_nodes, -1, np.int64)
+    own = np.concatenate([each.node for each in skeletons])
+    node[found.number[: own.size]] = own
+    graph = dataclasses.replace(graph, messages=agreed.messages, places=agreed.places, run=run)
+    return Joined(graph, node)
+
+
+def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankGraph:
+    """A skeleton as a part of a graph, its times as recorded: those of rendezvous are, too."""
+    graph = skeleton.graph
+    begins = graph.nodes.measured_start + origin
+
+    def nodes() -> tuple[Nodes, Lanes]:
+        own = graph.nodes
+        codes = np.array([*(code[name] for name in graph.names), -1], np.int64)
+        return dataclasses.replace(
+            own, name=codes[own.name], around=codes[own.around], lane=own.lane.copy(),
+            measured_start=begins, measured_end=own.measured_end + origin,
+        ), list(graph.lanes)  # fmt: skip
+
+    return RankGraph(
+        begins, nodes, graph.edges, skeleton.instance, skeleton.arrive, skeleton.transfer, background=0
+    )
+
+
+def _without_needless(edges: Edges, size: int) -> Edges:
+    """The edges without paths from arrival to transfer that are no longer than that over the rendezvous."""
+    meets = edges.kind == EdgeKind.RENDEZVOUS
+    between, own = (
+        Edges(**{f.name: getattr(edges, f.name)[which] for f in dataclasses.fields(Edges)})
+        for which in (meets, ~meets)
+    )
+    kept = paths_beside(own.source, own.target, own.lag[:, None], between, size)
+    return Edges(
+        **{
+            f.name: np.concatenate([getattr(own, f.name)[kept], getattr(between, f.name)])
+            for f in dataclasses.fields(Edges)
+        }
+    )

@@ -1,0 +1,101 @@
+"""Ranks that are built and condensed one by one against the graph of the whole run: nothing may differ."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.opening import open_path
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.sharded.agreed import agree
+from dpro.replay.sharded.joined import Joined, join_skeletons
+from dpro.replay.sharded.pooled import pool
+from dpro.replay.sharded.share import build_share, load_share, share_file
+from dpro.replay.sharded.skeleton import condense_share, finished
+from dpro.replay.timeline import rank_step_times, replay, step_ends
+from dpro.store import Run
+from tests.jobs import ROOT
+
+# What a node of a rank is, whatever its number.
+IDENTITY = ("rank", "window", "kind", "span", "collective", "measured_start", "measured_end", "step")
+VALUES = ("duration", "earliest", "anchored", "phase", "bytes", "message")
+
+
+def joined_of(run: Run, folder: Path) -> Joined:
+    """All that a process is given or gives goes through pickle."""
+    agreed = agree(run)
+    facts = [
+        pickle.loads(pickle.dumps(build_share(*pickle.loads(pickle.dumps((run, agreed.of(rank), folder))))))
+        for rank in reversed(agreed.ranks)
+    ]
+    pooled = pool(facts)
+    with ThreadPoolExecutor(2) as executor:
+        skeletons = list(executor.map(lambda rank: condense_share(folder, pooled.of(rank)), agreed.ranks))
+    return join_skeletons(pickle.loads(pickle.dumps(skeletons)), agreed, pooled, run)
+
+
+def described(graph: Graph, rows: np.ndarray) -> pl.DataFrame:
+    """Nodes by what they are, with their values, the names in words, and when they start."""
+    timeline = replay(graph)
+    columns = {name: getattr(graph.nodes, name)[rows] for name in (*IDENTITY, *VALUES)}
+    names = [graph.names[code] for code in graph.nodes.name[rows].tolist()]
+    lanes = [graph.lanes[lane] for lane in graph.nodes.lane[rows].tolist()]
+    frame = pl.DataFrame(columns | {"start": timeline.start[rows]})
+    frame = frame.with_columns(named=pl.Series(names), lane=pl.Series([str(lane) for lane in lanes]))
+    return frame.sort(pl.all())
+
+
+def assert_same_as_whole(run: Run, folder: Path) -> Graph:
+    """The joined graph, once compared."""
+    whole, joined = build_graph(run).graph, joined_of(run, folder)
+    small = joined.graph
+    assert small.num_nodes < whole.num_nodes
+    transfers = [np.flatnonzero(graph.nodes.kind == NodeKind.TRANSFER) for graph in (whole, small)]
+    shared = np.isin(whole.nodes.collective[transfers[0]],
+                     whole.nodes.collective[whole.nodes.kind == NodeKind.RENDEZVOUS])  # fmt: skip
+    one, other = described(whole, transfers[0][shared]), described(small, transfers[1])
+    assert one.equals(other.join(one, on=IDENTITY, how="semi").sort(pl.all()))
+    for steps in (step_ends, rank_step_times):
+        expected = steps(whole, *_times(whole))
+        assert expected.equals(steps(small, *_times(small)))
+    assert small.origin_ns == whole.origin_ns
+    assert small.messages == whole.messages
+    return small
+
+
+def _times(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    timeline = replay(graph)
+    return timeline.start, timeline.end
+
+
+SAMPLES = sorted(path.parent.name for path in (ROOT / "sample_traces").glob("*/manifest.json"))
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_ranks_built_and_condensed_alone_replay_as_the_whole_run(sample, tmp_path):
+    small = assert_same_as_whole(open_path(ROOT / "sample_traces" / sample), tmp_path)
+    assert (small.nodes.kind == NodeKind.RENDEZVOUS).any()
+
+
+def test_the_nodes_of_a_rank_are_those_of_the_whole_graph(tmp_path):
+    run = open_path(ROOT / "sample_traces" / "slow_rank")
+    agreed = agree(run)
+    pooled = pool([build_share(run, agreed.of(rank), tmp_path) for rank in agreed.ranks])
+    whole = build_graph(run).graph
+    for rank in agreed.ranks:
+        graph = finished(load_share(share_file(tmp_path, rank)), pooled.of(rank))
+        mine = np.flatnonzero(whole.nodes.rank == rank)
+        one = described(whole, mine).drop("start")
+        assert one.equals(described(graph, np.arange(graph.num_nodes)).drop("start"))
+
+
+@pytest.mark.slow
+def test_real_jobs_replay_as_the_whole_run(traces, tmp_path):
+    for folder in sorted(path for path in (traces / "multirank").iterdir() if path.is_dir()):
+        assert_same_as_whole(open_path(folder), tmp_path / folder.name)
