@@ -29,6 +29,7 @@ from benchmarks.fabric_lab import blame, recorded
 from benchmarks.fabric_lab.cases import CONDITIONS, FAULTS, Compared, of_flows, of_job
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import lab
+from benchmarks.fabric_lab.traffic import before_other_work
 
 # Hosts, leaves, spines, Mbit/s of a host's cable and of one between switches.
 SHAPE = (4, 2, 2, 100, 50)
@@ -81,7 +82,7 @@ def measured(seed: int, cases: int) -> list[Compared]:
     """
     draw = random.Random(seed)
     rows: list[Compared] = []
-    with lab(*SHAPE) as made:
+    with lab(*SHAPE) as made, before_other_work():
         of_flows(made, "hash", draw)  # the first after building is slower
         for number in range(cases):
             condition = CONDITIONS[number % len(CONDITIONS)]
@@ -104,7 +105,7 @@ def blamed(seed: int, cases: int) -> list[blame.NamedFault]:
         cases: how many.
     """
     rows = []
-    with lab(*BLAMED_SHAPE) as made:
+    with lab(*BLAMED_SHAPE) as made, before_other_work():
         for row in blame.of_cases(made, random.Random(seed), cases):
             rows.append(row)
             said = "; ".join(" or ".join(sorted(each)) for each in row.named) or "nothing"
@@ -122,7 +123,7 @@ def edited(runs: Path) -> dict[str, dict[str, Any]]:
         runs: the folder of recordings.
     """
     if not recorded.complete(runs):
-        with lab(*SHAPE) as made:
+        with lab(*SHAPE) as made, before_other_work():
             recorded.recordings(made, runs)
     rows = recorded.compared(runs)
     for row in rows:

@@ -1,7 +1,8 @@
 """Cases: what is drawn, what dpro predicts of it, and what the lab measures.
 
 In: a lab and a seed. Out: rows of predicted and measured rates or seconds. Paths are those that the kernel
-says it takes; everything else is of `dpro.replay.fabric`: next hops, planned paths, max-min fair rates.
+says it takes; everything else is of `dpro.replay.fabric`: next hops, planned paths, max-min fair rates. What
+TCP adds follows from how it works: headers, and acknowledgements on the way back.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ import numpy as np
 from benchmarks.fabric_lab.job import StepWork, job
 from benchmarks.fabric_lab.lab import MTU, Lab, taken
 from benchmarks.fabric_lab.traffic import Flow, goodput
+from dpro.arrays import Floats
 from dpro.replay.fabric.fairness import max_min_rates
 from dpro.replay.fabric.flows import Flows, Load, flows_of, loaded
 from dpro.replay.fabric.network import Fabric, fabric_of
 from dpro.replay.fabric.planning import planned
 from dpro.replay.fabric.routes import NO_LINK, Choice, Routes, paths, routes_of
 
-PAYLOAD = (MTU - 52) / (MTU + 14)  # of what a cable carries: headers of TCP with timestamps, IP and Ethernet
+HEADERS = 66  # bytes: TCP with timestamps, IP, Ethernet; all that an acknowledgement has
+PAYLOAD = (MTU - HEADERS + 14) / (MTU + 14)  # of what a cable carries
 CONDITIONS = ("hash", "planned", "half rate", "link down")
 FAULTS = ("half rate", "link down")
 FIRST_PORT, TRIED = 40_000, 400
 MEASURED_S = 4.0
+FULL = 0.97  # of a cable, by data: acknowledgements are the rest
+SETTLED = 4  # rounds: each changes rates by a hundredth of what the last one did
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def of_flows(made: Lab, condition: str, draw: random.Random) -> list[Compared]:
         ports = [FIRST_PORT + 256 * draw.randrange(50) + number for number in range(len(pairs))]
     flows = [Flow(*pair, port, 6000 + number) for number, (pair, port) in enumerate(zip(pairs, ports))]
     load = loaded(found, routes, _as_taken(made, flows, fabric, routes))
-    rates = PAYLOAD * 1e9 * max_min_rates(load, fabric.gbps)
+    rates = PAYLOAD * 1e9 * rates_beside_acknowledgements(load, fabric.gbps, made.batch)
     measured = goodput(made, flows, MEASURED_S)
     both = _both_ways(fabric, load, rates / PAYLOAD / 1e9)
     return [
@@ -117,12 +122,34 @@ def of_job(made: Lab, condition: str, draw: random.Random, work: StepWork, steps
             _as_taken(made, running.ring, fabric, routes),
         )
         ring = _together(each)
-        rate = float(max_min_rates(ring, fabric.gbps)[0])
+        rate = float(rates_beside_acknowledgements(ring, fabric.gbps, made.batch)[0])
         sent = 2 * (made.hosts - 1) / made.hosts * work.num_bytes
         predicted = work.compute_ms / 1e3 + work.reductions * sent / (rate * PAYLOAD * 1e9)
         measured = running.seconds()
         both = _both_ways(fabric, ring, np.array([rate]))
     return Compared("step" if work.compute_ms else "all-reduce", condition, predicted, measured, both)
+
+
+def rates_beside_acknowledgements(load: Load, capacity: Floats, batch: int) -> Floats:
+    """[C] max-min fair rates of what links carry beside the acknowledgements of what comes the other way.
+
+    These are few, and have a queue of their own: they take what they need, whatever else is on a link. They
+    take the path of their data back: the hash of addresses and ports is the same both ways.
+
+    Args:
+        load: of data on links.
+        capacity: [L] of each link.
+        batch: segments per acknowledgement.
+    """
+    flow = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
+    half = capacity.size // 2
+    back = (load.links + half) % capacity.size  # a cable's other way
+    each = load.share * HEADERS / (batch * (MTU + 14))
+    rates = max_min_rates(load, capacity)
+    for _ in range(SETTLED):
+        taken_up = np.bincount(back, each * rates[flow], capacity.size)
+        rates = max_min_rates(load, capacity - taken_up)
+    return rates
 
 
 def _pairs(made: Lab, draw: random.Random) -> list[tuple[int, int]]:
@@ -178,6 +205,6 @@ def _together(load: Load) -> Load:
 def _both_ways(fabric: Fabric, load: Load, rates: np.ndarray) -> bool:
     """Whether some cable is full in both directions."""
     carried = np.bincount(load.links, load.share * np.repeat(rates, np.diff(load.indptr)), fabric.source.size)
-    full = carried >= 0.99 * fabric.gbps
+    full = carried >= FULL * fabric.gbps
     half = full.size // 2  # the second half of the links are the first the other way
     return bool((full[:half] & full[half:]).any())

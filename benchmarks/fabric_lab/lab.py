@@ -1,6 +1,7 @@
 """Hosts, leaves and spines as network namespaces, joined by cables with a rate in each direction.
 
 In: a number of hosts, leaves and spines. Out: `Lab`, while a block runs; nothing of it is left afterwards.
+What a lab whose process was killed left behind is removed before the next one is built (`lifetime`).
 Each cable is a pair of virtual devices. Both ends are shaped: packets are put by their source port into one
 of 256 queues that take turns, so flows share a cable evenly, as max-min fairness has it (with one queue for
 all, the kernel's congestion control decides who gets what). Leaves choose among spines by a hash over
@@ -14,10 +15,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from benchmarks.fabric_lab.lifetime import ended_in_order, lab_name, remove, remove_left_over
 from dpro.topology.file import HostEntry, LinkEntry, SwitchEntry, TopologyFile
 
 QUEUES = 256
@@ -86,6 +88,11 @@ class Lab:
     def address(self, host: int) -> str:
         """The address of a host."""
         return f"10.{self.leaf_of(host) + 1}.{host + 1}.2"
+
+    @property
+    def batch(self) -> int:
+        """Segments that the kernel of a host hands over at a time, and acknowledges at once."""
+        return RATES[_like(self.host_mbit)][0] // MTU
 
     def topology(self) -> TopologyFile:
         """The fabric as dpro describes one, with what has failed and changed left out or changed."""
@@ -216,14 +223,14 @@ def lab(hosts: int, leaves: int, spines: int, host_mbit: int, spine_mbit: int) -
     """
     if os.geteuid() != 0:
         sys.exit("network namespaces need root: run it as root on a machine that is yours")
-    made = Lab(f"dpro{os.getpid()}", hosts, leaves, spines, host_mbit, spine_mbit)
-    try:
-        _build(made)
-        yield made
-    finally:
-        for name in _namespaces(made):
-            with suppress(subprocess.CalledProcessError):
-                run(["ip", "netns", "del", name])
+    remove_left_over()
+    made = Lab(lab_name(), hosts, leaves, spines, host_mbit, spine_mbit)
+    with ended_in_order():
+        try:
+            _build(made)
+            yield made
+        finally:
+            remove(_namespaces(made))
 
 
 def _namespaces(made: Lab) -> list[str]:

@@ -5,10 +5,12 @@ In: pairs of hosts with ports. Out: bytes per second of each, counted where they
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from benchmarks.fabric_lab.lab import Lab, inside
@@ -29,6 +31,22 @@ class Flow(NamedTuple):
     end: int
     port: int
     to_port: int
+
+
+@contextmanager
+def before_other_work() -> Iterator[None]:
+    """Run this process, and what it starts, before all that has no real-time priority.
+
+    A host that waits for a core sends nothing, so cables are idle: that is the machine, and not the fabric.
+    Senders and receivers sleep most of the time. Nice values do not help between sessions (sched(7)).
+    """
+    own = os.sched_getscheduler(0), os.sched_getparam(0)
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *own)
 
 
 def goodput(made: Lab, flows: Sequence[Flow], seconds: float) -> list[float]:

@@ -93,6 +93,7 @@ PARTS = (
     "fabric_lab.connections",
     "fabric_lab.job",
     "fabric_lab.lab",
+    "fabric_lab.lifetime",
     "fabric_lab.rank",
     "fabric_lab.ranks",
     "fabric_lab.recorded",

@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.fabric import check_of, judged
 from benchmarks.fabric_lab import blame, recorded
 from benchmarks.fabric_lab.blame import NONE, NamedFault
-from benchmarks.fabric_lab.cases import Compared, of_flows, of_job
+from benchmarks.fabric_lab.cases import Compared, of_flows, of_job, rates_beside_acknowledgements
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import Lab, lab
+from benchmarks.fabric_lab.lifetime import lab_name, left_over
+from benchmarks.fabric_lab.traffic import before_other_work
+from dpro.replay.fabric.flows import Load
 from dpro.topology.file import check
 
 NEAR_PCT = 20.0  # on a busy machine: a collision that is not predicted is off by 50 and more
@@ -44,6 +50,59 @@ def test_the_lab_describes_itself_without_what_failed() -> None:
     assert [made.address(host) for host in (0, 3)] == ["10.1.1.2", "10.2.4.2"]
 
 
+def test_acknowledgements_take_their_part_of_a_cable_that_is_full_both_ways_and_of_no_other() -> None:
+    """Two flows one way over cable 0, one the other way, and one alone over cable 1."""
+    capacity = np.full(4, 100.0)  # links 2 and 3 are the other ways of 0 and 1
+    alone = Load(np.arange(4), np.array([0, 0, 1]), np.ones(3))
+    assert rates_beside_acknowledgements(alone, capacity, 4) == pytest.approx([50, 50, 100])
+    both = Load(np.arange(5), np.array([0, 0, 2, 1]), np.ones(4))
+    part = 66 / (4 * 1514)
+    found = rates_beside_acknowledgements(both, capacity, 4)
+    assert 2 * found[0] + part * found[2] == pytest.approx(100)
+    assert found[2] + 2 * part * found[0] == pytest.approx(100)
+    assert found[3] == pytest.approx(100)
+
+
+def test_only_namespaces_of_labs_whose_process_is_gone_are_left_over() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    own, gone = lab_name(), f"dpro{ended.pid}t1"
+    reused = f"dpro{os.getpid()}t1"  # this process, but not when the lab was made
+    names = [f"{own}h0", f"{gone}h0", f"{gone}l12", f"{reused}s1", f"dpro{ended.pid}h0", f"{gone}x0", "cni-1"]
+    assert left_over(names) == [f"{gone}h0", f"{gone}l12", f"{reused}s1"]
+
+
+def namespaces() -> set[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    return {line.split()[0] for line in listed.splitlines()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root and tc")
+def test_a_lab_whose_process_is_ended_or_killed_is_removed_and_nothing_else() -> None:
+    program = (
+        "import time\nfrom benchmarks.fabric_lab.lab import lab\n"
+        "with lab(2, 1, 1, 100, 100):\n    print('up', flush=True)\n    time.sleep(60)\n"
+    )
+    other = f"dpro{os.getpid()}-kept"
+    subprocess.run(["ip", "netns", "add", other], check=True)
+    try:
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            mine = {name for name in namespaces() if name.startswith(f"dpro{process.pid}t")}
+            assert len(mine) == 4
+            process.send_signal(how)
+            assert process.wait(30) == (143 if how == signal.SIGTERM else -9)
+            assert bool(mine & namespaces()) == (how == signal.SIGKILL)
+        with lab(2, 1, 1, 100, 100):
+            assert not mine & namespaces()
+        assert other in namespaces()
+    finally:
+        subprocess.run(["ip", "netns", "del", other], check=True)
+
+
 def test_what_is_named_is_right_only_if_it_is_all_that_is_named() -> None:
     fault, both = "cable l0 - s1", frozenset({"cable l0 - s1", "switch s1"})
 
@@ -64,7 +123,7 @@ def test_what_is_named_is_right_only_if_it_is_all_that_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root and tc")
 def test_faults_of_each_kind_are_named_and_a_healthy_fabric_is_not() -> None:
-    with lab(6, 3, 2, 100, 100) as made:
+    with lab(6, 3, 2, 100, 100) as made, before_other_work():
         rows = list(blame.of_cases(made, random.Random(5), 5))
     assert [row.kind for row in rows] == [*blame.FAULTS, NONE]
     assert sum(row.right for row in rows) >= 5  # on a busy machine one may be missed
@@ -97,7 +156,7 @@ def test_a_recorded_collision_is_predicted_away_by_a_plan(tmp_path: Path, monkey
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root and tc")
 def test_flows_and_a_job_take_the_share_that_is_predicted_and_nothing_is_left_behind() -> None:
     draw = random.Random(1)
-    with lab(4, 2, 2, 100, 50) as made:
+    with lab(4, 2, 2, 100, 50) as made, before_other_work():
         of_flows(made, "hash", draw)
         rows = [row for condition in ("hash", "link down") for row in of_flows(made, condition, draw)]
         rows.append(of_job(made, "hash", draw, StepWork(100, 2 << 20, 1), 2))

@@ -18,7 +18,7 @@ from dpro.replay.fabric.seeds import quantile
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.fabric.assignment import best_order, distances, exchanged, hosts_of, moved
-from dpro.replay.whatif.edits.fabric.paths import THEN, FabricEdit, loads_by
+from dpro.replay.whatif.edits.fabric.paths import EVENLY, THEN, FabricEdit, loads_by
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables
 from dpro.topology.hostlist import expand
@@ -33,7 +33,7 @@ class PlacedRanks(FabricEdit):
     name = "place"
     summary = "ranks on other hosts, so that neighbours are near each other"
     example = "place:hosts=node1/node0,then=hash"
-    assumes = "hosts are equal, and paths are by hash now and then"
+    assumes = "hosts are equal, and paths are by hash now and then" + EVENLY
     proof = "orders of four hosts over two leaves of a fabric of namespaces, gloo"
     effort = "flag"
     hosts: str = key("that ranks go to, by their first rank: node1/node0; searched where not given", "")
@@ -102,7 +102,7 @@ class OtherJobs(FabricEdit):
     name = "beside"
     summary = "other jobs on the same fabric"
     example = "beside:hosts=node[2-3]/node[4-7],then=hash"
-    assumes = "no other job ran when the run was recorded, and the others communicate all the time"
+    assumes = "no other job ran when the run was recorded, and the others communicate all the time" + EVENLY
     is_advice = False
     is_better = False
     effort = "none"

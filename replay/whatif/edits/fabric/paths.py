@@ -33,6 +33,7 @@ from dpro.topology.paths import PathEntry, read_paths
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows
 THEN = ("hash", "plan", "spray")
+EVENLY = ", and what shares a cable shares it evenly"  # fair queues, or pacing that is as good
 
 
 class FabricEdit(Edit):
@@ -85,7 +86,7 @@ class HashedPaths(FabricEdit):
     name = "ecmp"
     summary = "paths by hash: how much collisions cost"
     example = "ecmp"
-    assumes = "no flows collided when the run was recorded"
+    assumes = "no flows collided when the run was recorded" + EVENLY
     is_advice = False
     is_better = False
     effort = "none"
@@ -118,7 +119,7 @@ class PlannedPaths(FabricEdit):
     name = "paths"
     summary = "paths that are planned, so that flows meet least"
     example = "paths:file=plan.json,split=no"
-    assumes = "paths are by hash now, and flows that meet at all may meet at any time"
+    assumes = "paths are by hash now, and flows that meet at all may meet at any time" + EVENLY
     proof = "rings over collided and planned paths of a leaf-spine fabric of namespaces, gloo"
     effort = "code"
     file: str = key("a file of paths instead, as `dpro topology RUN --plan` writes one", "")
@@ -174,7 +175,7 @@ class SprayedPaths(FabricEdit):
     name = "spray"
     summary = "packets over all paths at once"
     example = "spray:headroom=0.05"
-    assumes = "paths are by hash now, and ports put packets in order again"
+    assumes = "paths are by hash now, and ports put packets in order again" + EVENLY
     effort = "money"
     headroom: float = key("share of a cable that is lost to packets out of order", 0.05, least=0.0, most=0.9)
     doubt: float = 0.1
@@ -205,7 +206,7 @@ class FailedCable(FabricEdit):
     name = "fail"
     summary = "a cable of the fabric fails"
     example = "fail:link=leaf0/spine0,then=hash,left=0"
-    assumes = "no flows collided before"
+    assumes = "no flows collided before" + EVENLY
     proof = "a cable down and one at half rate, leaf-spine fabric of namespaces, gloo"
     is_advice = False
     is_better = False
@@ -250,7 +251,7 @@ class Oversubscription(FabricEdit):
     name = "oversubscription"
     summary = "fewer cables between switches"
     example = "oversubscription:ratio=2"
-    assumes = "packets are spread evenly, so that nothing is lost to collisions besides"
+    assumes = "packets are spread evenly, so that nothing is lost to collisions besides" + EVENLY
     proof = "all cables between switches at half rate, leaf-spine fabric of namespaces, gloo"
     is_advice = False
     is_better = False

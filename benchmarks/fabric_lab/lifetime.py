@@ -1,0 +1,83 @@
+"""How long the namespaces of a lab live: as long as the process that made them, and no longer.
+
+In: nothing. Out: a name for a lab that says which process made it, and what of earlier labs is left over. A
+process that gets a signal to end takes its lab away first; what one that is killed leaves, the next lab
+removes. Only namespaces that a lab named are ever removed, and only if its process is gone: its number may
+have been given to another process, so the name has the time at which it began, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+NAMED = re.compile(r"dpro(\d+)t(\d+)[hls]\d+")
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+_BEGAN = 19  # of what follows the name in /proc/PID/stat: proc_pid_stat(5)
+
+
+def lab_name() -> str:
+    """What the names of the namespaces of this process begin with."""
+    pid = os.getpid()
+    return f"dpro{pid}t{_began(pid)}"
+
+
+def _began(pid: int) -> int:
+    """When a process began, clock ticks since the machine did; -1 where there is no such process."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return -1
+    return int(facts.rpartition(")")[2].split()[_BEGAN])
+
+
+def left_over(names: list[str]) -> list[str]:
+    """Those names of namespaces that a lab gave whose process is gone."""
+    found = ((name, NAMED.fullmatch(name)) for name in names)
+    return [name for name, match in found if match and _began(int(match[1])) != int(match[2])]
+
+
+def remove_left_over() -> None:
+    """Remove the namespaces of labs whose process was killed."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    remove(left_over([line.split()[0] for line in listed.splitlines() if line.strip()]))
+
+
+def remove(names: list[str]) -> None:
+    """Remove namespaces, as far as they are there."""
+    for name in names:
+        with suppress(OSError):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Have signals that end this process raise SystemExit, so that what `finally` says is done.
+
+    Signals that are ignored stay so. Handlers belong to the main thread: elsewhere nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        for each in ENDING:  # a second one does not interrupt what the first has begun
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {each: signal.getsignal(each) for each in ENDING}
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
