@@ -15,7 +15,6 @@ import polars as pl
 
 from dpro.collectors.convert import calls
 from dpro.collectors.convert.lives import checkpoints, starts
-from dpro.collectors.convert.operations import operations
 from dpro.collectors.convert.pretended import is_pretended, outside_windows
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess
@@ -24,15 +23,19 @@ from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of, me
 from dpro.collectors.convert.windows.batches import convert_windows, first_window_ns
 from dpro.collectors.convert.windows.cost import window_costs
 from dpro.collectors.convert.windows.lost import sentences
+from dpro.collectors.convert.work.operations import operations
+from dpro.collectors.convert.work.served import iterations, requests
 from dpro.collectors.inside import records
 from dpro.schema import (
     BUCKETS,
     CHECKPOINTS,
     CODECS,
     COLLECTIVES,
+    ITERATIONS,
     MODEL_CALLS,
     OPERATIONS,
     PROCESS_GROUPS,
+    REQUESTS,
     SENSITIVITIES,
     STARTS,
     STEPS,
@@ -87,6 +90,8 @@ def convert_process(
     for table in RECORD_TABLES:
         write_part(run, table, process.part, frames[table.name])
     write_part(run, OPERATIONS, process.part, operations(process, recorded, frames[STEPS.name]))
+    write_part(run, ITERATIONS, process.part, iterations(process, recorded))
+    write_part(run, REQUESTS, process.part, requests(process))
     write_part(run, BUCKETS, process.part, buckets(process))
     write_part(run, MODEL_CALLS, process.part, model_calls(process))
     write_part(run, STARTS, process.part, starts(process, recorded, launched_ns))

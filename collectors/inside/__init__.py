@@ -15,6 +15,7 @@ probe alone.
     steps/              where steps end, and what the process did in them
     windows/            deep windows
     calls/              collective calls, messages, gradient buckets, device meshes
+    serving/            iterations and requests of servers
     pipelines/          forward and backward of each micro-batch, of jobs that pipeline
     clocks/             the clocks of this host and of the others
     process/            settings, GPU, threads, requests, ends

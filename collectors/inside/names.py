@@ -7,6 +7,7 @@ LACKS = "lacks.txt"  # what the PyTorch of a process does not record, a sentence
 LAST = "last"  # there once the interpreter goes and all calls are saved: none came later
 STALL = "stall"  # what dumps of calls are called that were made while no step ended
 CHECKPOINTS = "checkpoints.jsonl"  # saves and loads of a process, a line each
+REQUESTS = "requests.jsonl"  # requests that a process served, a line each when scheduled and when ended
 STARTED = "started.json"  # when a process had got how far on its way to the first step
 RAISED = "raised.json"  # the exception that ended a process
 FAILED = (

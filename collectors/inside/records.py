@@ -41,6 +41,8 @@ GPU_STEP = 19  # a step that its device timed: when the host began and ended it,
 CUT = 22  # index of a deep window of a GPU, start and end of its steps, whether all their GPU work was seen
 LOSS = 23  # when gradients of a number were asked for, and the bits of that number
 OPERATION = 24  # of a pipeline: start, end, place of its chunk << 32 | micro-batch, index in OPERATIONS
+ENGINE = 25  # an iteration of a server's engine: start, end, tokens of prompts, tokens that follow prompts
+BATCH = 26  # the same: start, its requests, tokens of context, requests that waited (-1: unknown)
 
 RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 SIZE = RECORD.size

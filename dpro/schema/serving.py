@@ -62,3 +62,17 @@ ITERATIONS = Table(
     },
     ("rank", "start_ns", "iteration"),
 )
+
+
+def kind_of_batch() -> pl.Expr:
+    """The kind of an iteration, from its tokens."""
+    prefill, decode = pl.col("prefill_tokens"), pl.col("decode_tokens")
+    return (
+        pl.when((prefill < 0) | (decode < 0))
+        .then(pl.lit("unknown"))
+        .when(decode == 0)
+        .then(pl.lit("prefill"))
+        .when(prefill == 0)
+        .then(pl.lit("decode"))
+        .otherwise(pl.lit("mixed"))
+    )

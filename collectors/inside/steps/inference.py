@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import time
 import weakref
 from typing import Any
 
+import torch
 from torch.nn import Module
 
-from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
 from .looking import LookingThread
@@ -108,10 +109,30 @@ class ModelCalls:
 def install(recorder: Recorder) -> None:
     """Record the model calls of a job that does not train."""
     calls = ModelCalls(recorder)
-    patch(Module, "eval", after=lambda *_: recorder.call(calls.on_eval))
+    _watch_modes(recorder, calls)
     recorder.listen("open", calls.search)
     recorder.listen("exit", calls.on_exit)
     recorder.listen("fork", calls.on_fork)
+
+
+def _watch_modes(recorder: Recorder, calls: ModelCalls) -> None:
+    """Have `train(False)` noticed: `eval` calls it, also that of a class which has its own."""
+    original = Module.train
+    within = threading.local()  # it is called anew for each module within the model
+
+    @functools.wraps(original)
+    def train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> Any:
+        if mode or getattr(within, "inner", False) or torch.compiler.is_compiling():
+            return original(module, mode, *args, **kwargs)
+        within.inner = True
+        try:
+            result = original(module, mode, *args, **kwargs)
+        finally:
+            within.inner = False
+        recorder.call(calls.on_eval)
+        return result
+
+    Module.train = train
 
 
 def outermost_module() -> Any:

@@ -40,9 +40,10 @@ class StepSignal:
         self.source, self.weight = source, weight
 
 
-SOURCES = ("optimizer", "named", "model call")
+SOURCES = ("optimizer", "named", "model call", "engine iteration")
 NAMED = StepSignal(1, float("inf"))
 MODEL_CALL = StepSignal(2, 0.0)
+ITERATION = StepSignal(3, 1.0)  # ends steps rather than the model calls in it, and where nothing trains
 
 
 class Boundary(NamedTuple):

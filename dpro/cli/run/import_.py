@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.output import console, json_option, print_json, warn
+from dpro.errors import UsageError
 from dpro.words import few
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("import")
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, metavar="SOURCE...", type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", required=True, metavar="RUN", type=click.Path(path_type=Path), help="Run to make."
 )
@@ -41,9 +42,22 @@ if TYPE_CHECKING:
     metavar="I/N",
     help="Import the I-th of N shares of the files; the last share to be in makes the run.",
 )
+@click.option(
+    "--requests",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Log of a server's requests, JSON lines or CSV, beside its traces or alone; may be repeated.",
+)
 @json_option
 def import_(
-    sources: tuple[Path, ...], output: Path, jobs: int | None, executor: str, shard: str | None, as_json: bool
+    sources: tuple[Path, ...],
+    output: Path,
+    jobs: int | None,
+    executor: str,
+    shard: str | None,
+    requests: tuple[Path, ...],
+    as_json: bool,
 ) -> None:
     """Turn other tools' traces and dumps into a run directory.
 
@@ -51,14 +65,27 @@ def import_(
 
     \b
     dpro import traces/ -o RUN
+    dpro import profile/ --requests requests.jsonl -o RUN
     dpro import rank0.json.gz dumps.zip -o RUN --jobs 4
     dpro import /data/traces -o /data/RUN --shard $SLURM_ARRAY_TASK_ID/16
     """
+    from dpro._version import __version__
     from dpro.cli.runs import progress_bar
-    from dpro.ingest.importer import import_sources
+    from dpro.ingest.importer import import_sources, refuse_existing
+    from dpro.ingest.requests.log import add_requests, read_requests
     from dpro.ingest.shards import WaitingImport, import_shard, parse_shard
+    from dpro.store import Manifest, write_manifest
 
     share = parse_shard(shard) if shard is not None else None
+    if not sources and (not requests or share is not None):
+        raise UsageError("name the traces to import" + (", or a log of requests alone" if not share else ""))
+    log = read_requests(requests) if requests else None
+    if log is not None and not sources:
+        refuse_existing(output)
+        write_manifest(output, Manifest(world_size=0, ranks=[], created_by=f"dpro {__version__}"))
+        add_requests(output, log)
+        _say_what_was_imported(output, as_json)
+        return
     with _executor(executor) as pool, progress_bar() as progress:
         if share is None:
             manifest = import_sources(sources, output, jobs=jobs, executor=pool, progress=progress)
@@ -68,6 +95,8 @@ def import_(
                 _say_what_is_missing(output, outcome, as_json)
                 return
             manifest = outcome
+    if log is not None:
+        manifest = add_requests(output, log)
     for warning in manifest.warnings:
         warn(warning)
     _say_what_was_imported(output, as_json)

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import InputError
+from dpro.ingest.derived.iterations import find_iterations
 from dpro.ingest.derived.steps import guess_steps
 from dpro.ingest.kineto.collectives import gpu_collectives
 from dpro.ingest.kineto.columns import Columns
@@ -127,6 +128,7 @@ def _tables(
         "collectives": collectives.with_row_index("collective_id"),
         "syncs": read_syncs(spans, sync_events, details),
         "steps": guess_steps(spans),
+        "iterations": find_iterations(spans),
         "workers": _worker(spans, facts, distributed),
     }
 
@@ -213,7 +215,11 @@ def _of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 def _stamped(name: str, frame: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
     stamped = _of_rank(frame, rank)
-    return stamped if name == "workers" else stamped.with_columns(window=pl.lit(window, dtype=pl.Int32))
+    return (
+        stamped
+        if name in ("workers", "iterations")
+        else stamped.with_columns(window=pl.lit(window, dtype=pl.Int32))
+    )
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,160 @@
+"""Iterations and requests of continuous batching of Hugging Face transformers.
+
+In: its batch processor, once the job itself has imported it. Out: a batch is known when its tensors are
+prepared, and has ended when the requests have got its tokens. Where the next batch is prepared meanwhile
+(`use_async_batching`), batches end in the order in which they were prepared.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ..recorder import Recorder
+from .served import Served, ServedBatch
+
+PACKAGE = "transformers.generation.continuous_batching"
+FINISHED = "FINISHED"
+
+
+class TransformersHooks:
+    """Hooks on the batch processors of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """None is set yet."""
+        self._recorder = recorder
+        self._served = Served(recorder)
+        self._set = False
+        self._on_fork()
+        recorder.listen("fork", self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._begun_ns = 0
+        self._preparing: Any = None  # the processor that makes a batch at this moment
+        self._in_flight: deque[tuple[int, ServedBatch, list[Any]]] = deque()
+
+    def look(self, *_: Any) -> None:
+        """Set the hooks once the job has imported what they hang on, all of it or nothing."""
+        if self._set:
+            return
+        processor = getattr(sys.modules.get(f"{PACKAGE}.continuous_api"), "ContinuousBatchProcessor", None)
+        tensors = getattr(sys.modules.get(f"{PACKAGE}.input_outputs"), "ContinuousBatchingIOs", None)
+        scheduler = getattr(sys.modules.get(f"{PACKAGE}.scheduler"), "Scheduler", None)
+        wanted = (
+            (processor, "prepare_next_batch", self._around_prepare),
+            (processor, "update_batch", self._around_update),
+            (tensors, "prepare_batch_tensors", self._around_tensors),
+            (scheduler, "finish_request", self._around_finish),
+            (scheduler, "clear_cancelled_requests", self._around_cancelled),
+        )
+        if all(hasattr(owner, name) for owner, name, _ in wanted):
+            self._set = True
+            for owner, name, around in wanted:
+                original = getattr(owner, name)
+                setattr(owner, name, functools.wraps(original)(around(original)))
+
+    def _around_prepare(self, original: Any) -> Any:
+        def prepare_next_batch(processor: Any, *args: Any, **kwargs: Any) -> Any:
+            self._begun_ns, self._preparing = time.time_ns(), processor
+            try:
+                return original(processor, *args, **kwargs)
+            finally:
+                self._preparing = None
+
+        return prepare_next_batch
+
+    def _around_tensors(self, original: Any) -> Any:
+        def prepare_batch_tensors(tensors: Any, requests_in_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensors, requests_in_batch, *args, **kwargs)
+            self._recorder.call(self._on_prepared, requests_in_batch)
+            return result
+
+        return prepare_batch_tensors
+
+    def _around_update(self, original: Any) -> Any:
+        def update_batch(processor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(processor, *args, **kwargs)
+            self._recorder.call(self._on_updated)
+            return result
+
+        return update_batch
+
+    def _around_finish(self, original: Any) -> Any:
+        def finish_request(scheduler: Any, request_id: Any, *args: Any, **kwargs: Any) -> Any:
+            self._recorder.call(self._on_finish, scheduler, request_id)
+            return original(scheduler, request_id, *args, **kwargs)
+
+        return finish_request
+
+    def _around_cancelled(self, original: Any) -> Any:
+        def clear_cancelled_requests(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            cancelled = original(scheduler, *args, **kwargs)
+            if cancelled:
+                self._recorder.call(self._on_cancelled, cancelled)
+            return cancelled
+
+        return clear_cancelled_requests
+
+    def _on_prepared(self, requests: Sequence[Any]) -> None:
+        """Positions are those after the batch; a request in its prompt was before the end of it."""
+        lengths = [each.query_length for each in requests]
+        prompts = [
+            each
+            for each in requests
+            if each.state.position_offset - each.query_length < len(each.state.initial_tokens)
+        ]
+        processor = self._preparing
+        drives = getattr(processor, "input_queue", None) is not None  # of ranks that share the work, one
+        for each in prompts:
+            if drives and not self._served.knows(each.state.request_id):
+                self._meet(each.state, self._begun_ns, each.state.position_offset - each.query_length)
+        prefill = sum(each.query_length for each in prompts)
+        context = sum(each.state.position_offset for each in requests)
+        waiting = len(processor.scheduler.waiting_requests) if processor is not None else -1
+        batch = ServedBatch(prefill, sum(lengths) - prefill, len(requests), context, waiting)
+        first = [each.state.request_id for each in prompts if each.has_new_token]
+        self._in_flight.append((self._begun_ns, batch, first))
+
+    def _meet(self, state: Any, scheduled_ns: int, cached_tokens: int) -> None:
+        arrival_ns = time.time_ns() - int((time.perf_counter() - state.created_time) * 1e9)
+        own_tokens = getattr(state, "_true_initial_tokens", 0) or len(state.initial_tokens)
+        self._served.on_request(state.request_id, arrival_ns, scheduled_ns, own_tokens, cached_tokens)
+
+    def _on_updated(self) -> None:
+        if not self._in_flight:
+            return
+        start_ns, batch, first = self._in_flight.popleft()
+        end_ns = time.time_ns()
+        for name in first:
+            self._served.on_first_token(name, end_ns)
+        self._served.on_iteration(start_ns, end_ns, batch)
+
+    def _on_finish(self, scheduler: Any, request_id: Any) -> None:
+        state = scheduler.active_requests.get(request_id)
+        if state is not None:
+            self._on_end(state, "finished" if state.status.name == FINISHED else "aborted")
+
+    def _on_cancelled(self, states: Sequence[Any]) -> None:
+        for state in states:
+            if not self._served.knows(state.request_id):
+                self._meet(state, -1, -1)
+            self._on_end(state, "aborted")
+
+    def _on_end(self, state: Any, outcome: str) -> None:
+        own_tokens = getattr(state, "_true_initial_tokens", 0)
+        reset = (
+            len(state.initial_tokens) - own_tokens if own_tokens else 0
+        )  # made before it was started again
+        made = len(state.generated_tokens) + reset
+        self._served.on_request_end(state.request_id, time.time_ns(), made, outcome)
+
+
+def install(recorder: Recorder) -> None:
+    """Record what continuous batching of transformers does."""
+    hooks = TransformersHooks(recorder)
+    for occasion in ("open", "work"):
+        recorder.listen(occasion, hooks.look)

@@ -1,0 +1,183 @@
+"""Continuous batching of transformers, of stand-ins with the attributes of version 5.23."""
+
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.work.served import iterations, requests
+from dpro.collectors.inside import records
+from dpro.collectors.inside.serving.transformers import PACKAGE, TransformersHooks
+from dpro.schema import ITERATIONS, REQUESTS, conform
+
+
+class Recorder:
+    """What hooks need of one: records, a folder, and calls that do not raise."""
+
+    def __init__(self, folder):
+        self.folder, self.steps, self.ends = folder, 0, []
+        self.records = records.RecordWriter(folder / "records.bin")
+
+    def listen(self, occasion, action):
+        if occasion == "end":
+            self.ends.append(action)
+
+    def call(self, action, *arguments):
+        action(*arguments)
+
+    guarded = call
+
+    def on_update(self, _signal):
+        self.steps += 1
+
+
+def state(name, prompt, made=0):
+    return SimpleNamespace(
+        request_id=name, initial_tokens=[1] * prompt, generated_tokens=[2] * made, position_offset=0,
+        created_time=time.perf_counter(), status=SimpleNamespace(name="DECODING"),
+    )  # fmt: skip
+
+
+class Engine:
+    """Classes of their own, hooked: hooks change them."""
+
+    def __init__(self, folder, monkeypatch):
+        class Scheduler:
+            def __init__(self):
+                self.active_requests, self.waiting_requests = {}, {}
+
+            def finish_request(self, request_id):
+                self.active_requests.pop(request_id)
+
+            def clear_cancelled_requests(self):
+                return []
+
+        class ContinuousBatchingIOs:
+            def prepare_batch_tensors(self, requests_in_batch, use_padding):
+                for each in requests_in_batch:
+                    each.state.position_offset += each.query_length
+
+        class ContinuousBatchProcessor:
+            input_queue = object()
+
+            def __init__(self, scheduler, batches):
+                self.scheduler, self.batches, self.tensors = scheduler, batches, ContinuousBatchingIOs()
+
+            def prepare_next_batch(self):
+                if self.batches:
+                    batch = self.batches.pop(0)
+                    self.scheduler.active_requests |= {each.state.request_id: each.state for each in batch}
+                    self.tensors.prepare_batch_tensors(requests_in_batch=batch, use_padding=False)
+                    return True
+                return False
+
+            def update_batch(self):
+                return "updated"
+
+        modules = {
+            "continuous_api": ContinuousBatchProcessor,
+            "input_outputs": ContinuousBatchingIOs,
+            "scheduler": Scheduler,
+        }
+        for name, owner in modules.items():
+            module = SimpleNamespace(**{owner.__name__: owner})
+            monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}", module)
+        self.recorder = Recorder(folder)
+        self.hooks = TransformersHooks(self.recorder)
+        self.hooks.look()
+        self.hooks.look()
+        self.make = lambda *batches: ContinuousBatchProcessor(Scheduler(), list(batches))
+        self.process = RecordedProcess(folder, {"rank": 0})
+
+    def tables(self):
+        for action in self.recorder.ends:
+            action()
+        found = records.read_records(self.process.folder / "records.bin")
+        return (
+            conform(ITERATIONS, iterations(self.process, found)),
+            conform(REQUESTS, requests(self.process)),
+        )
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    return Engine(tmp_path, monkeypatch)
+
+
+def part(request, length, has_new_token=True):
+    return SimpleNamespace(state=request, query_length=length, has_new_token=has_new_token)
+
+
+def test_batches_have_their_kind_tokens_requests_and_context(engine):
+    first, second = state("a", 10), state("b", 6)
+    processor = engine.make(
+        [part(first, 10)], [part(first, 1), part(second, 4, False)], [part(first, 1), part(second, 2)]
+    )
+    for _ in range(3):
+        assert processor.prepare_next_batch()
+        assert processor.update_batch() == "updated"
+    found, _ = engine.tables()
+    columns = ("kind", "prefill_tokens", "decode_tokens", "num_requests", "context_tokens", "waiting")
+    assert found.select(columns).rows() == [
+        ("prefill", 10, 0, 1, 10, 0), ("mixed", 4, 1, 2, 15, 0), ("mixed", 2, 1, 2, 18, 0),
+    ]  # fmt: skip
+    assert engine.recorder.steps == 3
+
+
+def test_a_request_has_its_moments_in_order_and_its_lengths(engine):
+    request = state("a", 10)
+    processor = engine.make([part(request, 8, False)], [part(request, 2)], [part(request, 1)])
+    for _ in range(3):
+        processor.prepare_next_batch()
+        processor.update_batch()
+    request.generated_tokens, request.status.name = [1, 2], "FINISHED"
+    processor.scheduler.finish_request("a")
+    found, made = engine.tables()
+    (row,) = made.to_dicts()
+    assert row["arrival_ns"] <= row["scheduled_ns"] <= row["first_token_ns"] <= row["end_ns"]
+    ends = (found["start_ns"] + found["duration_ns"]).to_list()
+    assert ends[0] < row["first_token_ns"] <= ends[1]  # the first part of the prompt gave no token
+    assert (row["prompt_tokens"], row["cached_tokens"], row["output_tokens"]) == (10, 0, 2)
+    assert row["outcome"] == "finished"
+
+
+def test_of_batches_prepared_ahead_the_oldest_ends_first_and_none_overlap(engine):
+    request = state("a", 4)
+    processor = engine.make([part(request, 4)], [part(request, 1)], [part(request, 1)])
+    processor.prepare_next_batch()
+    for _ in range(2):
+        processor.prepare_next_batch()
+        processor.update_batch()
+    processor.update_batch()
+    processor.update_batch()  # there is none left
+    found, _ = engine.tables()
+    assert found["kind"].to_list() == ["prefill", "decode", "decode"]
+    ends = found["start_ns"] + found["duration_ns"]
+    assert (found["start_ns"][1:] >= ends[:-1]).all()
+
+
+def test_a_request_that_was_begun_and_not_ended_is_unknown(engine):
+    processor = engine.make([part(state("a", 4), 4)])
+    processor.prepare_next_batch()
+    processor.update_batch()
+    _, made = engine.tables()
+    assert made.select("outcome", "output_tokens", "end_ns").rows() == [("unknown", -1, -1)]
+
+
+def test_a_line_that_was_cut_off_counts_nothing(engine, tmp_path):
+    lines = [{"name": "a", "arrival_ns": 5, "prompt_tokens": 3}, {"name": "a", "arrival_ns": 5, "end_ns": 9}]
+    text = "".join(json.dumps(each) + "\n" for each in lines) + '{"name": "b", "arr'
+    (tmp_path / "requests.jsonl").write_text(text)
+    found = conform(REQUESTS, requests(engine.process))
+    assert found.select("name", "arrival_ns", "end_ns").rows() == [("a", 5, 9)]
+
+
+def test_a_version_without_these_methods_is_left_alone(tmp_path, monkeypatch):
+    for name in ("continuous_api", "input_outputs", "scheduler"):
+        monkeypatch.setitem(sys.modules, f"{PACKAGE}.{name}", SimpleNamespace())
+    TransformersHooks(Recorder(tmp_path)).look()

@@ -1,0 +1,107 @@
+"""Logs of requests as engines, benchmarks and gateways write them."""
+
+import json
+
+import pytest
+
+from dpro.errors import InputError
+from dpro.ingest.requests.log import read_requests
+
+MOMENTS = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
+
+
+def log(tmp_path, text):
+    path = tmp_path / "log"
+    path.write_text(text if isinstance(text, str) else "\n".join(json.dumps(each) for each in text))
+    return read_requests([path])
+
+
+def test_csv_with_seconds_since_the_start(tmp_path):
+    text = "request,input_tokens,output_tokens,arrival_s,queued_s,scheduled_s,first_token_s,last_token_s\n"
+    found = log(tmp_path, text + "a,10,4,0.5,0.6,0.7,1.25,2\n").requests
+    assert found.select(MOMENTS).rows() == [(500_000_000, 700_000_000, 1_250_000_000, 2_000_000_000)]
+    assert found.select("name", "prompt_tokens", "output_tokens", "outcome").rows() == [
+        ("a", 10, 4, "finished")
+    ]
+
+
+def test_spans_of_opentelemetry_keep_every_nanosecond(tmp_path):
+    span = {
+        "name": "llm_request",
+        "startTimeUnixNano": "1743414537480756881",
+        "endTimeUnixNano": "1743414539480756881",
+        "attributes": [
+            {"key": "gen_ai.request.id", "value": {"stringValue": "cmpl-1"}},
+            {"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "33"}},
+            {"key": "gen_ai.usage.completion_tokens", "value": {"intValue": "7"}},
+            {"key": "gen_ai.latency.time_in_queue", "value": {"doubleValue": 0.25}},
+            {"key": "gen_ai.latency.time_to_first_token", "value": {"doubleValue": 0.5}},
+        ],
+    }
+    found = log(tmp_path, [{"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}]).requests
+    start = 1743414537480756881
+    assert found.select(MOMENTS).rows() == [
+        (start, start + 250_000_000, start + 500_000_000, start + 2 * 10**9)
+    ]
+    assert found.select("prompt_tokens", "output_tokens").rows() == [(33, 7)]
+
+
+def test_a_benchmarks_lists_are_a_request_for_each_place(tmp_path):
+    lists = {"input_lens": [5, 6], "output_lens": [3, 2], "ttfts": [0.1, 0.2], "itls": [[0.05, 0.05], [0.1]]}
+    found = log(tmp_path, [lists | {"start_times": [10.0, 11.0], "errors": ["", "timed out"]}]).requests
+    assert found["end_ns"].to_list() == [10_200_000_000, 11_300_000_000]
+    assert found["outcome"].to_list() == ["finished", "aborted"]
+
+
+def test_lines_of_a_gateway_with_dates_and_inner_objects(tmp_path):
+    line = {"timestamp": "2026-01-02T03:04:05Z", "status": 200, "duration_ms": 1500, "ttft_ms": 20}
+    found = log(
+        tmp_path, [line | {"usage": {"prompt_tokens": 8, "completion_tokens": 2}, "id": "x"}]
+    ).requests
+    start = 1767323045 * 10**9
+    assert found.select("arrival_ns", "first_token_ns", "end_ns").rows() == [
+        (start, start + 20_000_000, start + 1_500_000_000)
+    ]
+    assert found.select("name", "prompt_tokens", "outcome").rows() == [("x", 8, "finished")]
+
+
+def test_azures_public_trace_has_arrivals_and_lengths_alone(tmp_path):
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    found = log(tmp_path, text).requests
+    assert found.select("prompt_tokens", "output_tokens", "end_ns", "outcome").rows() == [
+        (374, 44, -1, "unknown")
+    ]
+
+
+def test_bad_rows_are_counted_with_the_line_of_the_first(tmp_path):
+    lines = [
+        '{"arrival_time": 1, "end_time": 2}',
+        "nonsense",
+        "[1]",
+        '{"id": 4}',
+        '{"arrival_time": 3, "end_time": 2}',
+    ]
+    found = log(tmp_path, "\n".join(lines))
+    assert found.requests.height == 1
+    assert found.skipped == {
+        "requests not a JSON object": 2,
+        "requests with moments that run backwards": 1,
+        "requests without a moment of arrival": 1,
+    }
+    assert "2 rows left out, not a JSON object, the first in line 2" in found.warnings[0]
+
+
+def test_a_moment_that_another_process_noted_a_little_early_is_kept(tmp_path):
+    found = log(tmp_path, "arrival_s,scheduled_s,last_token_s\n1.001,1.000,2\n").requests
+    assert found["scheduled_ns"].to_list() == [1_001_000_000]
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "[]", "{}", '"word"'])
+def test_a_file_without_requests_is_refused_in_one_line(tmp_path, text):
+    with pytest.raises(InputError, match="no row is a request"):
+        log(tmp_path, text)
+
+
+def test_replicas_are_numbered(tmp_path):
+    found = log(tmp_path, "dp_rank,arrival_s\n10,1\n2,2\n10,3\n").requests
+    assert found.select("replica", "arrival_ns").rows() == [(0, 2 * 10**9), (1, 10**9), (1, 3 * 10**9)]
