@@ -30,7 +30,7 @@ def on_cable(cables: tuple[int, int]) -> list[PathEntry]:
 
 def crossing_pairs(folder: Path, lasts_us: float = 1000, steps: int = 3) -> Graph:
     """Ranks 0 and 2, and 1 and 3, reduce 1 MB across the spine at the same time: 1 ms if they do not meet."""
-    return _reducing(folder, ([0, 2], [1, 3]), (0, 1, 2, 3), lasts_us, steps)
+    return reducing(folder, ([0, 2], [1, 3]), (0, 1, 2, 3), lasts_us, steps)
 
 
 def crossing_ring(folder: Path, lasts_us: float = 1500, hosts: Sequence[int] = (0, 2, 1, 3)) -> Graph:
@@ -41,12 +41,21 @@ def crossing_ring(folder: Path, lasts_us: float = 1500, hosts: Sequence[int] = (
         lasts_us: of each reduction.
         hosts: by rank, the number of its host.
     """
-    return _reducing(folder, ([0, 1, 2, 3],), hosts, lasts_us, 3)
+    return reducing(folder, ([0, 1, 2, 3],), hosts, lasts_us, 3)
 
 
-def _reducing(
+def reducing(
     folder: Path, groups: Sequence[list[int]], hosts: Sequence[int], lasts_us: float, steps: int
 ) -> Graph:
+    """Groups reduce 1 MB each at the same time, once in each step of 10 ms.
+
+    Args:
+        folder: of the run.
+        groups: of ranks.
+        hosts: by rank, the number of its host.
+        lasts_us: of each reduction.
+        steps: how many.
+    """
     run = TinyRun()
     for step in range(steps):
         at = 10_000.0 * step
@@ -55,7 +64,7 @@ def _reducing(
             for rank in ranks:
                 called = (at + 100, at + 110)
                 run.gloo(called, (at + 110, at + 110 + lasts_us), rank, sequence=step, **facts)
-        for rank in range(4):
+        for rank in range(len(hosts)):
             run.op("train", at, at + 100, rank)
             run.op("wait", at + 110 + lasts_us, at + 9000, rank)
             run.step(step, at, at + 9000, rank)

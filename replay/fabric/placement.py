@@ -101,9 +101,11 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
         fabric: in which.
 
     Raises:
-        Unanswerable: the run does not say where its ranks are, or the fabric lacks a host or a GPU.
+        Unanswerable: the run does not say where its ranks are, or has two in one place, or the fabric lacks a
+            host or a GPU.
     """
     found: dict[int, int] = {}
+    taken: dict[int, int] = {}  # GPUs and their ranks
     for rank, local, name in run.table(WORKERS).select("rank", "local_rank", "host").iter_rows():
         if not name or local is None or local < 0:
             raise Unanswerable(f"the run does not say on which GPU of which host rank {rank} is")
@@ -112,7 +114,12 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
             raise Unanswerable(f"host {name}, of rank {rank}, is not in the run's topology")
         if local >= len(fabric.gpus[host]):
             raise Unanswerable(f"host {name} has {len(fabric.gpus[host])} GPUs by the topology")
-        found[rank] = fabric.gpus[host][local]
+        gpu = fabric.gpus[host][local]
+        if gpu in taken:
+            raise Unanswerable(
+                f"ranks {taken[gpu]} and {rank} are both on {fabric.names[gpu]}, by their numbers"
+            )
+        found[rank], taken[gpu] = gpu, rank
     if not found:
         raise Unanswerable("the run does not say on which hosts its ranks are")
     return found

@@ -52,6 +52,32 @@ class Recorded(NamedTuple):
     sent: Floats
 
 
+class Sending(NamedTuple):
+    """[C] what communications send, as recorded.
+
+    Attributes:
+        begin: when each begins to move bytes, ns.
+        work: bytes that its busiest rank moves; what it moved beside the others, where its size is not known.
+        ceiling: bytes per ns that it reaches at most, infinite where cables are its only limit.
+    """
+
+    begin: Floats
+    work: Floats
+    ceiling: Floats
+
+
+class Background(NamedTuple):
+    """[O] communications of other jobs, whose beginnings nothing of this one delays.
+
+    Attributes:
+        kind: which of the kinds behind the run's own each loads links as.
+        sending: what they send.
+    """
+
+    kind: Ints
+    sending: Sending
+
+
 class _Moves(NamedTuple):
     """[C] per communication, ns: until it moves bytes, and for how long it does, as recorded."""
 
@@ -59,14 +85,22 @@ class _Moves(NamedTuple):
     moving: Floats
 
 
-def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cables, after: Cables) -> Graph:
+def with_fabric(
+    graph: Graph,
+    found: Communications,
+    best: Cables,
+    before: Cables,
+    after: Cables,
+    background: Background | None = None,
+) -> Graph:
     """The graph, with transfers as long as they take over other paths or cables.
 
     Args:
         graph: as recorded.
         found: its communications.
         best, before, after: what each kind of them loads: by the best paths that there are, when recorded,
-            and then. Behind these the last may have communications of other jobs, which never end.
+            and then. Behind these the last may have kinds of communications of other jobs.
+        background: these communications; without, there is one of each such kind, and it never ends.
 
     Raises:
         Unanswerable: transfers were faster than the cables of the topology are.
@@ -75,24 +109,24 @@ def with_fabric(graph: Graph, found: Communications, best: Cables, before: Cable
     timeline = replay(graph)
     if not found.ops:
         return graph
-    kinds = found.first.size
-    others = after.load.indptr.size - 1 - kinds
-    best, before = _each(best, found.kind), _each(before, found.kind)
-    after = _each(after, np.append(found.kind, kinds + np.arange(others)))
     share = moving_shares(graph, timeline)[found.transfers]
     lasted = nodes.duration[found.transfers].astype(np.float64)
     moves = _moves(found, lasted, share)
-    begin = _begins(found, timeline.start) + moves.latency
-    _check(found, moves, best)
-    ceiling = _ceilings(found, moves, begin, before)
-    own, its = _with_ceilings(before, ceiling), _with_ceilings(after, np.append(ceiling, [np.inf] * others))
-    work = np.maximum(moved_by(begin, begin + moves.moving, own.load, own.gbps), found.sent)
+    _check(found, moves, _each(best, found.kind))
+    before = _each(before, found.kind)
+    begin, work, ceiling = _sending(found, moves, timeline.start, before)
+    kinds = found.first.size
+    if background is None:
+        background = _endless(after.load.indptr.size - 1 - kinds, begin, work)
+    own = _with_ceilings(before, ceiling)
+    after = _each(after, np.append(found.kind, kinds + background.kind))
+    its = _with_ceilings(after, np.append(ceiling, background.sending.ceiling))
     expected = ends_of(begin, work, own.load, own.gbps) - begin
     # Faster than they can have been over these paths: they took others, and what is gained is not known.
     known = (moves.moving > 0) & (expected <= REFUTED * moves.moving)
     duration = nodes.duration
     for _ in range(ROUNDS):
-        taken = _beside(begin, work, its, others) - begin
+        taken = _beside(begin, work, its, background.sending) - begin
         times = np.where(known, taken / np.where(known, expected, 1.0), 1.0)[found.of]
         changed = nodes.duration.copy()
         changed[found.transfers] = np.rint(lasted * (1 - share + share * times))
@@ -109,11 +143,40 @@ def _each(cables: Cables, kind: Ints) -> Cables:
     return Cables(repeated(cables.load, kind), cables.gbps)
 
 
-def _beside(begin: Floats, work: Floats, cables: Cables, others: int) -> Floats:
-    """[C] when communications end beside those of other jobs, which begin before and end after them."""
-    endless = NEVER_ENDS * max(float(work.max(initial=0.0)), 1.0) * work.size
-    begin = np.append(begin, np.full(others, begin.min(initial=np.inf)))
-    return ends_of(begin, np.append(work, np.full(others, endless)), *cables)[: work.size]
+def _endless(others: int, begin: Floats, work: Floats) -> Background:
+    """One communication of each kind of other jobs, which begins before and ends after those of this one."""
+    amount = NEVER_ENDS * max(float(work.max(initial=0.0)), 1.0) * work.size
+    first = begin.min(initial=np.inf)
+    columns = (np.full(others, each) for each in (first, amount, np.inf))
+    return Background(np.arange(others), Sending(*columns))
+
+
+def _beside(begin: Floats, work: Floats, cables: Cables, others: Sending) -> Floats:
+    """[C] when communications end beside those of other jobs."""
+    both = np.append(begin, others.begin), np.append(work, others.work)
+    return ends_of(*both, *cables)[: work.size]
+
+
+def sending(graph: Graph, found: Communications, cables: Cables) -> Sending:
+    """What communications send, as recorded.
+
+    Args:
+        graph: as recorded.
+        found: its communications.
+        cables: what each kind of them loads.
+    """
+    timeline = replay(graph)
+    share = moving_shares(graph, timeline)[found.transfers]
+    moves = _moves(found, graph.nodes.duration[found.transfers].astype(np.float64), share)
+    return _sending(found, moves, timeline.start, _each(cables, found.kind))
+
+
+def _sending(found: Communications, moves: _Moves, start: Ints, before: Cables) -> Sending:
+    begin = _begins(found, start) + moves.latency
+    ceiling = _ceilings(found, moves, begin, before)
+    own = _with_ceilings(before, ceiling)
+    moved = moved_by(begin, begin + moves.moving, own.load, own.gbps)
+    return Sending(begin, np.maximum(moved, found.sent), ceiling)
 
 
 def recorded(graph: Graph, found: Communications) -> Recorded:

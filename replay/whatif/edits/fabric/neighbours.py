@@ -1,29 +1,34 @@
 """What runs beside what on a fabric: ranks on other hosts, and other jobs on the same cables.
 
 In: a run with the topology of its fabric. Out: its graph, changed. A rank that moves takes its work with it;
-its paths are by hash then. Another job is taken to communicate all the time.
+its paths are by hash then. Another job is taken to communicate all the time, or as a recording of it did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.fabric.flows import NOT_RECORDED, flows_of
+from dpro.replay.fabric.flows import NOT_RECORDED, Load, flows_of, sprayed
 from dpro.replay.fabric.placement import Placed, host_named, placed
 from dpro.replay.fabric.seeds import quantile
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, once
+from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.fabric.assignment import best_order, distances, exchanged, hosts_of, moved
-from dpro.replay.whatif.edits.fabric.paths import EVENLY, THEN, FabricEdit, loads_by
+from dpro.replay.whatif.edits.fabric.other_runs import OtherRun, background, flows_of_both, other_run
+from dpro.replay.whatif.edits.fabric.paths import EVENLY, TAIL, THEN, FabricEdit, loads_by
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.shared_fabric import Cables
+from dpro.replay.whatif.graph_ops.shared_fabric import Cables, recorded, with_fabric
 from dpro.topology.hostlist import expand
+from dpro.units import format_duration
 
 SHOWN = 8  # hosts that are named
+PHASES = 8  # by which steps of another job are taken to be behind those of the run
 
 
 @dataclass(frozen=True)
@@ -97,16 +102,20 @@ class PlacedRanks(FabricEdit):
 
 @dataclass(frozen=True)
 class OtherJobs(FabricEdit):
-    """Other jobs send along rings over their hosts, all the time."""
+    """Other jobs send along rings over their hosts all the time, or as a recorded one did."""
 
     name = "beside"
     summary = "other jobs on the same fabric"
     example = "beside:hosts=node[2-3]/node[4-7],then=hash"
-    assumes = "no other job ran when the run was recorded, and the others communicate all the time" + EVENLY
+    assumes = (
+        "no other job ran when the run was recorded; jobs that are named by hosts communicate all the time, "
+        "a recorded one keeps its own pace, and its steps begin at any time in those of the run" + EVENLY
+    )
     is_advice = False
     is_better = False
     effort = "none"
-    hosts: str = key("of another job, in the order of its ring; a / before the next job")
+    hosts: str = key("of another job, in the order of its ring; a / before the next job", "")
+    run: str = key("a recording of another job on the same fabric instead, a folder", "")
     then: str = key("what paths of all are chosen by then", "hash", choices=THEN)
     doubt: float = 0.1
 
@@ -115,7 +124,86 @@ class OtherJobs(FabricEdit):
         placed(facts.graph)
         return []  # which others there are the run does not say
 
+    def apply(self, graph: Graph) -> Graph:
+        if not self.run:
+            return super().apply(graph)
+        return self._beside_run(graph, self._phases(graph)[PHASES // 2], 0.5, 0.5)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        if not self.run:
+            return super().bounds(graph)
+        phases = self._phases(graph)
+        ends = ((phases[0], TAIL), (phases[-1], 1 - TAIL))
+        return tuple(self._beside_run(graph, phase, 0.5, share) for phase, share in ends)
+
+    def _phases(self, graph: Graph) -> tuple[float, ...]:
+        """Parts of a step that the other run may be behind, in the order of how slow they make this one."""
+
+        def slowness(phase: float) -> int:
+            changed = self._beside_run(graph, phase, 0.5, 0.5)
+            timeline = replay(changed)
+            return int(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum())
+
+        def compute() -> tuple[float, ...]:
+            return tuple(sorted((each / PHASES for each in range(PHASES)), key=slowness))
+
+        return once(graph, ("phases", self.run, self.then), _columns(graph), compute)
+
+    def _beside_run(self, graph: Graph, phase: float, before: float, after: float) -> Graph:
+        """The job beside the recorded one.
+
+        Args:
+            graph: of the job.
+            phase: how much later than this job's first communication the other one's is, of its step.
+            before, after: shares of the seeds of hashes that do better.
+        """
+        at, gbps = placed(graph), placed(graph).fabric.gbps
+        other, loads = self._other(graph)
+        best = Cables(sprayed(at.flows, at.routes), gbps)
+        first = np.unique(at.found.of, return_index=True)[1]
+        window = graph.nodes.window[at.found.transfers[first]].astype(np.int64)
+        return with_fabric(
+            graph,
+            at.found,
+            best,
+            Cables(quantile(at.now, before), gbps) if at.known else best,
+            Cables(quantile(loads, after), gbps),
+            background(other, window, recorded(graph, at.found), phase),
+        )
+
+    def _other(self, graph: Graph) -> tuple[OtherRun, Sequence[Load]]:
+        """What the recorded job sends, and what both jobs load by each seed.
+
+        Raises:
+            UsageError: hosts are named as well.
+        """
+        if self.hosts:
+            raise UsageError("beside: give hosts=, or run= with the folder of a run, not both")
+
+        def compute() -> tuple[OtherRun, Sequence[Load]]:
+            at = placed(graph)
+            other = other_run(Path(self.run), at)
+            return other, loads_by(self.then, flows_of_both(at, other), at.routes, at.known)
+
+        return once(graph, ("other run", self.run, self.then), _columns(graph), compute)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        if not self.run:
+            return ()
+        at = placed(graph)
+        other, _ = self._other(graph)
+        takes = f"its typical step takes {format_duration(other.period_ns)}, and it keeps that pace"
+        both = sorted(at.fabric.names[gpu] for gpu in other.gpus & {*at.gpus})
+        if not both:
+            return (takes,)
+        shared = (
+            f"both compute on {', '.join(both[:SHOWN])}: what they take of each other there is not predicted"
+        )
+        return (takes, shared)
+
     def cables(self, at: Placed) -> Callable[[float], Cables]:
+        if not self.hosts:
+            raise UsageError("beside: give hosts= of other jobs, or run= with the folder of a run")
         fabric = at.fabric
         jobs = [list(self._gpus(at, text)) for text in self.hosts.split("/")]
         members, ops, algorithms, channels = at.found.kinds
@@ -143,7 +231,15 @@ class OtherJobs(FabricEdit):
             raise UsageError(f"beside: hosts={text!r}: a job on one host sends nothing over the fabric")
 
     def describe(self) -> str:
+        if self.run:
+            return f"beside the job of {self.run}, paths by {self.then}"
         return f"other jobs on {self.hosts}, paths by {self.then}"
 
     def how(self) -> str:
         return "cannot be wished for: it says what neighbours would cost, and what planning then saves"
+
+
+def _columns(graph: Graph) -> tuple[object, ...]:
+    """What the communications of a graph follow from."""
+    nodes, edges = graph.nodes, graph.edges
+    return nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from dpro.errors import DproError
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.registry import parse_edit
 from dpro.topology import paths
+from dpro.topology.fabrics import fat_tree
+from dpro.topology.file import FILE, write
 from dpro.topology.paths import PathEntry, write_paths
-from tests.fabrics import crossing_pairs, crossing_ring, on_cable
+from tests.fabrics import SIZE, crossing_pairs, crossing_ring, on_cable, reducing
 from tests.unit.replay.whatif.edits.fabric.test_paths_over import _lasts_us
 
 UP, DOWN = ["leaf0 > spine0 #0", "spine0 > leaf1 #0"], ["leaf1 > spine0 #0", "spine0 > leaf0 #0"]
@@ -79,3 +82,71 @@ def test_each_other_job_takes_its_share(tmp_path):
 def test_hosts_that_are_not_there_are_refused(ring, edit, says):
     with pytest.raises(DproError, match=says):
         parse_edit(edit).apply(ring)
+
+
+def beside(folder: Path, hosts: tuple[int, ...], lasts_us: float) -> str:
+    """An edit: beside a job of two ranks that reduce 1 MB in each step of 10 ms.
+
+    Args:
+        folder: of its run.
+        hosts: of its ranks.
+        lasts_us: of each reduction; cables allow 1,000 us.
+    """
+    reducing(folder, ([0, 1],), hosts, lasts_us, 3)
+    return f"beside:run={folder},then=spray"
+
+
+def transfers_us(graph: Graph) -> set[int]:
+    """How long transfers take."""
+    nodes = graph.nodes
+    return {round(each) for each in (nodes.duration[nodes.kind == NodeKind.TRANSFER] / 1000).tolist()}
+
+
+def test_a_recorded_job_costs_something_only_where_its_step_communicates_at_the_same_time(tmp_path):
+    """It is on the ports of the first pair for 1 ms of 10: of eight phases one meets, each has half then."""
+    graph = crossing_pairs(tmp_path / "run")
+    edit = parse_edit(beside(tmp_path / "other", (0, 2), 1000))
+    assert transfers_us(edit.apply(graph)) == {1000}
+    best, worst = edit.bounds(graph)
+    assert transfers_us(best) == {1000}
+    assert transfers_us(worst) == {1000, 2000}
+    (pace, gpus) = edit.notes(graph)
+    assert "takes 10 ms" in pace
+    assert "both compute on node0:gpu0, node2:gpu0" in gpus
+
+
+def test_a_recorded_job_that_sends_nearly_always_costs_what_it_takes_of_the_port(tmp_path):
+    """For 8 of 10 ms at an eighth of the rate: 1 MB moves at 7/8 of the port, in 1,143 us."""
+    graph = crossing_pairs(tmp_path / "run")
+    edit = parse_edit(beside(tmp_path / "other", (0, 2), 8000))
+    assert transfers_us(edit.apply(graph)) == {1000, 1143}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "says"),
+    [
+        ((2, 9), "host node9, of rank 1, is not in the run's topology"),
+        ((2, 3), "no cable is on a path of both runs"),
+        ((2, 2), "ranks 0 and 1 are both on node2:gpu0"),
+    ],
+)
+def test_a_recorded_job_elsewhere_is_refused(tmp_path, hosts, says):
+    graph = reducing(tmp_path / "run", ([0, 1],), (0, 1), 1000, 3)
+    edit = beside(tmp_path / "other", hosts, 1000)
+    with pytest.raises(DproError, match=says):
+        parse_edit(edit).apply(graph)
+
+
+def test_a_recorded_job_whose_hosts_are_cabled_to_other_switches_is_refused(tmp_path):
+    graph = crossing_pairs(tmp_path / "run")
+    edit = beside(tmp_path / "other", (0, 2), 1000)
+    write(fat_tree(dataclasses.replace(SIZE, ports=16)), tmp_path / "other" / FILE)  # all on one leaf
+    with pytest.raises(DproError, match="node2:nic0 is cabled to leaf0 there, and to leaf1 here"):
+        parse_edit(edit).apply(graph)
+
+
+@pytest.mark.parametrize("edit", ["beside", "beside:run=x,hosts=node[0-1]", "beside:run=/nowhere"])
+def test_a_neighbour_that_is_not_named_or_not_there_is_refused(tmp_path, edit):
+    graph = crossing_pairs(tmp_path / "run")
+    with pytest.raises(DproError, match=r"give hosts=|not both|nowhere"):
+        parse_edit(edit).apply(graph)
