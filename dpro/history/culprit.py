@@ -14,7 +14,7 @@ from dpro.detect.findings import Finding
 
 BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "jitter")
 OF_RANKS = ("rank", "ranks", "nic", "sender", "receiver", "link")
-_NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
+_RANKS = re.compile(r"\d+(?:(?: - | ?-> ?|-|, ?)\d+)*")  # 3, 0 - 1, 0 -> 1; not leaf1 > node3:nic0
 
 
 class Culprit(NamedTuple):
@@ -47,6 +47,8 @@ def culprit_of(finding: Finding, hosts: Mapping[int, str]) -> Culprit:
         return Culprit(finding.component_id)
     if kind not in OF_RANKS:
         return Culprit("", f"it is about {kind} {finding.component_id}, not about one host")
+    if kind != "ranks" and not _RANKS.fullmatch(finding.component_id):
+        return Culprit("", f"it is about {kind} {finding.component_id}, which is no rank")
     named = {hosts.get(rank, "") for rank in _ranks(finding)}
     if len(named) == 1 and "" not in named:
         return Culprit(named.pop())
@@ -57,5 +59,4 @@ def _ranks(finding: Finding) -> set[int]:
     """The ranks that the component names; a port is slow for all that exchange with its rank."""
     if finding.component_kind == "ranks":
         return set(finding.ranks)
-    text = finding.component_id.replace("->", " ").replace(" - ", " ")
-    return {int(first) for first, _ in _NUMBERS.findall(text)}
+    return {int(number) for number in re.findall(r"\d+", finding.component_id)}

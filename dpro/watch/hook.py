@@ -35,6 +35,11 @@ from dpro.history.store import allow_command, run_name
 from dpro.units import NS_PER_S
 
 LOG = "hook.jsonl"
+# Of findings that may name a host; all others blame the work or the program.
+CLASSES = (
+    "slow.compute", "slow.host", "slow.nic", "slow.link", "slow.fabric",
+    "hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank",
+)  # fmt: skip
 RAN, DRY_RUN, SKIPPED, FAILED = "ran", "dry run", "skipped", "failed"
 MAX_S = 1800.0  # that a command may take; then it is ended
 KEPT = 2000  # bytes of what it says
@@ -121,6 +126,19 @@ def parse_limit(text: str) -> HookLimit:
     if not match or int(match[2] or 1) == 0:
         raise UsageError(f"--at-most {text}: give a number and a time, as 1/1h or 3/d (s, m, h, d)")
     return HookLimit(int(match[1]), int(match[2] or 1) * _SECONDS[match[3]])
+
+
+def parse_classes(text: str) -> tuple[str, ...]:
+    """Read `slow.nic,dead.rank`.
+
+    Raises:
+        UsageError: one of them is no class of findings that may name a host.
+    """
+    found = tuple(word.strip() for word in text.split(","))
+    for each in found:
+        if each not in CLASSES:
+            raise UsageError(f"--classes: {each!r} is none of {', '.join(CLASSES)}")
+    return found
 
 
 @dataclass

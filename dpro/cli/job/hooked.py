@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     click.option(
-        "--on-finding", "command", metavar="CMD", default="",
+        "--on-finding", "on_finding", metavar="CMD", default="",
         help="Run this when a finding names one host; never where it may be another.",
     ),
     click.option("--dry-run", is_flag=True, help="Only say when CMD would be run."),
@@ -41,27 +41,37 @@ def on_finding_options(command: Any) -> Any:
 
 
 def hook_rules(
-    command: str, dry_run: bool, classes: str, min_confidence: float, at_most: str
+    on_finding: str, dry_run: bool, classes: str, min_confidence: float, at_most: str
 ) -> HookRules | None:
     """When the command is run; None where none is given.
 
     Args:
-        command: for the shell, or empty.
+        on_finding: for the shell, or empty.
         dry_run: whether it is only said that it would be run.
         classes: of findings.
         min_confidence: of a finding.
         at_most: how often.
 
     Raises:
-        UsageError: the limit is none, or there is no command to try.
+        UsageError: the limit is none, a class is not known, or there is no command to try.
     """
-    from dpro.watch.hook import HookRules, parse_limit
+    from dpro.watch.hook import HookRules, parse_classes, parse_limit
 
-    limit = parse_limit(at_most)
-    if not command and dry_run:
+    limit, chosen = parse_limit(at_most), parse_classes(classes)
+    if not on_finding and dry_run:
         raise UsageError("--dry-run: name a command with --on-finding")
-    chosen = tuple(word.strip() for word in classes.split(","))
-    return HookRules(command, chosen, min_confidence, limit, dry_run) if command else None
+    return HookRules(on_finding, chosen, min_confidence, limit, dry_run) if on_finding else None
+
+
+def as_arguments(rules: HookRules) -> list[str]:
+    """The same as arguments of `dpro watch`."""
+    return [
+        "--on-finding", rules.command,
+        "--classes", ",".join(rules.classes),
+        "--min-confidence", str(rules.min_confidence),
+        "--at-most", f"{rules.limit.most}/{rules.limit.window_s}s",
+        *(["--dry-run"] if rules.dry_run else []),
+    ]  # fmt: skip
 
 
 def warn_of_hook(what: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from dpro.cli.job.hooked import hook_rules, on_finding_options
 from dpro.cli.job.watch import check_outlets, metrics_option, start_watcher, webhook_option
 from dpro.cli.output import share
 from dpro.errors import UsageError
@@ -136,6 +137,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
 @click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
 @webhook_option
 @metrics_option
+@on_finding_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def record(
@@ -147,6 +149,11 @@ def record(
     watch: bool,
     webhook: str,
     metrics: str,
+    on_finding: str,
+    dry_run: bool,
+    classes: str,
+    min_confidence: float,
+    at_most: str,
     pretend_world: int | None,
     pretend_ranks: str,
     pretend_per_host: int | None,
@@ -193,11 +200,12 @@ def record(
             f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
         )
     check_outlets(webhook, metrics)
+    rules = hook_rules(on_finding, dry_run, classes, min_confidence, at_most)
     beside: list[Callable[[Launch], None]] = []
     if topology is not None:
         beside.append(partial(_keep_topology, read(topology)))
-    if watch or webhook or metrics:
-        beside.append(partial(start_watcher, webhook, metrics))
+    if watch or webhook or metrics or rules:
+        beside.append(partial(start_watcher, webhook, metrics, rules))
     folder = run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S"))
     launch(folder, command, chosen, _sidecar, partial(_start_all, beside) if beside else None)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.job.hidden import hide
-from dpro.cli.job.hooked import hook_rules, on_finding_options, warn_of_hook
+from dpro.cli.job.hooked import as_arguments, hook_rules, on_finding_options, warn_of_hook
 from dpro.cli.output import NO_HISTORY, json_option, print_json, warn
 from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.units import format_duration
@@ -23,6 +23,7 @@ from dpro.units import format_duration
 if TYPE_CHECKING:
     from dpro.collectors.launch.recording import Launch
     from dpro.detect.findings_log import FindingsLog, Notice
+    from dpro.watch.hook import HookRules
     from dpro.watch.outlets import Metrics, Webhook
     from dpro.watch.watcher import Watcher
 
@@ -201,12 +202,13 @@ def check_outlets(webhook: str, metrics: str) -> None:
         raise MissingExtra("prometheus-client", "watch")
 
 
-def start_watcher(webhook: str, metrics: str, recording: Launch) -> None:
+def start_watcher(webhook: str, metrics: str, rules: HookRules | None, recording: Launch) -> None:
     """Start `dpro watch` beside a job that is about to begin; it reports on the stderr of this process.
 
     Args:
         webhook: a URL that gets each finding, or empty.
         metrics: where to serve them for Prometheus, or empty.
+        rules: when a command is run for findings; None for none.
         recording: the launch that is about to begin.
 
     Raises:
@@ -217,7 +219,7 @@ def start_watcher(webhook: str, metrics: str, recording: Launch) -> None:
 
     command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone"]
     subprocess.Popen(
-        [*command, *(["--metrics", metrics] if metrics else [])],
+        [*command, *(["--metrics", metrics] if metrics else []), *(as_arguments(rules) if rules else [])],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
         env=os.environ | {"POLARS_MAX_THREADS": "1"} | ({WEBHOOK: webhook} if webhook else {}),
     )  # fmt: skip

@@ -8,16 +8,22 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dpro.cli.job.hooked import hook_rules
+from dpro.cli.job.watch import start_watcher, watch
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
 from dpro.errors import UsageError
+from dpro.history.culprit import culprit_of
 from dpro.watch import hook as hooks
-from dpro.watch.hook import Hook, HookDocument, HookLimit, HookRules, parse_limit
+from dpro.watch.hook import CLASSES, Hook, HookDocument, HookLimit, HookRules, parse_limit
 from tests.commands import dpro, refused
 
 HOSTS = {0: "n0", 1: "n1", 2: "n2"}
@@ -77,6 +83,90 @@ def test_nothing_is_run_for_what_is_ambiguous_or_unsure(tmp_path, finding, why) 
     assert line["what"] == "skipped"
     assert why in line["why"]
     assert not (tmp_path / "ran").exists()
+
+
+@given(
+    class_=st.sampled_from([*CLASSES, "imbalance.stage", "imbalance.data", "pauses", "jitter", "warm-up"]),
+    kind=st.sampled_from(
+        [
+            "rank",
+            "ranks",
+            "nic",
+            "sender",
+            "receiver",
+            "link",
+            "host",
+            "one of",
+            "port",
+            "cable",
+            "switch",
+            "group",
+            "job",
+            "stage",
+        ]
+    ),
+    name=st.sampled_from(
+        [
+            "1",
+            "0 - 1",
+            "0 -> 2",
+            "0,1",
+            "leaf1 > n1:nic1",
+            "n1:nic0 > leaf0",
+            "rank 1, link 0 - 1",
+            "n1",
+            "n9",
+            "the network",
+            "",
+        ]
+    ),
+    ranks=st.lists(st.integers(0, 3), max_size=3),
+    confidence=st.floats(0, 1),
+)
+def test_a_host_is_named_only_where_all_that_a_finding_blames_is_on_it(
+    class_: str, kind: str, name: str, ranks: list[int], confidence: float
+) -> None:
+    """Whatever is found: of what blames several, a part of the fabric or the program nothing is taken out."""
+    finding = Finding(class_, kind, name, tuple(ranks), 0.5, confidence, 1e6, ())
+    host = culprit_of(finding, HOSTS).host
+    if class_ not in CLASSES or kind in ("one of", "port", "cable", "switch", "group", "job", "stage"):
+        assert host == ""
+    elif kind == "host":
+        assert host == (name if name in HOSTS.values() else "")
+    elif kind == "ranks":
+        named = {HOSTS.get(rank, "") for rank in ranks}
+        assert host == (named.pop() if len(named) == 1 else "")
+    else:
+        assert host == ("n1" if name == "1" else "")
+
+
+def test_a_way_of_a_cable_is_no_rank_of_the_same_number(tmp_path) -> None:
+    """Rank 1 is on n1; the cable leads to a host whose name ends in the same number."""
+    way = replace(SLOW, class_="slow.link", component_kind="link", component_id="leaf1 > x1:nic1")
+    (line,) = offered(tmp_path, f"touch {tmp_path}/ran", notice(way))
+    assert (line["what"], line["host"]) == ("skipped", "")
+    assert "which is no rank" in line["why"]
+
+
+@pytest.mark.parametrize("text", ["nosuch", "slow.nic,", "imbalance.data", "slow.nic, dead"])
+def test_classes_that_no_finding_with_a_host_has_are_refused(tmp_path, text) -> None:
+    for command in (["watch", tmp_path], ["record", "-o", tmp_path / "run", "--on-finding", "true"]):
+        end = ["--", "true"] if command[0] == "record" else []
+        found = dpro(*command, "--classes", text, *end)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert "is none of slow.compute, slow.host, slow.nic" in found.stderr
+
+
+def test_a_recording_hands_its_rules_to_the_watcher(monkeypatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    rules = hook_rules("notify 'x y'", True, "slow.nic,slow.link", 0.9, "2/1h")
+    start_watcher("", "", rules, SimpleNamespace(run="RUN"))
+    (command,) = started
+    at = command.index("--on-finding")
+    given = watch.make_context("watch", ["RUN", *command[at:]]).params
+    asked = {name: given[name] for name in ("on_finding", "dry_run", "classes", "min_confidence", "at_most")}
+    assert hook_rules(**asked) == rules
 
 
 def test_nothing_is_run_when_a_finding_is_over_nor_in_a_dry_run(tmp_path) -> None:
