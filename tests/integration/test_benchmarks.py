@@ -41,6 +41,7 @@ TINY = {
     "diagnosis.operations": ["--cases", "1", "--json"],
     "goodput": ["--campaigns", "1", "--minutes", "0.5", "--json"],
     "gpu": ["--dry-run", "-o", "gpu", "--only", "facts.versions,replay.gpt-bf16", "--json"],
+    "serving": ["--data", ".", "--json"],
     "speed.answer": [SAMPLE, "--spans", "1", "--rounds", "1", "--json"],
     "speed.edits": [SAMPLE, "--rounds", "1", "--edit", "no-comm", "heal:rank=1"],
     "speed.engine": ["--only", "small", "--scenarios", "2", "--json"],
@@ -60,6 +61,7 @@ CHECKS = {
     "diagnosis.hangs",
     "diagnosis.operations",
     "goodput",
+    "serving",
 }  # of truth: with a bar that holds or not
 PARTS = (
     "accuracy.bars",
@@ -77,6 +79,11 @@ PARTS = (
     "recording.models",
     "recording.orders_job",
     "recording.pipeline_job",
+    "serving_checks.logs",
+    "serving_checks.pairs",
+    "serving_checks.tables",
+    "serving_server.pairs",
+    "serving_server.server",
     "diagnosis.cases",
     "diagnosis.injected",
     "diagnosis.live",

@@ -1,0 +1,307 @@
+"""Changes to a server: `max-batch:requests=64`, `chunked-prefill:tokens=512`, `pools:prefill=1,decode=1`.
+
+In: the text of a change, and a `Server`: its requests, its engine and what an iteration costs. Out: the
+changed `Server`. What a change needs and the recording does not show is asked for as a key, never
+assumed silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from dpro.errors import UsageError
+from dpro.replay.serving.engine import Engine, IterationCost
+from dpro.replay.whatif.grammar import nearest, split_edit, values_of
+
+Values = Mapping[str, float]
+MAX_VALUE = 10**9
+NO_LIMIT = 1 << 20  # tokens
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Engines that compute prompts, others that decode, and what sends keys and values between them.
+
+    Attributes:
+        prefill, decode: engines of each kind.
+        gbps: of the link, 1e9 bytes per second.
+        kv_bytes: of a token.
+    """
+
+    prefill: int
+    decode: int
+    gbps: float
+    kv_bytes: float
+
+
+@dataclass(frozen=True)
+class Server:
+    """What is served, how, and at what cost.
+
+    Attributes:
+        requests: rows of table `requests`, with arrivals and lengths.
+        engine: how batches are formed.
+        cost: of an iteration.
+        pools: of engines; None where each engine does all.
+    """
+
+    requests: pl.DataFrame
+    engine: Engine
+    cost: IterationCost
+    pools: Pools | None = None
+
+
+@dataclass(frozen=True)
+class ServerChange:
+    """One kind of change.
+
+    Attributes:
+        apply: the change.
+        keys: that it takes, each with what it is when it is not given; None for those that must be.
+        example: how it is written.
+        doc: what it is, and what it assumes.
+        source: of the idea; empty where it has none.
+    """
+
+    apply: Callable[[Server, Values], Server]
+    keys: Mapping[str, float | None]
+    example: str
+    doc: str
+    source: str = ""
+
+
+def _max_batch(server: Server, values: Values) -> Server:
+    return replace(
+        server, engine=replace(server.engine, max_requests=_count("max-batch", "requests", values))
+    )
+
+
+def _chunked(server: Server, values: Values) -> Server:
+    alone = bool(values["alone"])
+    if not values["tokens"]:
+        engine = replace(server.engine, token_budget=NO_LIMIT, whole_prompts=True, prompts_first=alone)
+        return replace(server, engine=engine)
+    budget = _count("chunked-prefill", "tokens", values)
+    engine = replace(server.engine, token_budget=budget, whole_prompts=False, prompts_first=alone)
+    return replace(server, engine=engine)
+
+
+def _arrivals(server: Server, values: Values) -> Server:
+    _positive("arrivals", "rate", values)
+    since = pl.col("arrival_ns") - pl.col("arrival_ns").min()
+    sooner = (pl.col("arrival_ns").min() + since / values["rate"]).round().cast(pl.Int64)
+    return replace(server, requests=server.requests.with_columns(arrival_ns=sooner))
+
+
+def _longer(column: str) -> Callable[[Server, Values], Server]:
+    def apply(server: Server, values: Values) -> Server:
+        _positive(column, "length", values)
+        longer = (pl.col(column) * values["length"]).round().clip(1).cast(pl.Int64)
+        return replace(server, requests=server.requests.with_columns(longer.alias(column)))
+
+    return apply
+
+
+def _prefix(server: Server, values: Values) -> Server:
+    if values["share"] >= 1:
+        raise UsageError(
+            f"prefix: share is less than 1, not {values['share']:g}: a prompt ends with tokens of its own"
+        )
+    cached = (pl.col("prompt_tokens") * values["share"]).floor().cast(pl.Int64)
+    return replace(server, requests=server.requests.with_columns(cached_tokens=cached))
+
+
+def _speculate(server: Server, values: Values) -> Server:
+    guessed, accepted = _count("speculate", "tokens", values), values["acceptance"]
+    if accepted > 1:
+        raise UsageError(f"speculate: acceptance is a share, at most 1, not {accepted:g}")
+    # Guesses are accepted one after the other until one is wrong; that one is replaced by the right token.
+    made = sum(accepted**number for number in range(guessed + 1))
+    drafted_s = guessed * values["draft"] * (server.cost.weights_s + server.cost.host_s)
+    cost = replace(
+        server.cost, per_decode=server.cost.per_decode * (guessed + 1), host_s=server.cost.host_s + drafted_s
+    )
+    return replace(server, cost=cost, engine=replace(server.engine, tokens_per_decode=made))
+
+
+def _pools(server: Server, values: Values) -> Server:
+    pools = Pools(
+        _count("pools", "prefill", values), _count("pools", "decode", values), values["gbps"], values["kv"]
+    )
+    _positive("pools", "gbps", values)
+    return replace(server, pools=pools)
+
+
+def _nano_batches(server: Server, values: Values) -> Server:
+    if values["overlap"] > 1:
+        raise UsageError(f"nano-batches: overlap is a share, at most 1, not {values['overlap']:g}")
+    return replace(server, cost=replace(server.cost, overlapped=values["overlap"]))
+
+
+def _faster(server: Server, values: Values) -> Server:
+    for key in ("compute", "memory", "host"):
+        _positive("faster", key, values)
+    cost = server.cost
+    return replace(server, cost=replace(
+        cost,
+        host_s=cost.host_s / values["host"], request_s=cost.request_s / values["host"],
+        weights_s=cost.weights_s / values["memory"], context_s=cost.context_s / values["memory"],
+        token_s=cost.token_s / values["compute"], pair_s=cost.pair_s / values["compute"],
+    ))  # fmt: skip
+
+
+def _memory(server: Server, values: Values) -> Server:
+    return replace(server, engine=replace(server.engine, kv_tokens=_count("kv-cache", "tokens", values)))
+
+
+def _replicas(server: Server, values: Values) -> Server:
+    return replace(server, engine=replace(server.engine, replicas=_count("replicas", "count", values)))
+
+
+def _clients(server: Server, values: Values) -> Server:
+    return replace(server, engine=replace(server.engine, clients=_count("clients", "count", values)))
+
+
+CHANGES: Mapping[str, ServerChange] = {
+    "max-batch": ServerChange(
+        _max_batch,
+        {"requests": None},
+        "max-batch:requests=64",
+        "At most this many requests in a batch.",
+    ),
+    "chunked-prefill": ServerChange(
+        _chunked,
+        {"tokens": None, "alone": 0.0},
+        "chunked-prefill:tokens=512",
+        "An iteration holds this many tokens at most, parts of prompts beside decodes; with 0, prompts are "
+        "computed whole. With alone=1 decodes wait while there are prompts.",
+        "Sarathi-Serve (OSDI'24), DeepSpeed-FastGen",
+    ),
+    "arrivals": ServerChange(
+        _arrivals, {"rate": None}, "arrivals:rate=2", "Requests come as often by this factor."
+    ),
+    "prompts": ServerChange(
+        _longer("prompt_tokens"),
+        {"length": None},
+        "prompts:length=2",
+        "Prompts are longer by this factor.",
+    ),
+    "outputs": ServerChange(
+        _longer("output_tokens"),
+        {"length": None},
+        "outputs:length=0.5",
+        "Outputs are longer by this factor.",
+    ),
+    "prefix": ServerChange(
+        _prefix,
+        {"share": None},
+        "prefix:share=0.5",
+        "This share of each prompt is found in the cache; that it is there is assumed.",
+        "BatchLLM (MLSys'25)",
+    ),
+    "speculate": ServerChange(
+        _speculate,
+        {"tokens": None, "acceptance": None, "draft": 0.0},
+        "speculate:tokens=3,acceptance=0.7,draft=0.1",
+        "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
+        "chance that "
+        "one is right, `draft` what guessing one takes, in shares of an iteration without tokens.",
+        "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
+    ),
+    "pools": ServerChange(
+        _pools,
+        {"prefill": None, "decode": None, "gbps": 100.0, "kv": 131072.0},
+        "pools:prefill=1,decode=1,gbps=50",
+        "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a "
+        "token, go over a "
+        "link of `gbps` GB/s in between.",
+        "Splitwise (ISCA'24)",
+    ),
+    "nano-batches": ServerChange(
+        _nano_batches,
+        {"overlap": 1.0},
+        "nano-batches:overlap=0.8",
+        "Attention and products of two halves of a batch run side by side: this share of the shorter is "
+        "hidden.",
+        "NanoFlow (OSDI'25)",
+    ),
+    "faster": ServerChange(
+        _faster,
+        {"compute": 1.0, "memory": 1.0, "host": 1.0},
+        "faster:compute=2,memory=1.4",
+        "A device that multiplies, and reads, this much faster; a host that is (CUDA graphs, more GPUs).",
+    ),
+    "kv-cache": ServerChange(
+        _memory,
+        {"tokens": None},
+        "kv-cache:tokens=80000",
+        "Memory for keys and values of this many tokens.",
+    ),
+    "replicas": ServerChange(
+        _replicas, {"count": None}, "replicas:count=2", "This many engines, which take turns."
+    ),
+    "clients": ServerChange(
+        _clients,
+        {"count": None},
+        "clients:count=64",
+        "This many clients send the requests, each its next one when the one before has ended; arrivals "
+        "are not kept.",
+    ),
+}
+
+
+def changed(server: Server, text: str) -> Server:
+    """Apply a change.
+
+    Args:
+        server: as it is.
+        text: the change, as `max-batch:requests=64`.
+
+    Raises:
+        UsageError: there is no such change, or its values are none.
+    """
+    name, rest = split_edit(text)
+    if name not in CHANGES:
+        raise UsageError(f"no change {name!r}{nearest(name, CHANGES)}; there are {', '.join(CHANGES)}")
+    change = CHANGES[name]
+    values = {key: usual for key, usual in change.keys.items() if usual is not None}
+    for key, value in values_of(name, rest, list(change.keys), change.example).items():
+        values[key] = _number(name, key, value)
+    lacking = [key for key in change.keys if key not in values]
+    if lacking:
+        raise UsageError(f"{name} needs {' and '.join(lacking)}, as in {change.example}")
+    return change.apply(server, values)
+
+
+def _number(name: str, key: str, text: str) -> float:
+    """A number from 0 on.
+
+    Raises:
+        UsageError: it is none, or too large.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_VALUE:
+        raise UsageError(f"{name}: {key} is a number from 0 to {MAX_VALUE:,}, not {text!r}")
+    return value
+
+
+def _count(name: str, key: str, values: Values) -> int:
+    """A whole number from 1 on.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if values[key] < 1 or values[key] % 1:
+        raise UsageError(f"{name}: {key} is a whole number from 1 on, not {values[key]:g}")
+    return round(values[key])
+
+
+def _positive(name: str, key: str, values: Values) -> None:
+    if not values[key] > 0:
+        raise UsageError(f"{name}: {key} is more than 0, not {values[key]:g}")

@@ -1,0 +1,362 @@
+"""The compiled loop of an inference engine: which tokens of which requests each iteration computes.
+
+In: flat arrays of requests in order of arrival, the limits of the engine, the cost of an iteration. Out: when
+each request was first scheduled, gave its first token and ended; each iteration with what was in it.
+
+An iteration first gives each running request what it lacks: one token, or the rest of its prompt. What is
+left of the token budget goes to requests that wait, first come, first served. The memory for keys and values
+is counted in blocks; where it is full, the request that was scheduled last is evicted and computed again
+later (Orca, OSDI'22; vLLM, SOSP'23; chunks of prompts beside decodes: Sarathi-Serve, OSDI'24).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpro.arrays import Floats, Ints
+from dpro.replay.engine import compiled
+
+# Rows of `limits`.
+BUDGET, MAX_REQUESTS, KV_BLOCKS, BLOCK, WHOLE, ALONE, AHEAD, REUSE, GAIN, CLIENTS, NUM_LIMITS = range(11)
+NEVER = np.iinfo(np.int64).max  # arrival of what is not sent yet
+ONE_TOKEN = 1024  # unit of GAIN: what a decode yields, in shares of a token
+# Entries of `counts`.
+RUNNING, ARRIVED, EVICTED, FREE, EVICTIONS, EVICTIONS_BEFORE, OLDEST, NEWEST, SENT, NUM_COUNTS = range(10)
+# Columns of the requests' state.
+COMPUTED, PRODUCED, BLOCKS, CHUNK, CREDIT, KEPT, STATE_COLUMNS = range(7)
+# Columns of the times of requests.
+SCHEDULED, FIRST, END, TIME_COLUMNS = range(4)
+# Columns of the requests: arrival ns, tokens of the prompt, of the output, of the prompt that are cached.
+ARRIVAL, PROMPT, OUTPUT, CACHED = range(4)
+# Columns of iterations: start and end ns, tokens of prompts, decodes, their context, pairs, waiting.
+START, STOP, PREFILL, DECODES, CONTEXT, ATTENTION, WAITING, ITERATION_COLUMNS = range(8)
+# Entries of a cost, s and s per unit, and the power that joins the first two.
+HOST, WEIGHTS, TOKEN, REQUEST, READ, PAIR, POWER, PER_DECODE, OVERLAPPED, NUM_COSTS = range(10)
+
+
+@compiled
+def _iteration_s(cost: Any, prefill: float, decodes: float, context: float, attention: float) -> float:
+    """Seconds of an iteration: reading the weights or multiplying, whichever is longer, then attention."""
+    multiply = cost[TOKEN] * (prefill + cost[PER_DECODE] * decodes)
+    longer = max(cost[WEIGHTS], multiply)
+    shorter = min(cost[WEIGHTS], multiply)
+    joined = longer
+    if shorter > 0:
+        joined = longer * (1 + (shorter / longer) ** cost[POWER]) ** (1 / cost[POWER])
+    attend = cost[READ] * context + cost[PAIR] * attention
+    hidden = cost[OVERLAPPED] * min(joined, attend)
+    return float(cost[HOST] + joined + attend - hidden + cost[REQUEST] * decodes)
+
+
+@compiled
+def _free(owner: int, blocks: int, freed: Any, counts: Any) -> None:
+    """Put blocks at the end of those that are free; their contents stay until they are taken."""
+    counts[FREE] += blocks
+    freed[counts[NEWEST] % freed.shape[0]] = owner, blocks
+    counts[NEWEST] += 1
+
+
+@compiled
+def _take(blocks: int, state: Any, freed: Any, counts: Any) -> None:
+    """Take the blocks that have been free for longest; who left them has fewer to find again."""
+    counts[FREE] -= blocks
+    while blocks > 0:
+        owner, there = freed[counts[OLDEST] % freed.shape[0]]
+        taken = min(blocks, there)
+        blocks -= taken
+        freed[counts[OLDEST] % freed.shape[0], 1] = there - taken
+        if owner >= 0:
+            state[owner, KEPT] -= taken
+        if taken == there:
+            counts[OLDEST] += 1
+
+
+@compiled
+def _find_again(request: int, state: Any, freed: Any, counts: Any) -> None:
+    """Give a request the blocks back that it left and no other has taken, the first of its tokens."""
+    kept = state[request, KEPT]
+    if kept == 0:
+        return
+    for place in range(counts[OLDEST], counts[NEWEST]):
+        if freed[place % freed.shape[0], 0] == request:
+            freed[place % freed.shape[0], 1] = 0
+    counts[FREE] -= kept
+    state[request, BLOCKS] = kept
+    state[request, KEPT] = 0
+
+
+@compiled
+def _reserve(request: int, tokens: int, limits: Any, state: Any, freed: Any, counts: Any) -> bool:
+    """Blocks for the next tokens of a request; False where there are none left."""
+    if limits[KV_BLOCKS] == 0:
+        return True
+    needed = -(-(state[request, COMPUTED] + tokens) // limits[BLOCK]) - state[request, BLOCKS]
+    if needed > counts[FREE]:
+        return False
+    if needed > 0:
+        _take(needed, state, freed, counts)
+        state[request, BLOCKS] += needed
+    return True
+
+
+@compiled
+def _evict_last(limits: Any, state: Any, running: Any, evicted: Any, freed: Any, counts: Any) -> None:
+    """Take the request that was scheduled last out, and free its blocks; it waits before all others."""
+    counts[RUNNING] -= 1
+    request = running[counts[RUNNING]]
+    if limits[REUSE]:
+        whole = state[request, COMPUTED] // limits[BLOCK]
+        _free(-1, state[request, BLOCKS] - whole, freed, counts)
+        _free(request, whole, freed, counts)
+        state[request, KEPT] = whole
+    else:
+        _free(-1, state[request, BLOCKS], freed, counts)
+    state[request, BLOCKS] = 0
+    state[request, COMPUTED] = 0
+    state[request, CHUNK] = 0
+    evicted[counts[EVICTED]] = request
+    counts[EVICTED] += 1
+    counts[EVICTIONS] += 1
+
+
+@compiled
+def _lacks(request: int, requests: Any, state: Any) -> int:
+    """Tokens that are known and not computed; none of a request that has all its output."""
+    if state[request, PRODUCED] >= requests[request, OUTPUT]:
+        return 0
+    return int(requests[request, PROMPT] + state[request, PRODUCED] - state[request, COMPUTED])
+
+
+@compiled
+def _continue_running(
+    budget: int, requests: Any, limits: Any, state: Any, running: Any, evicted: Any, freed: Any, counts: Any
+) -> int:
+    """Give running requests their tokens; what is left of the budget."""
+    position = 0
+    while position < counts[RUNNING]:
+        request = running[position]
+        tokens = min(_lacks(request, requests, state), budget)
+        while not _reserve(request, tokens, limits, state, freed, counts):
+            last = running[counts[RUNNING] - 1]
+            if (
+                state[last, PRODUCED] >= requests[last, OUTPUT]
+            ):  # it is about to end, and frees its blocks then
+                tokens = 0
+                break
+            _evict_last(limits, state, running, evicted, freed, counts)
+            if last == request:
+                tokens = 0
+                break
+        state[request, CHUNK] = tokens
+        budget -= tokens
+        position += 1
+    return budget
+
+
+@compiled
+def _admit(
+    now: int,
+    budget: int,
+    requests: Any,
+    limits: Any,
+    state: Any,
+    running: Any,
+    evicted: Any,
+    freed: Any,
+    counts: Any,
+    times: Any,
+) -> int:
+    """Give requests that wait what is left of the budget; what is left then."""
+    while budget > 0 and counts[RUNNING] < limits[MAX_REQUESTS]:
+        again = counts[EVICTED] > 0
+        if again:
+            request = evicted[counts[EVICTED] - 1]
+            state[request, COMPUTED] = state[request, KEPT] * limits[BLOCK]
+        elif counts[ARRIVED] < requests.shape[0] and requests[counts[ARRIVED], ARRIVAL] <= now:
+            request = counts[ARRIVED]
+            state[request, COMPUTED] = requests[request, CACHED]
+        else:
+            break
+        lacking = _lacks(request, requests, state)
+        tokens = min(lacking, budget)
+        if limits[WHOLE] and tokens < lacking and budget < limits[BUDGET]:
+            break  # a prompt that is longer than the whole budget is still cut
+        if limits[KV_BLOCKS] > 0:
+            blocks = -(-(state[request, COMPUTED] + tokens) // limits[BLOCK])
+            if blocks > counts[FREE]:  # those that it finds again are among the free ones
+                break
+            _find_again(request, state, freed, counts)
+            _reserve(request, tokens, limits, state, freed, counts)
+        if again:
+            counts[EVICTED] -= 1
+        else:
+            counts[ARRIVED] += 1
+            times[request, SCHEDULED] = now
+        state[request, CHUNK] = tokens
+        running[counts[RUNNING]] = request
+        counts[RUNNING] += 1
+        budget -= tokens
+    return budget
+
+
+@compiled
+def _schedule(
+    now: int,
+    requests: Any,
+    limits: Any,
+    state: Any,
+    running: Any,
+    evicted: Any,
+    freed: Any,
+    counts: Any,
+    times: Any,
+) -> int:
+    """Plan an iteration: `CHUNK` of each running request is what it computes; tokens of all of them."""
+    budget = limits[BUDGET]
+    if limits[ALONE]:  # prompts first; decodes stand while there are any
+        for position in range(counts[RUNNING]):
+            state[running[position], CHUNK] = 0
+        left = _admit(now, budget, requests, limits, state, running, evicted, freed, counts, times)
+        if left < budget:
+            return int(budget - left)
+    left = _continue_running(budget, requests, limits, state, running, evicted, freed, counts)
+    if left > 0 and counts[EVICTIONS] == counts[EVICTIONS_BEFORE] and not limits[ALONE]:
+        left = _admit(now, left, requests, limits, state, running, evicted, freed, counts, times)
+    counts[EVICTIONS_BEFORE] = counts[EVICTIONS]
+    return int(budget - left)
+
+
+@compiled
+def _compute(requests: Any, limits: Any, state: Any, running: Any, counts: Any, row: Any) -> int:
+    """Advance each request by its chunk, and write down what the iteration holds; tokens in it."""
+    row[:] = 0
+    for position in range(counts[RUNNING]):
+        request = running[position]
+        tokens = state[request, CHUNK]
+        if tokens == 0:
+            continue
+        before = state[request, COMPUTED]
+        decodes = state[request, PRODUCED] > 0 and tokens == 1
+        if decodes:
+            row[DECODES] += 1
+            row[CONTEXT] += before
+        else:
+            row[PREFILL] += tokens
+            row[ATTENTION] += tokens * before + tokens * tokens // 2
+        state[request, COMPUTED] = before + tokens
+        state[request, CHUNK] = 0
+        if state[request, COMPUTED] == requests[request, PROMPT] + state[request, PRODUCED]:
+            gained = 1
+            if decodes:
+                state[request, CREDIT] += limits[GAIN]
+                gained = state[request, CREDIT] // ONE_TOKEN
+                state[request, CREDIT] -= gained * ONE_TOKEN
+            gained = min(gained, requests[request, OUTPUT] - state[request, PRODUCED])
+            state[request, PRODUCED] += gained
+            state[request, COMPUTED] += gained - 1  # those that were guessed are computed already
+    return int(row[PREFILL] + row[DECODES])
+
+
+@compiled
+def _release(
+    now: int, requests: Any, limits: Any, state: Any, running: Any, freed: Any, counts: Any, times: Any
+) -> int:
+    """Note first and last tokens, and let requests go that have all of theirs; how many.
+
+    The client of each that goes sends its next request then, where arrivals are not given.
+    """
+    kept = 0
+    for position in range(counts[RUNNING]):
+        request = running[position]
+        if state[request, PRODUCED] > 0 and times[request, FIRST] < 0:
+            times[request, FIRST] = now
+        if state[request, PRODUCED] >= requests[request, OUTPUT]:
+            times[request, END] = now
+            _free(-1, state[request, BLOCKS], freed, counts)
+            state[request, BLOCKS] = 0
+            if limits[CLIENTS] and counts[SENT] < requests.shape[0]:
+                requests[counts[SENT], ARRIVAL] = now
+                counts[SENT] += 1
+        else:
+            running[kept] = request
+            kept += 1
+    gone = counts[RUNNING] - kept
+    counts[RUNNING] = kept
+    return int(gone)
+
+
+@compiled
+def _run(
+    requests: Any,
+    limits: Any,
+    cost: Any,
+    state: Any,
+    running: Any,
+    evicted: Any,
+    freed: Any,
+    counts: Any,
+    times: Any,
+    iterations: Any,
+) -> int:
+    """Iterate until all requests have ended, one fits never, or `iterations` is full; how many there were."""
+    now = requests[0, ARRIVAL]
+    done = 0
+    number = 0
+    planned = 0
+    while done < requests.shape[0] and number < iterations.shape[0]:
+        if planned == 0:
+            if counts[RUNNING] + counts[EVICTED] == 0:
+                now = max(now, requests[counts[ARRIVED], ARRIVAL])
+            planned = _schedule(now, requests, limits, state, running, evicted, freed, counts, times)
+            if planned == 0:
+                break
+        row = iterations[number]
+        number += 1
+        _compute(requests, limits, state, running, counts, row)
+        spent = _iteration_s(cost, row[PREFILL], row[DECODES], row[CONTEXT], row[ATTENTION])
+        stop = now + max(1, round(spent * 1e9))
+        row[START] = now
+        row[STOP] = stop
+        row[WAITING] = np.searchsorted(requests[:, ARRIVAL], now, side="right") - counts[ARRIVED]
+        if limits[AHEAD]:
+            planned = _schedule(now, requests, limits, state, running, evicted, freed, counts, times)
+            done += _release(stop, requests, limits, state, running, freed, counts, times)
+        else:
+            done += _release(stop, requests, limits, state, running, freed, counts, times)
+            planned = _schedule(stop, requests, limits, state, running, evicted, freed, counts, times)
+        now = stop
+    return number
+
+
+def run_requests(requests: Ints, limits: Ints, cost: Floats, max_iterations: int) -> tuple[Ints, Ints, int]:
+    """Serve requests.
+
+    Args:
+        requests: [N, 4] by arrival: arrival ns, tokens of the prompt and of the output, cached ones. Where
+            clients send them one after the other, arrivals are written into it.
+        limits: [NUM_LIMITS] of the engine.
+        cost: [NUM_COSTS] of an iteration.
+        max_iterations: after which requests that have not ended are left so.
+
+    Returns:
+        times: [N, 3] ns when each was scheduled, gave its first token and ended, -1 where it did not;
+        iterations: [K, 7]; and the number of evictions.
+    """
+    number = requests.shape[0]
+    times = np.full((number, TIME_COLUMNS), -1, dtype=np.int64)
+    iterations = np.empty((max_iterations, ITERATION_COLUMNS), dtype=np.int64)
+    if not number:
+        return times, iterations[:0], 0
+    state = np.zeros((number, STATE_COLUMNS), dtype=np.int64)
+    running, evicted = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
+    counts = np.zeros(NUM_COUNTS, dtype=np.int64)
+    freed = np.zeros((4 * number + 8, 2), dtype=np.int64)
+    counts[FREE] = freed[0, 1] = limits[KV_BLOCKS]
+    freed[0, 0], counts[NEWEST] = -1, 1
+    if limits[CLIENTS]:
+        counts[SENT] = min(limits[CLIENTS], number)
+        requests[counts[SENT] :, ARRIVAL] = NEVER
+    count = _run(requests, limits, cost, state, running, evicted, freed, counts, times, iterations)
+    return times, iterations[:count], int(counts[EVICTIONS])

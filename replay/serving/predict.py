@@ -1,0 +1,150 @@
+"""What requests would have seen of a changed server: first tokens, tokens after it, throughput.
+
+In: a fitted server and changes. Out: each figure as it was measured, as it is predicted, and an interval that
+is meant to hold 90%. A prediction is the measured figure times the ratio of two simulations, changed and
+unchanged; the interval holds what the recording leaves open of the cost (draws of the fit) and what the
+unchanged simulation missed of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats
+from dpro.replay.serving.changes import Pools, Server, changed
+from dpro.replay.serving.engine import serve
+from dpro.replay.serving.fit import FittedCost, delayed
+from dpro.units import NS_PER_S
+
+DRAWS = 15
+SIGMAS = 1.64  # 90% of normal errors
+MIN_ERROR = 0.02  # of any prediction, as a standard deviation of its logarithm
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a server.
+
+    Attributes:
+        name: a key of `FIGURES`.
+        measured: as recorded; NaN where it was not.
+        predicted: with the changes.
+        low, high: of what is predicted.
+    """
+
+    name: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+
+
+def _first_s(requests: pl.DataFrame) -> Floats:
+    return (requests["first_token_ns"] - requests["arrival_ns"]).to_numpy() / NS_PER_S
+
+
+def _per_token_s(requests: pl.DataFrame) -> Floats:
+    several = requests.filter(pl.col("output_tokens") > 1)
+    decoding = (several["end_ns"] - several["first_token_ns"]).to_numpy() / NS_PER_S
+    return np.asarray(decoding / (several["output_tokens"].to_numpy() - 1))
+
+
+def _latency_s(requests: pl.DataFrame) -> Floats:
+    return (requests["end_ns"] - requests["arrival_ns"]).to_numpy() / NS_PER_S
+
+
+def _tokens_per_s(requests: pl.DataFrame) -> float:
+    arrival, end, tokens = (requests[name].to_numpy() for name in ("arrival_ns", "end_ns", "output_tokens"))
+    return float(tokens.sum() / (end.max() - arrival.min()) * NS_PER_S)
+
+
+FIGURES: dict[str, Callable[[pl.DataFrame], float]] = {
+    "ttft_p50_ms": lambda requests: 1e3 * float(np.median(_first_s(requests))),
+    "ttft_p99_ms": lambda requests: 1e3 * float(np.quantile(_first_s(requests), 0.99)),
+    "tpot_p50_ms": lambda requests: 1e3 * float(np.median(_per_token_s(requests))),
+    "tpot_p99_ms": lambda requests: 1e3 * float(np.quantile(_per_token_s(requests), 0.99)),
+    "latency_p50_ms": lambda requests: 1e3 * float(np.median(_latency_s(requests))),
+    "tokens_per_s": _tokens_per_s,
+}
+
+
+def figures_of(requests: pl.DataFrame) -> dict[str, float]:
+    """Figures by name, of requests with all their moments."""
+    return {name: figure(requests) for name, figure in FIGURES.items()}
+
+
+def answered(server: Server, delay_s: float) -> pl.DataFrame:
+    """Requests with the moments that a server gives them.
+
+    Args:
+        server: that serves them.
+        delay_s: from an arrival until the engine can schedule the request.
+
+    Raises:
+        Unanswerable: a request never fits.
+    """
+    later = delayed(server.requests, delay_s)
+    served = (
+        _in_pools(later, server, server.pools)
+        if server.pools
+        else serve(later, server.engine, server.cost)[0]
+    )
+    back = pl.col("arrival_ns") - round(delay_s * NS_PER_S)
+    return served.with_columns(back)
+
+
+def _in_pools(requests: pl.DataFrame, server: Server, pools: Pools) -> pl.DataFrame:
+    """Prompts in some engines; then their keys and values are sent, and others decode."""
+    engine = replace(server.engine, replicas=pools.prefill)
+    first = serve(requests.with_columns(output_tokens=pl.lit(1)), engine, server.cost).requests
+    sent_s = pl.col("prompt_tokens") * (pools.kv_bytes / (pools.gbps * 1e9))
+    there = (pl.col("end_ns") + sent_s * NS_PER_S).round().cast(pl.Int64)
+    rest = requests.with_columns(
+        first.select(there.alias("arrival_ns")).to_series(),
+        # The first token came with the prompt; what follows is decoded from keys and values that are there.
+        prompt_tokens=pl.col("prompt_tokens") + 1,
+        cached_tokens=pl.col("prompt_tokens"),
+        output_tokens=(pl.col("output_tokens") - 1).clip(1),
+    )
+    decoded = serve(rest, replace(server.engine, replicas=pools.decode), server.cost).requests
+    end = pl.when(pl.col("output_tokens") > 1).then(decoded["end_ns"]).otherwise(first["end_ns"])
+    return requests.with_columns(first["scheduled_ns"], first["first_token_ns"], end_ns=end.cast(pl.Int64))
+
+
+def predict(requests: pl.DataFrame, fitted: FittedCost, changes: Sequence[str]) -> list[Figure]:
+    """Predict the figures of a changed server.
+
+    Args:
+        requests: as recorded; figures are ratios to theirs where all moments are known.
+        fitted: to them.
+        changes: made together.
+
+    Raises:
+        UsageError: there is no such change.
+        Unanswerable: a request never fits.
+    """
+    before = Server(requests, fitted.engine, fitted.cost)
+    after = reduce(changed, changes, before)
+    whole = requests.filter(pl.col("end_ns") >= pl.col("first_token_ns"), pl.col("first_token_ns") >= 0)
+    measured = figures_of(whole) if whole.height == requests.height else dict.fromkeys(FIGURES, np.nan)
+    same, other = (figures_of(answered(each, fitted.delay_s)) for each in (before, after))
+    drawn = []
+    for cost, delay_s in fitted.draws(DRAWS):
+        base = replace(before, cost=cost)
+        changed_figures = figures_of(answered(reduce(changed, changes, base), delay_s))
+        unchanged = figures_of(answered(base, delay_s))
+        drawn.append([np.log(changed_figures[name] / unchanged[name]) for name in FIGURES])
+    spread = np.std(np.array(drawn), axis=0)
+    found = []
+    for index, name in enumerate(FIGURES):
+        known = np.isfinite(measured[name])
+        missed = np.log(same[name] / measured[name]) if known else 0.0
+        said = measured[name] * other[name] / same[name] if known else other[name]
+        width = SIGMAS * float(np.sqrt(spread[index] ** 2 + missed**2 + MIN_ERROR**2))
+        found.append(Figure(name, measured[name], said, said * np.exp(-width), said * np.exp(width)))
+    return found
