@@ -35,6 +35,7 @@ from dpro.export.documents import ExportDocument
 from dpro.goodput.document import GoodputDocument
 from dpro.history.documents import HistoryDocument
 from dpro.ingest.shards import ShardDocument
+from dpro.serving.document import ServingDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 from dpro.trial.probe_documents import ProbeDocument
 
@@ -53,6 +54,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro topology FILE | RUN": TopologyDocument,
     "dpro diagnose RUN": DiagnosisDocument,
     "dpro goodput RUN...": GoodputDocument,
+    "dpro serving RUN": ServingDocument,
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,
     "dpro try EDIT... -- COMMAND...": TryDocument,

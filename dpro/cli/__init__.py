@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "ledger": ("dpro.cli.job.ledger", "ledger", "What was predicted and measured so far."),
     "diagnose": ("dpro.cli.run.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
     "goodput": ("dpro.cli.goodput", "goodput", "Where all the time of a job went, over all its attempts."),
+    "serving": ("dpro.cli.serving", "serving", "What a server's latency and throughput consist of."),
     "diff": ("dpro.cli.run.diff", "diff", "What explains that one run is slower than another."),
     "dashboard": ("dpro.cli.run.dashboard", "dashboard", "Look at a run in a browser."),
     "export": ("dpro.cli.run.export", "export", "Write the timelines for Perfetto and other viewers."),

@@ -109,6 +109,7 @@ PARTS = (
     "reality_checks.models",
     "reality_checks.scoring",
     "reality_checks.tables",
+    "serving_server.server",
 )
 UNTRIED = {
     "dashboard": "needs a browser",
@@ -119,6 +120,8 @@ UNTRIED = {
     "fabric": "needs root and network namespaces; tests/integration/test_fabric_lab.py runs some of it there",
     "search": "minutes; tests/unit/replay/whatif/test_search.py compares with all pairs of a tiny job",
     "recording.limited_link": "needs root and TUN devices",
+    "serving_server.cost": "needs transformers; minutes",
+    "serving_server.pairs": "needs transformers; minutes",
     "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",
 }
 

@@ -43,6 +43,7 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.diagnosis import diagnose_replay, diagnose_tables, diagnosis_document
+    from dpro.cli.serving import print_serving_of
 
     dumps = _of_dumps(Path(run)) if holds_traces(run) else None
     if dumps is not None:
@@ -59,6 +60,7 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
         return
     print_diagnosis(found)
     _print_rest(found)
+    print_serving_of(analysis.run)
 
 
 def _with_history(found: Diagnosis, run: Path) -> Diagnosis:

@@ -139,6 +139,7 @@ def report(
     from dpro.analysis.answers.report import report_document, report_tables
     from dpro.analysis.selected import select, selection_of
     from dpro.cli.runs import open_or_import
+    from dpro.cli.serving import print_serving_of
 
     if (steps or ranks) and (html is not None or markdown is not None):
         raise UsageError(
@@ -161,6 +162,7 @@ def report(
         print_end(analysis.end)
         print_selection(selection)
         _print(analysis, tables, top or DEFAULT_TOP, selection)
+        print_serving_of(opened)
 
 
 def _print_mean_step(analysis: Analysis) -> None:

@@ -1,0 +1,250 @@
+"""What a server's latency and throughput consist of, as the answer of `dpro serving`.
+
+In: tables `requests`, `iterations`, and those of windows. Out: `ServingDocument`. What the run lacks to say
+more is in `unknown`.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from dpro.documents import Document, DocumentPart
+from dpro.errors import InputError
+from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS
+from dpro.serving.engine import RecordedEngine, engines
+from dpro.serving.experts import expert_waits
+from dpro.serving.findings import SeenServer, ServingFinding, findings_of
+from dpro.serving.latency import PercentilesDocument, durations, mean, percentiles
+from dpro.serving.parts import parts_of_iterations
+from dpro.serving.sentences import latency_limit, throughput_limit, what_helps
+from dpro.serving.waits import PARTS, waits
+from dpro.store import Run
+from dpro.units import NS_PER_MS, NS_PER_S
+
+MAX_REQUESTS = 10  # that are listed, those with the longest latency first
+
+
+class IterationsDocument(DocumentPart, frozen=True):
+    """Iterations of one kind, of one rank of each replica.
+
+    Attributes:
+        kind: prefill, decode, mixed or unknown.
+        count: how many.
+        mean_ms, p50_ms, p99_ms: how long they take.
+        share: of the time of all iterations.
+        prefill_tokens, decode_tokens, requests: mean of those that say; null where none does.
+    """
+
+    kind: str
+    count: int
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+    share: float
+    prefill_tokens: float | None
+    decode_tokens: float | None
+    requests: float | None
+
+
+class SlowRequest(DocumentPart, frozen=True):
+    """One request, and what it waited for.
+
+    Attributes:
+        request: its number.
+        name: its id, empty where it has none.
+        latency_ms: from arrival to the last token.
+        ttft_ms: to the first token; null where unknown.
+        waited: ms by what for; empty where its engine's iterations are not known.
+        stalled_by: number of the request whose prompt held it up longest; -1 for none.
+    """
+
+    request: int
+    name: str
+    latency_ms: float
+    ttft_ms: float | None
+    waited: dict[str, float]
+    stalled_by: int
+
+
+class ServingDocument(Document, frozen=True, kw_only=True):
+    """What a server's latency and throughput consist of.
+
+    Attributes:
+        sentences: what limits throughput, what limits latency, what would help.
+        requests: how many there are.
+        outcomes: of them, by outcome.
+        latency: percentiles by measure: ttft_ms, tpot_ms, queue_ms, latency_ms.
+        requests_per_s, output_tokens_per_s, prompt_tokens_per_s: from the first arrival to the last end; null
+            where unknown.
+        busy: share of the time from the first arrival to the last end in which engines run iterations; null
+            without both.
+        waited: ms of a request's latency by what it waited for, mean.
+        iterations: by kind.
+        parts: ms of an iteration in deep windows by part, mean.
+        windows: how many iterations that is the mean of.
+        findings: what is slow, costliest first.
+        slowest: requests with the longest latency.
+        unknown: what the run cannot say, and what would.
+    """
+
+    sentences: list[str]
+    requests: int
+    outcomes: dict[str, int]
+    latency: dict[str, PercentilesDocument]
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None
+    busy: float | None
+    waited: dict[str, float]
+    iterations: list[IterationsDocument]
+    parts: dict[str, float]
+    windows: int
+    findings: list[ServingFinding]
+    slowest: list[SlowRequest]
+    unknown: list[str]
+
+
+def has_serving(run: Run) -> bool:
+    """Whether a run has requests or iterations of a server."""
+    return bool(run.parts(REQUESTS) or run.parts(ITERATIONS))
+
+
+def serving_document(run: Run) -> ServingDocument:
+    """Explain a run of a server.
+
+    Raises:
+        InputError: it has neither requests nor iterations, or cannot be read.
+    """
+    requests, iterations = run.table(REQUESTS), run.table(ITERATIONS)
+    if requests.is_empty() and iterations.is_empty():
+        raise InputError(
+            f"{run.label}: no requests and no iterations of a server; record one, or import its traces with "
+            "`--requests LOG`"
+        )
+    spans = run.table(SPANS, ["rank", "kind", "name", "start_ns", "duration_ns"])
+    parts, count = parts_of_iterations(spans, iterations)
+    by_replica = engines(iterations)
+    timed = durations(requests)
+    waited = waits(timed, by_replica)
+    busy, capacity = _busy(requests, by_replica)
+    experts = expert_waits(run.table(COLLECTIVES), count)
+    seen = SeenServer(timed, waited, by_replica, parts, experts, capacity)
+    found = findings_of(seen)
+    means = {part: mean(waited[part]) for part in PARTS} if waited.height else {}
+    span_s = _span_s(requests)
+    return ServingDocument(
+        sentences=[
+            throughput_limit(busy, seen),
+            latency_limit(means, timed, seen),
+            what_helps(found),
+        ],
+        requests=requests.height,
+        outcomes={str(k): int(n) for k, n in requests["outcome"].value_counts(sort=True).iter_rows()},
+        latency=percentiles(timed),
+        requests_per_s=requests.filter(pl.col("end_ns") >= 0).height / span_s if span_s else None,
+        output_tokens_per_s=_tokens(requests, "output_tokens", span_s),
+        prompt_tokens_per_s=_tokens(requests, "prompt_tokens", span_s),
+        busy=busy,
+        waited=means,
+        iterations=_by_kind(by_replica),
+        parts=parts,
+        windows=count,
+        findings=found,
+        slowest=_slowest(timed, waited),
+        unknown=_unknown(requests, iterations, waited, parts),
+    )
+
+
+def _span_s(requests: pl.DataFrame) -> float:
+    ended = requests.filter(pl.col("end_ns") >= 0)
+    return (max(ended["end_ns"]) - min(requests["arrival_ns"])) / NS_PER_S if ended.height else 0.0
+
+
+def _tokens(requests: pl.DataFrame, column: str, span_s: float) -> float | None:
+    known = requests.filter((pl.col(column) >= 0) & (pl.col("end_ns") >= 0))
+    return float(known[column].sum()) / span_s if span_s and known.height else None
+
+
+def _busy(requests: pl.DataFrame, by_replica: dict[int, RecordedEngine]) -> tuple[float | None, float | None]:
+    """How much of the time from the first arrival to the last end engines run, and tokens per busy second."""
+    work_ns = present_ns = tokens = 0.0
+    says = False
+    for replica, engine in by_replica.items():
+        begin, end = int(engine.starts[0]), int((engine.starts + engine.durations).max())
+        own = requests.filter((pl.col("replica") == replica) & (pl.col("end_ns") > begin))
+        own = own.filter((pl.col("arrival_ns") >= 0) & (pl.col("arrival_ns") < end))
+        made = engine.iterations["decode_tokens"]
+        says |= bool((made >= 0).any())
+        if own.height:
+            present_ns += max(own["end_ns"]) - min(own["arrival_ns"])
+        work_ns += float(engine.durations.sum())
+        tokens += float(made.clip(0).sum()) + own.height
+    busy = min(work_ns / present_ns, 1.0) if present_ns else None
+    return busy, tokens / work_ns * NS_PER_S if work_ns and says else None
+
+
+def _by_kind(by_replica: dict[int, RecordedEngine]) -> list[IterationsDocument]:
+    if not by_replica:
+        return []
+    rows = pl.concat([engine.iterations for engine in by_replica.values()])
+    whole = float(rows["duration_ns"].clip(0).sum()) or 1.0
+    found = []
+    for (kind,), own in sorted(
+        rows.partition_by("kind", as_dict=True).items(), key=lambda item: (-item[1].height, str(item[0][0]))
+    ):
+        took = own["duration_ns"].clip(0) / NS_PER_MS
+        tokens = [
+            own.filter(pl.col(name) >= 0)[name]
+            for name in ("prefill_tokens", "decode_tokens", "num_requests")
+        ]
+        found.append(
+            IterationsDocument(
+                str(kind),
+                own.height,
+                mean(took),
+                float(took.quantile(0.5, "linear") or 0.0),
+                float(took.quantile(0.99, "linear") or 0.0),
+                float(took.sum()) * NS_PER_MS / whole,
+                *(mean(each) if each.len() else None for each in tokens),
+            )
+        )
+    return found
+
+
+def _slowest(timed: pl.DataFrame, waited: pl.DataFrame) -> list[SlowRequest]:
+    known = {row["request"]: row for row in waited.iter_rows(named=True)}
+    rows = (
+        timed.drop_nulls("latency_ms")
+        .sort("latency_ms", "request", descending=[True, False])
+        .head(MAX_REQUESTS)
+    )
+    return [
+        SlowRequest(
+            row["request"],
+            row["name"],
+            row["latency_ms"],
+            row["ttft_ms"],
+            {part: known[row["request"]][part] for part in PARTS} if row["request"] in known else {},
+            known[row["request"]]["stalled_by"] if row["request"] in known else -1,
+        )
+        for row in rows.iter_rows(named=True)
+    ]
+
+
+def _unknown(
+    requests: pl.DataFrame, iterations: pl.DataFrame, waited: pl.DataFrame, parts: dict[str, float]
+) -> list[str]:
+    found = []
+    if requests.is_empty():
+        found.append("no log of requests: latency and queue are unknown; give it with --requests FILE")
+    if iterations.is_empty():
+        found.append(
+            "no iterations: what a request waited for is unknown; record the server, or import its profile"
+        )
+    elif not (iterations["prefill_tokens"] >= 0).any():
+        found.append("the trace does not say how many tokens of prompts and of answers a batch holds")
+    if requests.height and iterations.height and waited.is_empty():
+        found.append("no request lies within the iterations: the log has another time or clock")
+    if not parts:
+        found.append("no deep window: the inside of an iteration is unknown")
+    return found

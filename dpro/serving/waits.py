@@ -1,0 +1,86 @@
+"""What each request waited for, where its engine's iterations are on its clock.
+
+In: requests with their durations, and engines. Out: columns in ms: waiting for a place in the batch or for
+the iteration that was running, working on its own prompt, decoding, standing still for prompts of others,
+and the engine's idle time between iterations. They add up to the latency of the request. For the longest
+stall of a request there is the request whose prompt it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from dpro.serving.engine import WITH_PROMPTS, RecordedEngine
+from dpro.units import NS_PER_MS
+
+PARTS = ("place_ms", "running_ms", "prompt_ms", "decode_ms", "stall_ms", "idle_ms")
+OF_DECODING = ("decode_ms", "stall_ms", "idle_ms")
+_MOMENTS = ("arrival_ns", "first_token_ns", "end_ns")
+
+
+def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.DataFrame:
+    """The requests whose moments lie within their engine's iterations, with `PARTS` and `stalled_by`.
+
+    Args:
+        timed: requests with their durations.
+        by_replica: engines; without one of its own a replica's requests are left out.
+    """
+    found = [
+        _of_engine(timed.filter(pl.col("replica") == replica), engine)
+        for replica, engine in by_replica.items()
+        if engine.starts.size
+    ]
+    rows = [each for each in found if each.height]
+    return pl.concat(rows) if rows else timed.clear().with_columns(_NO_PARTS)
+
+
+_NO_PARTS = [pl.lit(None, pl.Float64).alias(name) for name in PARTS] + [
+    pl.lit(-1, pl.Int64).alias("stalled_by")
+]
+
+
+def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
+    begin, end = int(engine.starts[0]), int((engine.starts + engine.durations).max())
+    within = pl.all_horizontal(pl.col(name) >= 0 for name in _MOMENTS)
+    known = requests.filter(
+        within & (pl.col("first_token_ns") > begin) & (pl.col("end_ns") <= end + NS_PER_MS)
+    )
+    if known.is_empty():
+        return known
+    arrival, first, last = (known[name].to_numpy() for name in _MOMENTS)
+    scheduled = np.where(known["scheduled_ns"] >= 0, known["scheduled_ns"].to_numpy(), arrival)
+    full = engine.durations * (engine.iterations["num_requests"].to_numpy() >= max(engine.limit, 1))
+    place = engine.until(full, scheduled) - engine.until(full, arrival)
+    busy = engine.until(engine.durations, last) - engine.until(engine.durations, first)
+    stall = engine.until(engine.stalls, last) - engine.until(engine.stalls, first)
+    parts = {
+        "place_ms": place,
+        "running_ms": scheduled - arrival - place,
+        "prompt_ms": first - scheduled,
+        "decode_ms": busy - stall,
+        "stall_ms": stall,
+        "idle_ms": last - first - busy,
+    }
+    columns = [pl.Series(name, values / NS_PER_MS) for name, values in parts.items()]
+    return known.with_columns(*columns, pl.Series("stalled_by", _stalled_by(known, engine), pl.Int64))
+
+
+def _stalled_by(known: pl.DataFrame, engine: RecordedEngine) -> list[int]:
+    """The number of the request that was begun in the iteration that stalled each one most; -1 for none."""
+    at = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
+    starts, stalls = engine.starts[at], engine.stalls[at]
+    begun = known.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")
+    moments, numbers = begun["scheduled_ns"].to_numpy(), begun["request"].to_numpy()
+    found = []
+    for first, last in known.select("first_token_ns", "end_ns").iter_rows():
+        low, high = np.searchsorted(starts, (first, last))
+        if low == high or not moments.size:
+            found.append(-1)
+            continue
+        worst = int(starts[low + int(np.argmax(stalls[low:high]))])
+        place = int(np.searchsorted(moments, worst, side="right")) - 1
+        found.append(int(numbers[place]) if place >= 0 else -1)
+    return found

@@ -1,0 +1,206 @@
+"""A server's latency and throughput, on engines small enough to work out by hand; times in ms."""
+
+import json
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.documents import plain
+from dpro.errors import InputError
+from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
+from dpro.serving.document import ServingDocument, serving_document
+from dpro.serving.engine import engines
+from dpro.serving.experts import expert_waits
+from dpro.serving.latency import durations, percentiles
+from dpro.serving.parts import part_of, parts_of_iterations
+from dpro.serving.waits import PARTS, waits
+from dpro.store import Manifest, open_run, write_manifest, write_part
+from tests.commands import dpro
+
+MS = 1_000_000
+
+
+def requests(*rows):
+    """Rows of (arrival, scheduled, first token, end, output tokens)."""
+    names = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
+    frame = [
+        {
+            "request": number,
+            **{name: at * MS if at >= 0 else -1 for name, at in zip(names, row, strict=False)},
+        }
+        | {"output_tokens": row[4], "prompt_tokens": 10, "outcome": "finished"}
+        for number, row in enumerate(rows)
+    ]
+    return conform(REQUESTS, pl.DataFrame(frame))
+
+
+def iterations(*rows):
+    """Rows of (kind, start, duration, requests)."""
+    frame = [
+        {
+            "rank": 0, "iteration": number, "kind": kind, "start_ns": start * MS, "duration_ns": took * MS,
+            "num_requests": count, "prefill_tokens": 10 * (kind != "decode"), "decode_tokens": count,
+        }
+        for number, (kind, start, took, count) in enumerate(rows)
+    ]  # fmt: skip
+    return conform(ITERATIONS, pl.DataFrame(frame))
+
+
+# Request 0 has its prompt in [0, 10), then decodes; the prompt of request 1 holds it up in [30, 70).
+SERVED = iterations(
+    ("prefill", 0, 10, 1), ("decode", 10, 4, 1), ("decode", 15, 4, 1), ("decode", 20, 4, 1),
+    ("decode", 24, 4, 1), ("mixed", 30, 40, 2), ("decode", 70, 4, 2), ("decode", 74, 4, 2),
+)  # fmt: skip
+ASKED = requests((0, 0, 10, 78, 8), (12, 30, 70, 78, 3))
+
+
+def test_durations_are_those_between_the_moments_that_are_known():
+    timed = durations(requests((0, 5, 20, 60, 5), (0, -1, -1, -1, -1), (0, 5, 20, 20, 1)))
+    assert timed["ttft_ms"].to_list() == [20, None, 20]
+    assert timed["tpot_ms"].to_list() == [10, None, None]
+    assert timed["queue_ms"].to_list() == [5, None, 5]
+    found = percentiles(timed)
+    assert (found["latency_ms"].requests, found["latency_ms"].mean, found["latency_ms"].p50) == (2, 40, 40)
+
+
+def test_what_a_request_waits_for_adds_up_to_its_latency():
+    waited = waits(durations(ASKED), engines(SERVED))
+    total = waited.select(pl.sum_horizontal(PARTS)).to_series()
+    assert total.to_list() == pytest.approx(waited["latency_ms"].to_list())
+
+
+def test_a_prompt_of_another_request_stalls_one_that_decodes():
+    first, second = waits(durations(ASKED), engines(SERVED)).sort("request").to_dicts()
+    assert first["stall_ms"] == pytest.approx(36)  # 40 ms where an iteration that decodes takes 4
+    assert first["stalled_by"] == 1
+    assert first["idle_ms"] == pytest.approx(4)  # at 14, 19, and from 28 to 30
+    assert (second["stall_ms"], second["stalled_by"]) == (0, -1)
+    assert second["place_ms"] + second["running_ms"] == pytest.approx(18)
+
+
+def test_requests_of_another_clock_are_not_joined_with_iterations():
+    later = iterations(*[("decode", 5_000 + 10 * n, 4, 1) for n in range(6)])
+    assert waits(durations(ASKED), engines(later)).is_empty()
+
+
+def test_the_time_of_an_iteration_that_does_not_depend_on_its_batch():
+    rows = [(size, n) for size in (1, 2, 4) for n in range(5)]
+    engine = engines(
+        iterations(*[("decode", 100 * at, 10 + 2 * size, size) for at, (size, _) in enumerate(rows)])
+    )[0]
+    assert engine.growth() == pytest.approx((10, 2))
+    assert engines(SERVED)[0].growth() is None
+
+
+def test_a_part_of_an_iteration_counts_in_proportion():
+    engine = engines(SERVED)[0]
+    until = engine.until(engine.durations, np.array([-5, 5, 12, 15, 10_000]) * MS)
+    assert (until / MS).tolist() == pytest.approx([0, 5, 12, 14, 74])
+
+
+def spans(*rows):
+    frame = [
+        {"rank": 0, "kind": kind, "name": name, "start_ns": start * MS, "duration_ns": took * MS}
+        for kind, name, start, took in rows
+    ]
+    return conform(SPANS, pl.DataFrame(frame))
+
+
+def test_parts_of_an_iteration_add_up_and_communication_counts_where_it_is_exposed():
+    work = spans(
+        ("kernel", "flash_fwd_kernel", 1, 2),
+        ("kernel", "sm90_gemm", 3, 2),
+        ("kernel", "ncclDevKernel_AllReduce_Sum_bf16", 4, 3),
+        ("cpu_op", "aten::mm", 0, 10),
+    )
+    parts, count = parts_of_iterations(work, iterations(("decode", 0, 10, 1), ("decode", 40, 10, 1)))
+    assert count == 1  # the other has no span
+    assert parts == {
+        "attention": 2, "matmul": 2, "sampling": 0, "other": 0, "communication": 2, "host": 4, "idle": 0,
+    }  # fmt: skip
+
+
+def test_without_a_gpu_operators_count_and_the_rest_is_the_host():
+    work = spans(("cpu_op", "aten::addmm", 1, 3), ("cpu_op", "aten::argmax", 12, 1))
+    parts, count = parts_of_iterations(work, iterations(("decode", 0, 10, 1), ("decode", 11, 5, 1)))
+    assert (count, parts["matmul"], parts["sampling"], parts["host"], parts["idle"]) == (
+        2,
+        1.5,
+        0.5,
+        5.5,
+        0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("flashinfer::sampling::TopKSamplingFromProb", "sampling"),
+        ("grouped_topk_kernel", "other"),
+        ("aten::linear", "matmul"),
+        ("void deep_ep::internode_ll::dispatch<true>", "communication"),
+    ],
+)
+def test_parts_are_by_name(name, part):
+    assert part_of(name) == part
+
+
+def test_waiting_for_experts_is_what_exchanges_take_beyond_the_last_rank():
+    rows = [(0, 0, 10), (1, 6, 4), (0, 20, 9), (1, 25, 4)]
+    frame = [
+        {"rank": rank, "window": 0, "op": "dispatch", "start_ns": start * MS, "duration_ns": took * MS}
+        for rank, start, took in rows
+    ]
+    found = expert_waits(conform(COLLECTIVES, pl.DataFrame(frame)), num_iterations=2)
+    assert found is not None
+    assert (found.wait_ms, found.total_ms, found.rank, found.share) == (5.5, 13.5, 1, 1.0)
+    lost = conform(COLLECTIVES, pl.DataFrame(frame[:3]))
+    assert expert_waits(lost, num_iterations=2) is None
+
+
+def run_of(folder, **tables):
+    write_manifest(folder, Manifest(world_size=1, ranks=[0]))
+    for name, frame in tables.items():
+        write_part(folder, {"requests": REQUESTS, "iterations": ITERATIONS}[name], "rank00000", frame)
+    return open_run(folder)
+
+
+def test_the_answer_names_the_stall_and_its_cost(tmp_path):
+    document = serving_document(run_of(tmp_path, requests=ASKED, iterations=SERVED))
+    stall = next(each for each in document.findings if each.class_ == "prefill_stall")
+    assert stall.cost_tpot_ms == pytest.approx(36 / 7 / 2)  # 36 ms over 7 tokens of one of two requests
+    assert document.sentences[0].startswith("Arrivals limit throughput")
+    assert document.sentences[1].startswith("Latency is limited by their own prompt (35% of 72 ms)")
+    assert document.output_tokens_per_s == pytest.approx(11 / 0.078)
+    assert [each.kind for each in document.iterations] == ["decode", "mixed", "prefill"]
+
+
+def test_what_the_command_prints_is_what_its_schema_says(tmp_path):
+    run_of(tmp_path, requests=ASKED, iterations=SERVED)
+    printed = json.loads(dpro("serving", tmp_path, "--json").stdout)
+    assert plain(msgspec.convert(printed, ServingDocument)) == printed
+    text = dpro("serving", tmp_path).stdout
+    assert "prefill_stall" in text
+    assert "stalled longest by request 1" in text
+
+
+def test_a_log_alone_is_answered_and_what_it_lacks_is_said(tmp_path):
+    slow = requests(*[(n, 400 + n, 450 + n, 900 + n, 9) for n in range(4)])
+    document = serving_document(run_of(tmp_path, requests=slow))
+    assert document.sentences[0].startswith("The engine limits throughput")
+    assert [each.class_ for each in document.findings] == ["queue"]
+    assert any("no iterations" in line for line in document.unknown)
+
+
+def test_iterations_alone_are_answered(tmp_path):
+    document = serving_document(run_of(tmp_path, iterations=SERVED))
+    assert "without a log" in document.sentences[0]
+    assert document.latency == {}
+    assert document.busy is None
+
+
+def test_a_run_of_training_is_refused_in_one_line(tmp_path):
+    with pytest.raises(InputError, match="no requests and no iterations"):
+        serving_document(run_of(tmp_path))
