@@ -14,7 +14,7 @@ from dpro.detect.findings import Finding
 
 BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "jitter")
 OF_RANKS = ("rank", "ranks", "nic", "sender", "receiver", "link")
-_RANKS = re.compile(r"\d+(?:(?: - | ?-> ?|-|, ?)\d+)*")  # 3, 0 - 1, 0 -> 1; not leaf1 > node3:nic0
+_RANKS = re.compile(r"(?:ranks? )?\d+(?:(?: - | ?-> ?|-|, ?)\d+)*")  # not leaf1 > node3:nic0
 
 
 class Culprit(NamedTuple):

@@ -21,7 +21,7 @@ from dpro.cli.job.watch import start_watcher, watch
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
 from dpro.errors import UsageError
-from dpro.history.culprit import culprit_of
+from dpro.history.culprit import OF_RANKS, culprit_of
 from dpro.watch import hook as hooks
 from dpro.watch.hook import CLASSES, Hook, HookDocument, HookLimit, HookRules, parse_limit
 from tests.commands import dpro, refused
@@ -87,37 +87,11 @@ def test_nothing_is_run_for_what_is_ambiguous_or_unsure(tmp_path, finding, why) 
 
 @given(
     class_=st.sampled_from([*CLASSES, "imbalance.stage", "imbalance.data", "pauses", "jitter", "warm-up"]),
-    kind=st.sampled_from(
-        [
-            "rank",
-            "ranks",
-            "nic",
-            "sender",
-            "receiver",
-            "link",
-            "host",
-            "one of",
-            "port",
-            "cable",
-            "switch",
-            "group",
-            "job",
-            "stage",
-        ]
-    ),
+    kind=st.sampled_from([*OF_RANKS, "host", "one of", "port", "cable", "switch", "group", "job", "stage"]),
     name=st.sampled_from(
         [
-            "1",
-            "0 - 1",
-            "0 -> 2",
-            "0,1",
-            "leaf1 > n1:nic1",
-            "n1:nic0 > leaf0",
-            "rank 1, link 0 - 1",
-            "n1",
-            "n9",
-            "the network",
-            "",
+            *("1", "rank 1", "0 - 1", "0 -> 2", "0,1", "leaf1 > n1:nic1", "n1:nic0 > leaf0"),
+            *("rank 1, link 0 - 1", "n1", "n9", "the network", ""),
         ]
     ),
     ranks=st.lists(st.integers(0, 3), max_size=3),
@@ -137,7 +111,7 @@ def test_a_host_is_named_only_where_all_that_a_finding_blames_is_on_it(
         named = {HOSTS.get(rank, "") for rank in ranks}
         assert host == (named.pop() if len(named) == 1 else "")
     else:
-        assert host == ("n1" if name == "1" else "")
+        assert host == ("n1" if name in ("1", "rank 1") else "")
 
 
 def test_a_way_of_a_cable_is_no_rank_of_the_same_number(tmp_path) -> None:
