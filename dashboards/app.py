@@ -29,6 +29,7 @@ from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browse
 from dpro.dashboards.runs import OfferedRun, Runs, StillOpening, runs_of
 from dpro.dashboards.server.bodies import check_bodies
 from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
+from dpro.dashboards.serving import view as serving
 from dpro.dashboards.shown import ShownRun
 from dpro.dashboards.theme import css_variables
 from dpro.dashboards.timeline import view as timeline
@@ -69,15 +70,16 @@ VIEWS: tuple[View, ...] = (
     pipeline.VIEW,
     fabric.VIEW,
     goodput.VIEW,
+    serving.VIEW,
 )
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
 _UNOPENED = -1  # version of a run that is still being opened
 MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
-_VIEW_KEYS = "1234567890-=[];'"  # the top row of a keyboard, and what follows on the next
+_VIEW_KEYS = "1234567890-=[];'\\"  # the top row of a keyboard, and what follows on the next
 _KEYS = (
-    ("1 … 9 0 - = [ ] ; '", "go to a view"),
+    ("1 … 9 0 - = [ ] ; ' \\", "go to a view"),
     ("n p", "the next view, the one before"),
     ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
     (", .", "timeline: the span before, the span after"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STARTS, STEPS
+from dpro.schema import COLLECTIVES, COUNTERS, ITERATIONS, REQUESTS, SPANS, STARTS, STEPS
 from dpro.topology.file import FILE
 from dpro.words import few
 
@@ -37,6 +37,10 @@ _NO_TOPOLOGY = (
 _NO_STARTS = (
     "How the job started and restarted was not recorded: `dpro record` keeps it, imported traces hold none."
 )
+_NO_SERVING = (
+    "No request and no iteration of a server was recorded: "
+    "`dpro import --requests FILE` reads a log of requests."
+)
 _NO_OTHER = (
     "There is nothing to compare with: choose another run above, or give one to "
     "`dpro dashboard RUN --against OTHER`."
@@ -49,6 +53,11 @@ def anything(loaded: Loaded, _link: Link) -> str:
     if any(rows[table.name] for table in (STEPS, SPANS, COLLECTIVES)):
         return ""
     return "The run holds no step, no operator and no collective call: `dpro info` lists what it holds."
+
+
+def serving(loaded: Loaded, _link: Link) -> str:
+    """Need requests or iterations of a server."""
+    return "" if any(loaded.num_rows[table.name] for table in (REQUESTS, ITERATIONS)) else _NO_SERVING
 
 
 def steps(loaded: Loaded, _link: Link) -> str:

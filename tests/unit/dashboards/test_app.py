@@ -111,13 +111,23 @@ def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, ste
     page = navigate(stepless, "?view=telemetry")
     assert dimmed(page) == [
         "Breakdown", "Timeline", "Collectives", "Matrix", "Kernels", "What if", "Telemetry", "Hang",
-        "Difference", "Layout", "Plan", "Pipeline", "Fabric", "Goodput",
+        "Difference", "Layout", "Plan", "Pipeline", "Fabric", "Goodput", "Serving",
     ]  # fmt: skip
     assert page["nav"]["children"][8]["props"]["className"] == "current empty"
     content = page["content"]["children"]["props"]
     assert content["className"] == "panel wide"
     assert json.dumps(content).count("No telemetry was sampled") == 1
-    without = ["Telemetry", "Hang", "Difference", "Layout", "Plan", "Pipeline", "Fabric", "Goodput"]
+    without = [
+        "Telemetry",
+        "Hang",
+        "Difference",
+        "Layout",
+        "Plan",
+        "Pipeline",
+        "Fabric",
+        "Goodput",
+        "Serving",
+    ]
     assert dimmed(navigate(app, "")) == without
     assert dimmed(navigate(make_app(ShownRun(loaded, iter(()))), "?view=telemetry")) == []
 

@@ -131,6 +131,7 @@ def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
         "Pipeline",
         "Fabric",
         "Goodput",
+        "Serving",
     }
     assert {"Steps × ranks"} <= set(said["without steps"])
     assert {*of_windows, "Breakdown"} <= set(said["without deep windows"])

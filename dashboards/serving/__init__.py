@@ -1,0 +1,1 @@
+"""The view of a server: its requests, and the iterations of its engine."""
