@@ -7,6 +7,7 @@ of JSON for each request when it is first scheduled and when it ends; of two lin
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any, NamedTuple
 
 from .. import records
@@ -40,12 +41,13 @@ class Served:
         """Nothing was served yet."""
         self._recorder = recorder
         self._on_fork()
-        recorder.listen("end", self._write_lines)
+        for occasion in ("second", "end"):  # a write for each request would hold up the engine
+            recorder.listen(occasion, self._write_lines)
         recorder.listen("fork", self._on_fork)
 
     def _on_fork(self) -> None:
         self._requests: dict[Any, dict[str, Any]] = {}
-        self._lines: list[str] = []
+        self._lines: deque[str] = deque()  # the engine appends, another thread takes
         self._ended_ns = 0
 
     def knows(self, name: Any) -> bool:
@@ -114,11 +116,9 @@ class Served:
         start_ns, self._ended_ns = max(start_ns, self._ended_ns), end_ns
         own.write(records.ENGINE, start_ns, end_ns, batch.prefill_tokens, batch.decode_tokens)
         own.write(records.BATCH, start_ns, batch.num_requests, batch.context_tokens, batch.waiting)
-        if self._lines:
-            self._write_lines()
 
     def _write_lines(self) -> None:
         if self._recorder.folder is not None and self._lines:
-            lines, self._lines = self._lines, []
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
             with (self._recorder.folder / REQUESTS).open("a") as file:
                 file.write("".join(f"{line}\n" for line in lines))
