@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.output import console, json_option, print_json
+from dpro.errors import UsageError
 
 if TYPE_CHECKING:
     from dpro.serving.document import ServingDocument
+    from dpro.serving.outlook import ServingPrediction
     from dpro.store import Run
+
+MAX_PREDICTIONS = 10  # that are printed
+POSITIVE = click.FloatRange(0, 1e9, min_open=True)
+COUNT = click.IntRange(0, 1 << 40)
 
 
 @click.command()
 @click.argument("run", type=click.Path(), metavar="RUN")
+@click.option("--edit", "edits", multiple=True, metavar="CHANGE", help="A change; several are made together.")
+@click.option("--ttft-ms", type=POSITIVE, help="Search: 99% of the first tokens come within this.")
+@click.option("--tpot-ms", type=POSITIVE, help="Search: 99% of requests have a token within this.")
+@click.option(
+    "--max-requests", type=COUNT, default=0, help="Requests in a batch, where the engine's log says."
+)
+@click.option("--token-budget", type=COUNT, default=0, help="Tokens of an iteration, likewise.")
+@click.option("--kv-tokens", type=COUNT, default=0, help="Tokens of the KV cache, likewise.")
 @json_option
-def serving(run: str, as_json: bool) -> None:
+def serving(run: str, as_json: bool, **asked: Any) -> None:
     """What a server's latency and throughput consist of, and what would help.
 
     \b
@@ -27,15 +43,47 @@ def serving(run: str, as_json: bool) -> None:
     Percentiles of the time to the first token (TTFT), of the time per output token (TPOT), of the queue and
     of the whole latency; what requests waited for; what iterations of the engine spend their time on; and
     what is slow, with its cost in ms per token and in tokens per second (docs/serving.md).
+
+    \b
+    dpro serving RUN --edit chunked-prefill:tokens=512 --edit max-batch:requests=64
+    dpro serving RUN --ttft-ms 500 --tpot-ms 50     search: what allows the most requests per second
+
+    Predictions serve the recorded requests again, by an engine that is fitted to them. CHANGE is one of
+    max-batch:requests=64, chunked-prefill:tokens=512, arrivals:rate=2, prompts:length=2, outputs:length=2,
+    prefix:share=0.5, speculate:tokens=3,acceptance=0.7, pools:prefill=1,decode=1, nano-batches,
+    faster:compute=2,memory=1.4, kv-cache:tokens=80000, replicas:count=2 or clients:count=64.
     """
+    import msgspec
+
     from dpro.cli.runs import open_quietly
     from dpro.serving.document import serving_document
 
-    document = serving_document(open_quietly(run))
+    opened = open_quietly(run)
+    document = serving_document(opened)
+    if asked["edits"] or asked["ttft_ms"] or asked["tpot_ms"]:
+        document = msgspec.structs.replace(document, predictions=_predictions(opened, asked))
     if as_json:
         print_json(document)
     else:
         print_serving(document)
+
+
+def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
+    """What changes would give, or which would give most.
+
+    Raises:
+        UsageError: both are asked for, or a change is none.
+        Unanswerable: the run does not say enough.
+    """
+    from dpro.replay.serving.search import Goal
+    from dpro.serving.outlook import Limits, predictions, search
+
+    limits = Limits(asked["max_requests"], asked["token_budget"], asked["kv_tokens"])
+    if not (asked["ttft_ms"] or asked["tpot_ms"]):
+        return predictions(run, asked["edits"], limits)
+    if asked["edits"]:
+        raise UsageError("give changes (--edit), or a goal to search for (--ttft-ms, --tpot-ms), not both")
+    return search(run, Goal(asked["ttft_ms"] or inf, asked["tpot_ms"] or inf), limits)
 
 
 def print_serving_of(run: Run) -> None:
@@ -69,6 +117,7 @@ def print_serving(document: ServingDocument) -> None:
             out.print(f"  {line}", markup=False)
     for line in document.unknown:
         out.print(f"not known: {line}", markup=False)
+    _print_predictions(document.predictions)
 
 
 def _print_latency(document: ServingDocument) -> None:
@@ -126,3 +175,18 @@ def _print_iterations(document: ServingDocument) -> None:
         console().print(
             f"one iteration, mean ms of {document.windows} in deep windows: {parts}", markup=False
         )
+
+
+def _print_predictions(predictions: list[ServingPrediction]) -> None:
+    out = console()
+    for each in predictions[:MAX_PREDICTIONS]:
+        proven = "" if each.proven else "  (unproven)"
+        name = " and ".join(each.edits) or "as it is"
+        if each.requests_per_s is not None:
+            out.print(f"{each.requests_per_s:8.3g} requests/s  {name}{proven}", markup=False)
+            continue
+        out.print(f"\n{name}{proven}", markup=False)
+        for figure in each.figures:
+            was = "" if figure.measured is None else f"{figure.measured:.4g} → "
+            interval = f"({figure.low:.4g} to {figure.high:.4g})"
+            out.print(f"  {figure.name:<16}{was}{figure.predicted:.4g}  {interval}", markup=False)

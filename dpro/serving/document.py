@@ -7,6 +7,7 @@ more is in `unknown`.
 from __future__ import annotations
 
 import polars as pl
+from msgspec import field
 
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError
@@ -15,6 +16,7 @@ from dpro.serving.engine import RecordedEngine, engines
 from dpro.serving.experts import expert_waits
 from dpro.serving.findings import SeenServer, ServingFinding, findings_of
 from dpro.serving.latency import PercentilesDocument, durations, mean, percentiles
+from dpro.serving.outlook import ServingPrediction
 from dpro.serving.parts import parts_of_iterations
 from dpro.serving.sentences import latency_limit, throughput_limit, what_helps
 from dpro.serving.waits import PARTS, waits
@@ -85,6 +87,7 @@ class ServingDocument(Document, frozen=True, kw_only=True):
         findings: what is slow, costliest first.
         slowest: requests with the longest latency.
         unknown: what the run cannot say, and what would.
+        predictions: what changes would give, where they were asked for.
     """
 
     sentences: list[str]
@@ -102,6 +105,7 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     findings: list[ServingFinding]
     slowest: list[SlowRequest]
     unknown: list[str]
+    predictions: list[ServingPrediction] = field(default_factory=list)
 
 
 def has_serving(run: Run) -> bool:

@@ -6,6 +6,7 @@ fit        the cost of an iteration, from requests or iterations that were recor
 recorded   the server of a recording: its limits and its cost
 changes    changes to a server, as they are written
 predict    what requests would have seen of a changed server
+search     which changes allow the most requests per second under a goal
 sized      the cost of an iteration of a model on a device, before it was measured
 steady     an engine that a fixed number of clients keep busy, in closed form
 """

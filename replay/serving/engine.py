@@ -41,6 +41,8 @@ class Engine:
         tokens_per_decode: what a decode yields, more than one where tokens are guessed.
         clients: that send a request when the one before has ended; 0 where arrivals are given.
         replicas: of the engine; requests take turns.
+        masked: attention of all tokens of a batch is computed with all keys of the batch, and what belongs to
+            other requests is masked, as without a kernel made for batches.
     """
 
     token_budget: int = 2048
@@ -54,6 +56,7 @@ class Engine:
     tokens_per_decode: float = 1.0
     clients: int = 0
     replicas: int = 1
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ def _limits(engine: Engine) -> Ints:
     limits[loop.AHEAD] = engine.ahead
     limits[loop.REUSE] = engine.keeps_blocks
     limits[loop.GAIN] = round(engine.tokens_per_decode * loop.ONE_TOKEN)
+    limits[loop.MASKED] = engine.masked
     limits[loop.CLIENTS] = -(-engine.clients // engine.replicas)
     return limits
 

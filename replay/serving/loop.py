@@ -19,7 +19,9 @@ from dpro.arrays import Floats, Ints
 from dpro.replay.engine import compiled
 
 # Rows of `limits`.
-BUDGET, MAX_REQUESTS, KV_BLOCKS, BLOCK, WHOLE, ALONE, AHEAD, REUSE, GAIN, CLIENTS, NUM_LIMITS = range(11)
+BUDGET, MAX_REQUESTS, KV_BLOCKS, BLOCK, WHOLE, ALONE, AHEAD, REUSE, GAIN, CLIENTS, MASKED, NUM_LIMITS = range(
+    12
+)
 NEVER = np.iinfo(np.int64).max  # arrival of what is not sent yet
 ONE_TOKEN = 1024  # unit of GAIN: what a decode yields, in shares of a token
 # Entries of `counts`.
@@ -232,12 +234,14 @@ def _schedule(
 def _compute(requests: Any, limits: Any, state: Any, running: Any, counts: Any, row: Any) -> int:
     """Advance each request by its chunk, and write down what the iteration holds; tokens in it."""
     row[:] = 0
+    keys = 0
     for position in range(counts[RUNNING]):
         request = running[position]
         tokens = state[request, CHUNK]
         if tokens == 0:
             continue
         before = state[request, COMPUTED]
+        keys += before + tokens
         decodes = state[request, PRODUCED] > 0 and tokens == 1
         if decodes:
             row[DECODES] += 1
@@ -256,6 +260,8 @@ def _compute(requests: Any, limits: Any, state: Any, running: Any, counts: Any, 
             gained = min(gained, requests[request, OUTPUT] - state[request, PRODUCED])
             state[request, PRODUCED] += gained
             state[request, COMPUTED] += gained - 1  # those that were guessed are computed already
+    if limits[MASKED]:
+        row[ATTENTION] = (row[PREFILL] + row[DECODES]) * keys
     return int(row[PREFILL] + row[DECODES])
 
 

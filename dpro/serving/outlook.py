@@ -1,0 +1,149 @@
+"""What requests would have seen of a changed server, as a part of the answer of `dpro serving`.
+
+In: a run with requests and, where recorded, iterations; changes, or a goal. Out: predictions with intervals,
+or changes by the rate of requests that they allow under the goal. Of several replicas the one with the most
+requests stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from dpro.documents import DocumentPart
+from dpro.errors import Unanswerable
+from dpro.replay.serving.fit import FittedCost
+from dpro.replay.serving.predict import predict
+from dpro.replay.serving.recorded import engine_of, fit_run
+from dpro.replay.serving.search import Goal, most_requests
+from dpro.schema import ITERATIONS, REQUESTS
+from dpro.store import Run
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the engine that a user knows; 0 for those that the recording has to show.
+
+    Attributes:
+        max_requests: in a batch.
+        token_budget: of an iteration.
+        kv_tokens: for which there is memory.
+    """
+
+    max_requests: int = 0
+    token_budget: int = 0
+    kv_tokens: int = 0
+
+
+class PredictedFigure(DocumentPart, frozen=True):
+    """One figure of a changed server.
+
+    Attributes:
+        name: ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms, latency_p50_ms or tokens_per_s.
+        measured: of the run; null where not all moments are known.
+        predicted: with the changes.
+        low, high: what is meant to hold 90%.
+    """
+
+    name: str
+    measured: float | None
+    predicted: float
+    low: float
+    high: float
+
+
+class ServingPrediction(DocumentPart, frozen=True):
+    """What changes would give.
+
+    Attributes:
+        edits: the changes, made together.
+        figures: of the changed server; empty in a search.
+        requests_per_s: the most that keeps the goal, null without one.
+        proven: whether pairs of runs have shown such a change to be predicted well.
+    """
+
+    edits: list[str]
+    figures: list[PredictedFigure]
+    requests_per_s: float | None
+    proven: bool
+
+
+# Changes that pairs of a real server hold (docs/serving.md).
+PROVEN = ("max-batch", "chunked-prefill", "arrivals", "prompts")
+
+
+def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingPrediction]:
+    """Predict changes that are made together.
+
+    Args:
+        run: of a server.
+        edits: as `max-batch:requests=64`.
+        limits: that are known.
+
+    Raises:
+        UsageError: there is no such change.
+        Unanswerable: the run does not say enough.
+    """
+    requests, fitted = _server(run, limits)
+    figures = [
+        PredictedFigure(
+            each.name,
+            each.measured if each.measured == each.measured else None,
+            each.predicted,
+            each.low,
+            each.high,
+        )
+        for each in predict(requests, fitted, edits)
+    ]
+    return [ServingPrediction(list(edits), figures, None, _proven(edits))]
+
+
+def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
+    """Changes by how many requests they allow per second, the most first; the unchanged server among them.
+
+    Args:
+        run: of a server.
+        goal: that the slowest requests have to keep.
+        limits: that are known.
+
+    Raises:
+        Unanswerable: the run does not say enough.
+    """
+    requests, fitted = _server(run, limits)
+    return [
+        ServingPrediction(list(each.changes), [], each.requests_per_s, _proven(each.changes))
+        for each in most_requests(requests, fitted, goal)
+    ]
+
+
+def _proven(edits: Sequence[str]) -> bool:
+    return all(edit.partition(":")[0] in PROVEN for edit in edits)
+
+
+def _server(run: Run, limits: Limits) -> tuple[pl.DataFrame, FittedCost]:
+    """Requests with all their moments, and the server that is fitted to them.
+
+    Raises:
+        Unanswerable: there are none, or too few.
+    """
+    whole = (pl.col("prompt_tokens") > 0) & (pl.col("output_tokens") > 0) & (pl.col("end_ns") >= 0)
+    requests = run.table(REQUESTS).filter(whole & (pl.col("arrival_ns") >= 0))
+    if requests.is_empty():
+        raise Unanswerable(
+            "no request has its arrival, its end and its lengths: give a log (`dpro import --requests LOG`)"
+        )
+    replica = requests["replica"].mode().min()
+    mine = requests.filter(pl.col("replica") == replica).sort("arrival_ns")
+    iterations = run.table(ITERATIONS).filter(pl.col("replica") == replica)
+    iterations = iterations.filter(pl.col("rank") == pl.col("rank").min()).sort("start_ns")
+    engine = engine_of(mine, iterations)
+    engine = replace(
+        engine,
+        max_requests=limits.max_requests or engine.max_requests,
+        token_budget=limits.token_budget or engine.token_budget,
+        kv_tokens=limits.kv_tokens or engine.kv_tokens,
+        whole_prompts=engine.whole_prompts and not limits.token_budget,
+    )
+    return mine, fit_run(mine, iterations, engine)
