@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dpro.check.expected import RunBandwidth
 from dpro.check.peers import MIN_SLOW, MIN_SLOW_OF_TWO, PeerFigures, peers_of
 from dpro.check.schedule import Pair
-from dpro.check.search import Fault, NetworkChecked
+from dpro.check.search import Fault, NetworkChecked, Reduced
 from dpro.check.workers import CPU, HostToCheck, Unit
 from dpro.documents import Document, DocumentPart
 
@@ -85,19 +86,24 @@ class AllReduceDocument(DocumentPart, frozen=True):
         bytes: of its payload.
         busbw_gbps: bus bandwidth as in the NCCL tests, 1e9 bytes per second, of the slowest device.
         run_busbw_gbps: what the curve of the run gives; null without a run.
+        verdict: `SLOW` where it is clearly slower than the run's, which was between the same hosts, of as
+            many devices, of no more bytes, and is certain enough; else `PASS`.
+        evidence: why it is `SLOW`, one line each.
     """
 
     hosts: int
     bytes: int
     busbw_gbps: float
     run_busbw_gbps: float | None
+    verdict: str
+    evidence: list[str]
 
 
 class CheckDocument(Document, frozen=True, kw_only=True):
     """Hosts that were checked outside of a job.
 
     Attributes:
-        passed: whether all hosts and links are `PASS`.
+        passed: whether all hosts and links are `PASS`, and the all-reduce of the most hosts.
         confirmed: whether some suspect is not `PASS`; null without suspects.
         hosts: in the order in which they were given.
         links: that are at fault by themselves.
@@ -128,7 +134,7 @@ class Seen:
         failed: why a host does not answer or does not work.
         figures: of each device, by what they are of.
         network: what the exchanges showed; None where there were none.
-        run_gbps: bus bandwidth of an all-reduce by a run; None without one.
+        of_run: an all-reduce of a run; None without one.
         notes: what else is to be said.
     """
 
@@ -138,7 +144,7 @@ class Seen:
     failed: dict[int, str] = field(default_factory=dict)
     figures: dict[str, dict[Unit, float]] = field(default_factory=dict)
     network: NetworkChecked | None = None
-    run_gbps: float | None = None
+    of_run: RunBandwidth | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -154,14 +160,15 @@ def check_document(seen: Seen, seconds: float) -> CheckDocument:
     hosts = [_host(seen, network, number, measured.get(number, [])) for number in range(len(seen.names))]
     links = [_link(seen, network, pair, fault) for pair, fault in network.links.items()]
     passing = (f"{_ends(seen, pair)}: slow once, and not when tried again" for pair in network.passing)
-    reduce = _all_reduce(seen, network)
+    reduce, notes = _all_reduce(seen, network)
+    slow = reduce is not None and reduce.verdict == SLOW
     return CheckDocument(
-        passed=all(each.verdict == PASS for each in hosts) and not links,
+        passed=all(each.verdict == PASS for each in hosts) and not links and not slow,
         confirmed=any(each.verdict != PASS for each in hosts if each.suspect) if seen.suspects else None,
         hosts=hosts,
         links=links,
         all_reduce=reduce,
-        notes=[*seen.notes, *passing, *_of_groups(seen, network), *_against_run(reduce)],
+        notes=[*seen.notes, *passing, *_of_groups(seen, network), *notes],
         rounds=network.num_rounds,
         seconds=round(seconds, 1),
     )
@@ -267,13 +274,23 @@ def _ends(seen: Seen, pair: Pair) -> str:
     return " - ".join(seen.names[host] for host in pair)
 
 
-def _all_reduce(seen: Seen, network: NetworkChecked) -> AllReduceDocument | None:
+def _all_reduce(seen: Seen, network: NetworkChecked) -> tuple[AllReduceDocument | None, list[str]]:
+    """The all-reduce of the most hosts beside the run's, and notes about the two."""
     good = [each for each in network.reduced if not each.error]
     if not good:
-        return None
+        return None, []
     largest = max(good, key=lambda each: len(each.hosts))
-    run = _rounded(seen.run_gbps) if seen.run_gbps else None
-    return AllReduceDocument(len(largest.hosts), largest.num_bytes, _rounded(largest.gbps), run)
+    slower, notes = _against_run(seen, largest)
+    run = _rounded(seen.of_run.gbps) if seen.of_run else None
+    found = AllReduceDocument(
+        hosts=len(largest.hosts),
+        bytes=largest.num_bytes,
+        busbw_gbps=_rounded(largest.gbps),
+        run_busbw_gbps=run,
+        verdict=SLOW if slower else PASS,
+        evidence=slower,
+    )
+    return found, notes
 
 
 def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
@@ -292,12 +309,19 @@ def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
             yield f"an all-reduce of {members} is slow: others as large are {times:.2f} times as fast"
 
 
-def _against_run(reduce: AllReduceDocument | None) -> Iterable[str]:
-    if reduce is None or not reduce.run_busbw_gbps:
-        return
-    ratio = reduce.busbw_gbps / reduce.run_busbw_gbps
-    compared = f"{reduce.busbw_gbps:.3g} GB/s bus bandwidth here, {reduce.run_busbw_gbps:.3g} in the run"
+def _against_run(seen: Seen, reduced: Reduced) -> tuple[list[str], list[str]]:
+    """Evidence that an all-reduce is slower than the run's, and notes where that shows nothing."""
+    run = seen.of_run
+    if run is None or not run.gbps:
+        return [], []
+    ratio = reduced.gbps / run.gbps
+    compared = f"{reduced.gbps:.3g} GB/s bus bandwidth here, {run.gbps:.3g} in the run"
     if ratio >= MIN_SLOW_OF_TWO:
-        yield f"an all-reduce over all hosts is faster than the run's: {compared}"
-    elif ratio <= 1 / MIN_SLOW_OF_TWO:
-        yield f"an all-reduce over all hosts is slower than the run's: {compared}"
+        return [], [f"an all-reduce over all hosts is faster than the run's: {compared}"]
+    if ratio > 1 / MIN_SLOW_OF_TWO:
+        return [], []
+    hosts = [seen.names[host] for host in reduced.hosts]
+    devices = sum(seen.hosts[host].devices for host in reduced.hosts)
+    slower = f"an all-reduce over all hosts is slower than the run's: {compared}"
+    why = run.why_incomparable(hosts, devices, reduced.num_bytes)
+    return ([], [f"{slower}; {why}"]) if why else ([slower], [])

@@ -6,12 +6,16 @@ while a host was slow is as slow: it is what the job had, not what the hosts can
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dpro.errors import DproError, Unanswerable
+
+MIN_SAMPLES = 20  # all-reduces that a curve follows from, to be held against hosts
+MAX_MISFIT = 0.1  # median distance of these from the curve
 
 
 class RunBandwidth(NamedTuple):
@@ -21,11 +25,38 @@ class RunBandwidth(NamedTuple):
         gbps: bus bandwidth as in the NCCL tests, 1e9 bytes/s.
         num_bytes: of the largest that was recorded.
         num_ranks: of its group.
+        hosts: of its group.
+        num_samples: all-reduces that the curve follows from.
+        misfit: median distance of these from it, as a share of their time.
     """
 
     gbps: float
     num_bytes: int
     num_ranks: int
+    hosts: frozenset[str] = frozenset()
+    num_samples: int = 0
+    misfit: float = 1.0
+
+    def why_incomparable(self, hosts: Collection[str], num_devices: int, num_bytes: int) -> str:
+        """Why an all-reduce that is slower than this shows nothing; empty where it does show something.
+
+        Args:
+            hosts: that take part in it.
+            num_devices: of these.
+            num_bytes: of its payload: the larger, the faster.
+        """
+        if {each.partition(".")[0] for each in hosts} != {each.partition(".")[0] for each in self.hosts}:
+            return "the run's was between other hosts"
+        if num_devices != self.num_ranks:
+            return f"the run's was of {self.num_ranks} ranks, this one of {num_devices} devices"
+        if num_bytes < self.num_bytes:
+            return "the run's moved more bytes"
+        if self.num_samples < MIN_SAMPLES or self.misfit > MAX_MISFIT:
+            return (
+                f"the run's curve is uncertain: {self.num_samples} all-reduces, which are {self.misfit:.0%} "
+                "off it"
+            )
+        return ""
 
 
 def run_bandwidth(run: Path) -> RunBandwidth:
@@ -52,7 +83,11 @@ def run_bandwidth(run: Path) -> RunBandwidth:
         hosts = {host.get(int(rank), "") for rank in np.unique(nodes.rank[mine])}
         if kind[0] == "all_reduce" and kind in costs and num_bytes > 0 and len(hosts) > 1:
             ns = float(costs[kind].time_ns(num_bytes))
-            found.append(RunBandwidth(2 * (num_ranks - 1) / num_ranks * num_bytes / ns, num_bytes, num_ranks))
+            gbps, cost = 2 * (num_ranks - 1) / num_ranks * num_bytes / ns, costs[kind]
+            members = frozenset(hosts)
+            found.append(
+                RunBandwidth(gbps, num_bytes, num_ranks, members, cost.num_samples, float(cost.misfit))
+            )
     if not found:
         raise Unanswerable(f"{run}: no all-reduce between hosts was recorded to compare with")
     return max(found, key=lambda each: (each.num_ranks, each.num_bytes))

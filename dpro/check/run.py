@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpro.check.answer import CheckDocument, Seen, check_document, slow_units
+from dpro.check.expected import RunBandwidth
 from dpro.check.search import search_network
 from dpro.check.workers import WORK_S, HostWorkers, Say, Unit, take_turns
 
@@ -31,7 +32,7 @@ class CheckOptions:
         timeout_s: for an exchange that does not end.
         disk: a folder that each host writes to; empty for no test of disks.
         tests: which of `TESTS`.
-        run_gbps: bus bandwidth of an all-reduce by a run; None without one.
+        of_run: an all-reduce of a run; None without one.
     """
 
     names: Sequence[str]
@@ -42,7 +43,7 @@ class CheckOptions:
     timeout_s: float
     disk: str
     tests: Sequence[str]
-    run_gbps: float | None
+    of_run: RunBandwidth | None
 
 
 def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
@@ -57,7 +58,7 @@ def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
     workers = HostWorkers(
         options.names, options.launcher, options.python, options.interface, options.timeout_s, say
     )
-    seen = Seen(options.names, options.suspects, run_gbps=options.run_gbps)
+    seen = Seen(options.names, options.suspects, of_run=options.of_run)
     try:
         seen.hosts = dict(workers.hosts)
         if "compute" in options.tests:

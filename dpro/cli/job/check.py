@@ -15,6 +15,7 @@ from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from dpro.check.answer import CheckDocument, HostVerdict
+    from dpro.check.expected import RunBandwidth
 
 # Exit codes: 1 and 2 are of errors.
 NOT_PASSED = 3  # a host or a link is not PASS; where there are suspects, one of them
@@ -150,7 +151,7 @@ def _options(given: dict[str, Any]) -> Any:
         raise UsageError("--only disk: name a folder with --disk")
     return CheckOptions(
         names, frozenset(suspects), given["launcher"], given["python"], given["interface"],
-        given["timeout_s"], given["disk"] if "disk" in tests else "", tests, _run_gbps(given["run"], tests),
+        given["timeout_s"], given["disk"] if "disk" in tests else "", tests, _expected(given["run"], tests),
     )  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def _of_finding(file: TextIO) -> tuple[list[str], list[str]]:
     return names, [host] if host else []
 
 
-def _run_gbps(run: Path | None, tests: tuple[str, ...]) -> float | None:
+def _expected(run: Path | None, tests: tuple[str, ...]) -> RunBandwidth | None:
     """What the run says of an all-reduce; None where it does not, which is said."""
     from dpro.cli.output import warn
     from dpro.errors import DproError
@@ -193,7 +194,7 @@ def _run_gbps(run: Path | None, tests: tuple[str, ...]) -> float | None:
     try:
         from dpro.check.expected import run_bandwidth
 
-        return run_bandwidth(run).gbps
+        return run_bandwidth(run)
     except DproError as error:
         warn(str(error))
         return None
@@ -215,7 +216,10 @@ def _print(answer: CheckDocument) -> None:
             out.print(f"  - {line}")
     if answer.all_reduce is not None:
         reduce = answer.all_reduce
-        out.print(f"all-reduce over {reduce.hosts} hosts: {reduce.busbw_gbps:.3g} GB/s bus bandwidth")
+        begins = f"{reduce.verdict}  " if reduce.evidence else ""
+        out.print(f"{begins}all-reduce over {reduce.hosts} hosts: {reduce.busbw_gbps:.3g} GB/s bus bandwidth")
+        for line in reduce.evidence:
+            out.print(f"  - {line}")
     for note in answer.notes:
         out.print(f"note: {note}")
     out.print(f"{len(answer.hosts)} hosts in {answer.seconds:.0f} s, {answer.rounds} rounds of exchanges")

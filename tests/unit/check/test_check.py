@@ -6,12 +6,14 @@ import json
 import os
 import shlex
 import sys
+from typing import Any
 
 import msgspec
 import pytest
 
 from dpro.check import workers as started
 from dpro.check.answer import CheckDocument, Seen, check_document, slow_units
+from dpro.check.expected import RunBandwidth
 from dpro.check.search import Exchanged, Fault, NetworkChecked, Reduced
 from dpro.check.workers import HostToCheck, Unit, launcher_words, take_turns
 from dpro.documents import plain
@@ -19,6 +21,7 @@ from dpro.errors import UsageError
 from tests.commands import dpro, refused
 
 NAMES = ["n0", "n1", "n2", "n3"]
+COMPARABLE = RunBandwidth(20.0, 1, 4, frozenset(NAMES), 100, 0.01)
 
 
 def hosts(model: str = "NVIDIA H100", devices: int = 1) -> dict[int, HostToCheck]:
@@ -63,12 +66,52 @@ def test_a_link_is_at_fault_and_its_hosts_are_not() -> None:
 def test_an_all_reduce_is_compared_with_the_run_and_with_groups_as_large() -> None:
     fast, slow = (Reduced(group, gbps, 1) for group, gbps in (((0, 1), 20.0), ((2, 3), 10.0)))
     network = NetworkChecked(reduced=[fast, slow, Reduced((0, 1, 2, 3), 10.0, 1)])
-    answer = check_document(Seen(NAMES, hosts=hosts(), network=network, run_gbps=20.0), 1.0)
+    of_run = COMPARABLE._replace(num_ranks=9)
+    answer = check_document(Seen(NAMES, hosts=hosts(), network=network, of_run=of_run), 1.0)
     assert answer.passed
     assert answer.notes == [
         "an all-reduce of 2 hosts from n2 to n3 is slow: others as large are 2.00 times as fast",
-        "an all-reduce over all hosts is slower than the run's: 10 GB/s bus bandwidth here, 20 in the run",
+        "an all-reduce over all hosts is slower than the run's: 10 GB/s bus bandwidth here, 20 in the run; "
+        "the run's was of 9 ranks, this one of 4 devices",
     ]
+
+
+def against(of_run: RunBandwidth, gbps: float) -> CheckDocument:
+    """The answer where all hosts together reach a bus bandwidth.
+
+    Args:
+        of_run: what the run says.
+        gbps: that they reach.
+    """
+    network = NetworkChecked(reduced=[Reduced((0, 1, 2, 3), gbps, 1)])
+    return check_document(Seen(NAMES, hosts=hosts(), network=network, of_run=of_run), 1.0)
+
+
+def test_all_hosts_together_are_slow_where_the_run_was_faster_for_certain() -> None:
+    """Half of what the run reached with the same devices: no host is to blame, the check does not pass."""
+    answer = against(COMPARABLE, 10.0)
+    assert answer.all_reduce is not None
+    assert (answer.passed, answer.all_reduce.verdict, answer.notes) == (False, "SLOW", [])
+    assert answer.all_reduce.evidence == [
+        "an all-reduce over all hosts is slower than the run's: 10 GB/s bus bandwidth here, 20 in the run"
+    ]
+    assert {each.verdict for each in answer.hosts} == {"PASS"}
+    assert against(COMPARABLE, 15.0).passed
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"hosts": frozenset({"other"})}, "between other hosts"),
+        ({"num_bytes": 2}, "moved more bytes"),
+        ({"num_samples": 19}, "curve is uncertain: 19 all-reduces"),
+        ({"misfit": 0.2}, "which are 20% off it"),
+    ],
+)
+def test_what_the_run_cannot_say_for_certain_is_a_note(changed: dict[str, Any], why: str) -> None:
+    answer = against(COMPARABLE._replace(**changed), 10.0)
+    assert answer.passed
+    assert why in answer.notes[0]
 
 
 def test_processors_have_to_be_far_slower_than_gpus() -> None:
