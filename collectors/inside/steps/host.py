@@ -36,7 +36,7 @@ class HostFacts:
         if self._schedstat >= 0:
             os.close(self._schedstat)
         self._schedstat = -1
-        self._thread = 0  # whose CPU time is measured
+        self._thread = self._native = 0  # whose CPU time is measured
         self._clock = 0
         self._queued_at_ns = 0  # when its wait for a core was read
         self._collecting_ns = 0  # since when; 0 while not
@@ -69,8 +69,10 @@ class HostFacts:
         own = self._recorder.records
         if own is None:
             return
-        thread = self._recorder.training_thread or threading.get_ident()
-        if thread != self._thread:
+        here = threading.get_ident()
+        thread = self._recorder.training_thread or here
+        # A thread that begins after another has ended may get its number, though not that of the kernel.
+        if thread != self._thread or (thread == here and threading.get_native_id() != self._native):
             self._follow(thread)
         now_ns = time.time_ns()
         queued_ns = -1
@@ -97,7 +99,7 @@ class HostFacts:
         if self._schedstat >= 0:
             os.close(self._schedstat)
         self._schedstat = -1
-        self._thread = thread
+        self._thread, self._native = thread, native
         with suppress(OSError):  # a kernel without scheduler statistics
             self._schedstat = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
