@@ -22,6 +22,7 @@ except ImportError as error:  # pragma: no cover - numba is there wherever tests
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 NO_NODE = -1
+FEW = 32  # up to here a plain loop is the fastest
 
 
 def compiled(loop: Loop) -> Loop:
@@ -188,6 +189,77 @@ def grouped(key: Ints, num_groups: int) -> tuple[Ints, Ints]:
     order = np.empty(key.size, np.int64)
     _grouped(key, indptr, np.empty(num_groups, np.int64), order)
     return indptr, order
+
+
+@compiled
+def _by_target(source: Any, indptr: Any, order: Any) -> None:
+    # Insertion sort by source of the edges into each node: most have one or two.
+    for node in range(indptr.size - 1):
+        first, last = indptr[node], indptr[node + 1]
+        if last - first > FEW:
+            behind = order[first:last]
+            behind[:] = behind[np.argsort(source[behind], kind="mergesort")]
+            continue
+        for at in range(first + 1, last):
+            edge = order[at]
+            before = at
+            while before > first and source[order[before - 1]] > source[edge]:
+                order[before] = order[before - 1]
+                before -= 1
+            order[before] = edge
+
+
+def by_target(source: Ints, target: Ints, num_nodes: int) -> tuple[Ints, Ints]:
+    """Sort edges by where they lead, and those into one node by where they come from.
+
+    Args:
+        source: [E].
+        target: [E].
+        num_nodes: N.
+
+    Returns:
+        indptr: [N + 1], and order: [E]: edges into node i are order[indptr[i]:indptr[i + 1]].
+    """
+    indptr, order = grouped(target, num_nodes)
+    _by_target(source, indptr, order)
+    return indptr, order
+
+
+@compiled
+def _codes(values: Any, found: Any, code: Any) -> int:
+    # The value seen last is compared first, since most are like the one before.
+    count = 0
+    last = 0
+    for i in range(values.size):
+        value = values[i]
+        if count == 0 or found[last] != value:
+            last = 0
+            while last < count and found[last] != value:
+                last += 1
+            if last == count:
+                if count == found.size:
+                    return -1
+                found[count] = value
+                count += 1
+        code[i] = last
+    return count
+
+
+def distinct(values: Ints) -> tuple[Ints, Ints]:
+    """The few values that there are, ascending, and which of them each entry is.
+
+    Args:
+        values: [V], such as threads or streams, that mostly equal the one before.
+    """
+    found, code = np.empty(FEW, np.int64), np.empty(values.size, np.int64)
+    count = _codes(values, found, code)
+    if count < 0:
+        few, many = np.unique(values, return_inverse=True)
+        return few, many
+    order = np.argsort(found[:count])
+    place = np.empty(count, np.int64)
+    place[order] = np.arange(count)
+    return found[:count][order], place[code]
 
 
 @compiled

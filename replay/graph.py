@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import DproError
 from dpro.markup import table
-from dpro.replay.engine import grouped, topological_order
+from dpro.replay.engine import by_target, topological_order
 from dpro.store import Run
 
 
@@ -333,10 +333,8 @@ def assembled(
         raise GraphError("an edge goes from a node to one that is numbered before it")
     if num_nodes and nodes.duration.min() < 0:
         raise GraphError(f"negative duration on node {names[nodes.name[nodes.duration.argmin()]]!r}")
-    _, by_source = grouped(edges.source, num_nodes)
-    indptr, by_both = grouped(edges.target[by_source], num_nodes)
-    by_target = by_source[by_both]
-    in_order = Edges(**{f.name: getattr(edges, f.name)[by_target] for f in dataclasses.fields(Edges)})
+    indptr, order = by_target(edges.source, edges.target, num_nodes)
+    in_order = Edges(**{f.name: getattr(edges, f.name)[order] for f in dataclasses.fields(Edges)})
     return Graph(_freeze(nodes), _freeze(in_order), _frozen(indptr), names, lanes, origin_ns)
 
 

@@ -25,7 +25,7 @@ from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.phases import calls_of, positions_in_steps
 from dpro.replay.construction.progress import Progress, counted, ignore
-from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, RankGraph, build_rank_graph
+from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.graph import (
     EdgeKind,
@@ -350,19 +350,22 @@ def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple
     nodes = Nodes(**{f.name: np.empty(total, getattr(met, f.name).dtype) for f in dataclasses.fields(Nodes)})
     lanes: list[tuple[int, str]] = []
     for each, begin in zip(rank_graphs, first.tolist()):
-        own, own_lanes = each.nodes()
-        own.lane[:] += len(lanes)
-        _write(own, nodes, number[begin : begin + each.begins.size])
-        lanes += own_lanes
-    _write(met, nodes, number[first[-1] :])
-    nodes.name[nodes.name < 0] = len(names) - 2
+        where = number[begin : begin + each.begins.size]
+        lanes += each.nodes(Place(nodes, where, len(lanes), len(names) - 2))
+    write_columns(met, nodes, number[first[-1] :])
     if stuck.size:
         make_graph(nodes, edges, names, tuple(lanes), 0)  # says what the cycle is
     return InOrder(nodes, renumbered(edges, order), tuple(lanes), number)
 
 
-def _write(own: Nodes, nodes: Nodes, number: Ints) -> None:
-    """Write the columns of some nodes into those of all nodes, at their numbers there."""
+def write_columns(own: Nodes, nodes: Nodes, number: Ints) -> None:
+    """Write the columns of some nodes into those of all nodes.
+
+    Args:
+        own: [K] of some.
+        nodes: [N] of all.
+        number: [K] of each in all.
+    """
     for f in dataclasses.fields(Nodes):
         getattr(nodes, f.name)[number] = getattr(own, f.name)
 

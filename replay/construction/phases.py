@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dpro.arrays import Ints
 from dpro.replay.construction.rank_view import RankView
+from dpro.replay.engine import compiled
 
 # instance of a collective -> (step, position among the rank's own in it, from 1)
 Positions = dict[int, tuple[int, int]]
@@ -98,14 +100,46 @@ def phases_at(calls: CallOrder, time: Ints, step: Ints, positions: Positions) ->
         step: [N] step that each belongs to.
         positions: of the rank's collectives.
     """
+    phase = np.empty(time.size, np.int64)
+    fill_phases(np.arange(time.size), time, step, known_positions(calls, positions), phase)
+    return phase
+
+
+def known_positions(calls: CallOrder, positions: Positions) -> tuple[Ints, Ints, Ints]:
+    """Of the collectives whose position is known: the step, the position and when it was called.
+
+    Args:
+        calls: of the rank in the window, in order.
+        positions: of the rank's collectives.
+    """
     known = [
         (*positions[instance], called)
         for instance, called in zip(calls.instance.tolist(), calls.called.tolist())
         if instance in positions
     ]
-    if not known:
-        return np.where(step >= 0, 0, -1)
-    in_step, position, when = np.array(known, np.int64).T
-    at = np.searchsorted(when, time, side="left") - 1
-    same_step = (at >= 0) & (in_step[np.maximum(at, 0)] == step)
-    return np.where(step >= 0, np.where(same_step, position[np.maximum(at, 0)], 0), -1)
+    in_step, position, when = np.array(known, np.int64).reshape(-1, 3).T.copy()
+    return in_step, position, when
+
+
+@compiled
+def fill_phases(number: Any, time: Any, step: Any, known: Any, phase: Any) -> None:
+    """Write `phases_at` of some nodes.
+
+    Args:
+        number: [K] nodes.
+        time: [K] ns.
+        step: [N] of all nodes.
+        known: as from `known_positions`.
+        phase: [N] what is written.
+    """
+    in_step, position, when = known
+    at = -1  # of the last that was called before; what follows is mostly in the same phase
+    for i in range(number.size):
+        node = number[i]
+        while at + 1 < when.size and when[at + 1] < time[i]:
+            at += 1
+        while at >= 0 and when[at] >= time[i]:
+            at -= 1
+        phase[node] = -1
+        if step[node] >= 0:
+            phase[node] = position[at] if at >= 0 and in_step[at] == step[node] else 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -36,8 +37,9 @@ from dpro.replay.construction.dependencies import (
     resolve,
 )
 from dpro.replay.construction.gpu_streams import BlockedCall, blocked_calls, event_links, streams_of
-from dpro.replay.construction.phases import Positions, calls_of, phases_at
+from dpro.replay.construction.phases import Positions, calls_of, fill_phases, known_positions
 from dpro.replay.construction.rank_view import KIND, Names, RankView
+from dpro.replay.engine import compiled, distinct
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
 
 # GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
@@ -50,14 +52,14 @@ class RankGraph:
 
     Attributes:
         begins: [N] ns, when each node began, or its arrival; nodes are numbered from 0.
-        nodes: makes their columns and the lanes of the part. All parts' at once would be large.
+        nodes: writes their columns, and returns the lanes of the part.
         edges: between them.
         instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
         background: spans on threads that touch neither a stream nor a collective, left out.
     """
 
     begins: Ints
-    nodes: Callable[[], tuple[Nodes, Lanes]]
+    nodes: Callable[[Place], Lanes]
     edges: Edges
     instance: Ints
     arrive: Ints
@@ -101,7 +103,7 @@ def build_rank_graph(
         event_links(view, streams, syncs, between_streams(view, streams, *pairs), names),
     ]
     edges = resolve(join(found), numbering)
-    nodes = partial(node_columns, view, threads, numbering, positions)
+    nodes = partial(write_nodes, view, threads, numbering, positions)
     ran, instance = view.memberships
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
     began = np.repeat(view.start[work], numbering.ends[work] - numbering.begins[work] + 1)
@@ -194,10 +196,27 @@ Block = dict[str, Ints]  # kind, start, end, span, around, caused, lane, anchore
 Lanes = list[tuple[int, str]]
 
 
-def node_columns(
-    view: RankView, threads: Threads, numbering: Numbering, positions: Positions | None
-) -> tuple[Nodes, Lanes]:
-    """The nodes of a rank in the order of their numbers, and its lanes.
+@dataclass(frozen=True)
+class Place:
+    """Where the nodes of a part are written.
+
+    Attributes:
+        nodes: columns of all nodes.
+        number: [N] of each node of the part in them.
+        lane: index of the part's first lane.
+        no_name: code of the name of nodes without a span.
+    """
+
+    nodes: Nodes
+    number: Ints
+    lane: int
+    no_name: int
+
+
+def write_nodes(
+    view: RankView, threads: Threads, numbering: Numbering, positions: Positions | None, into: Place
+) -> Lanes:
+    """Write the columns of a rank's nodes, and return its lanes.
 
     Args:
         view: the rank.
@@ -205,39 +224,75 @@ def node_columns(
         numbering: its nodes.
         positions: where in its step each of its collectives stands; without them `phase` is when each node
             was asked for, ns, from which it follows.
+        into: where.
     """
     lanes: Lanes = []
     blocks = [_pieces(view, threads, numbering, tid, lanes) for tid in numbering.pieces]
     blocks.append(_work(view, numbering, lanes))
-    block = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[-1]}
-    span, around, total = block["span"], block["around"], numbering.num_nodes
-    inner = np.maximum(span, 0)
-    step = view.step_of(block["caused"])
-    is_work = np.isin(block["kind"], (NodeKind.ARRIVE, NodeKind.TRANSFER))
-    anchored = block["anchored"].astype(np.bool_)
-    caused = phase = block["caused"]
-    if positions is not None:
-        phase = phases_at(calls_of(view), caused, step, positions)
-    nodes = Nodes(
-        kind=block["kind"],
-        duration=block["end"] - block["start"],
-        earliest=np.where(anchored, block["start"], 0),
-        anchored=anchored,
-        rank=np.full(total, view.rank),
-        window=np.full(total, view.window),
-        step=step,
-        lane=block["lane"],
-        name=np.where(span >= 0, view.name[inner], -1),
-        around=np.where(around >= 0, view.name[np.maximum(around, 0)], -1),
-        span=np.where(span >= 0, view.span_id[inner], -1),
-        collective=np.where(is_work, view.instance[inner], -1),
-        bytes=np.where(block["kind"] == NodeKind.TRANSFER, view.payload[inner], -1),
-        message=np.where(block["kind"] == NodeKind.TRANSFER, view.message[inner], -1),
-        phase=phase,
-        measured_start=block["start"],
-        measured_end=block["end"],
-    )
-    return nodes, lanes
+    spans = (view.name, view.span_id, view.instance, view.payload, view.message)
+    steps = (view.step_start, view.step_number, np.int64(view.steps_end))
+    calls = None if positions is None else known_positions(calls_of(view), positions)
+    nodes = into.nodes
+    first = 0
+    for block in blocks:
+        number = into.number[first : first + block["kind"].size]
+        first += number.size
+        given = tuple(block[name] for name in ("kind", "start", "end", "span", "around", "anchored"))
+        _describe(number, given, spans, into.no_name, tuple(getattr(nodes, name) for name in DESCRIBED))
+        _say_when(number, block["caused"], steps, nodes.step)
+        nodes.lane[number] = block["lane"] + into.lane
+        nodes.rank[number], nodes.window[number] = view.rank, view.window
+        if calls is None:
+            nodes.phase[number] = block["caused"]
+        else:
+            fill_phases(number, block["caused"], nodes.step, calls, nodes.phase)
+    return lanes
+
+
+DESCRIBED = (
+    "kind", "duration", "earliest", "anchored", "name", "around", "span", "collective", "bytes", "message",
+    "measured_start", "measured_end",
+)  # fmt: skip
+ARRIVE, TRANSFER = int(NodeKind.ARRIVE), int(NodeKind.TRANSFER)
+
+
+@compiled
+def _describe(number: Any, given: Any, spans: Any, no_name: int, into: Any) -> None:
+    # All columns of a node at once: they are written once, where they stay.
+    kind, start, end, span, around, anchored = given
+    name, span_id, instance, payload, message = spans
+    kinds, duration, earliest, is_anchored, names, arounds, ids, collective, moved, which = into[:10]
+    measured_start, measured_end = into[10:]
+    for i in range(number.size):
+        node, own, outer = number[i], span[i], around[i]
+        kinds[node], duration[node] = kind[i], end[i] - start[i]
+        is_anchored[node], earliest[node] = anchored[i] != 0, start[i] if anchored[i] != 0 else 0
+        names[node] = name[own] if own >= 0 else no_name
+        ids[node] = span_id[own] if own >= 0 else -1
+        arounds[node] = name[outer] if outer >= 0 else -1
+        moves = kind[i] == TRANSFER
+        collective[node] = instance[own] if moves or kind[i] == ARRIVE else -1
+        moved[node], which[node] = payload[own] if moves else -1, message[own] if moves else -1
+        measured_start[node], measured_end[node] = start[i], end[i]
+
+
+@compiled
+def _say_when(number: Any, caused: Any, steps: Any, step: Any) -> None:
+    # As `RankView.step_of`; what follows is mostly of the same step.
+    begins, steps_number, steps_end = steps
+    at = -1
+    for i in range(number.size):
+        time = caused[i]
+        while at + 1 < begins.size and begins[at + 1] <= time:
+            at += 1
+        while at >= 0 and begins[at] > time:
+            at -= 1
+        if begins.size == 0:
+            step[number[i]] = 0
+        elif time >= steps_end:
+            step[number[i]] = -2
+        else:
+            step[number[i]] = steps_number[at] if at >= 0 else -1
 
 
 def _pieces(view: RankView, threads: Threads, numbering: Numbering, tid: int, lanes: Lanes) -> Block:
@@ -314,7 +369,7 @@ def place_of_work(view: RankView, work: Ints) -> Ints:
     """
     on_gpu = view.on_gpu[work]
     runs_on = np.where(on_gpu, view.stream[work], view.tid[work])
-    return 2 * np.unique(runs_on, return_inverse=True)[1] + on_gpu
+    return 2 * distinct(runs_on)[1] + on_gpu
 
 
 def _when_asked_for(view: RankView, work: Ints, lane: Ints) -> Ints:

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
+from dpro.replay.engine import distinct
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
 KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
@@ -133,9 +134,9 @@ def make_rank_view(
             `payload` and `message`.
         steps: its steps.
     """
-    spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).sort(
-        ["start_ns", "end", "span_id"], descending=[False, True, False]
-    )
+    spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
+    if not _is_sorted(*(spans[name].to_numpy() for name in ("start_ns", "end", "span_id"))):
+        spans = spans.sort(["start_ns", "end", "span_id"], descending=[False, True, False])
     start = spans["start_ns"].to_numpy()
     kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
     on_gpu = IS_ON_GPU[kind]
@@ -178,6 +179,16 @@ def make_rank_view(
         finish=finish,
         **{name.removesuffix("_ns"): column for name, column in moved.items()},
     )
+
+
+def _is_sorted(start: Ints, end: Ints, span_id: Ints) -> bool:
+    """Whether spans come by start, outer before inner: those of a table mostly do."""
+    if (start[1:] < start[:-1]).any():
+        return False
+    same = np.flatnonzero(start[1:] == start[:-1])
+    return not (
+        (end[same + 1] > end[same]) | ((end[same + 1] == end[same]) & (span_id[same + 1] < span_id[same]))
+    ).any()
 
 
 def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[str, Ints], Bools]:
@@ -255,7 +266,7 @@ def _main_thread(spans: pl.DataFrame, cpu: Bools, duration: Ints) -> int:
     if own.size == 0:
         return -1
     tid, pid, marks = (spans[name].to_numpy()[own] for name in ("tid", "pid", "marks"))
-    threads, at = np.unique(tid, return_inverse=True)
+    threads, at = distinct(tid)
     marked, busy = np.bincount(at[marks], minlength=threads.size), np.zeros(threads.size, np.int64)
     np.add.at(busy, at, duration[own])
     first = np.zeros(threads.size, np.bool_)

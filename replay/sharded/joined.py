@@ -14,9 +14,9 @@ import numpy as np
 
 from dpro.arrays import Ints
 from dpro.replay.condense.joined import paths_beside
-from dpro.replay.construction.graph_builder import in_order
-from dpro.replay.construction.rank_graph import Lanes, RankGraph
-from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, assembled
+from dpro.replay.construction.graph_builder import in_order, write_columns
+from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph
+from dpro.replay.graph import EdgeKind, Edges, Graph, assembled
 from dpro.replay.sharded.agreed import Agreed
 from dpro.replay.sharded.pooled import Pooled
 from dpro.replay.sharded.skeleton import RankSkeleton
@@ -69,13 +69,15 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
     graph = skeleton.graph
     begins = graph.nodes.measured_start + origin
 
-    def nodes() -> tuple[Nodes, Lanes]:
+    def nodes(into: Place) -> Lanes:
         own = graph.nodes
         codes = np.array([*(code[name] for name in graph.names), -1], np.int64)
-        return dataclasses.replace(
-            own, name=codes[own.name], around=codes[own.around], lane=own.lane.copy(),
+        columns = dataclasses.replace(
+            own, name=codes[own.name], around=codes[own.around], lane=own.lane + into.lane,
             measured_start=begins, measured_end=own.measured_end + origin,
-        ), list(graph.lanes)  # fmt: skip
+        )  # fmt: skip
+        write_columns(columns, into.nodes, into.number)
+        return list(graph.lanes)
 
     return RankGraph(
         begins, nodes, graph.edges, skeleton.instance, skeleton.arrive, skeleton.transfer, background=0
