@@ -34,6 +34,7 @@ MIN_DEVIATION = 0.02  # of a logarithm: a lower spread of groups is raised to th
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 MAX_LINES = 3  # of evidence
+CROWDED = "broken, or crowded: flows that meet there look the same"
 
 
 class Suspect(NamedTuple):
@@ -72,7 +73,7 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
-        finding = _describe(traffic, suspects, mine, _in_common(suspects), 1.0)
+        finding = _describe(traffic, suspects, mine, [*_in_common(suspects), *_crowded(suspects, mine)], 1.0)
         found += [finding] if finding else []
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
@@ -99,7 +100,7 @@ def _on_wires(traffic: Traffic, transfers: pl.DataFrame) -> tuple[list[Finding],
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
         shared = [
             *blamed.lines("groups", "are slow"),
-            "broken, or crowded: flows that meet there look the same",
+            CROWDED,
         ]
         finding = _describe(traffic, suspects, mine, shared, blamed.verdict.confidence)
         found += [finding] if finding else []
@@ -112,6 +113,12 @@ def _in_common(suspects: Sequence[Suspect]) -> list[str]:
     who = f"one of these ({names})" if len(suspects) > 1 else names
     alone = ["no group is recorded that has one of these without the others"] if len(suspects) > 1 else []
     return [f"all of them have {who} in common, and no other group of their kind has", *alone]
+
+
+def _crowded(suspects: Sequence[Suspect], slow: pl.DataFrame) -> list[str]:
+    """That a link between hosts may be slow because of other flows on its path: hashed paths meet."""
+    links = any(each.kind in ("link", "hosts", "group") for each in suspects)
+    return [CROWDED] if links and bool((slow["num_hosts"] > 1).any()) else []
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:

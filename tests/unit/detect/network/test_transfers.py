@@ -11,7 +11,7 @@ import pytest
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.network.traffic import traffic_of, transfers_of
-from dpro.detect.network.transfers import blame, compare_groups, find_slow_network
+from dpro.detect.network.transfers import CROWDED, blame, compare_groups, find_slow_network
 from tests.unit.detect.jobs import MS, Work, equal_work, graph_of, noisy
 
 FOUR = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2)))  # all pairs of four ranks, in three rounds
@@ -66,6 +66,20 @@ def test_cost_is_what_the_steps_would_save(tmp_path):
     assert finding.cost_ns == pytest.approx(20 * MS, rel=0.1)
     assert finding.ranks == (1, 2)
     assert finding.confidence > 0.9
+
+
+@pytest.mark.parametrize(("hosts", "said"), [(["a", "b", "c", "d"], True), (["a"] * 4, False)])
+def test_a_slow_link_between_hosts_may_be_one_where_other_flows_meet(tmp_path, hosts, said):
+    work = pairs(links={(1, 2): 2.0}, hosts=hosts)
+    (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, work))))
+    assert finding.component_kind == "link"
+    assert (CROWDED in finding.evidence) == said
+
+
+def test_a_slow_port_is_not_what_meeting_flows_look_like(tmp_path):
+    slow = {pair: 2.0 for pair in combinations(range(4), 2) if 3 in pair}
+    (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, pairs(links=slow)))))
+    assert CROWDED not in finding.evidence
 
 
 def test_rings_that_share_no_rank_do_not_show_which_of_their_parts_is_slow(tmp_path):
