@@ -33,7 +33,6 @@ from dpro.units import format_bytes
 _NOTHING = Raw(b"")
 MISSING_TIME = -(1 << 62)  # µs
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_EVENTS_ASKED = 16
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
@@ -263,9 +262,8 @@ class EventReader:
 
 
 def _loses_digits(events: list[TraceEvent]) -> bool:
-    """Whether times have decimals and are too late for a float: a few events decide for all."""
-    some = events[:: max(1, len(events) // _EVENTS_ASKED)]
-    return any(isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS for event in some)
+    """Whether a time has decimals and is too late for a float."""
+    return any(isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS for event in events)
 
 
 def _facts(text: bytes) -> TraceFacts:

@@ -5,6 +5,7 @@ In: values as decoded: numbers, texts, JSON text, or nothing. Out: int64 arrays.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import polars as pl
 from msgspec import Raw
 
-from dpro.arrays import Ints
+from dpro.arrays import Floats, Ints
 
 LAST_NS = 1 << 62  # no clock shows a later time
 MISSING_NS = -LAST_NS
@@ -21,10 +22,11 @@ FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer distingui
 _PLAIN_US = float(1 << 42)  # µs: below, a product in ns is off by less than half of one
 _LARGEST_US = float(1 << 53)  # beyond, a float skips whole microseconds, and no clock shows such a time
 _NS_PER_US = 1000
+_MAX_CHARACTERS = 21  # of a whole number: what is longer does not fit
 
 
 def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
-    """Microseconds in ns, to the last digit that is written.
+    """Microseconds in ns, to the last digit that is written. What one becomes depends on no other.
 
     Args:
         times: in µs; those whose digits a float cannot hold as JSON text.
@@ -32,22 +34,33 @@ def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
     Returns:
         `[N]`, `MISSING_NS` where there is no number.
     """
-    try:
-        values = np.fromiter(times, np.float64, len(times))
-    except (TypeError, ValueError, OverflowError):
-        return _from_texts(times)
+    values = _floats(times)
     if values.size and values.min() > -_PLAIN_US and values.max() < _PLAIN_US:  # not so if one is nan
         values *= _NS_PER_US
         return np.rint(values, out=values).astype(np.int64)
     sound = np.abs(values) < _LARGEST_US  # not so for nan either
-    if (values >= FLOAT_LOSES_NS).any() and any(isinstance(time, Raw) for time in times):
-        return _from_texts(times)
-    if not sound.all():
-        values = np.where(sound, values, 0)
+    values = np.where(sound, values, 0)
     # In two parts, since the product of a late time would lose its last digits.
     whole = np.floor(values)
     ns = whole.astype(np.int64) * _NS_PER_US + np.rint((values - whole) * _NS_PER_US).astype(np.int64)
+    late = [row for row in np.flatnonzero(values >= FLOAT_LOSES_NS).tolist() if isinstance(times[row], Raw)]
+    ns[late] = _from_texts([times[row] for row in late])
     return np.where(sound, ns, MISSING_NS)
+
+
+def _floats(times: Sequence[int | float | Raw | None]) -> Floats:
+    """As floats, nan where there is no number."""
+    try:
+        return np.fromiter(times, np.float64, len(times))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(_float, times), np.float64, len(times))
+
+
+def _float(time: int | float | Raw | None) -> float:
+    try:
+        return float(bytes(time).strip(b' "') if isinstance(time, Raw) else time)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def whole_numbers(values: Sequence[Any]) -> Ints:
@@ -63,19 +76,20 @@ def whole_numbers(values: Sequence[Any]) -> Ints:
 
 
 def _whole_number(value: Any) -> int:
-    if isinstance(value, str):
-        found = re.search(r"-?\d+", value)
-        value = found[0] if found else None
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
-        return -1
+        found = re.search(r"-?\d+", value) if isinstance(value, str) else None
+        if not found:
+            return -1
+        number = int(found[0][:_MAX_CHARACTERS])
     return number if -(1 << 63) <= number < 1 << 63 else -1
 
 
-def _from_texts(times: Sequence[int | float | Raw | None]) -> Ints:
-    """Through decimals: exact, and slower."""
-    texts = [bytes(time) if isinstance(time, Raw) else str(time).encode() for time in times]
-    written = pl.Series(texts, dtype=pl.Binary).cast(pl.String, strict=False).str.strip_chars(' "')
+def _from_texts(times: Sequence[Any]) -> Ints:
+    """JSON texts through decimals: exact, and slower."""
+    written = (
+        pl.Series(map(bytes, times), dtype=pl.Binary).cast(pl.String, strict=False).str.strip_chars(' "')
+    )
     exact = (written.cast(pl.Decimal(38, 3), strict=False) * _NS_PER_US).cast(pl.Int64, strict=False)
     return exact.fill_null(MISSING_NS).to_numpy()
