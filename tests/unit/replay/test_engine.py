@@ -6,11 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.replay import engine
 from dpro.replay.engine import (
+    FEW,
+    by_target,
+    distinct,
     grouped,
     innermost_segments,
     longest_path,
@@ -281,3 +284,24 @@ def test_loops_are_compiled_where_no_cache_can_be_written(monkeypatch):
 
     monkeypatch.setattr(engine, "njit", njit)
     assert engine.compiled(abs)(-1) == ("compiled", 1)
+
+
+@given(st.integers(1, 8), st.data())
+@settings(max_examples=30)
+def test_edges_come_by_target_then_source_then_as_given(num_nodes, data):
+    ends = st.lists(st.integers(0, num_nodes - 1), min_size=3 * FEW, max_size=3 * FEW)
+    source, target = (np.array(data.draw(ends), np.int64) for _ in range(2))
+    indptr, order = by_target(source, target, num_nodes)
+    assert order.tolist() == np.lexsort((np.arange(source.size), source, target)).tolist()
+    assert np.diff(indptr).tolist() == np.bincount(target, minlength=num_nodes).tolist()
+
+
+@given(st.lists(st.integers(-3, 3)), st.sampled_from([1, 2**40]), st.booleans())
+@settings(max_examples=30)
+def test_distinct_values_are_those_of_unique(values, factor, many):
+    column = np.array(values, np.int64) * factor
+    if many:  # more than are looked through one by one
+        column = np.append(column, np.arange(2 * FEW))
+    found, code = distinct(column)
+    expected, at = np.unique(column, return_inverse=True)
+    assert (found.tolist(), code.tolist()) == (expected.tolist(), at.tolist())
