@@ -1,8 +1,8 @@
-"""A campaign: a job that fails at moments drawn from a seed, and is started again, as a scheduler would.
+"""A campaign: a job that fails at moments drawn from a seed, and that torchrun starts again.
 
-In: a design, a seed, how long. Out: the runs that dpro recorded, one for each start, when failures were
-injected, and what the job itself logged. A failure is a SIGKILL, or a SIGSTOP, which is detected after the
-design's time; where no process is there, none.
+In: a design, a seed, how long. Out: the run that dpro recorded, when failures were injected, and what the
+job itself logged. A failure is a SIGKILL, or a SIGSTOP, which is detected after the design's time; where no
+process is there, none. Of a job on two hosts a failure takes one of them, with its torchrun.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,27 @@ from benchmarks.campaigns.design import DESIGNS, SAVE_S, STEP_S, CampaignDesign
 
 RANKS = 2
 JOB = Path(__file__).with_name("job.py")
+HOSTS = Path(__file__).with_name("hosts.py")
 HAPPENED = "campaign.json"
-POLL_S = 0.05
+POLL_S = 0.02
+# A store of its own for each start: in torchrun's, gloo at times finds addresses of earlier processes.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 END_S = 60.0  # a job that is asked to stop is waited for
+
+
+@dataclass(frozen=True)
+class Injected:
+    """One failure.
+
+    Attributes:
+        at_s: when, seconds since 1970.
+        hang: whether the process was stopped; else it was killed.
+        ended_s: when its processes were killed.
+    """
+
+    at_s: float
+    hang: bool
+    ended_s: float
 
 
 @dataclass(frozen=True)
@@ -34,22 +53,22 @@ class Campaign:
 
     Attributes:
         design: how the job saves and recovers.
-        folder: with the runs `run-0`, `run-1`, and the logs of ranks.
-        begun_s: when the first start was asked for, seconds since 1970.
+        folder: with `run`, and the logs of ranks.
+        begun_s: when the job was started, seconds since 1970.
         ended_s: when the last process was gone.
-        failures_s: when failures met a process.
+        failures: that met a process.
     """
 
     design: CampaignDesign
     folder: Path
     begun_s: float
     ended_s: float
-    failures_s: list[float]
+    failures: list[Injected]
 
     @property
-    def runs(self) -> list[Path]:
-        """The runs, in order."""
-        return sorted(self.folder.glob("run-*"), key=lambda path: int(path.name.partition("-")[2]))
+    def run(self) -> Path:
+        """What dpro recorded."""
+        return self.folder / "run"
 
     def logged(self, rank: int) -> list[dict[str, Any]]:
         """What a rank logged, in order."""
@@ -74,25 +93,18 @@ def run_campaign(design: CampaignDesign, seed: int, folder: Path, seconds: float
     folder.mkdir(parents=True)
     draw = random.Random(seed)
     begun_s = time.time()
-    next_s, failures_s, number = begun_s + draw.expovariate(1 / mtbf_s), [], 0
-    while time.time() < begun_s + seconds:
-        job = _start(design, folder, number)
-        number += 1
-        while job.poll() is None:
-            if time.time() >= begun_s + seconds:
-                (folder / "stop").touch()
-                _wait(job)
-            elif time.time() >= next_s:
-                if _fail(design, folder, draw, job):
-                    failures_s.append(next_s)
-                next_s = time.time() + draw.expovariate(1 / mtbf_s)
-            time.sleep(POLL_S)
-        for path in folder.glob("pid-*"):
-            path.unlink()
-        if not (folder / "stop").exists():
-            time.sleep(design.repair_s)
-    found = Campaign(design, folder, begun_s, time.time(), failures_s)
-    happened = {"design": design.name, "begun_s": begun_s, "ended_s": found.ended_s, "failures_s": failures_s}
+    job, failures = _start(design, folder), []
+    next_s = begun_s + draw.expovariate(1 / mtbf_s)
+    while job.poll() is None and time.time() < begun_s + seconds:
+        if time.time() >= next_s:
+            failures += _fail(design, folder, draw)
+            next_s = time.time() + draw.expovariate(1 / mtbf_s)
+        time.sleep(POLL_S)
+    (folder / "stop").touch()
+    _wait(job)
+    found = Campaign(design, folder, begun_s, time.time(), failures)
+    happened = {"design": design.name, "begun_s": begun_s, "ended_s": found.ended_s}
+    happened |= {"failures": list(map(asdict, failures))}
     (folder / HAPPENED).write_text(json.dumps(happened))
     return found
 
@@ -106,40 +118,52 @@ def kept_campaigns(folder: Path) -> list[Campaign]:
     found = []
     for path in sorted(folder.glob(f"*/{HAPPENED}"), key=lambda path: int(path.parent.name)):
         happened = json.loads(path.read_text())
-        design = next(each for each in DESIGNS if each.name == happened.pop("design"))
-        found.append(Campaign(design, path.parent, **happened))
+        name = happened.pop("design")
+        design = next(each for each in DESIGNS if each.name == name)
+        failures = [Injected(**each) for each in happened.pop("failures")]
+        found.append(Campaign(design, path.parent, failures=failures, **happened))
     return found
 
 
-def _start(design: CampaignDesign, folder: Path, number: int) -> subprocess.Popen[bytes]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+def _start(design: CampaignDesign, folder: Path) -> subprocess.Popen[bytes]:
     asked = ["--step-s", STEP_S, "--every", design.every, "--save-s", SAVE_S]
     job = [JOB, folder, *asked, *(["--in-background"] if design.in_background else [])]
-    record = [sys.executable, "-m", "dpro", "record", "--every", "1000000", "-o", folder / f"run-{number}"]
-    with (folder / f"output-{number}").open("wb") as output:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", 1000, "--nproc-per-node"]
+    launcher = [*torchrun, RANKS] if design.hosts == 1 else [HOSTS, folder, design.repair_s]
+    record = [sys.executable, "-m", "dpro", "record", "--no-windows", "-o", folder / "run"]
+    with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            list(map(str, [*record, "--", *torchrun, *job])), stdout=output, stderr=output,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+            list(map(str, [*record, "--", sys.executable, *launcher, *job])), stdout=output, stderr=output,
+            env=os.environ | ENVIRONMENT, start_new_session=True,
         )  # fmt: skip
 
 
-def _fail(design: CampaignDesign, folder: Path, draw: random.Random, job: subprocess.Popen[bytes]) -> bool:
-    """Let a rank fail; whether there was one."""
-    pids = [int(path.read_text() or -1) for path in sorted(folder.glob("pid-*"))]
-    if len(pids) < RANKS:
-        return False
-    number = draw.choice([signal.SIGKILL, signal.SIGSTOP])
-    victim = draw.choice(pids)
-    with suppress(ProcessLookupError):
-        os.kill(victim, number)
-        if number == signal.SIGSTOP:
-            time.sleep(design.detect_s)
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        _wait(job)
-        return True
-    return False
+def _fail(design: CampaignDesign, folder: Path, draw: random.Random) -> list[Injected]:
+    """Let a rank fail, or the second host; nothing where not all are there."""
+    number, chosen = draw.choice([signal.SIGKILL, signal.SIGSTOP]), draw.randrange(RANKS)
+    workers = [tuple(map(int, path.read_text().split())) for path in sorted(folder.glob("pid-*"))]
+    if len(workers) < RANKS:
+        return []
+    pids = [pid for pid, _ in workers]
+    victim, doomed = pids[chosen], pids
+    if design.hosts > 1:
+        host = int((folder / "host-1").read_text())
+        victim = next(pid for pid, parent in workers if parent == host)
+        doomed = [host, victim]
+    for path in folder.glob("pid-*"):
+        path.unlink()
+    at_s = time.time()
+    if number == signal.SIGSTOP:
+        _kill([victim], signal.SIGSTOP)
+        time.sleep(design.detect_s)
+    _kill(doomed if number == signal.SIGSTOP or design.hosts > 1 else [victim], signal.SIGKILL)
+    return [Injected(at_s, number == signal.SIGSTOP, time.time())]
+
+
+def _kill(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _wait(job: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,7 @@ import polars as pl
 
 from benchmarks.campaigns.campaign import Campaign
 from benchmarks.campaigns.design import CampaignDesign
-from dpro.goodput.account import CHECKPOINT, FINISH, PRODUCTIVE, STRAGGLER
+from dpro.goodput.account import CHECKPOINT, EVALUATION, FINISH, PRODUCTIVE, STRAGGLER, WARM_UP
 from dpro.goodput.designs import changed
 from dpro.goodput.document import JobLife, life_of
 from dpro.goodput.marks import LAUNCH
@@ -43,23 +43,22 @@ class Progress:
     wall_s: float
 
 
-def logged_progress(campaign: Campaign, step_s: float) -> Progress:
+def logged_progress(campaign: Campaign) -> Progress:
     """What the first rank of a campaign logged.
 
     Args:
         campaign: which.
-        step_s: what the first step of an attempt counts, since nothing in the log says when it began.
     """
     productive = repeated = saving = 0.0
-    reached, before_s, saved_s = 0, -1.0, 0.0
+    reached, before_s, saved_s = 0, 0.0, 0.0
     for line in campaign.logged(0):
         if "resumed" in line:
-            before_s, saved_s = -1.0, 0.0
+            before_s, saved_s = line["at_s"], 0.0
         elif "save" in line:
             saving += line["took_s"]
             saved_s = line["took_s"]
         else:
-            took_s = line["at_s"] - before_s - saved_s if before_s >= 0 else step_s
+            took_s = line["at_s"] - before_s - saved_s
             before_s, saved_s = line["at_s"], 0.0
             if line["done"] > reached:
                 productive += took_s
@@ -71,23 +70,21 @@ def logged_progress(campaign: Campaign, step_s: float) -> Progress:
 
 def life(campaign: Campaign) -> JobLife:
     """The life of a campaign's job, as dpro recorded it."""
-    for run in campaign.runs:
-        ensure_finished(run)
-    return life_of([open_run(run) for run in campaign.runs])
+    ensure_finished(campaign.run)
+    return life_of([open_run(campaign.run)])
 
 
 def account_errors(campaign: Campaign, found: JobLife) -> dict[str, float]:
-    """By class, how far dpro's account is from the log, as a share of the wall time.
+    """By class, how far dpro's account is from the logs, as a share of the wall time.
 
     Args:
         campaign: which.
         found: its life, as dpro recorded it.
     """
-    seconds = _seconds(found)
-    truth = logged_progress(campaign, stages_of(found).step_s)
-    productive_s = seconds.get(PRODUCTIVE, 0.0) + seconds.get(STRAGGLER, 0.0)
+    seconds, truth = _seconds(found), logged_progress(campaign)
+    trained = (PRODUCTIVE, STRAGGLER, EVALUATION, WARM_UP)  # the job's log does not part these
     return {
-        "productive": (productive_s - truth.productive_s) / truth.wall_s,
+        "productive": (sum(seconds.get(name, 0.0) for name in trained) - truth.productive_s) / truth.wall_s,
         "checkpoint": (seconds.get(CHECKPOINT, 0.0) - truth.saving_s) / truth.wall_s,
     }
 
@@ -102,14 +99,15 @@ def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s
         stall_s: what a save in the background stalls.
     """
     recovery = stages_of(base)
+    given = {"stall": stall_s, "detect": design.detect_s, "repair": design.repair_s / S_PER_H}
     for edit in design.edits:
-        text = edit.format(stall=stall_s, detect=design.detect_s, repair=design.repair_s / S_PER_H)
-        recovery = changed(recovery, text)
+        recovery = changed(recovery, edit.format(**given))
     # What comes once, before the first start of processes and after the last step, is as in the base.
     seconds = _seconds(base)
     launch_s, finish_s = seconds.get(LAUNCH, 0.0), seconds.get(FINISH, 0.0)
-    times = np.array([each - campaign.begun_s - launch_s for each in campaign.failures_s])
-    failures = logged(times, np.ones(len(times), bool))
+    times = np.array([each.at_s - campaign.begun_s - launch_s for each in campaign.failures])
+    hangs = np.array([each.hang for each in campaign.failures], bool)
+    failures = logged(times, np.ones(len(times), bool), hangs)
     wall_s = campaign.ended_s - campaign.begun_s
     found = simulate(recovery, failures, wall_s - launch_s - finish_s, np.random.default_rng(0), JOBS)
     return float(found.seconds[:, 0].mean()) / wall_s

@@ -14,7 +14,8 @@ class CampaignDesign:
         every: steps from one checkpoint to the next.
         in_background: whether it saves while it trains.
         detect_s: how long a rank that stands still is left alone.
-        repair_s: how long it waits for its host after a failure.
+        hosts: that it has, a torchrun each.
+        repair_s: how long a host that failed is away.
         edits: the same as changes to the recovery of `SHORT`.
     """
 
@@ -22,16 +23,22 @@ class CampaignDesign:
     every: int
     in_background: bool
     detect_s: float
+    hosts: int
     repair_s: float
     edits: tuple[str, ...]
 
 
 STEP_S, SAVE_S = 0.25, 1.0
-SHORT = CampaignDesign("short interval", 20, False, 3.0, 0.0, ())
+# Of torchrun where it has two hosts: signs of life are this long apart, and this many may be missing.
+KEEP_ALIVE_S, KEEP_ALIVE_TIMES = 1, 2
+
+SHORT = CampaignDesign("short interval", 20, False, 3.0, 1, 0.0, ())
 DESIGNS = (
     SHORT,
-    CampaignDesign("long interval", 120, False, 3.0, 0.0, ("checkpoint:every=120",)),
-    CampaignDesign("in the background", 20, True, 3.0, 0.0, ("async:stall={stall}",)),
-    CampaignDesign("slow detection", 20, False, 15.0, 0.0, ("detect:s={detect}",)),
-    CampaignDesign("no spare", 20, False, 3.0, 12.0, ("spares:hosts=0,repair={repair}",)),
-)
+    CampaignDesign("long interval", 120, False, 3.0, 1, 0.0, ("checkpoint:every=120",)),
+    CampaignDesign("in the background", 20, True, 3.0, 1, 0.0, ("async:stall={stall}",)),
+    CampaignDesign("slow detection", 20, False, 15.0, 1, 0.0, ("detect:s={detect}",)),
+    CampaignDesign(
+        "no spare", 20, False, 3.0, 2, 12.0, ("spares:hosts=0,repair={repair}",),
+    ),
+)  # fmt: skip

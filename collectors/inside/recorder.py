@@ -350,6 +350,7 @@ class Recorder:
             "pid": os.getpid(),
             "started_ns": self._started_ns,
             "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+            "launcher": os.environ.get("GROUP_RANK", ""),  # torchrun's number among those of other hosts
             "environment": environment.kept(os.environ),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             **gpu_facts(),

@@ -67,8 +67,7 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     simulated from its measured stages: as it is, and with changes. CHANGE is checkpoint:every=200 (with
     stall=5 where the job saved none), async:stall=2, peers:every=1,stall=0.2, neighbour:steps=1,
     spares:hosts=2,repair=24, smaller:replicas=16,repair=24, detect:s=30, start:s=60 or hosts:count=256
-    (docs/goodput.md).
-    No prediction is proven by a measured pair yet.
+    (docs/goodput.md has all, and how far predictions were from real jobs).
     """
     import msgspec
 

@@ -17,7 +17,7 @@ from dpro.units import S_PER_H
 
 Values = Mapping[str, float]
 # The least value of keys that count something.
-COUNTS = {"every": 1, "count": 1, "replicas": 1, "hosts": 0, "steps": 0}
+COUNTS = {"every": 1, "count": 1, "replicas": 1, "ranks": 1, "hosts": 0, "steps": 0}
 MAX_VALUE = 10**9
 AS_MEASURED = -1.0  # of a key that is not given
 
@@ -72,7 +72,15 @@ def _spares(recovery: Recovery, values: Values) -> Recovery:
 def _smaller(recovery: Recovery, values: Values) -> Recovery:
     spares = max(recovery.spares, 0)
     repair_s = values["repair"] * S_PER_H
-    return replace(recovery, replicas=round(values["replicas"]), spares=spares, repair_s=repair_s)
+    return replace(
+        recovery,
+        replicas=round(values["replicas"]),
+        spares=spares,
+        repair_s=repair_s,
+        wait_s=values["wait"],
+        slower=values["slower"],
+        keeps_batch=values["batch"] > 0,
+    )
 
 
 def _detect(recovery: Recovery, values: Values) -> Recovery:
@@ -81,6 +89,17 @@ def _detect(recovery: Recovery, values: Values) -> Recovery:
 
 def _start(recovery: Recovery, values: Values) -> Recovery:
     return replace(recovery, start_s=values["s"])
+
+
+def _caches(recovery: Recovery, values: Values) -> Recovery:
+    saved_s = (1.0 - min(values["left"], 1.0)) * recovery.warm_s
+    return replace(recovery, start_s=recovery.start_s - saved_s, warm_s=recovery.warm_s - saved_s)
+
+
+def _sharded(recovery: Recovery, values: Values) -> Recovery:
+    share, ranks = recovery.writers / values["ranks"], round(values["ranks"])
+    stall_s, background_s = recovery.stall_s * share, recovery.background_s * share
+    return replace(recovery, stall_s=stall_s, background_s=background_s, writers=ranks)
 
 
 def _hosts(recovery: Recovery, values: Values) -> Recovery:
@@ -114,12 +133,25 @@ DESIGNS = {
         "Hosts that stand by; a failed one is back after `repair` hours. Without enough the job waits.",
     ),
     "smaller": Design(
-        _smaller, {"replicas": None, "repair": 24.0}, "smaller:replicas=16,repair=24",
-        "Go on with fewer data-parallel replicas while a host is away: its steps hold fewer samples, which "
-        "counts as smaller progress; a step takes as long as before.", "ElasWave, NTP",
+        _smaller, {"replicas": None, "repair": 24.0, "wait": 0.0, "slower": 1.0, "batch": 0.0},
+        "smaller:replicas=16,repair=24,wait=30",
+        "Go on with fewer data-parallel replicas while a host is away, `wait` s later (its launcher's last "
+        "call), and start again from its last checkpoint when it is back. Steps hold fewer samples, which "
+        "counts as smaller progress, or with batch=1 as many. They take `slower` times as long: what "
+        "`dpro whatif RUN --edit drop:rank=3`, or `slow:` of the ranks that do its work, says of the run.",
+        "ElasWave, NTP",
     ),
-    "detect": Design(_detect, {"s": None}, "detect:s=30", "Processes are ended so long after a failure."),
+    "detect": Design(_detect, {"s": None}, "detect:s=30", "Processes that hang are ended after so long."),
     "start": Design(_start, {"s": None}, "start:s=60", "From the start of processes to the first step."),
+    "caches": Design(
+        _caches, {"left": 0.1}, "caches:left=0.1",
+        "Warm caches: of what the first steps of a start take longer, compilation say, this share is left.",
+    ),
+    "sharded": Design(
+        _sharded, {"ranks": None}, "sharded:ranks=8",
+        "Each of this many ranks writes its share of a checkpoint; assumes storage that is as fast for each.",
+        "ByteCheckpoint (NSDI'25)",
+    ),
     "hosts": Design(
         _hosts, {"count": None}, "hosts:count=256",
         "The same job on this number of hosts, each with as much work: failures of hosts come more often.",

@@ -7,7 +7,7 @@ jobs at once.
 
 What is simulated: failures may come while the job starts or trains. What was done since the last whole
 checkpoint is lost. A failed host goes to repair; a spare takes its place, else the job waits, or goes on with
-fewer replicas until a host is back, and then starts again with what it had done.
+fewer replicas until a host is back, and then starts again from its last checkpoint, as under torchrun.
 """
 
 from __future__ import annotations
@@ -35,13 +35,21 @@ class Recovery:
         background_s: how long it takes after that until it is whole.
         start_s: from the start of processes until the first step, a load included.
         down_s: from the end of processes until there are new ones.
-        detect_s: from a failure until the processes are ended.
+        detect_s: from a failure that hangs until the processes are ended.
+        crash_s: the same of other failures, which end a process.
+        hangs: share of failures that hang.
         kept_steps: steps that a failure costs where neighbours hold the state, whatever was saved; -1 where
             they do not.
         hosts: that the job needs at full size.
         spares: hosts that stand by; -1 for always enough.
         repair_s: until a failed host is back.
         replicas: data-parallel replicas at full size; 0 for a job that cannot go on with fewer.
+        slower: how much longer a step takes while a host is missing.
+        keeps_batch: whether it then holds as many samples as before; else fewer, as replicas are missing.
+        launch_s: until the launcher of a host that is back has joined the job.
+        wait_s: how long the others wait for more hosts before they go on without one.
+        warm_s: of a start, what its first steps take longer.
+        writers: ranks that write a checkpoint.
     """
 
     step_s: float
@@ -51,11 +59,19 @@ class Recovery:
     start_s: float
     down_s: float
     detect_s: float
+    crash_s: float = 0.0
+    hangs: float = 1.0
     kept_steps: int = -1
     hosts: int = 1
     spares: int = -1
     repair_s: float = 0.0
     replicas: int = 0
+    slower: float = 1.0
+    keeps_batch: bool = False
+    launch_s: float = 0.0
+    wait_s: float = 0.0
+    warm_s: float = 0.0
+    writers: int = 1
 
 
 @dataclass(frozen=True)
@@ -65,10 +81,12 @@ class Failures:
     Attributes:
         after: for the present time of each job [S], s, and its hosts [S]: when its next failure comes.
         of_hosts: for the hosts of each job [S]: the share of failures that take a host.
+        hanging: for failures at some times [S], s: whether each hangs; None where that is left to chance.
     """
 
     after: Callable[[Floats, NDArray[np.int64]], Floats]
     of_hosts: Callable[[NDArray[np.int64]], Floats]
+    hanging: Callable[[Floats], Bools] | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +164,8 @@ class _State:
 
     def send_to_repair(self, which: Bools) -> None:
         """A host of some jobs is away from now on."""
-        back = np.where(which, self.now_s + self.recovery.repair_s, -np.inf)
+        away_s = self.recovery.repair_s + self.recovery.launch_s
+        back = np.where(which, self.now_s + away_s, -np.inf)
         kept = self.back_s[:, (self.back_s > self.now_s[:, None]).any(axis=0)]
         self.back_s = np.column_stack([kept, back])
 
@@ -162,12 +181,19 @@ def _cycle(
     grown_s = np.where(size < 1, state.next_back_s(), np.inf)
     until_s = np.minimum(np.minimum(failure_s, grown_s), horizon_s)
     fails = running & (failure_s <= until_s)
+    grows = running & ~fails & (grown_s <= until_s)
     state.spend("start", np.where(running, np.minimum(until_s - begun_s, recovery.start_s), 0.0))
-    _train(state, np.where(running, until_s - state.now_s, 0.0), size, fails)
+    _train(state, np.where(running, until_s - state.now_s, 0.0), size, fails | grows)
     state.failures += fails
-    state.send_to_repair(fails & (rng.random(len(size)) < failures.of_hosts(hosts)))
-    state.spend("hang", np.where(fails, np.minimum(recovery.detect_s, horizon_s - state.now_s), 0.0))
+    by_chance, of_host = rng.random(len(size)), rng.random(len(size)) < failures.of_hosts(hosts)
+    hang = failures.hanging(until_s) if failures.hanging else by_chance < recovery.hangs
+    seen_s = np.where(hang, recovery.detect_s, recovery.crash_s)
+    state.spend("hang", np.where(fails, np.minimum(seen_s, horizon_s - state.now_s), 0.0))
+    state.send_to_repair(fails & of_host)
     state.spend("down", np.where(running, np.minimum(recovery.down_s, horizon_s - state.now_s), 0.0))
+    if recovery.replicas and recovery.wait_s:
+        waits_s = np.where(fails & (state.hosts() < recovery.hosts), recovery.wait_s, 0.0)
+        state.spend("down", np.minimum(waits_s, np.maximum(horizon_s - state.now_s, 0.0)))
 
 
 def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[NDArray[np.int64], Floats]:
@@ -184,26 +210,29 @@ def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[ND
         state.spend("waiting", np.where(waits, until_s - state.now_s, 0.0))
 
 
-def _train(state: _State, run_s: Floats, size: Floats, fails: Bools) -> None:
-    """Steps and checkpoints for a time, of which a failure costs what is in no whole checkpoint."""
+def _train(state: _State, run_s: Floats, size: Floats, stops: Bools) -> None:
+    """Steps and checkpoints for a time, at whose end some jobs lose what is in no whole checkpoint."""
     recovery = state.recovery
-    work_s = recovery.every * recovery.step_s if recovery.every else np.inf
+    step_s = recovery.step_s * np.where(size < 1, recovery.slower, 1.0)
+    counts = np.ones_like(size) if recovery.keeps_batch else size
+    work_s = recovery.every * step_s if recovery.every else np.full_like(step_s, np.inf)
     cycle_s = work_s + recovery.stall_s
     whole = np.floor(run_s / cycle_s)
     rest_s = run_s - (whole * cycle_s if recovery.every else 0.0)
     per_checkpoint = float(recovery.every)
     stalls_s = whole * recovery.stall_s + np.maximum(rest_s - work_s, 0.0)
-    trained = np.floor(np.minimum(rest_s, work_s) / recovery.step_s + 1e-9)
+    trained = np.floor(np.minimum(rest_s, work_s) / step_s + 1e-9)
     done = whole * per_checkpoint + trained
     written = np.clip(np.floor((run_s - recovery.background_s) / cycle_s), 0.0, whole) * per_checkpoint
     if recovery.kept_steps >= 0:
         written = np.maximum(written, done - recovery.kept_steps)
-    kept = np.where(fails, np.minimum(written, done), done)
-    state.steps += kept * size
+    kept = np.where(stops, np.minimum(written, done), done)
+    state.steps += kept * counts
     state.spend("checkpoint", stalls_s)
-    productive_s = np.where(fails, kept * recovery.step_s, run_s - stalls_s)
-    state.spend("productive", productive_s * size)
-    state.spend("smaller", productive_s * (1 - size))
+    productive_s = np.where(stops, kept * step_s, run_s - stalls_s)
+    full_s = productive_s * counts * recovery.step_s / step_s  # what it counts, in time at full size
+    state.spend("productive", full_s)
+    state.spend("smaller", productive_s - full_s)
     state.spend("repeated", run_s - stalls_s - productive_s)
 
 
@@ -228,17 +257,24 @@ def exponential(job_rate: float | Floats, host_rate: float | Floats, rng: np.ran
     return Failures(after, of_hosts)
 
 
-def logged(times_s: Floats, of_host: Bools) -> Failures:
+def logged(times_s: Floats, of_host: Bools, hangs: Bools | None = None) -> Failures:
     """Failures that have happened, the same for all jobs; those that meet no process of a job do nothing.
 
     Args:
         times_s: [F] when, s from the first start of processes.
         of_host: [F] whether each took a host; the simulation takes their share.
+        hangs: [F] whether each hung; None where that is not known.
     """
-    ordered = np.append(np.sort(times_s), np.inf)
+    order = np.argsort(times_s, kind="stable")
+    ordered = np.append(times_s[order], np.inf)
     share = float(np.mean(of_host)) if len(of_host) else 0.0
 
     def after(now_s: Floats, _hosts: NDArray[np.int64]) -> Floats:
         return np.asarray(ordered[np.searchsorted(ordered[:-1], now_s, side="right")])
 
-    return Failures(after, lambda hosts: np.full(len(hosts), share))
+    def hanging(at_s: Floats) -> Bools:
+        last = np.searchsorted(ordered[:-1], at_s, side="right") - 1
+        return np.asarray(np.append(hung, False)[last])
+
+    hung = np.zeros(0, bool) if hangs is None else hangs[order]
+    return Failures(after, lambda hosts: np.full(len(hosts), share), None if hangs is None else hanging)

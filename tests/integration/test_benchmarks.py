@@ -71,6 +71,7 @@ PARTS = (
     "campaigns.campaign",
     "campaigns.compared",
     "campaigns.design",
+    "campaigns.hosts",
     "campaigns.job",
     "recording.cpu_job",
     "recording.exchanges",

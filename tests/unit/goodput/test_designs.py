@@ -19,7 +19,7 @@ from tests.commands import dpro, refused
 from tests.lives import WrittenAttempt, job
 
 JOB = Recovery(
-    step_s=2, every=500, stall_s=30, background_s=0, start_s=300, down_s=60, detect_s=600, hosts=64
+    step_s=2, every=500, stall_s=30, background_s=0, start_s=300, down_s=60, detect_s=600, hosts=64, warm_s=60
 )
 
 
@@ -40,6 +40,36 @@ def test_changes_that_do_not_exist_or_lack_a_value_say_what_there_is():
 def test_save_in_the_background_hides_what_does_not_stall():
     found = changed(JOB, "async:stall=4")
     assert (found.stall_s, found.background_s) == (4, 26)
+
+
+def test_warm_caches_leave_a_share_of_the_warm_up():
+    found = changed(JOB, "caches:left=0.25")
+    assert (found.start_s, found.warm_s) == (300 - 45, 15)
+
+
+def test_shards_take_each_rank_its_share_of_the_time_to_save():
+    found = changed(replace(JOB, writers=2, background_s=8), "sharded:ranks=8")
+    assert (found.stall_s, found.background_s, found.writers) == (7.5, 2, 8)
+    assert changed(found, "sharded:ranks=8") == found
+
+
+def test_smaller_job_is_as_slow_as_given():
+    found = changed(JOB, "smaller:replicas=8,slower=1.25,batch=1,wait=30")
+    assert (found.slower, found.keeps_batch, found.wait_s) == (1.25, True, 30)
+
+
+def test_attempts_that_stood_long_hung_and_others_ended_by_themselves(tmp_path):
+    attempts, begin = [], 0.0
+    for stood in (8.0, 1.2, 6.0):
+        attempts.append(WrittenAttempt(begin=begin))
+        end = attempts[-1].trained(10) + stood
+        attempts[-1].ended(end, code=1)
+        begin = end + 2
+    found = stages_of(life_of([job(tmp_path, attempts)]))
+    assert found.detect_s == pytest.approx((7 + 5) / 2)  # beyond the step that the failure cut off
+    assert found.crash_s == pytest.approx(0.2)
+    assert found.hangs == pytest.approx(2 / 3)
+    assert found.step_s == pytest.approx(1.0)
 
 
 def test_one_model_of_failures_explains_a_small_and_a_large_job():

@@ -65,22 +65,54 @@ def test_job_without_checkpoints_begins_anew():
 def test_job_without_a_spare_waits_for_its_host():
     recovery = replace(PLAIN, hosts=4, spares=0, repair_s=50)
     found = run(recovery, [15], 200, of_host=True)
-    assert found["waiting"] == 50 - 4 - 3
+    assert found["waiting"] == 50 - 3  # it is missed from when the failure is seen
+
+
+def test_host_that_is_back_has_to_start_its_launcher():
+    recovery = replace(PLAIN, hosts=4, spares=0, repair_s=50, launch_s=9)
+    assert run(recovery, [15], 200, of_host=True)["waiting"] == 50 + 9 - 3
+
+
+def test_failure_that_ends_a_process_is_seen_sooner_than_one_that_hangs():
+    recovery = replace(PLAIN, crash_s=1)
+    hangs = np.array([False, True, False])
+    failures = logged(np.array([80.0, 40.0, 20.0]), np.zeros(3, bool), hangs)
+    found = simulate(recovery, failures, 200, np.random.default_rng(0), 2)
+    assert found.seconds[:, CLASSES.index("hang")].tolist() == [1 + 4 + 1] * 2
+    chance = replace(recovery, hangs=0.0)
+    found = simulate(
+        chance, exponential(1 / 50, 0.0, np.random.default_rng(0)), 900, np.random.default_rng(0), 1
+    )
+    assert found.seconds[0, CLASSES.index("hang")] == pytest.approx(found.failures[0], abs=1)
 
 
 def test_spare_takes_the_place_of_the_first_failed_host_only():
     recovery = replace(PLAIN, hosts=4, spares=1, repair_s=100)
     found = run(recovery, [15, 40], 200, of_host=True)
-    assert found["waiting"] == 115 - 40 - 4 - 3
+    assert found["waiting"] == (15 + 4 + 100) - (40 + 4 + 3)
 
 
-def test_smaller_job_goes_on_and_grows_when_the_host_is_back():
-    recovery = replace(PLAIN, hosts=4, spares=0, repair_s=50, replicas=4, every=0, stall_s=0)
+def test_smaller_job_goes_on_and_begins_at_its_last_checkpoint_when_the_host_is_back():
+    recovery = replace(PLAIN, hosts=4, spares=0, repair_s=50, replicas=4, stall_s=0)
     found = run(recovery, [5], 205, of_host=True)
-    # From 12 on with three of four hosts: 5 s of start, steps until 55; then 3 and 5 s, and steps to 205.
-    assert found["smaller"] == pytest.approx((55 - 17) / 4)
+    # Seen at 9, from 12 on with three of four hosts: 5 s of start, steps until 59, of which 40 are saved;
+    # then 3 and 5 s, and steps to 205.
+    assert found["smaller"] == pytest.approx(40 / 4)
+    assert found["repeated"] == pytest.approx(2)
     assert found["waiting"] == 0
-    assert found["productive"] == pytest.approx((55 - 17) * 3 / 4 + 205 - 63)
+    assert found["productive"] == pytest.approx(40 * 3 / 4 + 205 - 67)
+
+
+@pytest.mark.parametrize(("keeps_batch", "productive"), [(True, 1.0), (False, 0.75)])
+def test_smaller_job_takes_longer_for_a_step_that_counts_as_many_samples_as_it_holds(keeps_batch, productive):
+    recovery = replace(
+        PLAIN, hosts=4, spares=0, repair_s=1000, replicas=4, every=0, stall_s=0, slower=2.0,
+        keeps_batch=keeps_batch, wait_s=7,
+    )  # fmt: skip
+    found = run(recovery, [5], 5 + 4 + 3 + 7 + 5 + 80, of_host=True)
+    assert found["down"] == 3 + 7
+    assert found["steps"] == pytest.approx(40 * productive)
+    assert found["productive"] == pytest.approx(40 * productive)
 
 
 @pytest.mark.parametrize("every", [100, 300, 900, 2000])
