@@ -112,17 +112,29 @@ def _products(paths: Sequence[str]) -> DataFrame:
     """Measured products of files, of folders of tables, and of runs."""
     import polars
 
+    from dpro.replay.devices.sources import is_table, read_products
+
+    return polars.concat(read_products(path) if is_table(path) else _recorded(path) for path in paths)
+
+
+def _recorded(path: str) -> DataFrame:
+    """The products of a run.
+
+    Raises:
+        InputError: it is a folder of something else: that need not be traces, which take long to import.
+    """
     from dpro.analysis.analysis import Analysis
     from dpro.cli.runs import open_or_import
-    from dpro.replay.devices.sources import is_table, read_products
+    from dpro.errors import InputError
+    from dpro.opening import holds_traces
+    from dpro.replay.devices.sources import FILE
     from dpro.replay.whatif.edits.gpu.device import products_of
 
-    return polars.concat(
-        read_products(path)
-        if is_table(path)
-        else products_of(with_graph(Analysis(open_or_import(path))).built.graph)
-        for path in paths
-    )
+    if holds_traces(path):
+        raise InputError(
+            f"{path}: neither a run nor a folder with {FILE}; `dpro import` makes a run of traces"
+        )
+    return products_of(with_graph(Analysis(open_or_import(path))).built.graph)
 
 
 def with_graph(analysis: Analysis) -> Analysis:

@@ -305,7 +305,7 @@ def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
 def _together(
     tries: Tries, usable: list[Prediction], gains: Mapping[Edit, float], advice: Collection[Edit]
 ) -> list[Prediction]:
-    """What edits save together, one more at a time: from the best pair on, and of proven ones alone.
+    """What edits save together, one more at a time: all, those that leave the training as it is, proven ones.
 
     Args:
         tries: what replays them.
@@ -313,14 +313,16 @@ def _together(
         gains: what each edit that was replayed gains.
         advice: all that the best pair may be of, which edits may be that gain nothing by themselves.
     """
-    pair = best_pair(tries, advice)
     ordered = [each.edits for each in usable]
-    sets = _one_more(tries, in_order(pair), ordered) if pair else []
+    sets = _from_best_pair(tries, advice, ordered)
+    if any(edit.training for edits in sets for edit in edits):
+        same = [edit for edit in advice if not edit.training]
+        sets += _from_best_pair(tries, same, [each.edits for each in usable if not each.training])
     proven = [each.edits for each in usable if each.proven]
-    if proven and not (pair and all(edits in proven for edits in zip(pair))):
-        sets += [each for each in _one_more(tries, list(proven[0]), proven[1:]) if each not in sets]
+    if proven and not (sets and all((edit,) in proven for edit in sets[0])):
+        sets += _one_more(tries, list(proven[0]), proven[1:])
     found = []
-    for edits in sets:
+    for edits in dict.fromkeys(map(tuple, sets)):
         answer = tries.answer(edits)
         apart = sum(gains.get(edit, 0.0) for edit in edits)
         note = (
@@ -329,6 +331,20 @@ def _together(
         )
         found.append(dataclasses.replace(answer, notes=(note, *answer.notes)))
     return found
+
+
+def _from_best_pair(
+    tries: Tries, edits: Collection[Edit], ordered: Iterable[Sequence[Edit]]
+) -> list[list[Edit]]:
+    """The best two of some edits, and these with one more at a time; nothing where no two gain more than one.
+
+    Args:
+        tries: what replays them.
+        edits: all that the pair may be of.
+        ordered: what is taken with it, in order.
+    """
+    pair = best_pair(tries, edits)
+    return _one_more(tries, in_order(pair), ordered) if pair else []
 
 
 def _one_more(tries: Tries, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:

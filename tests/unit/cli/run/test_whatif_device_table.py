@@ -18,6 +18,17 @@ def test_a_table_that_is_none_is_refused_in_one_line(tmp_path):
     assert "no column latency_us" in done.stderr
 
 
+def test_a_folder_without_a_table_or_a_run_is_refused_before_anything_of_it_is_read(tmp_path):
+    matmuls(JOB).build(tmp_path / "r")
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    (folder / "rank0.json").write_text('{"traceEvents": []}')
+    done = dpro("whatif", tmp_path / "r", "--edit", "device:to=H200", "--device-table", folder)
+    assert done.returncode == 1
+    assert done.stderr.strip().count("\n") == 0
+    assert f"{folder}: neither a run nor a folder with gemm.parquet" in done.stderr
+
+
 def test_a_run_without_shapes_is_refused_as_a_table(tmp_path):
     for name in ("r", "other"):
         matmuls(JOB, shaped=False).build(tmp_path / name)

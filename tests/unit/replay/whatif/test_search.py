@@ -14,7 +14,9 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path
+from dpro.replay.whatif.edits.gradients import Priority
 from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.edits.synchronisation import LocalUpdates
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked, undominated
@@ -58,6 +60,19 @@ def test_search_finds_the_best_of_all_pairs_of_candidates(job):
     found = max(speedup(facts, each.edits) for each in search(graph, trust)[0] if each.is_advice)
     assert found >= best / (1 + WITHIN_PCT / 100)
     assert best > 1.2
+
+
+def test_where_the_best_pair_changes_the_training_the_best_that_does_not_is_also_given(tmp_path):
+    run = ddp_job(closes=(0, 1, 2, 3), late=3000).write(tmp_path / "run")  # one rank late, much to reduce
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+    found = explore(built.graph, trust, kinds=[Heal, Priority, LocalUpdates])
+    together = [each for each in found.predictions if len(each.edits) > 1]
+    assert max(together, key=lambda each: each.speedup).training
+    assert ["heal:rank=1", "priority:mb=1"] in [
+        list(map(str, each.edits)) for each in together if not each.training
+    ]
+    assert len({each.edits for each in together}) == len(together)
 
 
 @pytest.mark.parametrize(
