@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import quadratic_assignment
 
 from dpro.arrays import Floats, Ints
 from dpro.replay.fabric.flows import Flows
@@ -72,6 +71,8 @@ def best_order(traffic: _Matrix, far: _Matrix) -> Ints:
         traffic: [H, H] bytes from host to host.
         far: [H, H] distances of places.
     """
+    from scipy.optimize import quadratic_assignment  # only here: it takes as long to load as all the rest
+
     same = np.arange(len(traffic))
     if len(traffic) < 2:
         return same
