@@ -332,13 +332,8 @@ def _readable(part: Path) -> Iterator[None]:
 
 
 def _row_count(part: Path) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.read_metadata(part).num_rows)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{part}: not readable as Parquet ({first_line(error)})") from error
+    with _readable(part):
+        return int(pl.scan_parquet(part, glob=False).select(pl.len()).collect().item())
 
 
 def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

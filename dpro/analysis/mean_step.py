@@ -251,7 +251,7 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
         gpu_busy=busy if on_gpu else None,
         mfu=mfu,
         no_mfu=no_mfu,
-        inputs_per_s=_inputs_per_s(analysis),
+        inputs_per_s=inputs_per_s(analysis),
         rate=rate,
         no_rate=no_rate,
         binds=binds,
@@ -321,8 +321,8 @@ def _replicas_known(analysis: Analysis) -> bool:
     return members.len() > 0 and bool((members == world).all())
 
 
-def _inputs_per_s(analysis: Analysis) -> float | None:
-    """Elements of batches per second: those of a step over the typical step."""
+def inputs_per_s(analysis: Analysis) -> float | None:
+    """Elements of batches per second, those of a step over the typical step; None where not counted."""
     from dpro.detect.imbalance.load_model import WORKLOAD
 
     counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))

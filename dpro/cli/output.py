@@ -158,9 +158,12 @@ def stderr_console() -> Console:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr, on a terminal only; call what is yielded with what is done, and of how much."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
     from rich.progress import Progress
 
-    with Progress(console=stderr_console(), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(console=stderr_console(), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

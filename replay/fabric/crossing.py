@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_matrix, diags
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
@@ -20,6 +20,9 @@ from dpro.replay.fabric.flows import Flows, sprayed
 from dpro.replay.fabric.network import Fabric
 from dpro.replay.fabric.routes import Routes
 from dpro.topology.paths import PathEntry
+
+if TYPE_CHECKING:  # else every command that knows the edits would load scipy
+    from scipy.sparse import csr_matrix
 
 
 def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> csr_matrix:
@@ -33,6 +36,8 @@ def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> 
     Raises:
         Unanswerable: no path leads from a port to another, or a known one names a link that is not there.
     """
+    from scipy.sparse import csr_matrix, diags
+
     count = flows.begin.size
     each = replace(flows, of=np.arange(count), share=np.ones(count), count=count)
     spread = sprayed(each, routes)
@@ -77,6 +82,8 @@ def on_paths(fabric: Fabric, paths: Sequence[Sequence[int]]) -> csr_matrix:
         fabric: the fabric.
         paths: nodes of each path, each cabled to the next.
     """
+    from scipy.sparse import csr_matrix
+
     hops = [
         (row, link, 1.0 / len(links))
         for row, nodes in enumerate(paths)

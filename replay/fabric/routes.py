@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
@@ -104,6 +103,8 @@ def _hops(begin: Ints, end: Ints, count: int, to: Ints) -> Hops:
         count: of switches.
         to: [D] destinations.
     """
+    from scipy.sparse import csr_matrix  # only here: every command that knows the edits loads this module
+
     joined = csr_matrix((np.ones(begin.size, np.float32), (begin, end)), shape=(count, count))
     far = np.full((count, to.size), -1, np.int16)
     far[to, np.arange(to.size)] = 0

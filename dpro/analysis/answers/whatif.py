@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -18,9 +17,10 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import PretendedDocument, in_words, pretended_document
 from dpro.analysis.answers.searches import searched
 from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
-from dpro.errors import DproError, Unanswerable
+from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
 from dpro.replay.steps.typical import step_series
 from dpro.replay.timeline import durations_of
@@ -179,7 +179,7 @@ def what_if(
         found = searched(analysis, selection, budget, search)
     found = dataclasses.replace(found, refused=_with_own_reasons(found.refused, analysis))
     predictions, widened = calibrate(found.predictions)
-    samples_per_s = _samples_per_s(analysis)
+    samples_per_s = inputs_per_s(analysis)
     document = WhatIfDocument(
         run=analysis.run.label,
         baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
@@ -317,13 +317,6 @@ def scaled(prediction: Prediction, scale: float, view: Analysis) -> Prediction:
         gain_high_ns=prediction.gain_high_ns * scale,
         notes=(*prediction.notes, note),
     )
-
-
-def _samples_per_s(analysis: Analysis) -> float | None:
-    """Elements of batches per second; None where they were not counted, or no step was recorded in depth."""
-    with suppress(DproError):
-        return analysis.mean_step.inputs_per_s
-    return None
 
 
 def _step_outside_windows_ms(analysis: Analysis) -> float | None:
