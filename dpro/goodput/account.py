@@ -5,7 +5,7 @@ add up to the wall time of all ranks; what is not known is `set_up` or `down`.
 
     productive      steps, each the first time that it was done
     straggler       of those, what findings of single slow ranks, hosts and links say that healing would save
-    evaluation      work without gradients, beyond what steps usually have of it
+    evaluation      work without gradients, beyond what steps usually have of it; of steps done the first time
     checkpoint      training stood while a checkpoint was saved, by this rank or by one that it waited for
     repeated        steps, and parts of steps, that an earlier attempt had done after its last checkpoint
     hang            after the last step of an attempt that failed, until its processes were ended
@@ -164,7 +164,9 @@ def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
 def _divided(parts: pl.DataFrame) -> pl.DataFrame:
     """Each piece in the parts that it consists of, one after the other; what is left of it comes first."""
     doing, is_step, rest = pl.col("doing"), pl.col("step") >= 0, pl.col("rest")
-    amounts = parts.with_columns(rest=pl.col("duration_ns").cast(pl.Float64))
+    # What a step evaluates that is done again was evaluated before: it is lost with the step.
+    evaluating = pl.when("again").then(0.0).otherwise("evaluating").alias("evaluating")
+    amounts = parts.with_columns(evaluating, rest=pl.col("duration_ns").cast(pl.Float64))
     for stall in ("saving", "loading", "evaluating"):
         amounts = amounts.with_columns(pl.min_horizontal(stall, "rest").alias(stall))
         amounts = amounts.with_columns(rest=rest - pl.col(stall))

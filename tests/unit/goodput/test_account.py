@@ -101,6 +101,17 @@ def test_evaluation_is_work_without_gradients_beyond_the_usual(tmp_path):
     assert found["evaluation"] == pytest.approx(6)
 
 
+def test_evaluation_in_a_step_that_is_done_again_is_lost_with_it(tmp_path):
+    first, second = two_attempts(save_at=3)
+    for rank in (0, 1):
+        for step in range(1, 8):
+            counter = {"rank": rank, "counter": "step_no_grad_ns", "time_ns": ns(second.begin + 4.0 + step)}
+            second.counters.append(counter | {"value": float(ns(0.5 * (step == 4)))})
+    found = seconds(job(tmp_path, [first, second]))
+    assert "evaluation" not in found
+    assert found["repeated"] == pytest.approx(2 * (7 + 1))
+
+
 def test_stragglers_take_their_share_of_productive_steps_only(tmp_path):
     run = job(tmp_path, two_attempts())
     before, after = seconds(run), seconds(run, {0: 0.25, 1: 0.25})
