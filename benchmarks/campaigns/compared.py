@@ -83,10 +83,21 @@ def account_errors(campaign: Campaign, found: JobLife) -> dict[str, float]:
     """
     seconds, truth = _seconds(found), logged_progress(campaign)
     trained = (PRODUCTIVE, STRAGGLER, EVALUATION, WARM_UP)  # the job's log does not part these
+    trained_s = sum(seconds.get(name, 0.0) for name in trained) - _warm_up_again_s(found)
     return {
-        "productive": (sum(seconds.get(name, 0.0) for name in trained) - truth.productive_s) / truth.wall_s,
+        "productive": (trained_s - truth.productive_s) / truth.wall_s,
         "checkpoint": (seconds.get(CHECKPOINT, 0.0) - truth.saving_s) / truth.wall_s,
     }
+
+
+def _warm_up_again_s(found: JobLife) -> float:
+    """Warm-up of the first rank in steps that an earlier attempt had done, repeated ones to the job's log."""
+    steps = found.pieces.filter((pl.col("rank") == found.pieces["rank"].min()) & (pl.col("step") >= 0))
+    first = steps.group_by("step").agg(pl.col("attempt").min().alias("first"))
+    again = steps.join(first, on="step").filter(
+        pl.col("attempt") > pl.col("first"), pl.col("class") == WARM_UP
+    )
+    return float(again["duration_ns"].sum() / NS_PER_S)
 
 
 def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s: float) -> float:
