@@ -6,7 +6,7 @@ request before the engine knows of it.
 
 From requests: they are served again (`engine.serve`), and the parts of the cost moved until the moments are
 those that were recorded. From iterations: their durations are fitted at once. Parts that the recording says
-little about are held near what is usual of language models, in proportion to the others: `USUAL`. Least
+little about are held near what is usual of language models, in proportion to the others. Least
 squares of normal priors and errors give the most probable cost and, from its curvature, a covariance.
 """
 
@@ -36,6 +36,7 @@ SPREAD = np.log([3, 2, 2, 3, 5, 10, 2, 3])  # how far each part is usually from 
 FARTHEST = 4  # times as far is not looked at
 SMALLEST = 20  # requests or iterations that a fit needs
 ROUNDS = 40
+MIN_DELAY_S = 1e-6
 STEP = 1e-4  # of a logarithm, from which slopes are taken
 HELD = ("prefill_tokens", "decode_tokens", "context_tokens", "prompt_pairs")
 STARTS = ((1.0, 1.0), (1.2, 0.7), (0.8, 1.4))  # factors of the weights and of a token, to start from
@@ -188,7 +189,7 @@ def _usual(measured: pl.DataFrame) -> Floats:
     begun = pl.when(pl.col("scheduled_ns") >= 0).then("scheduled_ns").otherwise("arrival_ns")
     prompt = (pl.col("first_token_ns") - begun) / pl.col("prompt_tokens")
     decode_ns, token_ns = measured.select(per_token.min().alias("decode"), prompt.quantile(0.1)).row(0)
-    return _usual_parts(decode_ns / NS_PER_S, token_ns / NS_PER_S)
+    return _usual_parts(max(decode_ns, 1) / NS_PER_S, max(token_ns, 1) / NS_PER_S)
 
 
 def _usual_parts(decode_s: float, token_s: float) -> Floats:
@@ -211,6 +212,19 @@ def _cost(parts: Floats) -> tuple[IterationCost, float]:
     """A cost and a delay from the logarithms of `PARTS`."""
     host, weights, token, request, context, pair, power, delay = np.exp(parts).tolist()
     return IterationCost(host, weights, token, request, context, pair, MIN_POWER + power), delay
+
+
+def with_delay(fitted: FittedCost, delay_s: float) -> FittedCost:
+    """What was fitted to iterations, which know no delay, with one that requests show.
+
+    Args:
+        fitted: to iterations.
+        delay_s: from an arrival until the engine can schedule the request.
+    """
+    delay, center, covariance = PARTS.index("delay"), fitted.center.copy(), fitted.covariance.copy()
+    center[delay] = np.log(max(delay_s, MIN_DELAY_S))
+    covariance[delay, :] = covariance[:, delay] = 0.0
+    return replace(fitted, delay_s=delay_s, center=center, covariance=covariance)
 
 
 def delayed(requests: pl.DataFrame, delay_s: float) -> pl.DataFrame:

@@ -7,13 +7,11 @@ held, the cost is fitted to them, else to the moments of the requests.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import polars as pl
 
 from dpro.replay.serving.engine import Engine
-from dpro.replay.serving.fit import SMALLEST, FittedCost, fit_iterations, fit_requests
+from dpro.replay.serving.fit import SMALLEST, FittedCost, fit_iterations, fit_requests, with_delay
 from dpro.units import NS_PER_S
 
 NO_LIMIT = 1 << 20  # tokens or requests
@@ -76,7 +74,7 @@ def fit_run(requests: pl.DataFrame, iterations: pl.DataFrame, engine: Engine | N
         pl.col("scheduled_ns") - pl.col("arrival_ns")
     )
     least = waited.to_series().quantile(0.1) if waited.height else 0.0
-    return replace(fitted, delay_s=max(least or 0.0, 0.0) / NS_PER_S)
+    return with_delay(fitted, max(least or 0.0, 0.0) / NS_PER_S)
 
 
 def _cycles(iterations: pl.DataFrame) -> pl.DataFrame:
