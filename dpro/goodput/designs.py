@@ -6,39 +6,19 @@ said with it. What it needs and the job did not show is asked for as a key, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from math import sqrt
 
 from dpro.errors import UsageError
 from dpro.goodput.simulate import Recovery
-from dpro.replay.whatif.grammar import nearest, split_edit, values_of
+from dpro.replay.whatif.grammar import KnownChange, Values, apply_change
 from dpro.units import S_PER_H
 
-Values = Mapping[str, float]
 # The least value of keys that count something.
 COUNTS = {"every": 1, "count": 1, "replicas": 1, "ranks": 1, "hosts": 0, "steps": 0}
 MAX_VALUE = 10**9
 AS_MEASURED = -1.0  # of a key that is not given
-
-
-@dataclass(frozen=True)
-class Design:
-    """One kind of change.
-
-    Attributes:
-        apply: the change.
-        keys: that it takes, each with what it is when it is not given; None for those that must be.
-        example: how it is written.
-        doc: what it is, and what it assumes.
-        source: of the idea; empty where it has none.
-    """
-
-    apply: Callable[[Recovery, Values], Recovery]
-    keys: Mapping[str, float | None]
-    example: str
-    doc: str
-    source: str = ""
 
 
 def _checkpoint(recovery: Recovery, values: Values) -> Recovery:
@@ -108,31 +88,31 @@ def _hosts(recovery: Recovery, values: Values) -> Recovery:
     return replace(recovery, hosts=hosts, replicas=round(recovery.replicas * grown))
 
 
-DESIGNS = {
-    "checkpoint": Design(
+DESIGNS: Mapping[str, KnownChange[Recovery]] = {
+    "checkpoint": KnownChange(
         _checkpoint, {"every": None, "stall": AS_MEASURED}, "checkpoint:every=200",
         "Save a checkpoint after this number of steps; training stands `stall` s, as measured if not given.",
     ),
-    "async": Design(
+    "async": KnownChange(
         _asynchronous, {"stall": None}, "async:stall=2",
         "Save in the background: training stands `stall` s (copying to memory), the rest is hidden; a "
         "checkpoint is whole once it is written.", "ByteCheckpoint (NSDI'25)",
     ),
-    "peers": Design(
+    "peers": KnownChange(
         _peers, {"every": 1.0, "stall": None}, "peers:every=1,stall=0.2",
         "Save to the memory of other hosts each `every` steps; assumes that these do not fail with it.",
         "Gemini (SOSP'23)",
     ),
-    "neighbour": Design(
+    "neighbour": KnownChange(
         _neighbour, {"steps": 1.0}, "neighbour:steps=1",
         "No checkpoints: a failed stage is made anew from its neighbours. What that costs in steps of "
         "training is not known here: give it as `steps`.", "CheckFree (arXiv 2506.15461)",
     ),
-    "spares": Design(
+    "spares": KnownChange(
         _spares, {"hosts": None, "repair": 24.0}, "spares:hosts=2,repair=24",
         "Hosts that stand by; a failed one is back after `repair` hours. Without enough the job waits.",
     ),
-    "smaller": Design(
+    "smaller": KnownChange(
         _smaller, {"replicas": None, "repair": 24.0, "wait": 0.0, "slower": 1.0, "batch": 0.0},
         "smaller:replicas=16,repair=24,wait=30",
         "Go on with fewer data-parallel replicas while a host is away, `wait` s later (its launcher's last "
@@ -141,18 +121,20 @@ DESIGNS = {
         "`dpro whatif RUN --edit drop:rank=3`, or `slow:` of the ranks that do its work, says of the run.",
         "ElasWave, NTP",
     ),
-    "detect": Design(_detect, {"s": None}, "detect:s=30", "Processes that hang are ended after so long."),
-    "start": Design(_start, {"s": None}, "start:s=60", "From the start of processes to the first step."),
-    "caches": Design(
+    "detect": KnownChange(
+        _detect, {"s": None}, "detect:s=30", "Processes that hang are ended after so long."
+    ),
+    "start": KnownChange(_start, {"s": None}, "start:s=60", "From the start of processes to the first step."),
+    "caches": KnownChange(
         _caches, {"left": 0.1}, "caches:left=0.1",
         "Warm caches: of what the first steps of a start take longer, compilation say, this share is left.",
     ),
-    "sharded": Design(
+    "sharded": KnownChange(
         _sharded, {"ranks": None}, "sharded:ranks=8",
         "Each of this many ranks writes its share of a checkpoint; assumes storage that is as fast for each.",
         "ByteCheckpoint (NSDI'25)",
     ),
-    "hosts": Design(
+    "hosts": KnownChange(
         _hosts, {"count": None}, "hosts:count=256",
         "The same job on this number of hosts, each with as much work: failures of hosts come more often.",
     ),
@@ -169,18 +151,7 @@ def changed(recovery: Recovery, text: str) -> Recovery:
     Raises:
         UsageError: there is no such change, or its values are none.
     """
-    name, rest = split_edit(text)
-    if name not in DESIGNS:
-        raise UsageError(f"no change {name!r}{nearest(name, DESIGNS)}; there are {', '.join(DESIGNS)}")
-    design = DESIGNS[name]
-    given = values_of(name, rest, list(design.keys), design.example)
-    values = {key: usual for key, usual in design.keys.items() if usual is not None}
-    for key, value in given.items():
-        values[key] = _number(name, key, value)
-    lacking = [key for key in design.keys if key not in values]
-    if lacking:
-        raise UsageError(f"{name} needs {' and '.join(lacking)}, as in {design.example}")
-    return design.apply(recovery, values)
+    return apply_change(recovery, text, DESIGNS, _number)
 
 
 def _number(name: str, key: str, text: str) -> float:

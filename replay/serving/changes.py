@@ -14,9 +14,8 @@ import polars as pl
 
 from dpro.errors import UsageError
 from dpro.replay.serving.engine import Engine, IterationCost
-from dpro.replay.whatif.grammar import nearest, split_edit, values_of
+from dpro.replay.whatif.grammar import KnownChange, Values, apply_change
 
-Values = Mapping[str, float]
 MAX_VALUE = 10**9
 NO_LIMIT = 1 << 20  # tokens
 
@@ -52,25 +51,6 @@ class Server:
     engine: Engine
     cost: IterationCost
     pools: Pools | None = None
-
-
-@dataclass(frozen=True)
-class ServerChange:
-    """One kind of change.
-
-    Attributes:
-        apply: the change.
-        keys: that it takes, each with what it is when it is not given; None for those that must be.
-        example: how it is written.
-        doc: what it is, and what it assumes.
-        source: of the idea; empty where it has none.
-    """
-
-    apply: Callable[[Server, Values], Server]
-    keys: Mapping[str, float | None]
-    example: str
-    doc: str
-    source: str = ""
 
 
 def _max_batch(server: Server, values: Values) -> Server:
@@ -165,14 +145,14 @@ def _clients(server: Server, values: Values) -> Server:
     return replace(server, engine=replace(server.engine, clients=_count("clients", "count", values)))
 
 
-CHANGES: Mapping[str, ServerChange] = {
-    "max-batch": ServerChange(
+CHANGES: Mapping[str, KnownChange[Server]] = {
+    "max-batch": KnownChange(
         _max_batch,
         {"requests": None},
         "max-batch:requests=64",
         "At most this many requests in a batch.",
     ),
-    "chunked-prefill": ServerChange(
+    "chunked-prefill": KnownChange(
         _chunked,
         {"tokens": None, "alone": 0.0},
         "chunked-prefill:tokens=512",
@@ -180,29 +160,29 @@ CHANGES: Mapping[str, ServerChange] = {
         "computed whole. With alone=1 decodes wait while there are prompts.",
         "Sarathi-Serve (OSDI'24), DeepSpeed-FastGen",
     ),
-    "arrivals": ServerChange(
+    "arrivals": KnownChange(
         _arrivals, {"rate": None}, "arrivals:rate=2", "Requests come as often by this factor."
     ),
-    "prompts": ServerChange(
+    "prompts": KnownChange(
         _longer("prompt_tokens"),
         {"length": None},
         "prompts:length=2",
         "Prompts are longer by this factor.",
     ),
-    "outputs": ServerChange(
+    "outputs": KnownChange(
         _longer("output_tokens"),
         {"length": None},
         "outputs:length=0.5",
         "Outputs are longer by this factor.",
     ),
-    "prefix": ServerChange(
+    "prefix": KnownChange(
         _prefix,
         {"share": None},
         "prefix:share=0.5",
         "This share of each prompt is found in the cache; that it is there is assumed.",
         "BatchLLM (MLSys'25)",
     ),
-    "speculate": ServerChange(
+    "speculate": KnownChange(
         _speculate,
         {"tokens": None, "acceptance": None, "draft": 0.0},
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
@@ -211,7 +191,7 @@ CHANGES: Mapping[str, ServerChange] = {
         "one is right, `draft` what guessing one takes, in shares of an iteration without tokens.",
         "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
     ),
-    "pools": ServerChange(
+    "pools": KnownChange(
         _pools,
         {"prefill": None, "decode": None, "gbps": 100.0, "kv": 131072.0},
         "pools:prefill=1,decode=1,gbps=50",
@@ -220,7 +200,7 @@ CHANGES: Mapping[str, ServerChange] = {
         "link of `gbps` GB/s in between.",
         "Splitwise (ISCA'24)",
     ),
-    "nano-batches": ServerChange(
+    "nano-batches": KnownChange(
         _nano_batches,
         {"overlap": 1.0},
         "nano-batches:overlap=0.8",
@@ -228,22 +208,22 @@ CHANGES: Mapping[str, ServerChange] = {
         "hidden.",
         "NanoFlow (OSDI'25)",
     ),
-    "faster": ServerChange(
+    "faster": KnownChange(
         _faster,
         {"compute": 1.0, "memory": 1.0, "host": 1.0},
         "faster:compute=2,memory=1.4",
         "A device that multiplies, and reads, this much faster; a host that is (CUDA graphs, more GPUs).",
     ),
-    "kv-cache": ServerChange(
+    "kv-cache": KnownChange(
         _memory,
         {"tokens": None},
         "kv-cache:tokens=80000",
         "Memory for keys and values of this many tokens.",
     ),
-    "replicas": ServerChange(
+    "replicas": KnownChange(
         _replicas, {"count": None}, "replicas:count=2", "This many engines, which take turns."
     ),
-    "clients": ServerChange(
+    "clients": KnownChange(
         _clients,
         {"count": None},
         "clients:count=64",
@@ -263,17 +243,7 @@ def changed(server: Server, text: str) -> Server:
     Raises:
         UsageError: there is no such change, or its values are none.
     """
-    name, rest = split_edit(text)
-    if name not in CHANGES:
-        raise UsageError(f"no change {name!r}{nearest(name, CHANGES)}; there are {', '.join(CHANGES)}")
-    change = CHANGES[name]
-    values = {key: usual for key, usual in change.keys.items() if usual is not None}
-    for key, value in values_of(name, rest, list(change.keys), change.example).items():
-        values[key] = _number(name, key, value)
-    lacking = [key for key in change.keys if key not in values]
-    if lacking:
-        raise UsageError(f"{name} needs {' and '.join(lacking)}, as in {change.example}")
-    return change.apply(server, values)
+    return apply_change(server, text, CHANGES, _number)
 
 
 def _number(name: str, key: str, text: str) -> float:

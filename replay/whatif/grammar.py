@@ -6,11 +6,65 @@ nearest thing that exists. What an edit means, and what its values may be, is no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from shlex import shlex
+from typing import Generic, TypeVar
 
 from dpro.errors import UsageError
+
+Changed = TypeVar("Changed")
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class KnownChange(Generic[Changed]):
+    """One kind of change to something that is no graph: a server, the recovery of a job.
+
+    Attributes:
+        apply: the change.
+        keys: that it takes, each with what it is when it is not given; None for those that must be.
+        example: how it is written.
+        doc: what it is, and what it assumes.
+        source: of the idea; empty where it has none.
+    """
+
+    apply: Callable[[Changed, Values], Changed]
+    keys: Mapping[str, float | None]
+    example: str
+    doc: str
+    source: str = ""
+
+
+def apply_change(
+    before: Changed,
+    text: str,
+    known: Mapping[str, KnownChange[Changed]],
+    number: Callable[[str, str, str], float],
+) -> Changed:
+    """Apply a change that is written like an edit.
+
+    Args:
+        before: what is changed.
+        text: the change.
+        known: changes by name.
+        number: makes a value of the name of a change, a key and its text, and raises if it is none.
+
+    Raises:
+        UsageError: there is no such change, or its values are none.
+    """
+    name, rest = split_edit(text)
+    if name not in known:
+        raise UsageError(f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    change = known[name]
+    values = {key: usual for key, usual in change.keys.items() if usual is not None}
+    for key, value in values_of(name, rest, list(change.keys), change.example).items():
+        values[key] = number(name, key, value)
+    lacking = [key for key in change.keys if key not in values]
+    if lacking:
+        raise UsageError(f"{name} needs {' and '.join(lacking)}, as in {change.example}")
+    return change.apply(before, values)
 
 
 def split_edit(text: str) -> tuple[str, str]:
