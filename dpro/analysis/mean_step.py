@@ -240,8 +240,8 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     ]
     on_gpu = not analysis.spans.filter(IS_GPU).is_empty()
     of = {share.name: share.share for share in shares}
-    mfu, no_mfu = _mfu(analysis, on_gpu)
-    rate, no_rate = _rate(analysis)
+    mfu, no_mfu = mfu_of(analysis)
+    rate, no_rate = rate_of(analysis)
     binds, advice = _binding(of, on_gpu, consists_of_operations(analysis.spans))
     busy = 1 - of.get("host_bound_ns", 0.0) - of.get("idle_ns", 0.0)
     return MeanStep(
@@ -259,10 +259,10 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     )
 
 
-def _mfu(analysis: Analysis, on_gpu: bool) -> tuple[Mfu | None, str]:
+def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
     """The utilisation, or why it is not known."""
     gpus = analysis.run.manifest.gpus
-    if not on_gpu:
+    if analysis.spans.filter(IS_GPU).is_empty():
         return None, "no GPU work"
     if not common_model(gpus):
         return (
@@ -281,7 +281,7 @@ def _mfu(analysis: Analysis, on_gpu: bool) -> tuple[Mfu | None, str]:
         return None, f"{error}{no_parameters}"
 
 
-def _rate(analysis: Analysis) -> tuple[Rate | None, str]:
+def rate_of(analysis: Analysis) -> tuple[Rate | None, str]:
     """Samples and tokens per second, or why they are not known: those of a step over the typical step."""
     try:
         of_rank = _inputs(analysis)

@@ -16,6 +16,7 @@ from dpro.units import NS_PER_H, NS_PER_S, format_duration
 if TYPE_CHECKING:
     from dpro.goodput.document import GoodputDocument, JobLife, OutlookDocument
     from dpro.goodput.rates import FailureRate
+    from dpro.goodput.throughput import ThroughputDocument
 
 BAR = 30  # characters of the largest class
 ENDS = {True: "ended well", False: "did not end well", None: "how it ended is not recorded"}
@@ -128,6 +129,8 @@ def _print(document: GoodputDocument) -> None:
         bar = "█" * round(BAR * each.share / largest)
         took = format_duration(each.rank_hours * NS_PER_H / max(document.ranks, 1))
         out.print(f"  {each.class_.replace('_', ' '):<14}{each.share:>7.2%}  {took:>9} a rank  {bar}")
+    for line in _throughput(document.throughput):
+        out.print(line)
     if document.saving_background_s:
         took = format_duration(document.saving_background_s * NS_PER_S)
         out.print(f"In the background, in no class: {took} of saving, all ranks")
@@ -140,6 +143,19 @@ def _print(document: GoodputDocument) -> None:
         )
     if document.outlook is not None:
         _print_outlook(document.outlook)
+
+
+def _throughput(found: ThroughputDocument) -> list[str]:
+    """MFU and tokens per second, in steps and over all the time; or why they are not known."""
+    lines = [f"MFU: not known: {found.mfu_unknown}"]
+    if found.mfu is not None and found.mfu_overall is not None:
+        lines = [f"MFU: {found.mfu:.1%} in steps, {found.mfu_overall:.1%} over all the time"]
+    each, overall, what = found.tokens_per_s, found.tokens_per_s_overall, "tokens"
+    if each is None:
+        each, overall, what = found.samples_per_s, found.samples_per_s_overall, "samples"
+    if each is None or overall is None:
+        return [*lines, f"tokens per second: not known: {found.rate_unknown}"]
+    return [*lines, f"{what} per second: {each:,.4g} in steps, {overall:,.4g} over all the time"]
 
 
 def _ranks(count: int) -> str:

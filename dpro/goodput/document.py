@@ -17,6 +17,7 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, account, totals
 from dpro.goodput.attempts import Attempt, attempts_of
+from dpro.goodput.throughput import DoneSteps, StepAmount, ThroughputDocument, amount_of, throughput_of
 from dpro.store import Run
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S
 
@@ -119,8 +120,10 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
         wall_s: from its start to the last moment of any rank.
         rank_hours: wall time of all ranks.
         goodput: share of it in which steps were done for the first time, and no straggler was waited for.
-        ettr: effective training time ratio: the same with stragglers and evaluation counted as training.
+        ettr: effective training time ratio, the time of training that is not lost over the wall time: the
+            same with stragglers and evaluation counted as training (arXiv 2410.21680).
         steps: of the job that were done.
+        throughput: MFU, samples and tokens per second, in steps and over the wall time.
         saving_background_s: time that saves went on in the background, all ranks; in no class.
         classes: each second of each rank is in one; largest first.
         attempts: in order.
@@ -135,6 +138,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
     goodput: float
     ettr: float
     steps: int
+    throughput: ThroughputDocument
     saving_background_s: float
     classes: list[ClassShare]
     attempts: list[AttemptDocument]
@@ -150,11 +154,13 @@ class JobLife:
         attempts: in order.
         pieces: as `account` returns them.
         notes: what is not known.
+        amounts: what a step of each attempt computes.
     """
 
     attempts: list[Attempt]
     pieces: pl.DataFrame
     notes: list[str]
+    amounts: list[StepAmount]
 
 
 def life_of(runs: Sequence[Run]) -> JobLife:
@@ -164,14 +170,23 @@ def life_of(runs: Sequence[Run]) -> JobLife:
         runs: of the job; those before a restart are found in the folder `attempts` of a run.
     """
     attempts = attempts_of(runs)
-    pieces, notes = account(attempts, {each.number: lost_to_stragglers(each) for each in attempts})
-    return JobLife(attempts, pieces, notes)
+    lost, amounts = {}, []
+    for attempt in attempts:
+        analysis = Analysis(attempt.run)
+        lost[attempt.number] = lost_to_stragglers(analysis)
+        amounts.append(amount_of(analysis))
+    pieces, notes = account(attempts, lost)
+    return JobLife(attempts, pieces, notes, amounts)
 
 
-def lost_to_stragglers(attempt: Attempt) -> float:
-    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found."""
+def lost_to_stragglers(analysis: Analysis) -> float:
+    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found.
+
+    Args:
+        analysis: of an attempt.
+    """
     with suppress(DproError):
-        findings, _ = Analysis(attempt.run).verdict
+        findings, _ = analysis.verdict
         slow = [f for f in findings if f.class_.startswith("slow.") and f.component_kind in WITHIN_RANKS]
         return min(max((each.severity for each in slow), default=0.0), MAX_LOST)
     return 0.0
@@ -190,19 +205,26 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
     num_ranks = life.pieces["rank"].n_unique()
     total_ns = int(life.pieces["duration_ns"].sum())
     classes = shares.sort("duration_ns", descending=True).iter_rows()
+    attempts = _attempts(life)
+    done = [
+        DoneSteps(each.steps - each.repeated, each.ranks, amount)
+        for each, amount in zip(attempts, life.amounts, strict=True)
+    ]
+    wall_s = total_ns / max(num_ranks, 1) / NS_PER_S
     return GoodputDocument(
         runs=list(names),
         ranks=num_ranks,
-        wall_s=total_ns / max(num_ranks, 1) / NS_PER_S,
+        wall_s=wall_s,
         rank_hours=total_ns / NS_PER_H,
         goodput=by_class.get(PRODUCTIVE, 0.0),
         ettr=trained,
         steps=life.pieces.filter(pl.col("step") >= 0)["step"].n_unique(),
+        throughput=throughput_of(done, wall_s, total_ns / NS_PER_S),
         saving_background_s=sum(_background_ns(each) for each in life.attempts) / NS_PER_S,
         classes=[
             ClassShare(class_=name, rank_hours=ns / NS_PER_H, share=share) for name, ns, share in classes
         ],
-        attempts=_attempts(life),
+        attempts=attempts,
         notes=life.notes,
     )
 
