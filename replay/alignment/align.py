@@ -12,14 +12,24 @@ Causality bounds both: none leaves before the last has come, and nothing is rece
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.alignment.clocks import ENOUGH, ClockLine, Comparisons, fit_bounded, fit_scattered, named
+from dpro.replay.alignment.clocks import (
+    ENOUGH,
+    ClockLine,
+    Comparisons,
+    fit_bounded,
+    fit_scattered,
+    named,
+    on_lines,
+)
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 # The skew of the ends of one collective is tens of microseconds: smaller offsets are lost in it.
@@ -165,19 +175,25 @@ def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[
     """
     names = {rank: f"rank {rank}" for rank in ranks}
     boots: dict[str, str] = {}
-    by_host: dict[str, list[int]] = {}
+    hosts: dict[int, str] = {}
     for rank, boot, host in workers.sort("rank").select("rank", "clock", "host").iter_rows():
         if boot:
             again = not host or host in boots.values()
             names[rank] = boots.setdefault(boot, f"{host} ({boot[:8]})" if again else host)
         elif host:
-            names[rank] = host
-            by_host.setdefault(host, []).append(rank)
-    for members in by_host.values():
-        own = seen.filter(pl.col("rank").is_in(members)).with_columns(clock=pl.col("rank").cast(pl.String))
-        if any(low > ONE_HOST_NS or high < -ONE_HOST_NS for low, high in _feasible(own).values()):
-            names |= {rank: f"rank {rank}" for rank in members}
-    return names
+            hosts[rank] = names[rank] = host
+    contradicted = _contradicted(seen, hosts)
+    return names | {rank: f"rank {rank}" for rank, host in hosts.items() if host in contradicted}
+
+
+def _contradicted(seen: pl.DataFrame, hosts: Mapping[int, str]) -> set[str]:
+    """Hosts whose ranks cannot share a clock, by the collectives that they have in common."""
+    here = seen.with_columns(host=named("rank", hosts), clock=pl.col("rank").cast(pl.String))
+    own = here.filter(pl.col("host") != "").with_columns(
+        instance=pl.struct("instance", "host").rank("dense").cast(pl.Int64)
+    )
+    bounds = _feasible(own).items()
+    return {hosts[int(rank)] for rank, (low, high) in bounds if low > ONE_HOST_NS or high < -ONE_HOST_NS}
 
 
 def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
@@ -297,7 +313,7 @@ class _Window:
         line, source = fit_scattered(times, ahead), "collective ends"
         if _apart(ahead, shared["way"].to_numpy()):
             lines = {name: line, peer: self.known[peer].line}
-            low, high = _feasible(_aligned_moments(self._here, lines)).get(name, (-np.inf, np.inf))
+            low, high = _feasible(self._aligned(lines)).get(name, (-np.inf, np.inf))
             if np.isfinite([low, high]).all() and low <= high:
                 offset, half = line.offset_ns + round((low + high) / 2), round((high - low) / 2)
                 line, source = (
@@ -311,6 +327,16 @@ class _Window:
             return ClockLine(line.reference_ns, 0, 0, most), f"{source}: clocks agree"
         return line, source
 
+    @cached_property
+    def _here_by_clock(self) -> dict[str, pl.DataFrame]:
+        parts = self._here.partition_by("clock", as_dict=True)
+        return {str(name): rows for (name,), rows in parts.items()}
+
+    def _aligned(self, lines: Mapping[str, ClockLine]) -> pl.DataFrame:
+        """Rows of some clocks with what causality binds moved along their lines."""
+        rows = [self._here_by_clock.get(name, self._here.clear()) for name in lines]
+        return on_lines(pl.concat(rows), "clock", lines, ("begin", "finish"))
+
     def conflicts(self) -> list[str]:
         """What contradicts itself: comparisons on no line, and collectives left before others had come."""
         found = list(self._off_line)
@@ -321,9 +347,10 @@ class _Window:
                     f"the clock of {name} was set meanwhile: no line fits times before and after that"
                 )
         lines = {name: clock.line for name, clock in self.known.items()}
-        for name, (low, high) in sorted(_feasible(_aligned_moments(self._here, lines)).items()):
+        worst = heapq.nlargest(2, ((line.uncertainty_ns, name) for name, line in lines.items()))
+        for name, (low, high) in sorted(_feasible(self._aligned(lines)).items()):
             own = lines[name].uncertainty_ns
-            others = max((line.uncertainty_ns for other, line in lines.items() if other != name), default=0)
+            others = next((ns for ns, other in worst if other != name), 0)
             missed = max(low, -high) > CONVERSION_NS + max(own, others)
             never_met = low - high > 2 * (CONVERSION_NS + others)
             if own >= 0 and (missed or never_met):
@@ -333,20 +360,6 @@ class _Window:
                     f"collective is left {early} before all have come, or data received before it is sent"
                 )
         return found
-
-
-def _aligned_moments(seen: pl.DataFrame, lines: Mapping[str, ClockLine]) -> pl.DataFrame:
-    """Rows of some clocks with what causality binds moved along their lines."""
-    parts = []
-    for name, line in lines.items():
-        rows = seen.filter(pl.col("clock") == name)
-        moved = [
-            pl.Series(column, line.aligned(rows[column].fill_null(line.reference_ns).to_numpy()))
-            for column in ("begin", "finish")
-        ]
-        known = [pl.when(pl.col(s.name).is_not_null()).then(s).alias(s.name) for s in moved]
-        parts.append(rows.with_columns(known))
-    return pl.concat(parts)
 
 
 def _apart(ahead: Ints, way: Ints) -> bool:

@@ -9,8 +9,9 @@ what it might be is part of the uncertainty.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -140,6 +141,31 @@ def named(column: str, names: Mapping[int, str]) -> pl.Expr:
     return pl.col(column).replace_strict(
         list(names), list(names.values()), default="", return_dtype=pl.String
     )
+
+
+def on_lines(
+    frame: pl.DataFrame, clock: str, lines: Mapping[Any, ClockLine], times: Sequence[str]
+) -> pl.DataFrame:
+    """Rows with times on the reference clock, as `ClockLine.aligned` computes them, of all clocks at once.
+
+    Args:
+        frame: the rows; unknown times are null.
+        clock: the column that says whose clock a row's times are on.
+        lines: by the values of that column; times on other clocks stay as they are.
+        times: the columns to move, ns.
+    """
+    fields = {"reference_": "reference_ns", "offset_": "offset_ns", "drift_": "drift_ppb"}
+    columns = {name: [getattr(line, field) for line in lines.values()] for name, field in fields.items()}
+    known = pl.DataFrame({clock: pl.Series(list(lines), dtype=frame.schema[clock]), **columns})
+    joined = frame.join(known, on=clock, how="left", maintain_order="left")
+    moved = [(pl.col(name) - _offset_at(pl.col(name))).fill_null(pl.col(name)) for name in times]
+    return joined.with_columns(moved).drop(*fields)
+
+
+def _offset_at(time: pl.Expr) -> pl.Expr:
+    since = time - pl.col("reference_")
+    seconds, rest = since // NS_PER_S, since % NS_PER_S
+    return pl.col("offset_") + seconds * pl.col("drift_") + rest * pl.col("drift_") // NS_PER_S
 
 
 class Comparisons:

@@ -93,23 +93,28 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     lanes = spans.select("rank", "span_id", "device", "stream")
     lanes = lanes.filter(pl.col("span_id").is_in(ran["span_id"].unique().implode()))  # nearly all are others
     ran = ran.join(lanes, on=["rank", "span_id"], how="left", maintain_order="left")
-    rows = ran.with_columns(_group_keys(ran)).with_row_index("row")
-    instance = np.full(rows.height, -1, np.int64)
-    expected, covering = np.ones(rows.height, np.int64), np.ones(rows.height, np.int64)
+    rows = ran.with_columns(_group_keys(ran))
+    groups = rows.select("window", "key").unique(maintain_order=True).with_row_index("of")
+    rows = rows.join(groups, on=["window", "key"], how="left", maintain_order="left").with_row_index("row")
+    numbers = np.full(rows.height, -1, np.int64)
+    numbered = rows.filter(_numbered_alike(rows))
+    numbers[numbered["row"].to_numpy()] = _by_sequence(numbered)
+    places = numbers.copy()
     refused: list[str] = []
-    next_instance = 0
-    for (window, key), part in rows.group_by("window", "key", maintain_order=True):
-        numbers, places, problems = _match_group(part)
+    for part in rows.filter(pl.Series(numbers < 0)).partition_by("of", maintain_order=True):
         at = part["row"].to_numpy()
-        instance[at] = numbers + next_instance
-        expected[at] = part["rank"].n_unique()
-        covering[at] = _covering(part["rank"].to_numpy(), places)
-        next_instance += int(numbers.max(initial=-1)) + 1
+        numbers[at], places[at], problems = _match_group(part)
+        window, key = part.row(0, named=True)["window"], part.row(0, named=True)["key"]
         refused += [f"window {window}, group {key or 'unnamed'}: {problem}" for problem in problems]
-    rows = rows.drop("row").with_columns(
-        pl.Series("instance", instance, pl.Int64),
-        pl.Series("expected", expected, pl.Int64),
-        pl.Series("covering", covering, pl.Int64),
+    of = rows["of"].to_numpy().astype(np.int64)
+    counts = np.zeros(groups.height, np.int64)
+    np.maximum.at(counts, of, numbers + 1)
+    rows = rows.select(
+        *ran.columns,
+        "key",
+        instance=pl.Series(numbers + (np.cumsum(counts) - counts)[of], dtype=pl.Int64),
+        expected=pl.col("rank").n_unique().over("of").cast(pl.Int64),
+        covering=pl.Series(_covering(of, rows["rank"].to_numpy(), places), dtype=pl.Int64),
     )
     return Matching(rows.with_columns(members=pl.len().over("instance").cast(pl.Int64)), tuple(refused))
 
@@ -138,42 +143,78 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
     return rows.with_columns(own=own).with_columns(name=of_lane).select(key=key)["key"]
 
 
+def _numbered_alike(rows: pl.DataFrame) -> pl.Series:
+    """[N] whether sequence numbers say which rows of the group `of` are one collective.
+
+    Parts of one coalesced call share its number: all ranks must hold as many.
+    """
+    apart = pl.col("op").is_in(NUMBERED_APART).any() & (pl.col("device").fill_null(-1) >= 0).any()
+    calls = rows.group_by("of", "sequence", "rank").len()
+    uneven = calls.group_by("of", "sequence").agg(pl.col("len").n_unique() > 1).filter("len")
+    numbered = (pl.col("sequence").min() >= 0) & ~apart
+    return rows.select(numbered.over("of") & ~pl.col("of").is_in(uneven["of"].unique().implode())).to_series()
+
+
+def _by_sequence(rows: pl.DataFrame) -> Ints:
+    """[N] instance numbers in each group `of`, from 0, by sequence number and place in a coalesced call."""
+    place = rows.select(pl.int_range(pl.len()).over("of", "rank", "sequence")).to_series().to_numpy()
+    of, sequence = rows["of"].to_numpy(), rows["sequence"].to_numpy()
+    order = np.lexsort((place, sequence, of))
+    other_group = np.diff(of[order], prepend=of[order][:1]) != 0
+    new = other_group | (np.diff(sequence[order], prepend=sequence[order][:1]) != 0)
+    new |= np.diff(place[order], prepend=place[order][:1]) != 0
+    total = np.cumsum(new)
+    first = np.maximum.accumulate(np.where(other_group, total, 0))
+    numbers = np.empty(order.size, np.int64)
+    numbers[order] = total - first
+    return numbers
+
+
 def _match_group(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
-    """Instance numbers of one group's rows in one window, from 0; their places in the order; problems."""
-    if part["op"].is_in(NUMBERED_APART).any() and not _counted_by_pair(part):
-        numbers, places, problems = _by_order(part)
-        known = _by_sequence(part) if problems and _agreed(part) else None
-        return (numbers, places, problems) if known is None else (known, known, [])
-    known = _by_sequence(part)
-    return _by_order(part) if known is None else (known, known, [])
+    """Instance numbers of one group's rows in one window, from 0; their places in the order; problems.
+
+    Args:
+        part: rows whose sequence numbers do not decide, or may not, since they are of messages.
+    """
+    numbers, places, problems = _by_order(part)
+    messages = part["op"].is_in(NUMBERED_APART).any() and not _counted_by_pair(part)
+    if problems and messages and _counted_alike(part) and _agreed(part):
+        numbers = places = _by_sequence(part)
+        problems = []
+    return numbers, places, problems
 
 
-def _covering(ranks: Ints, places: Ints) -> Ints:
+def _counted_alike(part: pl.DataFrame) -> bool:
+    """Whether all rows have sequence numbers, and all ranks as many of each."""
+    calls = part.group_by("sequence", "rank").len()
+    even = calls.group_by("sequence").agg(pl.col("len").n_unique() == 1)["len"].all()
+    return bool((part["sequence"] >= 0).all() and even)
+
+
+def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
     """[N] on how many ranks what was recorded reaches from a row's place, or before, to there, or beyond.
 
     Ranks without a place may have recorded anything.
+
+    Args:
+        of: [N] the group of each row.
+        ranks: [N] its rank.
+        places: [N] its place in the order of the group, or `UNPLACED`.
     """
     placed = places != UNPLACED
-    extents = [places[placed & (ranks == rank)] for rank in np.unique(ranks)]
-    first, last = (np.sort([edge(own) for own in extents if own.size]) for edge in (np.min, np.max))
-    within = np.searchsorted(first, places, "right") - np.searchsorted(last, places, "left")
-    return np.where(placed, within + sum(not own.size for own in extents), len(extents))
-
-
-def _by_sequence(part: pl.DataFrame) -> Ints | None:
-    """Instance numbers of rows with sequence numbers; None where those do not decide.
-
-    Parts of one coalesced call share its number: they are distinguished by their order in it, where all ranks
-    hold as many.
-    """
-    if part["sequence"].min() < 0:  # type: ignore[operator]
-        return None
-    call = ["rank", "sequence"]
-    parts = part.select(*call, place=pl.int_range(pl.len()).over(call), of=pl.len().over(call))
-    if (parts.group_by("sequence").agg(pl.col("of").n_unique())["of"] > 1).any():
-        return None
-    number = pl.struct("sequence", "place").rank("dense").cast(pl.Int64) - 1
-    return parts.select(number).to_series().to_numpy()
+    lowest, highest = places.min(where=placed, initial=0), places.max(where=placed, initial=0)
+    # Groups one behind the other on one axis: those before, and those behind, cancel out.
+    at = of * (highest - lowest + 1) + (places - lowest) * placed
+    rows = pl.DataFrame({"of": of, "rank": ranks, "at": at, "placed": placed})
+    known = (
+        rows.filter("placed").group_by("of", "rank").agg(first=pl.col("at").min(), last=pl.col("at").max())
+    )
+    first, last = (np.sort(known[name].to_numpy()) for name in ("first", "last"))
+    within = np.searchsorted(first, at, "right") - np.searchsorted(last, at, "left")
+    everywhere = rows.select(pl.col("rank").n_unique().over("of")).to_series().to_numpy()
+    located = rows.select(pl.col("rank").filter("placed").n_unique().over("of")).to_series().to_numpy()
+    covering: Ints = np.where(placed, within + everywhere - located, everywhere)
+    return covering
 
 
 def _counted_by_pair(part: pl.DataFrame) -> bool:
@@ -204,7 +245,9 @@ def _by_order(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
     symmetric = part["op"].is_in(SAME_SIZE_EVERYWHERE).to_numpy()
     sizes = part["bytes_in"].to_numpy()
     ends = (part["start_ns"] + part["duration_ns"]).to_numpy()
-    members = {int(rank): np.flatnonzero(ranks == rank) for rank in np.unique(ranks)}
+    each, sizes_of_ranks = np.unique(ranks, return_counts=True)
+    parts = np.split(np.argsort(ranks, kind="stable"), np.cumsum(sizes_of_ranks)[:-1])
+    members = dict(zip(each.tolist(), parts, strict=True))
     reference = max(members, key=lambda rank: (members[rank].size, -rank))
     first = members[reference]
     numbers, places = np.full(ranks.size, -1, np.int64), np.full(ranks.size, UNPLACED)

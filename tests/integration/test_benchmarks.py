@@ -48,6 +48,7 @@ TINY = {
     "speed.fabric": ["--hosts", "4", "--json"],
     "speed.import_kineto": ["trace.json.gz", "--rounds", "1", "--json"],
     "speed.overhead": ["--rounds", "1", "--steps", "40", "--short", "500", "--long", "500", "--json"],
+    "speed.ranks": ["--ranks", "8", "16", "--rounds", "1", "--json"],
     "speed.startup": ["--json"],
     "unchanged": [SAMPLE, "-o", "out.json"],
     "watch.scale": ["--ranks", "8", "--cases", "straggler"],

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from dpro.replay.alignment.align import Alignment, align
+from dpro.replay.alignment.clocks import on_lines
 from dpro.replay.peers import teams_in_groups
-from dpro.units import NS_PER_S
 
 MESSAGES = ("send", "recv")
 COALESCED = ":coalesced"  # what the flight recorder calls several messages that go as one ends with
@@ -319,16 +319,5 @@ def _clocks(rows: AlwaysOn) -> Alignment:
 
 
 def _moved(frame: pl.DataFrame, column: str, clocks: Alignment) -> pl.DataFrame:
-    """A table with its times on the reference clock, all ranks at once, as `Line.offset_at` computes them."""
-    lines = [(rank, clock.line) for (rank, _), clock in clocks.clocks.items()]
-    known = pl.DataFrame(
-        [(rank, line.reference_ns, line.offset_ns, line.drift_ppb) for rank, line in lines],
-        schema={"rank": pl.Int32, "reference_": pl.Int64, "offset_": pl.Int64, "drift_": pl.Int64},
-        orient="row",
-    )
-    since = pl.col(column) - pl.col("reference_")
-    seconds, rest = since // NS_PER_S, since % NS_PER_S
-    ahead = pl.col("offset_") + seconds * pl.col("drift_") + rest * pl.col("drift_") // NS_PER_S
-    joined = frame.join(known, on="rank", how="left", maintain_order="left")
-    moved = joined.with_columns((pl.col(column) - ahead).fill_null(pl.col(column)).alias(column))
-    return moved.drop("reference_", "offset_", "drift_")
+    lines = {rank: clock.line for (rank, _), clock in clocks.clocks.items()}
+    return on_lines(frame, "rank", lines, [column])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.alignment.clocks import ClockLine, fit_bounded, fit_scattered
+from dpro.replay.alignment.clocks import ClockLine, fit_bounded, fit_scattered, on_lines
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 TODAY = 1_700_000_000 * S
@@ -33,6 +34,20 @@ def test_aligned_times_are_those_of_integers_without_bound_and_keep_their_order(
     exact = [t - line.offset_ns - (t - line.reference_ns) * line.drift_ppb // S for t in sorted(times)]
     assert np.abs(aligned - np.array(exact)).max() <= 1  # whole seconds and the rest are rounded apart
     assert (np.diff(aligned) >= 0).all()
+
+
+@given(
+    st.lists(lines, min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 5), st.none() | times_of_day), max_size=12),
+)
+def test_all_clocks_at_once_are_moved_as_each_by_itself(some, rows):
+    frame = pl.DataFrame(rows, schema={"clock": pl.Int32, "time": pl.Int64}, orient="row")
+    moved = on_lines(frame, "clock", dict(enumerate(some)), ["time"])["time"].to_list()
+    expected = [
+        time if time is None or clock >= len(some) else int(some[clock].aligned(np.array([time]))[0])
+        for clock, time in rows
+    ]
+    assert moved == expected
 
 
 def test_a_level_clock_that_scatters_has_no_drift():

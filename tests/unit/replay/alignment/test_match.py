@@ -207,6 +207,46 @@ def test_a_rank_whose_order_cannot_be_matched_may_have_recorded_anything():
     assert matching.rows["covering"].to_list() == [2] * 24
 
 
+@settings(max_examples=25)
+@given(st.integers(0, 2**31), st.integers(2, 5), st.booleans())
+def test_groups_and_windows_are_matched_each_by_itself(seed, num_groups, numbered):
+    noise = np.random.default_rng(seed)
+    parts = []
+    for group in range(num_groups):
+        calls = [
+            (rank, number if numbered or group % 2 else -1, int(10 * number + noise.integers(1, 9)))
+            for rank in range(int(noise.integers(1, 4)))
+            for number in range(int(noise.integers(0, 4)), int(noise.integers(4, 9)))
+        ]
+        parts.append(_gathered(*calls, group=f"group {group // 2}", window=group % 2))
+    rows = pl.concat(parts).with_columns(collective_id=pl.int_range(pl.len()))
+    together = match_collectives(rows, SPANS.empty()).rows
+    apart = [match_collectives(part, SPANS.empty()).rows for _, part in rows.group_by("window", "group")]
+    facts = ["members", "expected", "covering"]
+    alone = pl.concat(apart).sort("collective_id")
+    assert together.sort("collective_id").select(facts).equals(alone.select(facts))
+    for _, part in together.group_by("window", "group"):
+        same = part.join(alone, on="collective_id").select(now=pl.col("instance"), then="instance_right")
+        assert same.unique().height == same["now"].n_unique() == same["then"].n_unique()
+    of_group = together.group_by("instance").agg(pl.struct("window", "group").n_unique())
+    assert (of_group["window"] == 1).all()
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**31))
+def test_covering_counts_the_ranks_that_recorded_from_before_to_behind(seed):
+    noise = np.random.default_rng(seed)
+    extents = [sorted(noise.integers(0, 12, 2).tolist()) for _ in range(4)]
+    calls = [
+        (rank, number, 10 * number)
+        for rank, (first, last) in enumerate(extents)
+        for number in range(first, last + 1)
+    ]
+    rows = match_collectives(_gathered(*calls), SPANS.empty()).rows.sort("collective_id")
+    expected = [sum(first <= number <= last for first, last in extents) for _, number, _ in calls]
+    assert rows["covering"].to_list() == expected
+
+
 def test_groups_of_one_rank_are_never_one_collective_though_they_share_a_name():
     calls = _gathered((0, 3, 10), (1, 3, 10)).with_columns(
         group_ranks=pl.Series([[0], [1]], dtype=COLLECTIVES.dtypes["group_ranks"])
