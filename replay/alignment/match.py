@@ -97,7 +97,7 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     groups = rows.select("window", "key").unique(maintain_order=True).with_row_index("of")
     rows = rows.join(groups, on=["window", "key"], how="left", maintain_order="left").with_row_index("row")
     numbers = np.full(rows.height, -1, np.int64)
-    numbered = rows.filter(_numbered_alike(rows))
+    numbered = rows.filter(_numbers_decide(rows))
     numbers[numbered["row"].to_numpy()] = _by_sequence(numbered)
     places = numbers.copy()
     refused: list[str] = []
@@ -143,7 +143,7 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
     return rows.with_columns(own=own).with_columns(name=of_lane).select(key=key)["key"]
 
 
-def _numbered_alike(rows: pl.DataFrame) -> pl.Series:
+def _numbers_decide(rows: pl.DataFrame) -> pl.Series:
     """[N] whether sequence numbers say which rows of the group `of` are one collective.
 
     Parts of one coalesced call share its number: all ranks must hold as many.
@@ -178,13 +178,13 @@ def _match_group(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
     """
     numbers, places, problems = _by_order(part)
     messages = part["op"].is_in(NUMBERED_APART).any() and not _counted_by_pair(part)
-    if problems and messages and _counted_alike(part) and _agreed(part):
+    if problems and messages and _same_counts(part) and _agreed(part):
         numbers = places = _by_sequence(part)
         problems = []
     return numbers, places, problems
 
 
-def _counted_alike(part: pl.DataFrame) -> bool:
+def _same_counts(part: pl.DataFrame) -> bool:
     """Whether all rows have sequence numbers, and all ranks as many of each."""
     calls = part.group_by("sequence", "rank").len()
     even = calls.group_by("sequence").agg(pl.col("len").n_unique() == 1)["len"].all()
