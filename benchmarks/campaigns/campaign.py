@@ -129,7 +129,7 @@ def _start(design: CampaignDesign, folder: Path) -> subprocess.Popen[bytes]:
     asked = ["--step-s", STEP_S, "--every", design.every, "--save-s", SAVE_S]
     job = [JOB, folder, *asked, *(["--in-background"] if design.in_background else [])]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", 1000, "--nproc-per-node"]
-    launcher = [*torchrun, RANKS] if design.hosts == 1 else [HOSTS, folder, design.repair_s]
+    launcher = [*torchrun, RANKS] if design.hosts == 1 else [HOSTS, folder, design.repair_s, design.least]
     record = [sys.executable, "-m", "dpro", "record", "--no-windows", "-o", folder / "run"]
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from benchmarks.campaigns.campaign import Campaign
-from benchmarks.campaigns.design import CampaignDesign
+from benchmarks.campaigns.campaign import RANKS, Campaign
+from benchmarks.campaigns.design import KEEP_ALIVE_S, KEEP_ALIVE_TIMES, LAST_CALL_S, CampaignDesign
+from dpro.arrays import Floats
 from dpro.goodput.account import CHECKPOINT, EVALUATION, FINISH, PRODUCTIVE, STRAGGLER, WARM_UP
 from dpro.goodput.designs import changed
 from dpro.goodput.document import JobLife, life_of
@@ -23,7 +24,7 @@ from dpro.opening import ensure_finished
 from dpro.store import open_run
 from dpro.units import NS_PER_S, S_PER_H
 
-JOBS = 20  # simulated, since the share of time that a failure finds of a step is left to chance
+JOBS = 200  # simulated, since where in a step a failure comes is left to chance
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,15 @@ class Progress:
     """What a job did, by its own log.
 
     Attributes:
-        productive_s: in steps that were done for the first time.
-        repeated_s: in steps that were done again.
+        productive_s: in steps that were done for the first time, and are done at the end.
+        whole_s: of that, what it is worth with all ranks: a step of half of them counts half.
+        repeated_s: in steps that were done again, or are still to be.
         saving_s: in which it stood for a save.
         wall_s: all the time of the campaign.
     """
 
     productive_s: float
+    whole_s: float
     repeated_s: float
     saving_s: float
     wall_s: float
@@ -49,23 +52,26 @@ def logged_progress(campaign: Campaign) -> Progress:
     Args:
         campaign: which.
     """
-    productive = repeated = saving = 0.0
-    reached, before_s, saved_s = 0, 0.0, 0.0
-    for line in campaign.logged(0):
+    lines = campaign.logged(0)
+    at_end = next((line["done"] for line in reversed(lines) if "done" in line), 0)
+    productive = whole = repeated = saving = 0.0
+    reached, before_s, saved_s, size = 0, 0.0, 0.0, 1.0
+    for line in lines:
         if "resumed" in line:
-            before_s, saved_s = line["at_s"], 0.0
+            before_s, saved_s, size = line["at_s"], 0.0, line.get("ranks", RANKS) / RANKS
         elif "save" in line:
             saving += line["took_s"]
             saved_s = line["took_s"]
         else:
             took_s = line["at_s"] - before_s - saved_s
             before_s, saved_s = line["at_s"], 0.0
-            if line["done"] > reached:
+            if reached < line["done"] <= at_end:
                 productive += took_s
-                reached = line["done"]
+                whole += took_s * size
             else:
                 repeated += took_s
-    return Progress(productive, repeated, saving, campaign.ended_s - campaign.begun_s)
+            reached = max(reached, line["done"])
+    return Progress(productive, whole, repeated, saving, campaign.ended_s - campaign.begun_s)
 
 
 def life(campaign: Campaign) -> JobLife:
@@ -100,8 +106,8 @@ def _warm_up_again_s(found: JobLife) -> float:
     return float(again["duration_ns"].sum() / NS_PER_S)
 
 
-def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s: float) -> float:
-    """The goodput of a design from the stages of a job of another, with the failures that came.
+def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s: float) -> Floats:
+    """[S] the goodput of a design from the stages of a job of another, with the failures that came.
 
     Args:
         base: of the job that it is predicted from.
@@ -110,7 +116,13 @@ def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s
         stall_s: what a save in the background stalls.
     """
     recovery = stages_of(base)
-    given = {"stall": stall_s, "detect": design.detect_s, "repair": design.repair_s / S_PER_H}
+    given = {
+        "stall": stall_s,
+        "detect": design.detect_s,
+        "repair": design.repair_s / S_PER_H,
+        # A host that failed is missed, and the others are waited for.
+        "wait": KEEP_ALIVE_S * KEEP_ALIVE_TIMES + LAST_CALL_S,
+    }
     for edit in design.edits:
         recovery = changed(recovery, edit.format(**given))
     # What comes once, before the first start of processes and after the last step, is as in the base.
@@ -121,7 +133,7 @@ def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s
     failures = logged(times, np.ones(len(times), bool), hangs)
     wall_s = campaign.ended_s - campaign.begun_s
     found = simulate(recovery, failures, wall_s - launch_s - finish_s, np.random.default_rng(0), JOBS)
-    return float(found.seconds[:, 0].mean()) / wall_s
+    return np.asarray(found.seconds[:, 0] / wall_s)
 
 
 def _seconds(found: JobLife) -> dict[str, float]:

@@ -15,6 +15,7 @@ class CampaignDesign:
         in_background: whether it saves while it trains.
         detect_s: how long a rank that stands still is left alone.
         hosts: that it has, a torchrun each.
+        least: hosts that it goes on with while one is away.
         repair_s: how long a host that failed is away.
         edits: the same as changes to the recovery of `SHORT`.
     """
@@ -24,21 +25,27 @@ class CampaignDesign:
     in_background: bool
     detect_s: float
     hosts: int
+    least: int
     repair_s: float
     edits: tuple[str, ...]
 
 
 STEP_S, SAVE_S = 0.25, 1.0
-# Of torchrun where it has two hosts: signs of life are this long apart, and this many may be missing.
-KEEP_ALIVE_S, KEEP_ALIVE_TIMES = 1, 2
+# Of torchrun where it has two hosts: signs of life are this long apart, and this many may be missing; once
+# there are enough hosts, it waits for more of them.
+KEEP_ALIVE_S, KEEP_ALIVE_TIMES, LAST_CALL_S = 1, 5, 4
 
-SHORT = CampaignDesign("short interval", 20, False, 3.0, 1, 0.0, ())
+SHORT = CampaignDesign("short interval", 20, False, 3.0, 1, 1, 0.0, ())
 DESIGNS = (
     SHORT,
-    CampaignDesign("long interval", 120, False, 3.0, 1, 0.0, ("checkpoint:every=120",)),
-    CampaignDesign("in the background", 20, True, 3.0, 1, 0.0, ("async:stall={stall}",)),
-    CampaignDesign("slow detection", 20, False, 15.0, 1, 0.0, ("detect:s={detect}",)),
+    CampaignDesign("long interval", 120, False, 3.0, 1, 1, 0.0, ("checkpoint:every=120",)),
+    CampaignDesign("in the background", 20, True, 3.0, 1, 1, 0.0, ("async:stall={stall}",)),
+    CampaignDesign("slow detection", 20, False, 15.0, 1, 1, 0.0, ("detect:s={detect}",)),
     CampaignDesign(
-        "no spare", 20, False, 3.0, 2, 12.0, ("spares:hosts=0,repair={repair}",),
+        "no spare", 20, False, 3.0, 2, 2, 12.0, ("spares:hosts=0,repair={repair}",),
+    ),
+    CampaignDesign(
+        "one replica fewer", 20, False, 3.0, 2, 1, 30.0,
+        ("hosts:count=2", "smaller:replicas=2,repair={repair},wait={wait}"),
     ),
 )  # fmt: skip

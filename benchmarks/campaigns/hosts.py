@@ -1,7 +1,8 @@
 """Two hosts of a job on one machine: a torchrun each, of which the second is started again after it failed.
 
-`python hosts.py FOLDER REPAIR_S SCRIPT ARGUMENT...`. It ends when the first host's torchrun ends.
-The pid of the second is in the file `host-1`, for who wants to kill it.
+`python hosts.py FOLDER REPAIR_S LEAST SCRIPT ARGUMENT...`, where LEAST is the number of hosts that the job
+goes on with. It ends when the first host's torchrun ends. The pid of the second is in the file `host-1`, for
+who wants to kill it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it runs as a script
 
-from benchmarks.campaigns.design import KEEP_ALIVE_S, KEEP_ALIVE_TIMES
+from benchmarks.campaigns.design import KEEP_ALIVE_S, KEEP_ALIVE_TIMES, LAST_CALL_S
 
 POLL_S = 0.05
 END_S = 10.0
@@ -22,7 +23,7 @@ END_S = 10.0
 
 def main() -> int:
     """Start both, and the second again; returns the first one's exit code."""
-    folder, repair_s = Path(sys.argv[1]), float(sys.argv[2])
+    folder, repair_s, least = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -32,9 +33,10 @@ def main() -> int:
             "is_host": int(host == 0),
             "keep_alive_interval": KEEP_ALIVE_S,
             "keep_alive_max_attempt": KEEP_ALIVE_TIMES,
+            "last_call_timeout": LAST_CALL_S,
         }
         options = {
-            "nnodes": 2,
+            "nnodes": f"{least}:2",
             "nproc-per-node": 1,
             "max-restarts": 1000,
             "rdzv-backend": "c10d",
@@ -43,7 +45,7 @@ def main() -> int:
             "rdzv-conf": ",".join(f"{name}={value}" for name, value in settings.items()),
         }
         command = [f"--{name}={value}" for name, value in options.items()]
-        return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *command, *sys.argv[3:]])
+        return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *command, *sys.argv[4:]])
 
     first, second = start(0), start(1)
     (folder / "host-1").write_text(str(second.pid))

@@ -91,7 +91,8 @@ def main() -> None:
     saved: Future[Any] | None = None
     stopping = torch.zeros(1)
     with (asked.folder / f"log-{rank}.jsonl").open("a", buffering=1) as log:
-        log.write(json.dumps({"resumed": int(state["done"]), "at_s": time.time()}) + "\n")
+        resumed = {"resumed": int(state["done"]), "ranks": dist.get_world_size(), "at_s": time.time()}
+        log.write(json.dumps(resumed) + "\n")
         while not stopping:
             time.sleep(asked.step_s)
             model(torch.ones(4, 256)).sum().backward()

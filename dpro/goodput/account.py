@@ -3,11 +3,12 @@
 In: attempts, and the share of a step that each loses to stragglers. Out: a frame of pieces by class. These
 add up to the wall time of all ranks; what is not known is `set_up` or `down`.
 
-    productive      steps, each the first time that it was done
+    productive      steps, each the first time that it was done, if it is done at the end
     straggler       of those, what findings of single slow ranks, hosts and links say that healing would save
     evaluation      work without gradients, beyond what steps usually have of it; of steps done the first time
     checkpoint      training stood while a checkpoint was saved, by this rank or by one that it waited for
-    repeated        steps, and parts of steps, that an earlier attempt had done after its last checkpoint
+    repeated        steps, and parts of steps, that were lost: after the last checkpoint of an earlier attempt
+                    they are done again, or are still to be
     hang            after the last step of an attempt that failed, until its processes were ended
     warm_up         what the first steps of an attempt take longer than typical ones: compilation, caches
     load            training stood while a checkpoint was loaded
@@ -98,7 +99,7 @@ def totals(accounted: pl.DataFrame) -> pl.DataFrame:
 
 
 def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
-    """With `local`, a step's number in its attempt, and `again`, whether an earlier attempt had done it."""
+    """With `local`, a step's number in its attempt, and `again`: done before, or lost at the end."""
     first = {each.number: each.first_step for each in attempts}
     local = pl.when(pl.col("doing") == FIRST).then(0).otherwise("step").alias("local")
     begun = pieces.with_columns(
@@ -108,7 +109,9 @@ def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFram
     job = begun.with_columns(step=pl.when(is_step).then(pl.col("first") + pl.col("local")).otherwise(-1))
     done = job.group_by("attempt").agg(pl.col("step").max()).sort("attempt")
     reached = done.select("attempt", reached=pl.col("step").cum_max().shift(1, fill_value=-1))
-    again = is_step & (pl.col("step") <= pl.col("reached"))
+    # Where the last attempt that stepped stands: what others had done beyond is still to be done again.
+    at_end = done.filter(pl.col("step") >= 0)["step"].tail(1).sum()
+    again = is_step & ((pl.col("step") <= pl.col("reached")) | (pl.col("step") > at_end))
     return job.join(reached, on="attempt", how="left", maintain_order="left").with_columns(again=again)
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats
 
+MIN_STEP = 0.1  # of the mean step: no attempt steps faster, however they differ
 MAX_CYCLES = 1_000_000  # starts of a job in the time that is simulated
 CLASSES = ("productive", "smaller", "checkpoint", "repeated", "hang", "start", "down", "waiting")
 
@@ -50,6 +51,8 @@ class Recovery:
         wait_s: how long the others wait for more hosts before they go on without one.
         warm_s: of a start, what its first steps take longer.
         writers: ranks that write a checkpoint.
+        step_noise: by what share of it steps differ, as where the machine or the network is shared: the
+            mean of n steps has this standard deviation over the root of n.
     """
 
     step_s: float
@@ -72,6 +75,7 @@ class Recovery:
     wait_s: float = 0.0
     warm_s: float = 0.0
     writers: int = 1
+    step_noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,10 @@ def _cycle(
     fails = running & (failure_s <= until_s)
     grows = running & ~fails & (grown_s <= until_s)
     state.spend("start", np.where(running, np.minimum(until_s - begun_s, recovery.start_s), 0.0))
-    _train(state, np.where(running, until_s - state.now_s, 0.0), size, fails | grows)
+    run_s = np.where(running, until_s - state.now_s, 0.0)
+    noise = recovery.step_noise / np.sqrt(np.maximum(run_s / recovery.step_s, 1.0))
+    usual_s = recovery.step_s * np.maximum(1.0 + noise * rng.standard_normal(len(size)), MIN_STEP)
+    _train(state, run_s, size, usual_s, fails | grows)
     state.failures += fails
     by_chance, of_host = rng.random(len(size)), rng.random(len(size)) < failures.of_hosts(hosts)
     hang = failures.hanging(until_s) if failures.hanging else by_chance < recovery.hangs
@@ -210,10 +217,10 @@ def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[ND
         state.spend("waiting", np.where(waits, until_s - state.now_s, 0.0))
 
 
-def _train(state: _State, run_s: Floats, size: Floats, stops: Bools) -> None:
+def _train(state: _State, run_s: Floats, size: Floats, usual_s: Floats, stops: Bools) -> None:
     """Steps and checkpoints for a time, at whose end some jobs lose what is in no whole checkpoint."""
     recovery = state.recovery
-    step_s = recovery.step_s * np.where(size < 1, recovery.slower, 1.0)
+    step_s = usual_s * np.where(size < 1, recovery.slower, 1.0)
     counts = np.ones_like(size) if recovery.keeps_batch else size
     work_s = recovery.every * step_s if recovery.every else np.full_like(step_s, np.inf)
     cycle_s = work_s + recovery.stall_s
@@ -230,7 +237,7 @@ def _train(state: _State, run_s: Floats, size: Floats, stops: Bools) -> None:
     state.steps += kept * counts
     state.spend("checkpoint", stalls_s)
     productive_s = np.where(stops, kept * step_s, run_s - stalls_s)
-    full_s = productive_s * counts * recovery.step_s / step_s  # what it counts, in time at full size
+    full_s = productive_s * counts * usual_s / step_s  # what it counts, in time at full size
     state.spend("productive", full_s)
     state.spend("smaller", productive_s - full_s)
     state.spend("repeated", run_s - stalls_s - productive_s)

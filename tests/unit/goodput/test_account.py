@@ -59,6 +59,24 @@ def test_steps_after_the_checkpoint_are_done_again(tmp_path):
     assert [each.first_step for each in attempts_of([run])] == [0, 3]
 
 
+def test_steps_that_are_not_done_again_by_the_end_are_lost(tmp_path):
+    first, second = two_attempts(save_at=3)
+    second = WrittenAttempt(begin=second.begin)
+    second.checkpoint("load", second.begin + 3.25, 0.5, "/c", inode=7, modified_ns=70)
+    found = seconds(job(tmp_path, [first, second.ended(second.trained(2), code=1)]))
+    # Steps 0 to 4 are done at the end; steps 5 to 9 are lost, steps 3 and 4 were done twice, one was cut off.
+    assert found["productive"] == pytest.approx(2 * 5)
+    assert found["repeated"] == pytest.approx(2 * (5 + 2 + 1))
+
+
+def test_attempt_that_did_no_step_loses_nothing_of_others(tmp_path):
+    first = WrittenAttempt(begin=0)
+    first.ended(first.trained(10), code=1)
+    second = WrittenAttempt(begin=30)
+    second.trained(0)
+    assert seconds(job(tmp_path, [first, second.ended(40, code=1)]))["productive"] == pytest.approx(2 * 10)
+
+
 def test_classes_add_up_to_the_wall_time_of_all_ranks_without_gaps(tmp_path):
     run = job(tmp_path, two_attempts())
     pieces, notes = account(attempts_of([run]), {0: 0.3})

@@ -16,7 +16,7 @@ from dpro.goodput.rates import PRESETS, FailureRate, own_rate, rate_of_log, rate
 from dpro.goodput.simulate import Recovery
 from dpro.goodput.stages import SeenFailures, stages_of
 from tests.commands import dpro, refused
-from tests.lives import WrittenAttempt, job
+from tests.lives import WrittenAttempt, job, ns
 
 JOB = Recovery(
     step_s=2, every=500, stall_s=30, background_s=0, start_s=300, down_s=60, detect_s=600, hosts=64, warm_s=60
@@ -70,6 +70,58 @@ def test_attempts_that_stood_long_hung_and_others_ended_by_themselves(tmp_path):
     assert found.crash_s == pytest.approx(0.2)
     assert found.hangs == pytest.approx(2 / 3)
     assert found.step_s == pytest.approx(1.0)
+
+
+def test_process_that_is_killed_in_a_long_step_did_not_hang(tmp_path):
+    # Two of 40 steps take 4 s: one moment in six is in such a step, so a failure finds it often.
+    first = WrittenAttempt(begin=0)
+    end = first.trained(40, longer={10: 3.0, 20: 3.0})
+    first.ended(end + 3.5, code=1)
+    second = WrittenAttempt(begin=end + 5)
+    second.ended(second.trained(10))
+    found = stages_of(life_of([job(tmp_path, [first, second])]))
+    assert found.hangs == 0
+    assert found.crash_s == pytest.approx(2.5)
+
+
+def test_others_that_end_late_did_not_hang_where_one_process_was_gone_at_once(tmp_path):
+    first = WrittenAttempt(begin=0)
+    end = first.trained(40)
+    first.ended(end + 0.5, code=1)
+    first.workers[1]["ended_ns"] = ns(end + 7)
+    second = WrittenAttempt(begin=end + 9)
+    second.ended(second.trained(10))
+    assert stages_of(life_of([job(tmp_path, [first, second])])).hangs == 0
+
+
+def test_job_that_goes_on_with_fewer_ranks_has_the_stages_of_those_that_are_there(tmp_path):
+    first = WrittenAttempt(begin=0)
+    end = first.trained(20)
+    first.checkpoint("save", 4 + 10.5, 0.25, "/c")
+    first.ended(end, code=1)
+    smaller = WrittenAttempt(begin=end + 3, ranks=1)
+    later = smaller.trained(20)
+    smaller.checkpoint("save", smaller.begin + 4 + 10.5, 0.25, "/c")
+    smaller.ended(later, code=1)
+    last = WrittenAttempt(begin=later + 3)
+    last.ended(last.trained(20))
+    found = stages_of(life_of([job(tmp_path, [first, smaller, last])]))
+    assert found.step_s == pytest.approx(1.0, rel=0.02)
+    assert found.start_s == pytest.approx(4.0, rel=0.02)
+    assert found.down_s == pytest.approx(3.0)
+
+
+def test_slow_steps_that_come_together_move_the_mean_of_many(tmp_path):
+    together, apart = WrittenAttempt(begin=0), WrittenAttempt(begin=0)
+    together.ended(together.trained(101, longer=dict.fromkeys(range(20, 30), 1.0)))
+    apart.ended(apart.trained(101, longer=dict.fromkeys(range(5, 101, 10), 1.0)))
+    noise = [
+        stages_of(life_of([job(tmp_path / name, [each])])).step_noise
+        for name, each in (("together", together), ("apart", apart))
+    ]
+    # One of ten means of ten steps is 2 s, the others 1 s: they deviate by 0.32 s of 1.1 s, times root 10.
+    assert noise[0] == pytest.approx(10**0.5 * 0.1**0.5 / 1.1, rel=0.05)
+    assert noise[1] < 0.1
 
 
 def test_one_model_of_failures_explains_a_small_and_a_large_job():

@@ -41,6 +41,21 @@ def test_failure_costs_what_was_done_since_the_last_checkpoint():
     )
 
 
+def test_failure_close_to_a_checkpoint_is_before_or_after_it_as_far_as_steps_differ():
+    # The ninth checkpoint is whole 113 s after the start; the failure comes 1 s later.
+    failures = logged(np.array([5 + 9 * 12 + 1.0]), np.zeros(1, bool))
+
+    def lost_s(noise):
+        noisy = replace(PLAIN, step_noise=noise)
+        return simulate(noisy, failures, 118, np.random.default_rng(0), 2000).seconds[:, 3]
+
+    assert lost_s(0.0) == pytest.approx(1.0)
+    # The mean of 109 steps is 0.5 / sqrt(109) = 0.048 s off. Above 1.011 s (z = 0.23) there are eight
+    # checkpoints by then, below 0.989 s the ninth is more than 2 s ago.
+    assert np.mean(lost_s(0.5) > 2) == pytest.approx(0.82, abs=0.03)
+    assert lost_s(0.5).max() == pytest.approx(10, abs=2)
+
+
 def test_checkpoint_in_the_background_is_lost_until_it_is_written():
     recovery = replace(PLAIN, stall_s=0, background_s=6)
     assert run(recovery, [5 + 10 + 5], 20)["repeated"] == 15  # written at 16
