@@ -24,7 +24,7 @@ from .patching import keep_compiler_out, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
 from .process import exits, preemption, requests, stacks, starting
 from .recorder import Recorder
-from .serving import transformers
+from .serving import sglang, transformers, vllm
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming
 from .windows import windows
 
@@ -54,8 +54,8 @@ def install(launch: str) -> None:
     # what a window found is saved before what ends with it.
     for probe in (
         starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, inference,
-        model_calls, mesh, pipelining, megatron, deepspeed, transformers, windows, stalls, flight, buckets,
-        wall, peers, exits, preemption, stacks,
+        model_calls, mesh, pipelining, megatron, deepspeed, transformers, vllm, sglang, windows, stalls,
+        flight, buckets, wall, peers, exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

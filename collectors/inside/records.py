@@ -43,6 +43,7 @@ LOSS = 23  # when gradients of a number were asked for, and the bits of that num
 OPERATION = 24  # of a pipeline: start, end, place of its chunk << 32 | micro-batch, index in OPERATIONS
 ENGINE = 25  # an iteration of a server's engine: start, end, tokens of prompts, tokens that follow prompts
 BATCH = 26  # the same: start, its requests, tokens of context, requests that waited (-1: unknown)
+KV_CACHE = 27  # the same: start, requests that waited for blocks of the KV cache, requests that lost theirs
 
 RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 SIZE = RECORD.size

@@ -18,6 +18,7 @@ from dpro.collectors.convert.process import convert_process, convert_so_far, mov
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess, processes, unreadable
 from dpro.collectors.convert.windows.cost import worst
+from dpro.collectors.convert.work.served import write_engines
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import IMPORTED, LACKS, SHOWN
 from dpro.collectors.job.agreement import disagreement
@@ -96,6 +97,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
             f"the job began {len(earlier) + 1} times: this is the last, what came before is in {ATTEMPTS}/"
         )
     whole = not lost
+    write_engines(launch)
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
             move_process(launch.run, process, folder)

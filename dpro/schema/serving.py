@@ -35,6 +35,10 @@ REQUESTS = Table(
         "prompt_tokens": Column(pl.Int64, "Tokens of its prompt; -1 unknown."),
         "cached_tokens": Column(pl.Int64, "Tokens of its prompt found in the prefix cache; -1 unknown."),
         "output_tokens": Column(pl.Int64, "Tokens that were made; -1 unknown."),
+        "evictions": Column(
+            pl.Int64, "How often it lost its blocks of the KV cache, and was computed again; -1 unknown.", -1
+        ),
+        "evicted_ns": Column(pl.Int64, "From each of these losses until it ran again, in all.", 0),
         "outcome": Column(Outcome, "How it ended.", "unknown"),
         "source": Column(pl.String, "What the row was read from.", ""),
     },
@@ -58,6 +62,12 @@ ITERATIONS = Table(
             pl.Int64, "Tokens in the KV cache that the batch attends to, summed over requests; -1 unknown."
         ),
         "waiting": Column(pl.Int64, "Requests that waited when the batch was made; -1 unknown."),
+        "kv_waiting": Column(
+            pl.Int64, "Requests of those, where no blocks of the KV cache were free for one; -1 unknown.", -1
+        ),
+        "evicted": Column(
+            pl.Int64, "Requests that lost their blocks of the KV cache when it was made; -1 unknown.", -1
+        ),
         "source": Column(pl.String, "What its batch was read from: hook, annotation, shapes.", ""),
     },
     ("rank", "start_ns", "iteration"),

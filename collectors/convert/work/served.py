@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
+from dpro.collectors.inside.names import ENGINE, ENGINES
 from dpro.collectors.inside.names import REQUESTS as LINES
+from dpro.collectors.launch.recording import Launch
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.schema.serving import kind_of_batch
+from dpro.store import write_part
 
 HOOK = "hook"
 
@@ -30,18 +34,20 @@ def iterations(process: RecordedProcess, recorded: Sequence[records.Record]) -> 
         recorded: its records.
     """
     batches = {r.a: (r.b, r.c, r.d) for r in recorded if r.kind == records.BATCH}
+    lacking = {r.a: (r.b, r.c) for r in recorded if r.kind == records.KV_CACHE}
     rows = [
-        (r.a, r.b - r.a, r.c, r.d, *batches.get(r.a, (-1, -1, -1)))
+        (r.a, r.b - r.a, r.c, r.d, *batches.get(r.a, (-1, -1, -1)), *lacking.get(r.a, (-1, -1)))
         for r in recorded
         if r.kind == records.ENGINE
     ]
     columns = (
         "start_ns", "duration_ns", "prefill_tokens", "decode_tokens",
-        "num_requests", "context_tokens", "waiting",
+        "num_requests", "context_tokens", "waiting", "kv_waiting", "evicted",
     )  # fmt: skip
     frame = pl.DataFrame(rows, dict.fromkeys(columns, pl.Int64), orient="row").sort("start_ns")
     return frame.with_columns(
         rank=pl.lit(process.rank, pl.Int32),
+        replica=pl.lit(_replica(process), pl.Int64),
         iteration=pl.int_range(pl.len(), dtype=pl.Int64),
         kind=kind_of_batch(),
         source=pl.lit(HOOK),
@@ -63,8 +69,43 @@ def requests(process: RecordedProcess) -> pl.DataFrame:
     frame = pl.DataFrame(list(rows.values()), schema=known).sort("arrival_ns", "name")
     return frame.with_columns(
         *(pl.col(name).fill_null(REQUESTS.columns[name].default) for name in known),
+        replica=pl.lit(_replica(process), pl.Int64),
         request=pl.int_range(pl.len(), dtype=pl.Int64) + (process.rank << REQUEST_BITS),
     )
 
 
+def write_engines(launch: Launch) -> None:
+    """Convert the engines of a launch whose processes have no rank.
+
+    Args:
+        launch: the launch; its job has ended.
+
+    Raises:
+        OSError: a table cannot be written.
+    """
+    for path in sorted(launch.raw.glob(f"{ENGINES}*/{ENGINE}")):
+        facts = _facts(path)
+        if {"rank", "pid"} <= facts.keys():
+            process = RecordedProcess(path.parent, facts)
+            recorded = records.read_records(path.parent / "records.bin")
+            write_part(launch.run, ITERATIONS, process.part, iterations(process, recorded))
+            write_part(launch.run, REQUESTS, process.part, requests(process))
+
+
+def _replica(process: RecordedProcess) -> int:
+    return _facts(process.folder / ENGINE).get("replica", 0)
+
+
+def _facts(path: Path) -> dict[str, int]:
+    """What an engine says of itself, as far as it is a number; nothing where the file is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return {
+                name: value for name, value in found.items() if type(value) is int and 0 <= value < MAX_FACT
+            }
+    return {}
+
+
+MAX_FACT = 1 << 22  # ranks, replicas and process ids are below
 REQUEST_BITS = 40  # numbers of requests are unique within a run of several engines

@@ -1,19 +1,23 @@
 """The iterations of one process's engine, and its requests.
 
-In: what the hooks of an engine say. Out: two records for each iteration, which also ends a step, and a line
-of JSON for each request when it is first scheduled and when it ends; of two lines the later counts.
+In: what the hooks of an engine say. Out: records of each iteration, which also ends a step, and a line of
+JSON for each request when it is first scheduled and when it ends; of two lines the later counts. An engine
+whose process has no rank, since its workers are others, writes beside them, and ends no steps.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import records
-from ..names import REQUESTS
+from ..names import ENGINE, REQUESTS
 from ..recorder import Recorder
 from ..steps.stepping import ITERATION
+from .apart import ApartEngine
 
 
 class ServedBatch(NamedTuple):
@@ -25,6 +29,8 @@ class ServedBatch(NamedTuple):
         num_requests: requests.
         context_tokens: tokens in the KV cache that it attends to, summed over requests.
         waiting: requests that are not in it, and wait for their first iteration.
+        kv_waiting: of them, those that wait since no blocks of the KV cache were free.
+        evicted: requests that lost their blocks when it was made.
     """
 
     prefill_tokens: int
@@ -32,23 +38,52 @@ class ServedBatch(NamedTuple):
     num_requests: int
     context_tokens: int
     waiting: int
+    kv_waiting: int = -1
+    evicted: int = -1
 
 
 class Served:
-    """What one process records of its engine."""
+    """What one process records of its engine.
+
+    Attributes:
+        knows_evictions: whether its hooks say which requests lose their blocks of the KV cache.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         """Nothing was served yet."""
         self._recorder = recorder
+        self.knows_evictions = False
         self._on_fork()
         for occasion in ("second", "end"):  # a write for each request would hold up the engine
             recorder.listen(occasion, self._write_lines)
+        recorder.listen("exit", self._on_exit)
         recorder.listen("fork", self._on_fork)
 
     def _on_fork(self) -> None:
         self._requests: dict[Any, dict[str, Any]] = {}
+        self._evicted: dict[Any, int] = {}  # when requests lost their blocks that have none yet
         self._lines: deque[str] = deque()  # the engine appends, another thread takes
+        self._apart: ApartEngine | None = None
         self._ended_ns = 0
+
+    def on_engine(self, replica: int, first_rank: int) -> None:
+        """An engine has begun to serve, which of several it is.
+
+        Args:
+            replica: its number.
+            first_rank: the rank of the first of its workers, under which it is recorded where it has none.
+        """
+        facts = {"replica": replica, "rank": first_rank}
+        if self._recorder.folder is not None:
+            self._recorder.write_file(ENGINE, json.dumps(facts).encode())
+        elif self._apart is None:
+            self._apart = ApartEngine(
+                self._recorder.launch, facts, lambda: self._recorder.call(self._write_lines)
+            )
+
+    def _on_exit(self) -> None:
+        if self._apart is not None:
+            self._apart.end()
 
     def knows(self, name: Any) -> bool:
         """Whether a request is in work."""
@@ -71,6 +106,7 @@ class Served:
             "scheduled_ns": scheduled_ns,
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached_tokens,
+            "evictions": 0 if self.knows_evictions else -1,
         }
         self._requests[name] = request
         self._lines.append(json.dumps(request))
@@ -86,6 +122,25 @@ class Served:
         if request is not None:
             request.setdefault("first_token_ns", first_token_ns)
 
+    def on_evicted(self, name: Any) -> None:
+        """A request lost its blocks of the KV cache, and will be computed again."""
+        request = self._requests.get(name)
+        if request is not None:
+            request["evictions"] = max(request["evictions"], 0) + 1
+            self._evicted[name] = time.time_ns()
+
+    def on_resumed(self, name: Any, scheduled_ns: int) -> None:
+        """A request runs again that was evicted.
+
+        Args:
+            name: its id.
+            scheduled_ns: when the iteration began.
+        """
+        since_ns = self._evicted.pop(name, scheduled_ns)
+        request = self._requests.get(name)
+        if request is not None:
+            request["evicted_ns"] = request.get("evicted_ns", 0) + max(scheduled_ns - since_ns, 0)
+
     def on_request_end(self, name: Any, end_ns: int, output_tokens: int, outcome: str) -> None:
         """A request ended.
 
@@ -95,12 +150,16 @@ class Served:
             output_tokens: that were made; -1 unknown.
             outcome: finished, aborted or unknown.
         """
+        if name in self._evicted:
+            self.on_resumed(name, end_ns)
         request = self._requests.pop(name, None)
         if request is not None:
             first = request.get("first_token_ns", end_ns if output_tokens > 0 else -1)
             request |= {"first_token_ns": first, "end_ns": end_ns}
             request |= {"output_tokens": output_tokens, "outcome": outcome}
             self._lines.append(json.dumps(request))
+        if self._apart is not None and not self._requests:
+            self._apart.hurry()
 
     def on_iteration(self, start_ns: int, end_ns: int, batch: ServedBatch) -> None:
         """An iteration ended.
@@ -109,16 +168,20 @@ class Served:
             start_ns, end_ns: on the host's clock; what was prepared during the one before begins at its end.
             batch: what it worked on.
         """
-        self._recorder.guarded(self._recorder.on_update, ITERATION)
-        own = self._recorder.records
+        if self._apart is None:
+            self._recorder.guarded(self._recorder.on_update, ITERATION)
+        own = self._apart.records if self._apart is not None else self._recorder.records
         if own is None:
             return  # a helper of another process
         start_ns, self._ended_ns = max(start_ns, self._ended_ns), end_ns
         own.write(records.ENGINE, start_ns, end_ns, batch.prefill_tokens, batch.decode_tokens)
         own.write(records.BATCH, start_ns, batch.num_requests, batch.context_tokens, batch.waiting)
+        if batch.kv_waiting >= 0 or batch.evicted >= 0:
+            own.write(records.KV_CACHE, start_ns, batch.kv_waiting, batch.evicted)
 
     def _write_lines(self) -> None:
-        if self._recorder.folder is not None and self._lines:
+        folder: Path | None = self._apart.folder if self._apart is not None else self._recorder.folder
+        if folder is not None and self._lines:
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            with (self._recorder.folder / REQUESTS).open("a") as file:
+            with (folder / REQUESTS).open("a") as file:
                 file.write("".join(f"{line}\n" for line in lines))

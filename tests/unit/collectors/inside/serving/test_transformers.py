@@ -35,6 +35,9 @@ class Recorder:
     def on_update(self, _signal):
         self.steps += 1
 
+    def write_file(self, name, content):
+        (self.folder / name).write_bytes(content)
+
 
 def state(name, prompt, made=0):
     return SimpleNamespace(

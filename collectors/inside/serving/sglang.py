@@ -1,0 +1,194 @@
+"""Iterations and requests of SGLang's scheduler, which runs in the process of each worker.
+
+In: its scheduler, once the job itself has imported it. Out: a batch is known when it is handed to the worker,
+and has ended when its results have been processed; where the next batch is handed over meanwhile, the oldest
+ends first. Requests are recorded by the first rank of those that share them.
+
+A request waits for the KV cache where the last attempt to add one to a batch found no tokens of it free.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from ..recorder import Recorder
+from .imports import AwaitedModules
+from .served import Served, ServedBatch
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+RANKS = ("attn_tp_rank", "attn_cp_rank", "pp_rank")  # of what shares requests: the first of each records them
+MAX_GONE = 1000  # arrivals of requests that were given up before they ran, until they are forgotten
+NO_TOKEN = "NO_TOKEN"  # the answer of an attempt that found no tokens of the KV cache free
+
+
+class RunningBatch(NamedTuple):
+    """A batch in work: when it was handed over, what is recorded of it, and its requests in their prompt."""
+
+    start_ns: int
+    batch: ServedBatch
+    prompts: list[Any]
+
+
+class SglangHooks:
+    """Hooks on the scheduler of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """None is set yet."""
+        self._recorder = recorder
+        self._served = Served(recorder)
+        self._knows_tokens = False
+        self._parallel: Any = None  # a function that says which rank this is; in older versions the scheduler
+        self._on_fork()
+        recorder.listen("fork", self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._in_flight: deque[RunningBatch] = deque()
+        self._arrivals: dict[str, int] = {}
+        self._retracted: set[str] = set()
+        self._without_token: dict[str, Any] = {}
+        self._evicted = 0
+        self._refused = self._begun = self._shares = False
+
+    def on_scheduler(self, module: Any) -> None:
+        """Set the hooks, those of its batches all of them or none."""
+        scheduler = getattr(module, "Scheduler", None)
+        missing = [name for name in ("run_batch", "process_batch_result") if not hasattr(scheduler, name)]
+        if missing:
+            raise LookupError(f"SGLang's scheduler has no {missing[0]}: its iterations are not recorded")
+        self._parallel = getattr(module, "get_parallel", None)
+        _wrap(scheduler, "run_batch", self._around_run)
+        _wrap(scheduler, "process_batch_result", self._around_process)
+        if hasattr(scheduler, "_add_request_to_queue"):
+            _wrap(scheduler, "_add_request_to_queue", self._around_add)
+        if hasattr(getattr(module, "ScheduleBatch", None), "retract_decode"):
+            self._served.knows_evictions = True
+            _wrap(module.ScheduleBatch, "retract_decode", self._around_retract)
+        if hasattr(getattr(module, "PrefillAdder", None), "add_one_req"):
+            self._knows_tokens = True
+            _wrap(module.PrefillAdder, "add_one_req", self._around_attempt)
+
+    def _around_run(self, original: Any) -> Any:
+        def run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self._recorder.call(self._on_run, scheduler, batch)
+            return original(scheduler, batch, *args, **kwargs)
+
+        return run_batch
+
+    def _around_process(self, original: Any) -> Any:
+        def process_batch_result(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scheduler, batch, *args, **kwargs)
+            self._recorder.call(self._on_processed, batch)
+            return result
+
+        return process_batch_result
+
+    def _around_add(self, original: Any) -> Any:
+        def add_request_to_queue(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            self._recorder.call(self._on_arrival, scheduler, request)
+            return original(scheduler, request, *args, **kwargs)
+
+        return add_request_to_queue
+
+    def _around_retract(self, original: Any) -> Any:
+        def retract_decode(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(batch, *args, **kwargs)
+            self._recorder.call(self._on_retracted, result)
+            return result
+
+        return retract_decode
+
+    def _around_attempt(self, original: Any) -> Any:
+        def add_one_req(adder: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(adder, *args, **kwargs)
+            self._refused = getattr(result, "name", "") == NO_TOKEN
+            return result
+
+        return add_one_req
+
+    def _begin(self, scheduler: Any) -> None:
+        """Learn which engine this is, and which of its ranks."""
+        if not self._begun:
+            self._begun = True
+            place = self._parallel() if self._parallel is not None else scheduler
+            self._shares = any(getattr(place, name, None) for name in RANKS)
+            self._served.on_engine(getattr(place, "dp_rank", None) or 0, 0)
+
+    def _on_arrival(self, scheduler: Any, request: Any) -> None:
+        self._begin(scheduler)
+        if not self._shares and request.rid not in self._retracted:
+            self._arrivals.setdefault(request.rid, time.time_ns())
+
+    def _on_retracted(self, result: Any) -> None:
+        for request in result[0]:
+            self._evicted += 1
+            self._retracted.add(request.rid)
+            self._served.on_evicted(request.rid)
+
+    def _on_run(self, scheduler: Any, batch: Any) -> None:
+        mode, start_ns = batch.forward_mode, time.time_ns()
+        self._begin(scheduler)
+        if mode.is_idle():
+            return
+        prompts, prefill, decode = [], 0, len(batch.reqs)
+        if mode.is_extend():
+            decode = len(batch.decoding_reqs or ()) if mode.is_mixed() else 0
+            prompts = batch.reqs[: len(batch.reqs) - decode]  # those that decode come last
+            prefill = int(batch.extend_num_tokens) - decode
+            self._on_prompts(scheduler, batch, prompts, start_ns)
+        context = -1 if batch.seq_lens_sum is None else int(batch.seq_lens_sum)
+        waiting = len(scheduler.waiting_queue)
+        lacking = self._refused and scheduler.running_batch.batch_is_full
+        recorded = ServedBatch(
+            prefill, decode, len(batch.reqs), context, waiting,
+            (waiting if lacking else 0) if self._knows_tokens else -1,
+            self._evicted if self._served.knows_evictions else -1,
+        )  # fmt: skip
+        self._evicted = 0
+        self._in_flight.append(RunningBatch(start_ns, recorded, list(prompts)))
+
+    def _on_prompts(self, scheduler: Any, batch: Any, prompts: list[Any], start_ns: int) -> None:
+        if self._shares:
+            return  # another rank has the same requests
+        for each, cached in zip(prompts, batch.prefix_lens):
+            if each.rid in self._retracted:
+                self._retracted.discard(each.rid)
+                self._served.on_resumed(each.rid, start_ns)
+            elif not self._served.knows(each.rid):
+                arrival_ns = self._arrivals.pop(each.rid, -1)
+                self._served.on_request(
+                    each.rid, arrival_ns, start_ns, len(each.origin_input_ids), int(cached)
+                )
+                self._without_token[each.rid] = each
+        if len(self._arrivals) > len(scheduler.waiting_queue) + MAX_GONE:
+            present = {each.rid for each in scheduler.waiting_queue}
+            self._arrivals = {name: at for name, at in self._arrivals.items() if name in present}
+
+    def _on_processed(self, batch: Any) -> None:
+        if batch.forward_mode.is_idle() or not self._in_flight:
+            return
+        done, end_ns = self._in_flight.popleft(), time.time_ns()
+        for each in done.prompts:
+            if each.rid in self._without_token and len(each.output_ids):
+                del self._without_token[each.rid]
+                self._served.on_first_token(each.rid, end_ns)
+        for each in batch.reqs:
+            if each.finished() and self._served.knows(each.rid):
+                reason = type(each.finished_reason).__name__
+                outcome = "aborted" if "ABORT" in reason.upper() else "finished"
+                self._without_token.pop(each.rid, None)
+                self._served.on_request_end(each.rid, end_ns, len(each.output_ids), outcome)
+        self._served.on_iteration(done.start_ns, end_ns, done.batch)
+
+
+def _wrap(owner: Any, name: str, around: Any) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(around(original)))
+
+
+def install(recorder: Recorder) -> None:
+    """Record what SGLang does."""
+    hooks = SglangHooks(recorder)
+    AwaitedModules().add(SCHEDULER, functools.partial(recorder.call, hooks.on_scheduler))

@@ -1,0 +1,230 @@
+"""Iterations and requests of vLLM's V1 engine, and steps of its workers.
+
+In: its scheduler, once the job itself has imported it. Out: a batch is known when it has been scheduled, and
+has ended when the scheduler has got its tokens; of batches scheduled ahead, and of stages of a pipeline, the
+oldest ends first. Workers in processes of their own end a step with each batch that they are given.
+
+A request waits for the KV cache where the cache manager had no blocks for some request in that batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from ..recorder import Recorder
+from ..steps.stepping import ITERATION
+from .imports import AwaitedModules
+from .served import Served, ServedBatch
+
+SCHEDULER = "vllm.v1.core.sched.scheduler"
+WORKER = "vllm.v1.worker.gpu_worker"  # the CPU's is made of it
+QUEUES = ("waiting", "kv_holding_waiting", "skipped_waiting")  # of a scheduler; which, depends on the version
+ABORTED = ("abort", "error")
+
+
+class Scheduled(NamedTuple):
+    """A batch in work: what the scheduler said, when it began to, and what is recorded of it."""
+
+    output: Any
+    start_ns: int
+    batch: ServedBatch
+
+
+class VllmHooks:
+    """Hooks on the scheduler and the worker of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """None is set yet."""
+        self._recorder = recorder
+        self._served = Served(recorder)
+        self._knows_blocks = False
+        self._on_fork()
+        recorder.listen("fork", self._on_fork)
+
+    def _on_fork(self) -> None:
+        self._in_flight: deque[Scheduled] = deque()
+        self._known: dict[str, Any] = {}  # requests that have run, until they end
+        self._without_token: set[str] = set()
+        self._evicted = 0
+        self._refused = False
+        self._begun = False
+
+    def on_scheduler(self, module: Any) -> None:
+        """Set the hooks of the scheduler, those of its batches all of them or none."""
+        scheduler = getattr(module, "Scheduler", None)
+        wanted = (
+            ("schedule", self._around_schedule),
+            ("update_from_output", self._around_update),
+            ("finish_requests", self._around_finish),
+        )
+        missing = [name for name, _ in wanted if not hasattr(scheduler, name)]
+        if missing:
+            raise LookupError(f"vLLM's scheduler has no {missing[0]}: its iterations are not recorded")
+        for name, around in wanted:
+            _wrap(scheduler, name, around)
+        if hasattr(scheduler, "_preempt_request"):
+            self._served.knows_evictions = True
+            _wrap(scheduler, "_preempt_request", self._around_preempt)
+        manager = getattr(module, "KVCacheManager", None)
+        if hasattr(manager, "allocate_slots"):
+            self._knows_blocks = True
+            _wrap(manager, "allocate_slots", self._around_allocate)
+
+    def on_worker(self, module: Any) -> None:
+        """Have each batch of a worker end a step, where its process has no scheduler."""
+        worker = getattr(module, "Worker", None)
+        if not hasattr(worker, "execute_model"):
+            raise LookupError("vLLM's worker has no execute_model: its steps are those of model calls")
+        _wrap(worker, "execute_model", self._around_execute)
+
+    def _around_schedule(self, original: Any) -> Any:
+        def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            start_ns, self._evicted, self._refused = time.time_ns(), 0, False
+            output = original(scheduler, *args, **kwargs)
+            self._recorder.call(self._on_scheduled, scheduler, output, start_ns)
+            return output
+
+        return schedule
+
+    def _around_update(self, original: Any) -> Any:
+        def update_from_output(scheduler: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scheduler, output, *args, **kwargs)
+            self._recorder.call(self._on_updated, output, result)
+            return result
+
+        return update_from_output
+
+    def _around_finish(self, original: Any) -> Any:
+        def finish_requests(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scheduler, *args, **kwargs)
+            self._recorder.call(self._on_finished, result)
+            return result
+
+        return finish_requests
+
+    def _around_preempt(self, original: Any) -> Any:
+        def preempt_request(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scheduler, request, *args, **kwargs)
+            self._recorder.call(self._on_preempted, request)
+            return result
+
+        return preempt_request
+
+    def _around_allocate(self, original: Any) -> Any:
+        def allocate_slots(manager: Any, *args: Any, **kwargs: Any) -> Any:
+            blocks = original(manager, *args, **kwargs)
+            if blocks is None:
+                self._refused = True
+            return blocks
+
+        return allocate_slots
+
+    def _around_execute(self, original: Any) -> Any:
+        def execute_model(worker: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(worker, output, *args, **kwargs)
+            if not self._begun and getattr(output, "total_num_scheduled_tokens", False):
+                self._recorder.guarded(self._recorder.on_update, ITERATION)
+            return result
+
+        return execute_model
+
+    def _on_scheduled(self, scheduler: Any, output: Any, start_ns: int) -> None:
+        total = output.total_num_scheduled_tokens
+        if not total:
+            return
+        if not self._begun:
+            self._begun = True
+            parallel = scheduler.vllm_config.parallel_config
+            replica = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
+            self._served.on_engine(replica, replica * parallel.world_size)
+        new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
+        for each in new:
+            self._meet(scheduler.requests[each.req_id], start_ns, each.num_computed_tokens)
+        for name in getattr(cached, "resumed_req_ids", ()):
+            self._served.on_resumed(name, start_ns)
+        prefill = _prompt_tokens(output)
+        context = total + sum(cached.num_computed_tokens) + sum(each.num_computed_tokens for each in new)
+        waiting = sum(len(getattr(scheduler, queue, ())) for queue in QUEUES)
+        batch = ServedBatch(
+            prefill, total - prefill, len(output.num_scheduled_tokens), context, waiting,
+            (waiting if self._refused else 0) if self._knows_blocks else -1,
+            self._evicted if self._served.knows_evictions else -1,
+        )  # fmt: skip
+        self._in_flight.append(Scheduled(output, start_ns, batch))
+
+    def _meet(self, request: Any, scheduled_ns: int, cached_tokens: int) -> None:
+        arrival_ns = round(request.arrival_time * 1e9)
+        name = request.request_id
+        if name not in self._known:
+            self._known[name] = request
+            self._without_token.add(name)
+            self._served.on_request(name, arrival_ns, scheduled_ns, request.num_prompt_tokens, cached_tokens)
+
+    def _on_updated(self, output: Any, results: Any) -> None:
+        done = next((each for each in self._in_flight if each.output is output), None)
+        if done is None:
+            return  # an empty batch
+        while self._in_flight.popleft() is not done:
+            pass  # it has failed: its tokens never came
+        end_ns = time.time_ns()
+        waiting = self._without_token
+        for result in results.values():
+            for each in result.outputs:
+                if waiting and each.new_token_ids and each.request_id in waiting:
+                    waiting.discard(each.request_id)
+                    self._served.on_first_token(each.request_id, end_ns)
+                if each.finish_reason is not None:
+                    self._on_end(each.request_id, end_ns, str(each.finish_reason))
+        self._served.on_iteration(done.start_ns, end_ns, done.batch)
+
+    def _on_end(self, name: str, end_ns: int, reason: str) -> None:
+        request = self._known.pop(name, None)
+        if request is not None:
+            self._without_token.discard(name)
+            outcome = "aborted" if reason in ABORTED else "finished"
+            self._served.on_request_end(name, end_ns, request.num_output_tokens, outcome)
+
+    def _on_finished(self, requests: Any) -> None:
+        """Requests were ended from outside; older versions do not say which."""
+        now_ns = time.time_ns()
+        if isinstance(requests, list):
+            for each in requests:
+                request = each[0] if isinstance(each, tuple) else each
+                if hasattr(request, "arrival_time"):
+                    self._meet(request, -1, -1)
+        for name in [name for name, request in self._known.items() if request.is_finished()]:
+            self._on_end(name, now_ns, str(self._known[name].get_finished_reason()))
+
+    def _on_preempted(self, request: Any) -> None:
+        self._evicted += 1
+        self._served.on_evicted(request.request_id)
+
+
+def _prompt_tokens(output: Any) -> int:
+    """Tokens of prompts in a batch, and of those that are computed again after an eviction."""
+    lengths, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+    prefill: int = sum(lengths[each.req_id] for each in output.scheduled_new_reqs)
+    others = output.total_num_scheduled_tokens - prefill
+    if others == len(cached.req_ids) and 0 not in cached.num_output_tokens:
+        return prefill  # the usual case: all others have one token, and made some before
+    guessed = output.scheduled_spec_decode_tokens
+    return prefill + sum(
+        int(lengths[name])
+        for name, made in zip(cached.req_ids, cached.num_output_tokens)
+        if not made or lengths[name] > 1 + len(guessed.get(name, ()))
+    )
+
+
+def _wrap(owner: Any, name: str, around: Any) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(around(original)))
+
+
+def install(recorder: Recorder) -> None:
+    """Record what vLLM does."""
+    hooks, awaited = VllmHooks(recorder), AwaitedModules()
+    for name, action in ((SCHEDULER, hooks.on_scheduler), (WORKER, hooks.on_worker)):
+        awaited.add(name, functools.partial(recorder.call, action))
