@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from dpro.dashboards.chains import chain_figure
+from dpro.dashboards.goodput.life import attempt_info, life_figure, life_info, progress_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
@@ -96,6 +97,12 @@ class Figures:
         if not chains.boxes:
             raise Unanswerable("nothing to draw: no rank has waited for long")
         return chain_figure(chains, selection(theme=theme).theme)
+
+    def life(self, **selected: Any) -> go.Figure:
+        """Draw the life of the job over its attempts: which step it had come to when, and what ranks did."""
+        link = selection(**selected)
+        rows = _some(life_info(self._run, link), "moment")
+        return life_figure(rows, attempt_info(self._run, link), progress_info(self._run, link), link.theme)
 
     def telemetry(self, **selected: Any) -> go.Figure:
         """Draw the sampled counters that changed."""

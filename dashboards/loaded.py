@@ -93,7 +93,7 @@ class Loaded(Analysis):
     @cached
     def life(self) -> JobLife:
         """What all ranks did in all their time, over all attempts of the job."""
-        return life_of([self.run])
+        return life_of([self.run], [self])
 
     @cached
     def replay_lanes(self) -> BackgroundResult:

@@ -56,6 +56,15 @@ class WrittenAttempt:
             self.workers.append(row | {"exit_code": code, "exit_signal": -1 if code >= 0 else 9})
         return self
 
+    def killed(self, time: float, rank: int = 0, others: float = 1.0) -> WrittenAttempt:
+        """A rank is killed, and the launcher ends the other ranks `others` s later; as dpro records it."""
+        for each in range(self.num_ranks):
+            ends = time if each == rank else time + others
+            row = {"rank": each, "host": "a", "started_ns": ns(self.begin), "ended_ns": ns(ends)}
+            row |= {"exit_code": -1, "exit_signal": 9 if each == rank else 15, "source": "dpro recorder"}
+            self.workers.append(row)
+        return self
+
     def checkpoint(self, kind: str, start: float, stall: float, path: str, **more: Any) -> None:
         """Rank 0 saves or loads a file."""
         times = {"start_ns": ns(start), "stall_ns": ns(stall), "duration_ns": ns(stall)}
@@ -72,6 +81,23 @@ class WrittenAttempt:
         ranks = list(range(self.num_ranks))
         write_manifest(folder, Manifest(world_size=self.num_ranks, ranks=ranks, created_by="a test"))
         return open_run(folder)
+
+
+def killed_five_times() -> list[WrittenAttempt]:
+    """Six attempts that save after every fifth step, each from the last save; five are killed."""
+    attempts, begin, done = [], 0.0, 0
+    for number, steps in enumerate((12, 9, 0, 14, 6, 8)):
+        attempt = WrittenAttempt(begin=begin)
+        end = attempt.trained(steps)
+        if done:
+            attempt.checkpoint("load", begin + 3.5, 0.2, f"/step{done}")
+        saved = [step for step in range(done + 1, done + steps) if step % 5 == 0]
+        for step in saved:
+            attempt.checkpoint("save", begin + 4 + step - done + 0.001, 0.0, f"/step{step}")
+        done = saved[-1] if saved else done
+        attempts.append(attempt.killed(end + 0.5, number % 2) if number < 5 else attempt.ended(end + 1))
+        begin = end + 4
+    return attempts
 
 
 def job(folder: Path, attempts: Sequence[WrittenAttempt]) -> Run:

@@ -27,6 +27,8 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server.guard import hash_of
 from dpro.dashboards.theme import css_name, css_variables, dark_counterparts, least_width
 from dpro.errors import DproError
+from dpro.goodput.document import goodput_document
+from dpro.schema import STARTS
 from dpro.units import format_bytes, format_duration
 from dpro.words import printable
 
@@ -90,6 +92,11 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     """Yield the title of each figure and a function that draws it, the most informative first."""
     draw = Figures(loaded)
     yield "Which ranks wait for which", draw.hang
+    lanes = lanes_of(loaded)
+    if loaded.num_rows[STARTS.name]:
+        worth = goodput_document(loaded.life, []).goodput
+        title = f"Life of the job: {worth:.0%} of its time was training that counts"
+        yield title, lambda: draw.life(ranks=lanes)
     yield "Step time", draw.steps
     yield "Where the mean step of each rank in deep windows goes", draw.breakdown
     best = next((gain for gain in report.gains if gain.edits), None)  # the cost of a finding is no prediction
@@ -98,7 +105,6 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     yield "Step time of each rank", draw.heatmap
     yield "Which rank comes last to collectives", draw.waiting
     yield "Transfers by size, and the fitted lines", draw.collectives
-    lanes = lanes_of(loaded)
     some = " of some ranks" if len(lanes) < len(loaded.run.manifest.ranks) else ""
     yield f"Timeline{some}; what is on the critical path is underlined", lambda: timeline_of(loaded, lanes)
 

@@ -14,12 +14,11 @@ from dpro.errors import UsageError
 from dpro.units import NS_PER_H, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from dpro.goodput.document import GoodputDocument, JobLife, OutlookDocument
+    from dpro.goodput.document import AttemptDocument, GoodputDocument, JobLife, OutlookDocument
     from dpro.goodput.rates import FailureRate
     from dpro.goodput.throughput import ThroughputDocument
 
 BAR = 30  # characters of the largest class
-ENDS = {True: "ended well", False: "did not end well", None: "how it ended is not recorded"}
 SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
 HOURS = 720.0  # predicted where nothing else is asked
 MAX_HOURS = 1e6
@@ -135,12 +134,7 @@ def _print(document: GoodputDocument) -> None:
         took = format_duration(document.saving_background_s * NS_PER_S)
         out.print(f"In the background, in no class: {took} of saving, all ranks")
     for number, attempt in enumerate(document.attempts):
-        again = f", {attempt.repeated:,} of them done again" if attempt.repeated else ""
-        end = ENDS[attempt.ended_well]
-        out.print(
-            f"attempt {number}: {_ranks(attempt.ranks)}, from step {attempt.first_step:,}: "
-            f"{attempt.steps:,} steps{again}; {end}"
-        )
+        out.print(f"attempt {number}: {_ranks(attempt.ranks)}, {_progress(attempt)}; {attempt.cause}")
     if document.outlook is not None:
         _print_outlook(document.outlook)
 
@@ -156,6 +150,17 @@ def _throughput(found: ThroughputDocument) -> list[str]:
     if each is None or overall is None:
         return [*lines, f"tokens per second: not known: {found.rate_unknown}"]
     return [*lines, f"{what} per second: {each:,.4g} in steps, {overall:,.4g} over all the time"]
+
+
+def _progress(attempt: AttemptDocument) -> str:
+    """Which steps an attempt did."""
+    if not attempt.steps:
+        return "no step"
+    again = f", {attempt.repeated:,} of them done again" if attempt.repeated else ""
+    lost = f", {attempt.lost:,} of them lost with it" if attempt.lost else ""
+    last = attempt.first_step + attempt.steps - 1
+    which = f"steps {attempt.first_step:,} to {last:,}" if attempt.steps > 1 else f"step {last:,}"
+    return f"{which}{again}{lost}"
 
 
 def _ranks(count: int) -> str:

@@ -3,6 +3,7 @@
 attempts    the starts of a job, in order, and the step that each resumed from
 marks       what each rank was doing from which moment on
 account     every second of every rank in one class
+ends        how each attempt ended, and what left no record
 throughput  MFU, samples and tokens per second, in steps and over the wall time
 document    where the time went, as the answer of `dpro goodput`
 stages      how long each stage took, and how often the job failed

@@ -61,7 +61,7 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
         (-1 outside steps); and what is not known, one line each.
     """
     pieces, displaced = pieces_of(attempts)
-    notes = [note for attempt in attempts for note in attempt.notes]
+    notes = list(dict.fromkeys(note for attempt in attempts for note in attempt.notes))
     notes += [
         f"attempt {each.number} has no record of how it started: all before its first step counts as launch"
         for each in attempts

@@ -30,12 +30,14 @@ class Attempt:
         number: its place among the attempts, from 0.
         first_step: steps of the job that were done when it began.
         notes: what is not known, one line each.
+        followed: whether another came after it.
     """
 
     run: Run
     number: int = 0
     first_step: int = 0
     notes: tuple[str, ...] = ()
+    followed: bool = False
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -76,9 +78,13 @@ class Attempt:
 
     @property
     def ended_well(self) -> bool | None:
-        """Whether all its processes ended with exit code 0; None where nothing says it, as in imports."""
+        """Whether all its processes ended with exit code 0; None where nothing says it.
+
+        So it is of imports, and of what still runs: no process of it has ended, and no attempt came after it.
+        """
         known = self.workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") >= 0))
-        if known.is_empty() and (self.starts.is_empty() or self.workers.is_empty()):
+        untold = self.starts.is_empty() or self.workers.is_empty() or not self.followed
+        if known.is_empty() and untold and not self.run.manifest.exit_status:
             return None
         return self.workers.height > 0 and bool((self.workers["exit_code"] == 0).all())
 
@@ -97,7 +103,8 @@ def attempts_of(runs: Sequence[Run]) -> list[Attempt]:
     found = sorted(different.values(), key=lambda attempt: attempt.begin_ns)
     resumed: list[Attempt] = []
     for number, attempt in enumerate(found):
-        resumed.append(_resumed(replace(attempt, number=number), resumed))
+        followed = number + 1 < len(found)
+        resumed.append(_resumed(replace(attempt, number=number, followed=followed), resumed))
     return resumed
 
 
@@ -125,8 +132,13 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
     """The attempt, with the step that it resumed from."""
     if not earlier:
         return attempt
+    if attempt.steps.is_empty() and (attempt.starts["first_update_ns"] < 0).all():
+        return attempt  # it did no step
     loads = attempt.checkpoints.filter(pl.col("kind") == LOAD)
     saves = [_saves(each) for each in earlier]
+    if loads.is_empty() and all(each.is_empty() for each in saves):
+        note = "no checkpoint was seen saved: each attempt is taken to have begun at step 0"
+        return replace(attempt, notes=(note,))
     if loads.is_empty():
         note = f"attempt {attempt.number} loaded no checkpoint: it is taken to have begun at step 0"
         return replace(attempt, notes=(note,))

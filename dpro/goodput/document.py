@@ -17,12 +17,23 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, account, totals
 from dpro.goodput.attempts import Attempt, attempts_of
+from dpro.goodput.ends import AttemptEnd, end_of_attempt, missing_attempts, set_forward
 from dpro.goodput.throughput import DoneSteps, StepAmount, ThroughputDocument, amount_of, throughput_of
 from dpro.store import Run
-from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S
+from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 
 MAX_LOST = 0.95  # of a step: findings that overlap cannot cost more
 WITHIN_RANKS = ("rank", "host", "gpu", "link", "nic")  # what a straggler may be
+
+
+IN_WORDS = {  # class -> what it is called in sentences and legends; several stages are one start
+    "productive": "training", "straggler": "waiting for stragglers", "evaluation": "evaluation",
+    "checkpoint": "saving checkpoints", "repeated": "steps done again",
+    "hang": "standing still after a failure", "warm_up": "starting", "load": "starting",
+    "launch": "starting", "imports": "starting", "process_group": "starting", "set_up": "starting",
+    "finish": "finishing", "recording": "recording", "down": "no process",
+}  # fmt: skip
+MIN_NAMED, MAX_NAMED = 0.01, 4  # of all losses: smaller ones are not named in a sentence
 
 
 class ClassShare(DocumentPart, frozen=True):
@@ -49,8 +60,11 @@ class AttemptDocument(DocumentPart, frozen=True):
         first_step: of the job; steps before it are not done again.
         steps: that it did.
         repeated: of these, steps that an earlier attempt had done.
+        lost: of the steps up to its last, those after the step that the job went on from.
         ended_well: whether all its processes ended with exit code 0; null where nothing says it, as in
             imports.
+        end: how it ended: completed, failed, hung, ended (from outside), running or unknown.
+        cause: by what, in words.
         step_ms: its typical step; null without steps.
     """
 
@@ -60,7 +74,10 @@ class AttemptDocument(DocumentPart, frozen=True):
     first_step: int
     steps: int
     repeated: int
+    lost: int
     ended_well: bool | None
+    end: str
+    cause: str
     step_ms: float | None
 
 
@@ -155,28 +172,34 @@ class JobLife:
         pieces: as `account` returns them.
         notes: what is not known.
         amounts: what a step of each attempt computes.
+        ends: how each attempt ended.
     """
 
     attempts: list[Attempt]
     pieces: pl.DataFrame
     notes: list[str]
     amounts: list[StepAmount]
+    ends: list[AttemptEnd]
 
 
-def life_of(runs: Sequence[Run]) -> JobLife:
+def life_of(runs: Sequence[Run], known: Sequence[Analysis] = ()) -> JobLife:
     """Account for the time of a job.
 
     Args:
         runs: of the job; those before a restart are found in the folder `attempts` of a run.
+        known: analyses of some of its runs, whose results are used again.
     """
+    analyses = {each.run.path: each for each in known}
     attempts = attempts_of(runs)
-    lost, amounts = {}, []
+    lost, amounts, ends = {}, [], []
     for attempt in attempts:
-        analysis = Analysis(attempt.run)
+        analysis = analyses.get(attempt.run.path) or Analysis(attempt.run)
         lost[attempt.number] = lost_to_stragglers(analysis)
         amounts.append(amount_of(analysis))
+        ends.append(end_of_attempt(analysis, attempt))
     pieces, notes = account(attempts, lost)
-    return JobLife(attempts, pieces, notes, amounts)
+    notes += [*missing_attempts(attempts), *set_forward(attempts)]
+    return JobLife(attempts, pieces, notes, amounts, ends)
 
 
 def lost_to_stragglers(analysis: Analysis) -> float:
@@ -229,6 +252,35 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
     )
 
 
+def in_words(document: GoodputDocument) -> str:
+    """What a job's time was worth, how often it failed, and what it lost most time to, for a stranger."""
+    if not document.classes:
+        return "No moment of any rank was recorded."
+    lost: dict[str, float] = {}
+    for each in document.classes:
+        if each.class_ != PRODUCTIVE:
+            lost[IN_WORDS[each.class_]] = lost.get(IN_WORDS[each.class_], 0.0) + each.share
+    named = [each for each in sorted(lost.items(), key=lambda item: -item[1]) if each[1] >= MIN_NAMED]
+    most = ", ".join(f"{what} {share:.0%} ({_time(document, share)})" for what, share in named[:MAX_NAMED])
+    wall = format_duration(document.wall_s * NS_PER_S)
+    said = [
+        f"Of {wall}, {document.goodput:.0%} ({_time(document, document.goodput)}) was training that counts"
+    ]
+    said += [f"; the rest went to {most}"] if most else []
+    again = sum(each.repeated for each in document.attempts)
+    starts = len(document.attempts)
+    if starts > 1:
+        failed = sum(each.ended_well is False for each in document.attempts)
+        ended = f"{failed:,} attempt{'s' * (failed != 1)} did not end well"
+        said.append(f". The job was started {starts:,} times, {ended}")
+        said.append(f", and {again:,} steps were done again" if again else "")
+    return "".join(said) + "."
+
+
+def _time(document: GoodputDocument, share: float) -> str:
+    return format_duration(share * document.wall_s * NS_PER_S)
+
+
 def _background_ns(attempt: Attempt) -> int:
     whole = attempt.checkpoints.filter(pl.col("duration_ns") >= 0)
     return int((whole["duration_ns"] - whole["stall_ns"]).clip(lower_bound=0).sum())
@@ -237,9 +289,10 @@ def _background_ns(attempt: Attempt) -> int:
 def _attempts(life: JobLife) -> list[AttemptDocument]:
     done: set[int] = set()
     found = []
-    for attempt in life.attempts:
-        own = life.pieces.filter((pl.col("attempt") == attempt.number) & (pl.col("step") >= 0))
-        steps = set(own["step"].to_list())
+    resumed = _resumed_after(life)
+    for attempt, end in zip(life.attempts, life.ends, strict=True):
+        steps = _steps(life, attempt)
+        reached = max(steps, default=-1) + 1
         found.append(
             AttemptDocument(
                 run=str(attempt.run.path),
@@ -248,9 +301,29 @@ def _attempts(life: JobLife) -> list[AttemptDocument]:
                 first_step=attempt.first_step,
                 steps=len(steps),
                 repeated=len(steps & done),
+                lost=max(reached - resumed.get(attempt.number, reached), 0),
                 ended_well=attempt.ended_well,
+                end=end.how,
+                cause=end.words,
                 step_ms=attempt.typical_ns / NS_PER_MS if attempt.typical_ns else None,
             )
         )
         done |= steps
+    return found
+
+
+def _steps(life: JobLife, attempt: Attempt) -> set[int]:
+    own = life.pieces.filter((pl.col("attempt") == attempt.number) & (pl.col("step") >= 0))
+    return set(own["step"].to_list())
+
+
+def _resumed_after(life: JobLife) -> dict[int, int]:
+    """From which step the job went on after each attempt, by its number; none after the last that trained."""
+    found: dict[int, int] = {}
+    following: int | None = None
+    for attempt in reversed(life.attempts):
+        if following is not None:
+            found[attempt.number] = following
+        if _steps(life, attempt):
+            following = attempt.first_step
     return found

@@ -96,7 +96,18 @@ def test_a_folder_of_traces_opens_like_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["steps", "heatmap", "breakdown", "timeline", "collectives", "waiting", "whatif", "critical_path"]
+    "name",
+    [
+        "steps",
+        "heatmap",
+        "breakdown",
+        "timeline",
+        "collectives",
+        "waiting",
+        "whatif",
+        "critical_path",
+        "life",
+    ],
 )
 def test_every_figure_has_something_in_it(run, name):
     if name == "collectives":  # no size is known there

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import pytest
 
+from dpro.analysis.report import make_report
 from dpro.dashboards import needs
-from dpro.dashboards.goodput.view import (
-    KINDS,
-    VIEW,
-    class_figure,
-    class_info,
-    life_figure,
+from dpro.dashboards.figures import Figures
+from dpro.dashboards.goodput.life import (
+    MAX_LABELS,
+    SHADES,
+    attempt_info,
     life_info,
+    progress_info,
 )
+from dpro.dashboards.goodput.view import VIEW, class_figure, class_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.report import page
 from dpro.goodput.account import CLASSES
+from dpro.goodput.document import IN_WORDS
 from tests.builders import gpu_job
-from tests.lives import WrittenAttempt, job
+from tests.lives import WrittenAttempt, job, killed_five_times
+
+
+def drawn(loaded):
+    """The picture."""
+    return Figures(loaded).life()
+
+
+def texts(figure) -> list[str]:
+    """What is written into the picture, from left to right."""
+    written = [
+        (x, text)
+        for trace in figure.data
+        if trace.type == "scatter" and "text" in trace.mode
+        for x, text in zip(trace.x, trace.text, strict=True)
+    ]
+    return [text for _, text in sorted(written)]
 
 
 @pytest.fixture
@@ -45,10 +65,60 @@ def test_steps_in_a_row_are_one_bar(loaded):
 
 
 def test_each_class_is_drawn(loaded):
-    assert set(KINDS) == set(CLASSES)
-    figure = life_figure(life_info(loaded, Link()), "light")
-    assert {bar.name for bar in figure.data} == {"training", "done again", "start", "down"}
-    assert list(figure.layout.yaxis.categoryarray) == ["rank 1", "rank 0"]
+    assert set(IN_WORDS) == set(CLASSES)
+    assert set(IN_WORDS.values()) == set(SHADES)
+    figure = drawn(loaded)
+    legend = {bar.name.rpartition(" ")[0] for bar in figure.data if bar.type == "bar"}
+    assert legend == {"training", "steps done again", "starting", "no process"}
+    assert list(figure.layout.yaxis2.categoryarray) == ["rank 1", "rank 0"]
+
+
+def test_what_is_drawn_in_similar_colours_has_another_pattern():
+    assert len(set(SHADES.values())) == len(SHADES)
+    assert SHADES["steps done again"][1] != SHADES["saving checkpoints"][1]
+    assert SHADES["no process"][1] != SHADES["waiting for stragglers"][1]
+
+
+def test_line_of_steps_rises_and_falls_back_to_the_step_that_the_job_went_on_from(loaded):
+    progress = progress_info(loaded, Link())
+    first, second = (progress.filter(attempt=number) for number in (0, 1))
+    assert first.select("done").to_series().to_list() == list(range(11))
+    assert first["time_ms"].to_list() == [4000.0 + 1000 * step for step in range(11)]
+    assert second["done"].to_list() == list(range(3, 12))
+    assert texts(drawn(loaded)) == ["failed", "−7 steps", "finished"]
+
+
+def test_job_that_was_killed_five_times_says_how_each_attempt_ended_and_what_it_lost(tmp_path):
+    loaded = Loaded(job(tmp_path / "run", killed_five_times()))
+    attempts = attempt_info(loaded, Link())
+    # Checkpoints after steps 5, 10, 15, ...: 12 steps, to 12, then from 10 to 19, nothing, from 15 to 29, ...
+    assert attempts.select("first_step", "steps", "repeated", "lost", "label").rows() == [
+        (0, 12, 0, 2, "SIGKILL"),
+        (10, 9, 2, 4, "SIGKILL"),
+        (0, 0, 0, 0, "SIGKILL"),
+        (15, 14, 4, 4, "SIGKILL"),
+        (25, 6, 4, 1, "SIGKILL"),
+        (30, 8, 1, 0, "finished"),
+    ]
+    assert attempts["words"][1] == "rank 1 ended first, by signal 9 (SIGKILL)"
+    assert texts(drawn(loaded)).count("SIGKILL") == 5
+    said = str(VIEW.sections["goodput-life"](loaded, Link()))
+    assert "The job was started 6 times, 5 attempts did not end well, and 11 steps were done again." in said
+
+
+def test_ends_of_very_many_attempts_are_under_the_pointer_alone(tmp_path):
+    attempts = []
+    for number in range(MAX_LABELS + 1):
+        attempt = WrittenAttempt(begin=20.0 * number)
+        attempts.append(attempt.ended(attempt.trained(5), code=1))
+    figure = drawn(Loaded(job(tmp_path / "run", attempts)))
+    assert texts(figure) == []
+    assert any("attempt %{customdata[0]}" in (trace.hovertemplate or "") for trace in figure.data)
+
+
+def test_report_begins_its_figures_with_the_life_of_a_recorded_job(loaded):
+    titles = [title for title, _ in page._figures(loaded, make_report(loaded))]
+    assert titles[1] == "Life of the job: 31% of its time was training that counts"
 
 
 def test_shares_of_classes_are_those_of_the_selected_ranks(loaded):
@@ -69,8 +139,8 @@ def test_end_that_is_not_recorded_is_unknown(tmp_path):
     attempt = WrittenAttempt(begin=0)
     attempt.trained(5)
     filled = VIEW.sections["goodput-attempts"](Loaded(attempt.written(tmp_path / "run")), Link())
-    assert "unknown" in str(filled)
-    assert "not well" not in str(filled)
+    assert "how it ended is not recorded" in str(filled)
+    assert "did not end well" not in str(filled)
 
 
 def test_imported_run_says_what_is_missing(tmp_path):

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from dpro.goodput.document import goodput_document, life_of
+from dpro.goodput.document import goodput_document, in_words, life_of
 from tests.commands import dpro
-from tests.lives import WrittenAttempt, job
+from tests.lives import WrittenAttempt, job, killed_five_times
 
 
 @pytest.fixture
@@ -25,10 +25,8 @@ def restarted(tmp_path):
 
 def test_document_says_what_each_attempt_did(restarted):
     document = goodput_document(life_of([restarted]), ["run"])
-    assert [(each.first_step, each.steps, each.repeated, each.ended_well) for each in document.attempts] == [
-        (0, 10, 0, False),
-        (3, 8, 7, True),
-    ]
+    found = [(each.first_step, each.steps, each.repeated, each.lost, each.end) for each in document.attempts]
+    assert found == [(0, 10, 0, 7, "failed"), (3, 8, 7, 0, "completed")]
     assert document.steps == 11
     assert sum(each.share for each in document.classes) == pytest.approx(1)
     assert document.goodput == pytest.approx(2 * 11 / (2 * document.wall_s))
@@ -51,3 +49,28 @@ def test_run_of_an_import_has_no_moments_and_says_so(tmp_path):
     document = goodput_document(life_of([run]), ["run"])
     assert (document.classes, document.goodput) == ([], 0.0)
     assert document.notes == ["no moment of any rank was recorded"]
+
+
+def test_sentence_says_what_the_time_was_worth_and_what_most_was_lost_to(restarted):
+    assert in_words(goodput_document(life_of([restarted]), ["run"])) == (
+        "Of 36 s, 31% (11 s) was training that counts; the rest went to no process 28% (10 s), "
+        "starting 22% (8 s), steps done again 19% (7 s). The job was started 2 times, 1 attempt did not end "
+        "well, and 7 steps were done again."
+    )
+
+
+def test_command_says_of_each_attempt_which_steps_it_did_and_what_ended_it(tmp_path):
+    run = job(tmp_path / "run", killed_five_times())
+    lines = [line for line in dpro("goodput", str(run.path)).stdout.splitlines() if "attempt " in line]
+    assert lines == [
+        "attempt 0: 2 ranks, steps 0 to 11, 2 of them lost with it; "
+        "rank 0 ended first, by signal 9 (SIGKILL)",
+        "attempt 1: 2 ranks, steps 10 to 18, 2 of them done again, 4 of them lost with it; "
+        "rank 1 ended first, by signal 9 (SIGKILL)",
+        "attempt 2: 2 ranks, no step; rank 0 ended first, by signal 9 (SIGKILL)",
+        "attempt 3: 2 ranks, steps 15 to 28, 4 of them done again, 4 of them lost with it; "
+        "rank 1 ended first, by signal 9 (SIGKILL)",
+        "attempt 4: 2 ranks, steps 25 to 30, 4 of them done again, 1 of them lost with it; "
+        "rank 0 ended first, by signal 9 (SIGKILL)",
+        "attempt 5: 2 ranks, steps 30 to 37, 1 of them done again; ended well",
+    ]
