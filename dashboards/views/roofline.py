@@ -18,7 +18,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gpus import GpuModel, gpu_named
 from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
-from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
+from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
 
 MAX_POINTS = 300
 _BEYOND = 2.0  # factor by which the roof extends beyond the outermost points

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.intervals import covered, union
 from dpro.replay.timeline import Timeline, replay
 
@@ -119,18 +119,40 @@ def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
     Returns:
         [N]; 0 for what is no kernel.
     """
-    nodes = graph.nodes
+    kernels, moving = _kernels_and_transfers(graph)
     share = np.zeros(graph.num_nodes)
-    kernels = np.flatnonzero(nodes.kind == NodeKind.KERNEL)
-    kernels = kernels[end[kernels] > start[kernels]]
-    moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
-    # One axis for all ranks, each after the one before it: what is of one rank meets none of another's.
-    begin = int(start.min(initial=0))
-    apart = nodes.rank * (int(end.max(initial=0)) - begin + 1) - begin
-    busy = union(start[moving] + apart[moving], end[moving] + apart[moving])
-    together = covered(busy, start[kernels] + apart[kernels], end[kernels] + apart[kernels])
-    share[kernels] = together / (end[kernels] - start[kernels])
+    share[kernels] = _shares(graph, kernels, moving, start, end)
     return share
+
+
+def _kernels_and_transfers(graph: Graph) -> tuple[Ints, Ints]:
+    """The nodes that are kernels, and those that move data for a collective."""
+    kind = graph.nodes.kind
+
+    def compute() -> tuple[Ints, Ints]:
+        return np.flatnonzero(kind == NodeKind.KERNEL), np.flatnonzero(kind == NodeKind.TRANSFER)
+
+    return once(graph, "kernels and transfers", (kind,), compute)
+
+
+def _shares(graph: Graph, kernels: Ints, moving: Ints, start: Ints, end: Ints) -> Floats:
+    """[K] `overlapped_share` of these kernels.
+
+    Args:
+        graph: the graph.
+        kernels: [K] all of them.
+        moving: [M] the transfers.
+        start, end: [N] ns of its nodes.
+    """
+    begins, ends, rank = start[kernels], end[kernels], graph.nodes.rank
+    # One axis for all ranks, each after the one before it: what is of one rank meets none of another's.
+    first = min(int(begins.min(initial=0)), int(start[moving].min(initial=0)))
+    length = max(int(ends.max(initial=0)), int(end[moving].max(initial=0))) - first + 1
+    apart, moved = rank[kernels] * length - first, rank[moving] * length - first
+    busy = union(start[moving] + moved, end[moving] + moved)
+    lasts = ends - begins
+    together = covered(busy, begins + apart, ends + apart)
+    return np.where(lasts > 0, together / np.maximum(lasts, 1), 0.0)
 
 
 def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[float]) -> list[Timeline]:
@@ -148,25 +170,33 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
         The last replay for each slowdown; where no overlap has changed, one that is exactly that of the graph
         as it is.
     """
-    timeline = replay(graph)
-    now = overlapped_share(graph, timeline.start, timeline.end)
-    if not (np.abs(now - before) > UNCHANGED).any():
+    kernels, moving = _kernels_and_transfers(graph)
+    timeline, recorded = replay(graph), before[kernels]
+    now = _shares(graph, kernels, moving, timeline.start, timeline.end)
+    if not (np.abs(now - recorded) > UNCHANGED).any():
         return [timeline]
-    return [_settled(timeline, before, now, slowdown) for slowdown in slowdowns]
+    return [_settled(timeline, recorded, now, slowdown) for slowdown in slowdowns]
 
 
 def _settled(timeline: Timeline, before: Floats, now: Floats, slowdown: float) -> Timeline:
-    """Replays with the durations that go with the last one's overlap, until that changes the end no more."""
+    """Replays with the durations that go with the last one's overlap, until that changes the end no more.
+
+    Args:
+        timeline: the replay of the changed graph.
+        before: [K] `overlapped_share` of its kernels in the replay of the unchanged graph.
+        now: [K] the same in this replay.
+        slowdown: as of `Contention`.
+    """
     graph = timeline.graph
-    kernels = np.flatnonzero(graph.nodes.kind == NodeKind.KERNEL)
-    alone = graph.nodes.duration[kernels] / (1 + (slowdown - 1) * before[kernels])
+    kernels, moving = _kernels_and_transfers(graph)
+    alone = graph.nodes.duration[kernels] / (1 + (slowdown - 1) * before)
     for round_ in range(ROUNDS):
         if round_:
-            now = overlapped_share(graph, timeline.start, timeline.end)
-        changed = np.abs(now[kernels] - before[kernels]) > UNCHANGED
+            now = _shares(graph, kernels, moving, timeline.start, timeline.end)
+        changed = np.abs(now - before) > UNCHANGED
         if not changed.any():
             break
-        slower = np.rint(alone * (1 + (slowdown - 1) * now[kernels]))
+        slower = np.rint(alone * (1 + (slowdown - 1) * now))
         duration = graph.nodes.duration.copy()
         duration[kernels[changed]] = slower[changed]
         again = replay(graph.with_durations(duration))

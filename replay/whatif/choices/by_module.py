@@ -24,7 +24,7 @@ from dpro.replay.models.memory import MODULE
 from dpro.replay.models.roofline import BYTES, MATMULS, product_of, stored_as
 from dpro.replay.whatif.choices.programs import assign
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
-from dpro.replay.whatif.graph_ops.scope import LANE, operators_of_kernels, spans_of
+from dpro.replay.whatif.graph_ops.spans.scope import LANE, operators_of_kernels, spans_of
 from dpro.schema import SENSITIVITIES
 from dpro.store import Run
 

@@ -19,7 +19,7 @@ from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
-from dpro.replay.whatif.graph_ops.scope import descendants_of
+from dpro.replay.whatif.graph_ops.spans.scope import descendants_of
 
 MAX_WAITS = 2  # calls that wait for the GPU which are looked at one by one
 

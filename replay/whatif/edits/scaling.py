@@ -28,8 +28,8 @@ from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.activations import with_more_activations
 from dpro.replay.whatif.graph_ops.repeat import with_copies, with_recomputed_blocks
-from dpro.replay.whatif.graph_ops.scope import blocks_of_run, optimizing, outermost_modules
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
+from dpro.replay.whatif.graph_ops.spans.scope import blocks_of_run, optimizing, outermost_modules
 from dpro.units import format_bytes
 
 

@@ -16,9 +16,9 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
 from dpro.replay.whatif.graph_ops.shards import why_needed
+from dpro.replay.whatif.graph_ops.spans.scope import calls_of, with_descendants
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 

@@ -1,7 +1,8 @@
 """What edits are made of.
 
 selected            which work an edit is for, by name, kind, rank, op, group
-scope               work within a range, a module or a function
+spans/              work within a range, a module or a function
+kept_tables         tables of a run that are read once
 activations         transfers whose size is that of the batch
 shards              which ranks hold which part of the model
 graph_editor        a graph under change: nodes added, taken out, joined

@@ -1,17 +1,19 @@
 """A run whose tables are read once: edits ask the same tables for what nodes do not hold, one after another.
 
-In: a graph. Out: the same graph of a run that keeps what was read of it, for as long as the new graph lives.
+In: a graph. Out: the same graph of a run that keeps what was read of it, and what edits found out: for as
+long as the given graph lives, so that the next prediction begins with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import polars as pl
 
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, once
 from dpro.store import Run
 from dpro.table import Table
 
@@ -45,7 +47,7 @@ class KeptRun(Run):
 
 
 def with_kept_tables(graph: Graph) -> Graph:
-    """The graph, of a run that keeps its tables; what is computed of it is kept by it alone, too.
+    """The graph, of a run that keeps its tables; the same for each who asks, until a table is written again.
 
     Args:
         graph: of any run, or none.
@@ -53,5 +55,17 @@ def with_kept_tables(graph: Graph) -> Graph:
     run = graph.run
     if run is None or isinstance(run, KeptRun):
         return graph
-    kept = KeptRun(run.path, run.manifest, run.source)
-    return dataclasses.replace(graph, run=kept, known=dict(graph.known))
+
+    def begin() -> tuple[KeptRun, dict[Hashable, tuple[Sequence[object], Any]]]:
+        return KeptRun(run.path, run.manifest, run.source), dict(graph.known)
+
+    kept, known = once(graph, ("kept tables", _written(run)), (run,), begin)
+    return dataclasses.replace(graph, run=kept, known=known)
+
+
+def _written(run: Run) -> tuple[tuple[str, int], ...]:
+    """When parts of each table were last added: parts are renamed into their folder when they are whole."""
+    try:
+        return tuple(sorted((each.name, each.stat().st_mtime_ns) for each in run.path.iterdir()))
+    except OSError:  # what cannot be read says so where it is read
+        return ()

@@ -19,7 +19,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.engine import longest_path
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph, once
 from dpro.replay.timeline import AFTER_STEPS
-from dpro.replay.whatif.graph_ops.scope import blocks_of
+from dpro.replay.whatif.graph_ops.spans.scope import blocks_of
 
 
 def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:

@@ -23,8 +23,9 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.host import free_host, require_launches
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, OPTIMIZER, spans_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.graph_ops.spans.nesting import nesting_of, rows_of
+from dpro.replay.whatif.graph_ops.spans.scope import OPTIMIZER
 from dpro.units import format_duration
 
 MAX_PAUSE_NS = 1_000_000  # code in no operator that takes longer does something of its own
@@ -221,39 +222,24 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
     nodes = graph.nodes
     if graph.run is None:
         return nodes.kind == NodeKind.CPU, fixed
-    at = pl.DataFrame({"rank": nodes.rank, "span_id": nodes.span, "call": calls, "fixed": fixed})
-    made = at.filter(pl.col("call") | pl.col("fixed")).unique(["rank", "span_id"])
-    spans = spans_of(graph.run, [*LANE, "span_id", "kind", "name", "start_ns", "duration_ns"])
-    spans = spans.filter(pl.col("kind").is_in(ON_CPU)).join(made, on=["rank", "span_id"], how="left")
-    spans = spans.with_columns(pl.col("call", "fixed").fill_null(False)).sort(*LANE, "start_ns")
-    parts = [_on_thread(thread) for _, thread in spans.group_by(LANE, maintain_order=True)]
-    if not parts:
-        return np.zeros(graph.num_nodes, np.bool_), fixed
-    marked = at.join(pl.concat(parts), on=["rank", "span_id"], how="left", maintain_order="left")
-    dispatching, held = (marked[name].fill_null(False).to_numpy() for name in ("dispatching", "held"))
+    nesting, rows = nesting_of(graph, graph.run), rows_of(graph, graph.run)
+    spans, start, end = nesting.spans, nesting.start, nesting.end
+    makes, is_fixed = (np.zeros(spans.height + 1, np.bool_) for _ in range(2))
+    makes[rows[calls]] = is_fixed[rows[fixed]] = True
+    launches, stuck = (_held_by(start, end, of[:-1] & nesting.on_cpu) for of in (makes, is_fixed))
+    operator, annotation = ((spans["kind"] == kind).to_numpy() for kind in ("cpu_op", "annotation"))
+    dispatches = (operator & launches) | (annotation & _fitting(spans["name"], FRAMEWORK))
+    stays = (operator & stuck & ~launches) | (annotation & _fitting(spans["name"], (DATA_LOADING,)))
+    dispatching, held = (
+        np.append(nesting.on_cpu & _inside(start, *merge_intervals(start[of], end[of])), False)[rows]
+        for of in (dispatches, stays)
+    )
     return dispatching, fixed | (held & np.isin(nodes.kind, CPU_KINDS))
 
 
-def _on_thread(spans: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `span_id`, and whether the spans of a thread lie in what dispatches, and in what stays."""
-    start = spans["start_ns"].to_numpy()
-    end = start + spans["duration_ns"].to_numpy()
-    launches, stuck = (_held_by(start, end, spans[name].to_numpy()) for name in ("call", "fixed"))
-    operator, annotation = (spans["kind"].to_numpy() == kind for kind in ("cpu_op", "annotation"))
-    dispatches = (operator & launches) | (annotation & _fitting(spans["name"], FRAMEWORK))
-    stays = (operator & stuck & ~launches) | (annotation & _fitting(spans["name"], (DATA_LOADING,)))
-    inside = {
-        name: _inside(start, *merge_intervals(start[of], end[of]))
-        for name, of in (("dispatching", dispatches), ("held", stays))
-    }
-    return spans.select("rank", "span_id").with_columns(
-        **{name: pl.Series(of) for name, of in inside.items()}
-    )
-
-
 def _held_by(start: Ints, end: Ints, marked: Bools) -> Bools:
-    """[S] which spans have a marked one in them or are it; starts ascend."""
-    at = start[marked]
+    """[S] which spans have a marked one in them or are it."""
+    at = np.sort(start[marked])
     found: Bools = np.searchsorted(at, end, "left") > np.searchsorted(at, start, "left")
     return found
 

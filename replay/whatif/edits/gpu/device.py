@@ -26,7 +26,7 @@ from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
-from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
+from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
 from dpro.schema import WORKERS
 from dpro.selection import parse_ranges
 

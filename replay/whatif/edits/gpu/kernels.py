@@ -25,14 +25,14 @@ from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
-from dpro.replay.whatif.graph_ops.scope import (
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.graph_ops.spans.scope import (
     OPTIMIZER,
     in_modules,
     launching_only,
     names_in_scope,
     optimizing,
 )
-from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import SENSITIVITIES
 
 # Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused

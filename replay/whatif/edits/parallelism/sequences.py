@@ -18,8 +18,8 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind, once
-from dpro.replay.whatif.graph_ops.scope import optimizing
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.graph_ops.spans.scope import optimizing
 from dpro.schema import COUNTERS, STEPS
 
 TOKENS = "step_input_elements"

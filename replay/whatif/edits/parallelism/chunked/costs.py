@@ -25,7 +25,7 @@ from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.link_costs import fit_costs, why_no_cost
 from dpro.replay.models.roofline import BYTES, MATMULS, product_of, stored_as
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
+from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
 from dpro.units import NS_PER_US
 
 # Of kernels beside communication: the mean, and the most (Lee et al., arXiv 2507.03114, 2025).

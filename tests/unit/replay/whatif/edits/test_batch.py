@@ -16,7 +16,7 @@ from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.scaling import with_larger_batch
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.activations import moves_activations
-from dpro.replay.whatif.graph_ops.scope import blocks_of_run
+from dpro.replay.whatif.graph_ops.spans.scope import blocks_of_run
 from dpro.replay.whatif.pareto import pareto
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import explore

@@ -16,7 +16,7 @@ from dpro.replay.models.gpus import gpu_named
 from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as
 from dpro.replay.whatif.edits.gpu.kernels import Precision
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
+from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun, cpu_job
 

@@ -13,13 +13,13 @@ from fnmatch import fnmatchcase
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.memory import MODULE
 from dpro.replay.whatif.grammar import nearest
-from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
+from dpro.replay.whatif.graph_ops.spans.nesting import COLUMNS, Nesting, nesting_of, nodes_of, rows_of
+from dpro.schema import SPANS
 from dpro.store import Run
 from dpro.words import few
 
@@ -29,11 +29,6 @@ MAX_NAMES = 4  # of modules that a reason lists
 WRAPPER = "module."  # by which DDP names the module inside
 NUMBERED = re.compile(r"(?:.*\.)?\d+")  # as dpro and DDP name modules
 OF_CLASS = re.compile(r"\w+_\d+")  # as torch.profiler numbers the modules of a class, with Python stacks
-ON_CPU = ("cpu_op", "runtime", "annotation", "python")
-COLUMNS = [
-    *("span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid"),
-    *("correlation", "sequence_number", "forward_thread"),
-]
 LANE = ["rank", "window", "tid"]
 
 
@@ -52,15 +47,17 @@ def in_modules(graph: Graph, pattern: str) -> Bools:
 
 
 def _in_modules(graph: Graph, pattern: str) -> Bools:
-    spans = spans_of(_run_of(graph))
-    ranges = spans.filter(pl.col("kind").is_in(RANGES)).with_columns(pl.col("name").str.strip_prefix(MODULE))
+    run = _run_of(graph)
+    nesting = nesting_of(graph, run)
+    ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES))
+    ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
         near = nearest(pattern, ranges["name"].unique().sort().to_list())
         raise Unanswerable(
             f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
         )
-    return _nodes_of(graph, _with_backward(spans, chosen))
+    return nodes_of(graph, run, nesting.with_backward(nesting.marked(chosen)))
 
 
 def optimizing(graph: Graph) -> Bools:
@@ -84,22 +81,20 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     Raises:
         Unanswerable: there is no such module, or backward runs it again already.
     """
-    spans = spans_of(_run_of(graph))
-    calls = _modules(spans, pattern)
-    again = _run_again(spans, calls)
+    run = _run_of(graph)
+    nesting = nesting_of(graph, run)
+    calls = _modules(nesting.spans, pattern)
+    again = _run_again(nesting, calls)
     if again:
         named = few(again, MAX_NAMES)
         raise Unanswerable(f"the job computes activations again in backward already, those of {named}")
-    outermost = _outermost(calls)
-    parts = []
-    for block, outer in enumerate(outermost.with_row_index("block").partition_by("block", include_key=False)):
-        forward = _closure(spans, outer)
-        every = _with_backward(spans, outer)
-        marked = every.join(forward.with_columns(backward=pl.lit(False)), on=["rank", "span_id"], how="left")
-        parts.append(marked.with_columns(pl.col("backward").fill_null(True), block=pl.lit(block)))
-    members = pl.concat(parts)
-    nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
-    return nodes.join(members, on=["rank", "span_id"]).select("node", "block", "backward").sort("node")
+    rows, parts = rows_of(graph, run), []
+    for block, outer in enumerate(_outermost(calls)["row"].to_list()):
+        chosen = np.arange(nesting.spans.height) == outer
+        forward, every = (np.append(each(chosen), False) for each in (nesting.inside, nesting.with_backward))
+        node = np.flatnonzero(every[rows])
+        parts.append(pl.DataFrame({"node": node, "block": block, "backward": ~forward[rows[node]]}))
+    return pl.concat(parts).sort("node", maintain_order=True)
 
 
 def outermost_modules(graph: Graph, pattern: str) -> list[str]:
@@ -112,7 +107,12 @@ def outermost_modules(graph: Graph, pattern: str) -> list[str]:
     Raises:
         Unanswerable: there is no such module.
     """
-    return _outermost(_modules(spans_of(_run_of(graph)), pattern))["name"].unique().sort().to_list()
+    return (
+        _outermost(_modules(nesting_of(graph, _run_of(graph)).spans, pattern))["name"]
+        .unique()
+        .sort()
+        .to_list()
+    )
 
 
 def _modules(spans: pl.DataFrame, pattern: str) -> pl.DataFrame:
@@ -148,14 +148,14 @@ def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
     return {pattern: names for pattern, names in found.items() if len(names) > 1}
 
 
-def _run_again(spans: pl.DataFrame, calls: pl.DataFrame) -> list[str]:
+def _run_again(nesting: Nesting, calls: pl.DataFrame) -> list[str]:
     """Names of the called modules, and of those that these call, that run in backward, too."""
-    ranges = spans.filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
-    in_backward = _closure(spans, spans.filter(pl.col("forward_thread") > 0))
-    late = ranges.join(in_backward, on=["rank", "span_id"], how="semi")
+    spans = nesting.spans
+    is_module = (spans["kind"].is_in(RANGES) & spans["name"].str.starts_with(MODULE)).to_numpy()
+    late = spans.filter(is_module & nesting.inside(nesting.column("forward_thread") > 0))
     if late.is_empty():
         return []
-    inside = ranges.join(_closure(spans, calls), on=["rank", "span_id"], how="semi")
+    inside = spans.filter(is_module & nesting.inside(nesting.marked(calls)))
     names = inside.join(late, on=["rank", "name"], how="semi")["name"].str.strip_prefix(MODULE)
     return names.unique().sort().to_list()
 
@@ -177,13 +177,13 @@ def names_in_scope(graph: Graph, pattern: str) -> list[str]:
     Raises:
         Unanswerable: there is no such range.
     """
-    spans = spans_of(_run_of(graph))
-    ranges = spans.filter(pl.col("kind").is_in(RANGES))
+    nesting = nesting_of(graph, _run_of(graph))
+    ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
         raise Unanswerable(f"the run has no range {pattern!r}: record with torch.profiler or `dpro record`")
-    inner = spans.join(_closure(spans, chosen), on=["rank", "span_id"], how="semi")
-    return inner.filter(pl.col("kind").is_in(ON_CPU))["name"].unique().sort().to_list()
+    inner = nesting.spans.filter(nesting.inside(nesting.marked(chosen)) & nesting.on_cpu)
+    return inner["name"].unique().sort().to_list()
 
 
 def launching_only(graph: Graph, work: Bools) -> Bools:
@@ -199,36 +199,32 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     if graph.run is None:
         return calls
     run = graph.run
-    spans = spans_of(run)
-    outer, inside = once(graph, "launches in operators", (run,), lambda: _launches_in_operators(spans))
-    gone = pl.DataFrame({"rank": graph.nodes.rank[calls], "span_id": graph.nodes.span[calls]}).unique()
-    left = inside.join(gone, on=["rank", "span_id"], how="anti")
-    idle = inside.join(left, on=["rank", "outer"], how="anti").select("rank", span_id="outer").unique()
-    chosen = outer.join(idle, on=["rank", "span_id"], how="semi")
+    nesting = nesting_of(graph, run)
+    launch, operator = once(graph, "launches in operators", (run,), lambda: _launches_in_operators(nesting))
+    gone = np.zeros(nesting.spans.height + 1, np.bool_)
+    gone[rows_of(graph, run)[calls]] = True
+    idle = np.zeros(nesting.spans.height, np.bool_)
+    idle[operator] = True
+    idle[operator[~gone[launch]]] = False
     on_cpu = np.isin(graph.nodes.kind, CPU_KINDS)
-    return calls | (_nodes_of(graph, _closure(spans, chosen)) & on_cpu)
+    return calls | (nodes_of(graph, run, nesting.inside(idle)) & on_cpu)
 
 
-def _launches_in_operators(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Outermost operators; and launches of GPU work in them, with `outer`, the operator."""
-    outer = _outermost(spans.filter(pl.col("kind") == "cpu_op"))
-    launches = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).join(
-        spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)), on=["rank", "window", "correlation"], how="semi"
-    )
-    inside = (
-        launches.sort("start_ns")
-        .join_asof(
-            outer.sort("start_ns").select(
-                *LANE, "start_ns", outer="span_id", until=pl.col("start_ns") + pl.col("duration_ns")
-            ),
-            on="start_ns",
-            by=LANE,
-            strategy="backward",
-            check_sortedness=False,
-        )
-        .filter(pl.col("start_ns") < pl.col("until"))
-    )
-    return outer, inside
+def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
+    """Rows of launches of GPU work in operators, and of the outermost operator that each is in."""
+    operators = np.flatnonzero((nesting.spans["kind"] == "cpu_op").to_numpy())
+    operators = operators[np.lexsort((-nesting.end[operators], nesting.start[operators]))]
+    latest = np.maximum.accumulate(nesting.end[operators])
+    is_outer = np.ones(operators.size, np.bool_)
+    is_outer[1:] = nesting.start[operators[1:]] >= latest[:-1]
+    outer = operators[is_outer]
+    launching = np.zeros(int(nesting.launch.max(initial=-1)) + 1, np.bool_)
+    launching[nesting.launch[nesting.launched]] = True
+    calls = np.flatnonzero(nesting.calls)
+    calls = calls[launching[nesting.launch[calls]]]
+    at = np.searchsorted(nesting.start[outer], nesting.start[calls], side="right") - 1
+    inside = (at >= 0) & (nesting.start[calls] < np.append(nesting.end[outer], 0)[at])
+    return calls[inside], outer[at[inside]]
 
 
 def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -> pl.DataFrame:
@@ -302,9 +298,10 @@ def descendants_of(graph: Graph, pattern: str) -> Bools:
     run = _run_of(graph)
 
     def compute() -> Bools:
-        spans = spans_of(run)
-        on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
-        return _nodes_of(graph, _closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
+        nesting = nesting_of(graph, run)
+        on_cpu = nesting.spans.filter(nesting.on_cpu)
+        called = nesting.marked(on_cpu.filter(_fits(on_cpu, pattern)))
+        return nodes_of(graph, run, nesting.inside(called))
 
     return once(graph, ("descendants", pattern), (graph.nodes.rank, graph.nodes.span), compute)
 
@@ -318,10 +315,10 @@ def with_descendants(graph: Graph, mask: Bools) -> Bools:
     """
     if graph.run is None:
         return mask
-    spans = spans_of(graph.run)
-    picked = pl.DataFrame({"rank": graph.nodes.rank[mask], "span_id": graph.nodes.span[mask]}).unique()
-    outer = spans.filter(pl.col("kind").is_in(ON_CPU)).join(picked, on=["rank", "span_id"], how="semi")
-    return mask | _nodes_of(graph, _closure(spans, outer))
+    nesting = nesting_of(graph, graph.run)
+    picked = np.zeros(nesting.spans.height + 1, np.bool_)
+    picked[rows_of(graph, graph.run)[mask]] = True
+    return mask | nodes_of(graph, graph.run, nesting.inside(picked[:-1] & nesting.on_cpu))
 
 
 def _run_of(graph: Graph) -> Run:
@@ -350,57 +347,3 @@ def _fits_name(name: str, pattern: str) -> bool:
     """Whether a pattern is for this name, or for the one that a module has within DDP."""
     inside = name.removeprefix(WRAPPER)
     return pattern in (name, inside) or fnmatchcase(name, pattern) or fnmatchcase(inside, pattern)
-
-
-def _with_backward(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `span_id` of what is inside the chosen spans, and of the backward pass of that.
-
-    A backward operator has the sequence number of the forward operator that asked for it: the last one that
-    had it, since those before only looked at the next number.
-    """
-    forward = _closure(spans, chosen)
-    numbered = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("kind") == "cpu_op"))
-    asked = (
-        numbered.filter(pl.col("forward_thread") <= 0)
-        .sort("start_ns", "span_id")
-        .unique(["rank", "window", "sequence_number"], keep="last", maintain_order=True)
-        .join(forward, on=["rank", "span_id"], how="semi")
-    )
-    backward = numbered.filter(pl.col("forward_thread") > 0).join(
-        asked, on=["rank", "window", "sequence_number"], how="semi"
-    )
-    return pl.concat([forward, _closure(spans, backward)]).unique()
-
-
-def _closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `span_id` of all CPU spans within the chosen ones on their threads, and what they launched."""
-    on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
-    parts = []
-    for lane, outer in chosen.group_by(LANE):
-        start = outer["start_ns"].to_numpy()
-        begin, end = merge_intervals(start, start + outer["duration_ns"].to_numpy())
-        mine = on_cpu.filter(*(pl.col(name) == value for name, value in zip(LANE, lane)))
-        time = mine["start_ns"].to_numpy()
-        at = np.searchsorted(begin, time, side="right") - 1
-        covered = (at >= 0) & (time < end[np.maximum(at, 0)]) if begin.size else np.zeros(time.size, np.bool_)
-        parts.append(mine.filter(pl.Series(covered)))
-    called = pl.concat(parts) if parts else on_cpu.clear()
-    launching = called.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
-    launched = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).join(
-        launching, on=["rank", "window", "correlation"], how="semi"
-    )
-    return pl.concat([called, launched]).select("rank", "span_id").unique()
-
-
-def _nodes_of(graph: Graph, members: pl.DataFrame) -> Bools:
-    """[N] nodes of the spans, and of collectives that they called."""
-    calls = _run_of(graph).table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
-    called = calls.with_columns(pl.col("rank").cast(pl.Int64)).join(
-        members, left_on=["rank", "launch_span_id"], right_on=["rank", "span_id"], how="semi"
-    )
-    every = pl.concat([members, called.select("rank", "span_id")]).unique()
-    nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span})
-    at = nodes.with_row_index("node").join(every, on=["rank", "span_id"], how="semi")
-    mask = np.zeros(graph.num_nodes, np.bool_)
-    mask[at.filter(pl.col("span_id") >= 0)["node"].to_numpy()] = True
-    return mask
