@@ -4,7 +4,8 @@ python benchmarks/goodput.py [--seed N] [--campaigns N] [--minutes N] [--keep FO
 
 Campaigns are real jobs on this machine (gloo, torchrun, torch.distributed.checkpoint), time compressed: a
 failure a minute. Their designs take turns; failures are SIGKILL and SIGSTOP at moments drawn from the seed.
-`--json` prints one object: check → {n, figures, bar, holds}.
+Simulations are also held to closed forms, and with a folder of published tables (`--data`) to what others
+have measured. `--json` prints one object: check → {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a scr
 from benchmarks.campaigns.campaign import Campaign, kept_campaigns, run_campaign
 from benchmarks.campaigns.compared import account_errors, life, logged_progress, predicted
 from benchmarks.campaigns.design import DESIGNS, SHORT
+from benchmarks.campaigns.published import (
+    FIGURES,
+    SPOT,
+    closed_forms,
+    published_figures,
+    spot_availability,
+)
 from dpro.goodput.stages import stages_of
 
 MTBF_S = 60.0
@@ -97,6 +105,20 @@ def judged(found: Sequence[Campaign]) -> dict[str, dict[str, Any]]:
     return checks | {"predicted from another campaign": together}
 
 
+def published(folder: Path) -> dict[str, dict[str, Any]]:
+    """Check → figures, of published tables that a folder has.
+
+    Args:
+        folder: may have `FIGURES` and `SPOT`.
+    """
+    found = {}
+    if (folder / FIGURES).is_file():
+        found["published_figures"] = published_figures(folder)
+    if (folder / SPOT).is_file():
+        found["spot_availability"] = spot_availability(folder)
+    return found
+
+
 def _figures(errors: Sequence[float], median_bar: float, worst_bar: float) -> dict[str, Any]:
     median, worst = statistics.median(errors or [0.0]), max(errors, default=0.0)
     return {
@@ -117,17 +139,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--together", type=int, default=2, help="Campaigns at once.")
     parser.add_argument("--keep", type=Path, help="Keep the campaigns in this folder.")
-    parser.add_argument("--data", type=Path, help="Judge the campaigns that were kept in this folder.")
+    parser.add_argument("--data", type=Path, help="Campaigns that were kept, or published tables.")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.keep or Path(temporary)
-        done = (
-            kept_campaigns(asked.data)
-            if asked.data
-            else campaigns(asked.seed, asked.campaigns, asked.minutes, folder, asked.together)
-        )
-        found = judged(done)
+        found = {"closed_forms": closed_forms()}
+        if asked.data:
+            found |= published(asked.data)
+            done = kept_campaigns(asked.data)
+        else:
+            done = campaigns(asked.seed, asked.campaigns, asked.minutes, folder, asked.together)
+        if done:
+            found |= judged(done)
     if asked.json:
         print(json.dumps(found))
         return

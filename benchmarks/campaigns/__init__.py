@@ -5,4 +5,5 @@ design      how it saves and recovers
 hosts       the torchruns of a job on two hosts
 campaign    starts it, injects failures, keeps what really happened
 compared    what dpro accounts and predicts, beside that
+published   closed forms and published figures, beside what is simulated
 """

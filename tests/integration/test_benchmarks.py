@@ -74,6 +74,7 @@ PARTS = (
     "campaigns.design",
     "campaigns.hosts",
     "campaigns.job",
+    "campaigns.published",
     "recording.cpu_job",
     "recording.exchanges",
     "recording.groups_job",
