@@ -12,6 +12,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.fabric.traffic import TrafficDocument, traffic_document
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
+from dpro.analysis.outline import deciding_work
 from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
 from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
@@ -108,7 +109,7 @@ class Loaded(Analysis):
     @cached
     def path(self) -> pl.DataFrame:
         """The critical path of the steps of the unchanged graph."""
-        return critical_path_of_steps(self.timeline, self.baseline)
+        return deciding_work(self, self.baseline)
 
     @cached
     def curves(self) -> list[Curve]:

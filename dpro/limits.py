@@ -7,6 +7,9 @@ job writes.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from dpro.errors import InputError
 from dpro.units import format_bytes
 
@@ -49,3 +52,15 @@ def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
             f"{label}: swells from {format_bytes(stored_bytes)} to more than {format_bytes(content_bytes)}, "
             f"over {MAX_EXPANSION} times, as no trace does; leave it out, or unpack it first if it is one"
         )
+
+
+def memory_left() -> int:
+    """Bytes of memory that a process may still take: of the machine, or of its container if that has less."""
+    left = MAX_WHOLE_BYTES
+    with suppress(OSError, ValueError, LookupError):
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        left = int(lines["MemAvailable"].split()[0]) << 10
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{of}").read_text()) for of in ("max", "current"))
+        left = min(left, limit - used)
+    return max(left, 0)

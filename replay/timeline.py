@@ -6,6 +6,7 @@ that is done in `dpro.replay.fidelity.accuracy`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpro.replay.graph import Graph, NodeKind, once
 
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
+PIECES = {"rank": pl.Int64, "name": pl.String, "kind": pl.String, "duration_ns": pl.Int64}
 
 
 @dataclass(frozen=True)
@@ -296,8 +298,8 @@ def critical_path(timeline: Timeline) -> pl.DataFrame:
         `rank`, `name`, `kind`, `duration_ns`: time on the path, with the lags that lead to it.
     """
     windows = np.unique(timeline.graph.nodes.window)
-    frames = [_pieces(timeline, critical_nodes(timeline, int(window)), 0) for window in windows]
-    return _summed(frames)
+    frames = [path_pieces(timeline, critical_nodes(timeline, int(window)), 0) for window in windows]
+    return summed_pieces(frames)
 
 
 def critical_path_of_steps(
@@ -314,32 +316,62 @@ def critical_path_of_steps(
         baseline: `step_ends` of the unchanged graph, if this is the replay of a changed one: windows then
             begin where they began there, as in `changed_step_times`.
     """
+    wanted = steps_between(timeline, steps, baseline).iter_rows()
+    return summed_pieces([each for step in wanted for each in _path_of_step(timeline, *step)])
+
+
+def steps_between(
+    timeline: Timeline, steps: pl.DataFrame, baseline: pl.DataFrame | None = None
+) -> pl.DataFrame:
+    """When steps ended, and when the ones before them did: `window`, `step`, `finish_ns`, `begin_ns`.
+
+    Args:
+        timeline: a replay.
+        steps: `window` and `step` of each.
+        baseline: as of `critical_path_of_steps`.
+    """
     ends = step_ends(timeline.graph, timeline.start, timeline.end)
     if baseline is not None:
         begins = baseline.select("window", "step", "begin_ns")
         ends = ends.drop("begin_ns").join(begins, on=["window", "step"], maintain_order="left")
     begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
     wanted = ends.with_columns(begin_ns=begin).join(steps.select("window", "step"), on=["window", "step"])
-    wanted = wanted.sort("window", "step").select("window", "step", "finish_ns", "begin_ns")
-    return _summed([_path_of_step(timeline, *step) for step in wanted.iter_rows()])
+    return wanted.sort("window", "step").select("window", "step", "finish_ns", "begin_ns")
 
 
-def _path_of_step(timeline: Timeline, window: int, step: int, finish: int, begins: int) -> pl.DataFrame:
+def _path_of_step(timeline: Timeline, window: int, step: int, finish: int, begins: int) -> list[pl.DataFrame]:
     """What decided when one step ended, for as long as it lasts."""
     nodes = timeline.graph.nodes
     last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
     last &= nodes.kind != NodeKind.RENDEZVOUS
     # A step that ends with the work before it has nothing of its own to wait for.
     path = chain_to(timeline, int(np.argmax(last))) if last.any() else np.empty(0, np.int64)
-    pieces = _pieces(timeline, path, begins)
-    rest = finish - begins - int(pieces["duration_ns"].sum())
+    pieces = path_pieces(timeline, path, begins)
     rank = int(nodes.rank[path[0]]) if path.size else -1
+    return [pieces, from_begin([pieces], rank, finish - begins)]
+
+
+def from_begin(pieces: Sequence[pl.DataFrame], rank: int, lasts: int) -> pl.DataFrame:
+    """The part of a step before the first piece of work that decides its end may start.
+
+    Args:
+        pieces: all others.
+        rank: of the first one; -1 without any.
+        lasts: ns of the step.
+    """
+    rest = lasts - sum(int(each["duration_ns"].sum()) for each in pieces)
     first = {"rank": rank, "name": NOT_BEFORE, "kind": "start", "duration_ns": rest}
-    return pl.concat([pieces, pl.DataFrame([first], schema=pieces.schema)])
+    return pl.DataFrame([first], schema=PIECES)
 
 
-def _pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
-    """The nodes of a path, and for how much of the time since a moment each is what was waited for."""
+def path_pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
+    """The nodes of a path, and for how much of the time since a moment each is what was waited for.
+
+    Args:
+        timeline: the replay.
+        path: as from `chain_to`.
+        since: ns.
+    """
     graph = timeline.graph
     before = np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
     kinds = {int(kind): kind.name.lower() for kind in NodeKind}
@@ -353,10 +385,10 @@ def _pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
     )
 
 
-def _summed(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    empty = {"rank": pl.Int64, "name": pl.String, "kind": pl.String, "duration_ns": pl.Int64}
+def summed_pieces(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """What paths consist of, largest first."""
     return (
-        pl.concat([pl.DataFrame(schema=empty), *frames])
+        pl.concat([pl.DataFrame(schema=PIECES), *frames])
         .group_by("rank", "name", "kind")
         .agg(pl.col("duration_ns").sum())
         .filter(pl.col("duration_ns") != 0)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.twins import TWINS, Job, Twin, folders, predicted_ms, read
 from dpro.cli.analysis import analyse
-from dpro.replay.fidelity.fit import counted_starts, start_errors
+from dpro.replay.fidelity.fit import counted, has_gpu_work, judged_starts, start_errors
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
 
@@ -38,7 +38,7 @@ def without(kind: EdgeKind | None) -> Callable[[Graph], Graph]:
 def start_errors_us(graph: Graph, kind: EdgeKind | None) -> tuple[float, float]:
     """Median and 95th percentile of how far replayed starts are off."""
     timeline = replay(without(kind)(graph))
-    errors = start_errors(timeline, counted_starts(timeline))
+    errors = start_errors(counted(judged_starts(timeline, has_gpu_work(graph))))
     return errors[50] / US, errors[95] / US
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpro.detect.pipeline_slowdown import Slowdown
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
+    from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.replay.graph import Graph
     from dpro.replay.models.link_costs import CollectiveKind, LinkCost
     from dpro.replay.pretended import PretendedStep
@@ -139,15 +140,40 @@ class Analysis(Cached):
         trust = replace(trust, answerable=known, reasons=reasons, doubt_pct=self.pretended.doubt_pct)
         return replace(built, graph=graph), trust
 
+    @cached
+    def condensed(self) -> CondensedRun | None:
+        """The ranks of a large run, condensed one by one; None where the graph is held as a whole."""
+        from dpro.analysis.graphs import condensed_of, is_large
+        from dpro.analysis.unanswered import why_unanswerable
+
+        if not is_large(self.run):
+            return None
+        with why_unanswerable(self.run, lambda: self.end):
+            found = condensed_of(self.run, self.report_progress)
+        graph = replace(found.joined.graph, network=self._network, products=self._products)
+        return replace(found, joined=replace(found.joined, graph=graph))
+
+    @cached
+    def too_large(self) -> str:
+        """Why the graph cannot be held as a whole; empty where it can."""
+        from dpro.analysis.graphs import why_too_large
+
+        return "" if self.condensed is None else why_too_large(self.run)
+
     @property
     def built(self) -> Built:
-        """The graph and what it rests on."""
+        """The graph as a whole and what it rests on."""
         return self.graph_and_trust[0]
 
     @property
+    def outline(self) -> Built:
+        """The graph for what asks of steps, collectives and clocks only: of a large run the condensed one."""
+        return self.built if self.condensed is None else self.condensed.built
+
+    @property
     def trust(self) -> Trust:
-        """How far to believe its replay."""
-        return self.graph_and_trust[1]
+        """How far to believe the replay."""
+        return self.graph_and_trust[1] if self.condensed is None else self.condensed.trust
 
     @cached
     def replayed(self) -> Timeline:
@@ -167,11 +193,18 @@ class Analysis(Cached):
         return replay(self.built.predictive) if self.built.of_operations else self.replayed
 
     @cached
+    def outline_timeline(self) -> Timeline:
+        """`timeline`; of a large run the replay of the condensed graph."""
+        from dpro.replay.timeline import replay
+
+        return self.timeline if self.condensed is None else replay(self.outline.graph)
+
+    @cached
     def step_extents(self) -> pl.DataFrame:
         """When each step began and ended, as measured: `window`, `step`, `begin_ms`, `end_ms`."""
         from dpro.replay.timeline import step_ends
 
-        graph = self.timeline.graph
+        graph = self.outline_timeline.graph
         ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
         before = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
         ms = {"begin_ms": before / NS_PER_MS, "end_ms": pl.col("finish_ns") / NS_PER_MS}
@@ -192,6 +225,8 @@ class Analysis(Cached):
         from dpro.replay.pipeline.recorded import has_operations
 
         recorded = has_operations(self.run)
+        if not recorded and self.condensed is not None:
+            return None, ""
         found = OperationAnalysis(self.run, self._network, self._products) if recorded else self
         try:
             if found.built.of_operations and found.trust.answerable:
@@ -213,6 +248,8 @@ class Analysis(Cached):
         """What the detectors share that judge the run by its deep windows, or without them."""
         from dpro.detect.context import Context
 
+        if self.too_large:
+            return Context(self.run, None, self._work)
         if self.built.of_operations:
             return Context(self.run, operations=self._work)
         known = self.built.graph if self.trust.answerable else None
@@ -258,7 +295,10 @@ class Analysis(Cached):
         from dpro.detect.run import diagnose
 
         refuse_pretended(self.run)
-        return diagnose(self.context), not_shown_by_replay(self.run, self.trust)
+        left_out = (
+            [f"what replays with a rank as fast as its peers: {self.too_large}"] if self.too_large else []
+        )
+        return diagnose(self.context), [*not_shown_by_replay(self.run, self.trust), *left_out]
 
     @property
     def verdict(self) -> Verdict:
@@ -325,6 +365,8 @@ class Analysis(Cached):
         """What communication costs, as fitted."""
         from dpro.replay.models.link_costs import fit_costs
 
+        if self.condensed is not None:
+            return fit_costs(self.outline.graph, self.outline_timeline)
         return fit_costs(self.built.graph, self.replayed)
 
     @cached
@@ -334,7 +376,7 @@ class Analysis(Cached):
         Without a graph no clock is known to be off, and time begins with the first step or sample.
         """
         try:
-            built = self.built
+            built = self.outline
         except DproError:
             starts = [self.steps["start_ns"].min(), self.counters["time_ns"].min()]
             return {}, min((start for start in starts if isinstance(start, int)), default=0)
@@ -354,12 +396,12 @@ class Analysis(Cached):
         """
         from dpro.replay.whatif.predict import baseline_steps
 
-        built = self.built
+        built = self.outline
         if self.pretended is not None and self.pretended.unknown:
             raise Unanswerable(
                 f"{self.run.label}: not known of its pretended ranks: {self.pretended.unknown[0]}"
             )
-        return baseline_steps(built.predictive, self.timeline)
+        return baseline_steps(built.predictive, self.outline_timeline)
 
     @cached
     def baseline_ns(self) -> float:

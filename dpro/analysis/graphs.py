@@ -1,59 +1,170 @@
 """Graphs that an earlier command built, kept in the user's cache so that the next one starts from them.
 
-In: an opened run. Out: its graph and the judgement of it, read from the cache or made and put there. A file
-is found by what the run's tables hold and by the version of the code that made it, so a run that is moved or
-copied finds its graph, and one that changes does not. A cache that cannot be used is done without.
+In: an opened run. Out: its graph, or its ranks condensed one by one where it is large, and the judgement of
+it: read from the cache or made and put there. A file is found by what the run's tables hold and by the
+version of the code that made it, so a run that is moved or copied finds its graph, and one that changes does
+not. A cache that cannot be used is done without.
 """
 
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro._version import __version__
 from dpro.cache import cache_folder
-from dpro.errors import DproError
+from dpro.errors import DproError, Unanswerable
+from dpro.limits import memory_left
 from dpro.replay.construction.progress import Progress, ignore
+from dpro.units import format_bytes
 
 if TYPE_CHECKING:
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
+    from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.store import Run
 
 # A smaller graph is built in less time than it takes to be sure that one was saved.
 WORTH_SAVING = 20_000
 KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens of megabytes
+# A run of more spans is built and condensed rank by rank (docs/performance.md, "Ten thousand ranks").
+LARGE = 4_000_000
+BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
+
+
+def is_large(run: Run) -> bool:
+    """Whether the graph of a run is built rank by rank: it has many spans, of several ranks."""
+    from dpro.schema import SPANS
+
+    several = len(run.manifest.ranks) > 1 and not run.manifest.is_pretended
+    return several and run.rows()[SPANS.name] > LARGE and not _of_operations(run)
+
+
+def _of_operations(run: Run) -> bool:
+    """Whether spans are whole operations: their graph is small, and they have one clock."""
+    from dpro.replay.pipeline.operations import consists_of_operations
+    from dpro.schema import SPANS
+
+    parts = run.part_by_part(SPANS, ["rank", "kind", "correlation", "name"])
+    return consists_of_operations(next(iter(parts)))
 
 
 def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
-    """The graph of a run, and how far to believe its replay.
+    """The graph of a run as a whole, and how far to believe its replay.
 
     Args:
         run: the run.
         report: called with how much of the graph is built, where it has to be.
 
     Raises:
-        Unanswerable: the run holds no spans.
+        Unanswerable: the run holds no spans, or so many that the graph does not fit into memory.
     """
     from dpro.replay.fidelity.saved import load, save
 
-    try:
-        file = cache_folder("graphs") / f"{fingerprint(run)}.npz"
-    except DproError:  # the graph can be had without
-        return make_graph(run, report)
-    known = load(file, run)
+    too_large = why_too_large(run)
+    if too_large:
+        raise Unanswerable(f"{run.label}: {too_large}")
+    file = _file(run, "")
+    known = None if file is None else load(file, run)
     if known is not None:
-        with suppress(OSError):
-            file.touch()  # used just now
         return known
     built, trust = make_graph(run, report)
     if built.graph.num_nodes >= WORTH_SAVING:
-        with suppress(OSError):  # no home, a full disk: the graph is there all the same
-            save(file, built, trust)
-            _forget_all_but_latest(file.parent)
+        _keep(file, lambda path: save(path, built, trust))
     return built, trust
+
+
+def why_too_large(run: Run) -> str:
+    """Why the graph of a run cannot be built as a whole; empty where it fits into memory."""
+    from dpro.schema import SPANS
+
+    spans, left = run.rows()[SPANS.name], memory_left()
+    if spans <= LARGE or spans * BYTES_PER_SPAN <= left:
+        return ""
+    return (
+        f"the graph of all {spans:,} spans at once takes some {format_bytes(spans * BYTES_PER_SPAN)} of "
+        f"memory, and {format_bytes(left)} are left; `dpro replay` does without it"
+    )
+
+
+def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
+    """The ranks of a run, each built and condensed by itself in a pool of processes.
+
+    Args:
+        run: the run.
+        report: called with how much is done, where it has to be.
+
+    Raises:
+        Unanswerable: the run holds no spans.
+        DproError: a process was killed.
+    """
+    from dpro.replay.fidelity.by_rank import condense_run
+    from dpro.replay.fidelity.saved import load_condensed, save_condensed
+
+    file = _file(run, "-ranks")
+    known = None if file is None else load_condensed(file, run)
+    if known is not None:
+        return known
+    with rank_processes(run) as (executor, folder):
+        condensed = condense_run(run, folder, executor, report)
+    _keep(file, lambda path: save_condensed(path, condensed))
+    return condensed
+
+
+@contextmanager
+def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
+    """Processes that work on ranks of a run, and a folder that they share, which is removed in the end.
+
+    Raises:
+        DproError: a process was killed, or the folder cannot be written to.
+    """
+    jobs = min(len(os.sched_getaffinity(0)), len(run.manifest.ranks))
+    # Not forked: the threads of the libraries that are loaded already would not come along.
+    context = multiprocessing.get_context("spawn")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="shares-", dir=cache_folder("graphs")) as folder,
+            ProcessPoolExecutor(jobs, context, _prepare_worker) as executor,
+        ):
+            yield executor, Path(folder)
+    except BrokenProcessPool as error:
+        raise DproError(
+            f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
+        ) from error
+
+
+def _prepare_worker() -> None:
+    """Limit a worker to one core; Ctrl-C ends it silently, since its parent reports the interrupt."""
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _file(run: Run, suffix: str) -> Path | None:
+    """Where the graph of a run is kept; an older one is marked as used just now. None without a cache."""
+    try:
+        file = cache_folder("graphs") / f"{fingerprint(run)}{suffix}.npz"
+    except DproError:  # the graph can be had without
+        return None
+    with suppress(OSError):  # there is none yet
+        os.utime(file)
+    return file
+
+
+def _keep(file: Path | None, save: Callable[[Path], None]) -> None:
+    if file is None:
+        return
+    with suppress(OSError):  # no home, a full disk: the graph is there all the same
+        save(file)
+        _forget_all_but_latest(file.parent)
 
 
 def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
+    from dpro.replay.fidelity.by_rank import CondensedRun
 
 
 class SelectedRun(Analysis):
@@ -100,6 +101,11 @@ class SelectedRun(Analysis):
     def end(self) -> JobEnd:
         """How the job ended."""
         return self._whole.end
+
+    @cached
+    def condensed(self) -> CondensedRun | None:
+        """The ranks of the whole run, where it is large."""
+        return self._whole.condensed
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:
@@ -188,6 +194,6 @@ def replayed_steps(analysis: Analysis) -> pl.DataFrame:
     Raises:
         Unanswerable: the run holds no spans.
     """
-    nodes = analysis.built.graph.nodes
+    nodes = analysis.outline.graph.nodes
     work = pl.DataFrame({"rank": nodes.rank, "step": nodes.step}).unique()
     return work.filter((pl.col("rank") >= 0) & (pl.col("step") >= 0))

@@ -147,5 +147,5 @@ def with_graph(analysis: Analysis) -> Analysis:
 
     with progress("Building the graph") as report:
         analysis.report_progress = report
-        _ = analysis.graph_and_trust
+        _ = analysis.trust
     return analysis

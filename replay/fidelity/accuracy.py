@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dpro.classify import classify
 from dpro.documents import DocumentPart
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
-from dpro.replay.fidelity.evidence import StartEvidence, evidence_of, is_started
-from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
+from dpro.replay.fidelity.evidence import StartEvidence, in_shares
+from dpro.replay.fidelity.facts import FitFacts, facts_of, share, unexplained_ns
+from dpro.replay.fidelity.fit import has_gpu_work, rank_errors, start_errors, step_errors
 from dpro.replay.fidelity.grade import Criterion, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
-from dpro.replay.fidelity.overlap import Contention, overlap_of
+from dpro.replay.fidelity.overlap import Contention, contention_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps.durations import steps_of
-from dpro.replay.timeline import Timeline, extents_of, measured_step_times, replay, step_times
+from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
 from dpro.schema import STEPS
 from dpro.store import Manifest
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -136,28 +136,40 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         timeline: its replay.
         manifest: the run's.
     """
-    graph = built.graph
+    derived = replay(built.predictive) if built.of_operations else timeline
+    return judge(built, timeline, facts_of(timeline, derived, has_gpu_work(built.graph)), manifest)
+
+
+def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest) -> Trust:
+    """How far to trust a replay, by what its ranks show.
+
+    Args:
+        built: the graph, or the one that its ranks were condensed to.
+        timeline: its replay.
+        facts: what the ranks show.
+        manifest: the run's.
+    """
     steps = step_errors(timeline)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
-    unexplained = unexplained_share(graph)
-    evidence = evidence_of(timeline)
-    derived = replay(built.predictive) if built.of_operations else timeline
-    starts = start_errors(derived, counted_starts(derived))
+    late = (built.graph.nodes.kind == NodeKind.DELAY).any()
+    unexplained = _share_of_delays(built.graph) if late else share(facts.unexplained)
+    evidence = in_shares(facts.starts)
+    starts = start_errors(facts.misses)
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else evidence.anchored + evidence.fitted
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     missing = extrapolate_missing_ranks(built, manifest)
     return Trust(
         steps=steps,
-        ranks=rank_errors(timeline, derived),
+        ranks=rank_errors(timeline, facts.ranks),
         error_pct=error_pct,
         starts_ns=starts,
         collectives_matched=built.matching.share_on_all_ranks,
-        kernels_classified=_share_classified(graph),
+        kernels_classified=share(facts.classified) if facts.classified[1] else None,
         time_unexplained=unexplained,
-        host_gaps=_share_of_gaps(graph),
+        host_gaps=share(facts.gaps),
         evidence=evidence,
-        overlap=None if built.of_operations else overlap_of(timeline),
+        overlap=None if built.of_operations else contention_of(facts.kernels),
         reasons=(*why_not, *missing.unknown, *_not_known(built, manifest)),
         doubts=tuple(_doubts(steps, error_pct, starts, unexplained)),
         answerable=not why_not,
@@ -189,38 +201,16 @@ def unexplained_share(graph: Graph) -> float:
     Where such time is a node of its own, what the steps would save without it: many wait for others
     meanwhile.
     """
-    nodes, edges = graph.nodes, graph.edges
-    delay = nodes.kind == NodeKind.DELAY
-    if delay.any():
-        prompt = replay(graph.with_durations(np.where(delay, 0, nodes.duration)))
-        measured = float(measured_step_times(graph)["duration_ns"].sum())
-        left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
-        return 1 - left / measured if measured else 0.0
-    started, ready = is_started(graph), nodes.earliest.copy()
-    to_work = np.flatnonzero(started[edges.target])
-    ended = nodes.measured_end[edges.source[to_work]] + edges.lag[to_work]
-    np.maximum.at(ready, edges.target[to_work], ended)
-    lag = np.maximum(nodes.measured_start - ready, 0)[started]
-    extents = extents_of(graph, ["rank", "window"], nodes.measured_start, nodes.measured_end)
-    total = float((extents["end"] - extents["start"]).sum())
-    return float(lag.sum()) / total if total else 0.0
+    late = (graph.nodes.kind == NodeKind.DELAY).any()
+    return _share_of_delays(graph) if late else share(unexplained_ns(graph))
 
 
-def _share_of_gaps(graph: Graph) -> float:
-    cpu = graph.nodes.kind <= NodeKind.GAP
-    total = int(graph.nodes.duration[cpu].sum())
-    return float(graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum()) / total if total else 0.0
-
-
-def _share_classified(graph: Graph) -> float | None:
+def _share_of_delays(graph: Graph) -> float:
     nodes = graph.nodes
-    gpu = np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER)) & (nodes.duration > 0)
-    gpu &= np.isin(nodes.lane, [i for i, (_, what) in enumerate(graph.lanes) if what.startswith("stream")])
-    total = int(nodes.duration[gpu].sum())
-    if total == 0:
-        return None
-    known = np.array([classify(name).kind != "other" for name in graph.names])
-    return float(nodes.duration[gpu & known[nodes.name]].sum()) / total
+    prompt = replay(graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration)))
+    measured = float(measured_step_times(graph)["duration_ns"].sum())
+    left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
+    return 1 - left / measured if measured else 0.0
 
 
 def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:

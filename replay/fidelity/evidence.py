@@ -7,11 +7,12 @@ In: a graph and its replay. Out: counts and shares. How large the errors are tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools
+from dpro.arrays import Bools, Ints
 from dpro.replay.construction.lags import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
@@ -43,8 +44,37 @@ class StartEvidence:
     anchored: float
 
 
+class StartCounts(NamedTuple):
+    """What the starts of work rest on, in numbers: those of several ranks add up.
+
+    Attributes:
+        edges: [EdgeKind, 2] dependencies that were recorded, and inferred ones.
+        streams: [2] pairs of streams that wait for each other, likewise.
+        set_by: [4] starts that are derived, inferred, fitted, anchored.
+    """
+
+    edges: Ints
+    streams: Ints
+    set_by: Ints
+
+
 def evidence_of(timeline: Timeline) -> StartEvidence:
     """Count what the starts in a replay of the unchanged graph rest on."""
+    return in_shares(count_starts(timeline))
+
+
+def in_shares(counts: StartCounts) -> StartEvidence:
+    """What the starts rest on, as shares of all."""
+    recorded, inferred = counts.edges.T
+    names = [kind.name.lower() for kind in EdgeKind]
+    rows = pl.DataFrame({"kind": names, "recorded": recorded, "inferred": inferred})
+    rows = rows.filter(pl.col("recorded") + pl.col("inferred") > 0)
+    shares = counts.set_by / max(int(counts.set_by.sum()), 1)
+    return StartEvidence(rows, *counts.streams.tolist(), *map(float, shares))
+
+
+def count_starts(timeline: Timeline) -> StartCounts:
+    """Count what the starts in a replay of the unchanged graph, or of one rank of it, rest on."""
     graph = timeline.graph
     work = is_started(graph)
     anchored, fitted = _anchored(graph), _fitted(graph)
@@ -52,8 +82,9 @@ def evidence_of(timeline: Timeline) -> StartEvidence:
     inferred = np.zeros(graph.num_nodes, np.bool_)
     inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
     kind = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
-    shares = np.bincount(kind, minlength=4) / max(kind.size, 1)
-    return StartEvidence(_count_edges(graph), *_count_streams(graph), *map(float, shares))
+    edges = np.bincount(2 * graph.edges.kind + graph.edges.inferred, minlength=2 * len(EdgeKind))
+    set_by = np.bincount(kind, minlength=4)
+    return StartCounts(edges.reshape(-1, 2), np.array(_count_streams(graph), np.int64), set_by)
 
 
 def is_started(graph: Graph) -> Bools:
@@ -91,11 +122,3 @@ def _count_streams(graph: Graph) -> tuple[int, int]:
     inferred = edges.inferred[events].tolist()
     known = {pair for pair, guessed in zip(zip(*lanes), inferred) if not guessed}
     return len(known), len(set(zip(*lanes)) - known)
-
-
-def _count_edges(graph: Graph) -> pl.DataFrame:
-    counted = np.bincount(2 * graph.edges.kind + graph.edges.inferred, minlength=2 * len(EdgeKind))
-    recorded, inferred = counted.reshape(-1, 2).T
-    names = [kind.name.lower() for kind in EdgeKind]
-    rows = pl.DataFrame({"kind": names, "recorded": recorded, "inferred": inferred})
-    return rows.filter(pl.col("recorded") + pl.col("inferred") > 0)

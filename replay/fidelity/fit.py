@@ -25,12 +25,12 @@ def step_errors(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def rank_errors(timeline: Timeline, derived: Timeline) -> pl.DataFrame:
+def rank_errors(timeline: Timeline, starts: pl.DataFrame) -> pl.DataFrame:
     """How well each rank fits.
 
     Args:
-        timeline: the replay of the unchanged graph, for the steps.
-        derived: the replay whose starts are judged: that of the graph that is predicted from.
+        timeline: the replay of the unchanged graph, or of its ranks condensed.
+        starts: as from `rank_start_errors`.
 
     Returns:
         `rank`, `error_pct` (mean of the absolute errors of its own steps; null without any), and `p50`,
@@ -41,24 +41,59 @@ def rank_errors(timeline: Timeline, derived: Timeline) -> pl.DataFrame:
     replayed = rank_step_times(graph, timeline.start, timeline.end)
     steps = _compared(measured, replayed, ["rank", "window", "step"])
     of_steps = steps.group_by("rank").agg(pl.col("error_pct").abs().mean())
-    counted = counted_starts(derived)
-    missed = pl.DataFrame({"rank": nodes.rank[counted], "miss": start_misses(derived)[counted]})
-    of_starts = missed.group_by("rank").agg(
-        p50=pl.col("miss").quantile(0.5, "linear"), p95=pl.col("miss").quantile(0.95, "linear")
-    )
     ranks = pl.DataFrame({"rank": np.unique(nodes.rank[nodes.rank >= 0])})
-    return ranks.join(of_steps, on="rank", how="left").join(of_starts, on="rank", how="left").sort("rank")
+    return ranks.join(of_steps, on="rank", how="left").join(starts, on="rank", how="left").sort("rank")
 
 
-def start_errors(timeline: Timeline, counted: Bools) -> dict[int, float]:
-    """Percentiles of `start_misses`, ns, by percent; empty where nothing is counted.
+def rank_start_errors(misses: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, and `p50`, `p95`: percentiles of the errors of its starts, ns; ranks without any are left out.
 
     Args:
-        timeline: the replay.
-        counted: [N] nodes whose starts count, as of `counted_starts`.
+        misses: as from `judged_starts`.
     """
-    missed = start_misses(timeline)[counted]
-    return dict(zip(PERCENTILES, map(float, np.percentile(missed, PERCENTILES)))) if missed.size else {}
+    return misses.group_by("rank").agg(
+        p50=pl.col("miss_ns").quantile(0.5, "linear"), p95=pl.col("miss_ns").quantile(0.95, "linear")
+    )
+
+
+def judged_starts(timeline: Timeline, on_gpu: bool) -> pl.DataFrame:
+    """Starts that are judged: `rank`, `window`, `step`, and `miss_ns`: |replayed - measured|.
+
+    Args:
+        timeline: the replay of the graph that is predicted from, or of some ranks of it.
+        on_gpu: whether any rank of the run has work on a GPU.
+    """
+    nodes, counted = timeline.graph.nodes, counted_starts(timeline, on_gpu)
+    columns = {name: getattr(nodes, name)[counted] for name in ("rank", "window", "step")}
+    return pl.DataFrame(columns | {"miss_ns": start_misses(timeline)[counted]})
+
+
+def counted(misses: pl.DataFrame) -> pl.DataFrame:
+    """`window`, `step`, `miss_ns`, and `count`: how many starts of any rank are off by so much.
+
+    Args:
+        misses: as from `judged_starts`.
+    """
+    return misses.group_by("window", "step", "miss_ns").agg(count=pl.len().cast(pl.Int64))
+
+
+def start_errors(misses: pl.DataFrame) -> dict[int, float]:
+    """Percentiles of errors of starts, ns, by percent; empty without any.
+
+    Between two of them as `numpy.percentile` has it.
+
+    Args:
+        misses: as from `counted`.
+    """
+    if misses.is_empty():
+        return {}
+    ordered = misses.group_by("miss_ns").agg(pl.col("count").sum()).sort("miss_ns")
+    miss, before = ordered["miss_ns"].to_numpy(), ordered["count"].cum_sum().to_numpy()
+    at = (before[-1] - 1) * (np.array(PERCENTILES) / 100)
+    low, high = (miss[np.searchsorted(before, place, side="right")] for place in (np.floor(at), np.ceil(at)))
+    over = at - np.floor(at)
+    between = np.where(over < 0.5, low + (high - low) * over, high - (high - low) * (1 - over))
+    return dict(zip(PERCENTILES, between.tolist()))
 
 
 def start_misses(timeline: Timeline) -> Ints:
@@ -86,16 +121,25 @@ def _begin_of_step(graph: Graph, start: Ints, end: Ints) -> Ints:
     return begin
 
 
-def counted_starts(timeline: Timeline) -> Bools:
+def counted_starts(timeline: Timeline, on_gpu: bool) -> Bools:
     """[N] starts that are judged: of GPU work and collectives, and of CPU spans where there is no GPU work.
 
     Those that the trace sets are left out: they are right by construction.
+
+    Args:
+        timeline: the replay.
+        on_gpu: whether any rank of the run has work on a GPU.
     """
     nodes = timeline.graph.nodes
-    counted = is_started(timeline.graph)
-    if not np.isin(nodes.kind, GPU_KINDS).any():
-        counted |= nodes.span >= 0
-    return counted & ~taken_from_trace(timeline.graph)
+    chosen = is_started(timeline.graph)
+    if not on_gpu:
+        chosen |= nodes.span >= 0
+    return chosen & ~taken_from_trace(timeline.graph)
+
+
+def has_gpu_work(graph: Graph) -> bool:
+    """Whether any of it is work on a GPU."""
+    return bool(np.isin(graph.nodes.kind, GPU_KINDS).any())
 
 
 def _compared(measured: pl.DataFrame, replayed: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

@@ -1,6 +1,6 @@
 """Compute and communication that run side by side slow each other down: how much, and what an edit changes.
 
-In: a replayed graph. Out: the slowdown as this trace shows it, and replays of changed graphs in which kernels
+In: a graph. Out: the slowdown as this trace shows it, and replays of changed graphs in which kernels
 that run for another share of their time during communication take accordingly longer or shorter.
 
 The same kernel is seen with and without concurrent communication where it stands at the same place of its
@@ -36,31 +36,33 @@ class Contention:
     Attributes:
         slowdown: time during communication / time alone.
         low, high: 95% interval of it.
-        overlapped: [N] `overlapped_share` of each node in the replay of the unchanged graph.
     """
 
     slowdown: float
     low: float
     high: float
-    overlapped: Floats
 
 
-def overlap_of(timeline: Timeline) -> Contention | None:
-    """The slowdown of kernels during communication, from the measured times.
+def overlap_of(graph: Graph) -> Contention | None:
+    """The slowdown of kernels during communication, from the measured times of a graph."""
+    return contention_of(kernels_beside(graph))
+
+
+def contention_of(kernels: pl.DataFrame) -> Contention | None:
+    """The slowdown of kernels during communication.
 
     It is that of the time of all places together, each weighted by how often it was seen in the rarer way:
     the slowdown of long kernels counts most. The interval is a percentile bootstrap over the places (Efron
     and Tibshirani, An Introduction to the Bootstrap, chapter 13).
 
     Args:
-        timeline: the replay of the unchanged graph.
+        kernels: as from `kernels_beside`.
 
     Returns:
         None where the same kernels were too seldom seen both ways, or the interval does not exclude that
         there is no slowdown.
     """
-    graph = timeline.graph
-    places = _seen_both_ways(graph)
+    places = _seen_both_ways(kernels)
     if places.height < ENOUGH_PLACES:
         return None
     columns = (pl.col(name) * pl.col("seen") for name in ("alone", "overlapped"))
@@ -71,12 +73,31 @@ def overlap_of(timeline: Timeline) -> Contention | None:
     if low <= 1:
         return None
     alone, overlapped = weighted.sum(axis=0)
-    share = overlapped_share(graph, timeline.start, timeline.end)
-    return Contention(float(overlapped / alone), float(low), float(high), share)
+    return Contention(float(overlapped / alone), float(low), float(high))
 
 
-def _seen_both_ways(graph: Graph) -> pl.DataFrame:
+def _seen_both_ways(kernels: pl.DataFrame) -> pl.DataFrame:
     """Places in the step whose kernel was seen alone and during communication: median ns, and how often."""
+    beside = pl.col("beside")
+    return (
+        kernels.group_by("name", "of", "place")
+        .agg(
+            alone=pl.col("ns").filter(~beside).median(),
+            overlapped=pl.col("ns").filter(beside).median(),
+            seen=pl.min_horizontal((~beside).sum(), beside.sum()),
+        )
+        .filter(pl.col("seen") > 0)
+        .sort("name", "of", "place")
+    )
+
+
+def kernels_beside(graph: Graph) -> pl.DataFrame:
+    """Kernels that ran alone or during communication: what they took, and at which place of a step.
+
+    Returns:
+        `name`, `place` (which of its name in the step, of its rank), `of` (how many there are), `ns`, and
+        `beside`: whether communication ran all the time.
+    """
     nodes = graph.nodes
     share = overlapped_share(graph, nodes.measured_start, nodes.measured_end)
     kernels = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0))
@@ -96,17 +117,22 @@ def _seen_both_ways(graph: Graph) -> pl.DataFrame:
     placed = frame.sort(*in_step, "start").with_columns(
         place=pl.int_range(pl.len()).over(in_step), of=pl.len().over(in_step)
     )
-    alone, overlapped = pl.col("share") <= ALONE, pl.col("share") >= OVERLAPPED
-    return (
-        placed.group_by("name", "of", "place")
-        .agg(
-            alone=pl.col("ns").filter(alone).median(),
-            overlapped=pl.col("ns").filter(overlapped).median(),
-            seen=pl.min_horizontal(alone.sum(), overlapped.sum()),
-        )
-        .filter(pl.col("seen") > 0)
-        .sort("name", "of", "place")
-    )
+    beside = pl.col("share") >= OVERLAPPED
+    either = placed.filter(beside | (pl.col("share") <= ALONE))
+    name = pl.Series("name", graph.names, dtype=pl.String).gather(either["name"])
+    return either.select(name, "place", "of", "ns", beside=beside)
+
+
+def overlapped_before(graph: Graph) -> Floats:
+    """[N] `overlapped_share` of each node in the replay of an unchanged graph."""
+    nodes, edges = graph.nodes, graph.edges
+    columns = (nodes.duration, nodes.earliest, nodes.kind, nodes.rank, edges.source, edges.lag)
+
+    def compute() -> Floats:
+        timeline = replay(graph)
+        return overlapped_share(graph, timeline.start, timeline.end)
+
+    return once(graph, "overlapped before", columns, compute)
 
 
 def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:

@@ -1,4 +1,4 @@
-"""A graph and the judgement of its replay as one file, so that a second command need not make them again.
+"""A graph, or condensed ranks, and the judgement of its replay as one file, for the next command.
 
 In: records of arrays, frames, texts and numbers. Out: an `.npz` file of the arrays, each as narrow as its
 values allow, and one JSON text for what holds them together; and the same records from it. Nothing is
@@ -8,11 +8,11 @@ belongs to is not known here.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,17 @@ from dpro.replay.alignment.align import Alignment, Clock
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching
 from dpro.replay.construction.graph_builder import Built
+from dpro.replay.construction.lags import Lags
 from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.evidence import StartEvidence
 from dpro.replay.fidelity.grade import Criterion
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes
+from dpro.replay.sharded.agreed import Agreed, parts_of
+from dpro.replay.sharded.joined import Joined
+from dpro.replay.sharded.pooled import Pooled
 from dpro.store import Run
 
 Array = NDArray[Any]
@@ -38,8 +43,8 @@ Array = NDArray[Any]
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
-        Alignment, Built, Clock, ClockLine, Contention, Criterion, Edges, Graph, Matching, MeshPosition,
-        Message, Nodes, RendezvousRegistry, StartEvidence, Trust,
+        Agreed, Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, Edges, Graph, Joined,
+        Lags, Matching, MeshPosition, Message, Nodes, Pooled, RendezvousRegistry, StartEvidence, Trust,
     )
 }  # fmt: skip
 OUTLINE = "outline"
@@ -61,8 +66,26 @@ def save(file: Path, built: Built, trust: Trust) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    _write(file, (built, trust))
+
+
+def save_condensed(file: Path, condensed: CondensedRun) -> None:
+    """Write condensed ranks, whole or not at all.
+
+    Args:
+        file: where; an older one is replaced.
+        condensed: the ranks.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    agreed = dataclasses.replace(condensed.agreed, parts={})  # which files there are is the run's to say
+    _write(file, dataclasses.replace(condensed, agreed=agreed))
+
+
+def _write(file: Path, value: Any) -> None:
     arrays: dict[str, Array] = {}
-    outline = json.dumps(_taken_apart((built, trust), arrays))
+    outline = json.dumps(_taken_apart(value, arrays))
     arrays[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(file.parent.resolve(), file.name) as stream:
@@ -76,20 +99,39 @@ def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
         file: what `save` has written.
         run: what the graph was made from.
     """
+    match _read(file, run):
+        case (Built() as built, Trust() as trust):
+            return built, trust
+    return None
+
+
+def load_condensed(file: Path, run: Run) -> CondensedRun | None:
+    """Read condensed ranks; None where there is no such file, or not a whole one.
+
+    Args:
+        file: what `save_condensed` has written.
+        run: what they are of.
+    """
+    found = _read(file, run)
+    if not isinstance(found, CondensedRun):
+        return None
+    agreed = dataclasses.replace(found.agreed, parts=parts_of(run, found.agreed.windows))
+    return dataclasses.replace(found, agreed=agreed)
+
+
+def _read(file: Path, run: Run) -> Any:
     try:
         with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
-            outline = json.loads(arrays[OUTLINE].tobytes())
-            built, trust = built_from(outline, arrays, run)
+            return built_from(json.loads(arrays[OUTLINE].tobytes()), arrays, run)
     except DAMAGED:
         return None
-    return (built, trust) if isinstance(built, Built) and isinstance(trust, Trust) else None
 
 
 def _taken_apart(value: Any, arrays: dict[str, Array]) -> Any:
     """The value as JSON, in which arrays and frames stand as names of `arrays`."""
     kind = type(value)
     if RECORDS.get(kind.__name__) is kind:
-        names = getattr(value, "_fields", None) or [f.name for f in fields(value)]
+        names = getattr(value, "_fields", None) or [f.name for f in dataclasses.fields(value)]
         return {kind.__name__: {name: _taken_apart(getattr(value, name), arrays) for name in names}}
     if isinstance(value, np.ndarray):
         return {"array": _named(_narrow(value), arrays), "dtype": value.dtype.str}

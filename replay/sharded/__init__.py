@@ -13,4 +13,6 @@ share      the nodes and edges of one rank, and what others need to know of it
 pooled     what follows from that for all ranks
 skeleton   a share with only the nodes that matter
 joined     the skeletons of all ranks as one graph
+inside     one rank as it runs in the joined graph, in its own nodes
+path       critical paths, in the nodes of the ranks that they go through
 """

@@ -109,11 +109,16 @@ def agree(run: Run) -> Agreed:
     for rank, window in where:
         windows[rank] = (*windows.get(rank, ()), window)
     moved = moved.sort("rank", maintain_order=True)
-    return Agreed(windows, matching, alignment, moved, messages, places_of(workers), _parts(run, windows))
+    return Agreed(windows, matching, alignment, moved, messages, places_of(workers), parts_of(run, windows))
 
 
-def _parts(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
-    """Files that hold rows of each rank, by table: those that are named after it, and those after none."""
+def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
+    """Files that hold rows of each rank, by table: those that are named after it, and those after none.
+
+    Args:
+        run: the run.
+        ranks: which.
+    """
     found: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
     for table in (SPANS, SYNCS, STEPS, DEPENDENCIES):
         named: dict[int, list[Path]] = {}

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.replay.condense.joined import paths_beside
 from dpro.replay.construction.graph_builder import in_order, write_columns
 from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph
-from dpro.replay.graph import EdgeKind, Edges, Graph, assembled
+from dpro.replay.graph import Graph, assembled
 from dpro.replay.sharded.agreed import Agreed
 from dpro.replay.sharded.pooled import Pooled
 from dpro.replay.sharded.skeleton import RankSkeleton
@@ -55,8 +54,7 @@ def join_skeletons(
     origin = pooled.origin_ns
     for times in (found.nodes.measured_start, found.nodes.measured_end):
         times -= origin
-    edges = _without_needless(found.edges, found.nodes.duration.size)
-    graph = assembled(found.nodes, edges, labels, found.lanes, origin)
+    graph = assembled(found.nodes, found.edges, labels, found.lanes, origin)
     node = np.full(graph.num_nodes, -1, np.int64)
     own = np.concatenate([each.node for each in skeletons])
     node[found.number[: own.size]] = own
@@ -81,20 +79,4 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
 
     return RankGraph(
         begins, nodes, graph.edges, skeleton.instance, skeleton.arrive, skeleton.transfer, background=0
-    )
-
-
-def _without_needless(edges: Edges, size: int) -> Edges:
-    """The edges without paths from arrival to transfer that are no longer than that over the rendezvous."""
-    meets = edges.kind == EdgeKind.RENDEZVOUS
-    between, own = (
-        Edges(**{f.name: getattr(edges, f.name)[which] for f in dataclasses.fields(Edges)})
-        for which in (meets, ~meets)
-    )
-    kept = paths_beside(own.source, own.target, own.lag[:, None], between, size)
-    return Edges(
-        **{
-            f.name: np.concatenate([getattr(own, f.name)[kept], getattr(between, f.name)])
-            for f in dataclasses.fields(Edges)
-        }
     )

@@ -1,4 +1,4 @@
-"""What follows for all ranks from what each shows: lags, where in steps collectives are, and who meets.
+"""What follows for all ranks from what each shows: lags, and where in steps collectives are.
 
 In: the `ShareFacts` of all ranks, in any order. Out: a `Pooled`, of which each rank needs its own part.
 """
@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from dpro.arrays import Ints
 from dpro.replay.construction.lags import LagFacts, Lags, merged, pooled
 from dpro.replay.construction.phases import Positions, positions_in_steps
 from dpro.replay.sharded.share import ShareFacts
@@ -27,15 +24,15 @@ class PooledOfRank:
         rank: which.
         lags: of all ranks.
         origin_ns: when the first node of any rank began.
-        shared: instances of collectives that several ranks ran, of those that it ran.
         positions: where in its steps its collectives stand.
+        on_gpu: whether any rank has work on a GPU.
     """
 
     rank: int
     lags: Lags
     origin_ns: int
-    shared: Ints
     positions: Positions
+    on_gpu: bool
 
 
 @dataclass(frozen=True)
@@ -45,20 +42,21 @@ class Pooled:
     Attributes:
         lags: of work.
         origin_ns: when the first node of any rank began.
-        shared: by rank, instances of collectives that several ranks ran, of those that it ran.
         positions: by rank, where in its steps its collectives stand.
         background: spans that were left out.
         steps_known: whether the run says where steps begin.
-        num_nodes: how many nodes all ranks have.
+        on_gpu: whether any rank has work on a GPU.
+        num_nodes, num_edges: how many all ranks have, without those of rendezvous.
     """
 
     lags: Lags
     origin_ns: int
-    shared: dict[int, Ints]
     positions: dict[int, Positions]
     background: int
     steps_known: bool
+    on_gpu: bool
     num_nodes: int
+    num_edges: int
 
     def of(self, rank: int) -> PooledOfRank:
         """What one rank needs.
@@ -67,7 +65,7 @@ class Pooled:
             rank: which.
         """
         positions = self.positions.get(rank, {})
-        return PooledOfRank(rank, self.lags, self.origin_ns, self.shared[rank], positions)
+        return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu)
 
 
 def pool(facts: Iterable[ShareFacts]) -> Pooled:
@@ -84,14 +82,13 @@ def pool(facts: Iterable[ShareFacts]) -> Pooled:
         if len(waiting) == TOGETHER:
             waiting = [merged(waiting)]
     parts.sort(key=lambda each: each.rank)
-    found, members = np.unique(np.concatenate([each.instance for each in parts]), return_counts=True)
-    several = found[members > 1]
     return Pooled(
         lags=pooled(waiting),
         origin_ns=min(each.begins for each in parts),
-        shared={each.rank: each.instance[np.isin(each.instance, several)] for each in parts},
         positions=positions_in_steps(calls for each in parts for calls in each.calls),
         background=sum(each.background for each in parts),
         steps_known=any(each.steps_known for each in parts),
+        on_gpu=any(each.on_gpu for each in parts),
         num_nodes=sum(each.num_nodes for each in parts),
+        num_edges=sum(each.num_edges for each in parts),
     )

@@ -24,7 +24,7 @@ from dpro.replay.construction.lags import LagFacts, facts_of, started_work
 from dpro.replay.construction.phases import CallOrder, calls_of
 from dpro.replay.construction.rank_graph import RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
-from dpro.replay.graph import Edges, Graph, Nodes, assembled
+from dpro.replay.graph import GPU_KINDS, Edges, Graph, Nodes, assembled
 from dpro.replay.sharded.agreed import OfRank
 from dpro.schema import DEPENDENCIES, SPANS, STEPS, SYNCS
 from dpro.store import Run
@@ -58,21 +58,22 @@ class ShareFacts:
         rank: which.
         lags: what it shows of lags.
         calls: the collectives that it called.
-        instance: [K] those that it ran.
         begins: when its first node began, ns.
         background: spans on threads that touch neither a stream nor a collective, left out.
         steps_known: whether the run says where its steps begin.
-        num_nodes: how many nodes it has.
+        on_gpu: whether it has work on a GPU.
+        num_nodes, num_edges: how many it has.
     """
 
     rank: int
     lags: LagFacts
     calls: tuple[CallOrder, ...]
-    instance: Ints
     begins: int
     background: int
     steps_known: bool
+    on_gpu: bool
     num_nodes: int
+    num_edges: int
 
 
 def build_share(run: Run, own: OfRank, folder: Path) -> ShareFacts:
@@ -123,11 +124,12 @@ def share_of(run: Run, own: OfRank) -> tuple[Share, ShareFacts]:
         rank=own.rank,
         lags=facts_of(started, graph.names),
         calls=share.calls,
-        instance=share.instance,
         begins=int(graph.nodes.measured_start.min()),
         background=sum(part.background for part in parts),
         steps_known=any(view.step_start.size for view in views),
+        on_gpu=bool(np.isin(graph.nodes.kind, GPU_KINDS).any()),
         num_nodes=graph.num_nodes,
+        num_edges=graph.edges.source.size,
     )
 
 

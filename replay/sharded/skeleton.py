@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Ints
 from dpro.replay.condense.joined import joined_graph
 from dpro.replay.condense.parts import Cut, part_of
 from dpro.replay.condense.skeletons import skeleton_of
@@ -21,6 +22,7 @@ from dpro.replay.construction.phases import phases_at
 from dpro.replay.graph import Graph, NodeKind, Nodes
 from dpro.replay.sharded.pooled import PooledOfRank
 from dpro.replay.sharded.share import Share, load_share, share_file
+from dpro.replay.timeline import extents_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RankSkeleton:
         rank: which.
         graph: the nodes kept and the longest paths between them; names are only those that they have.
         node: [M] node of the share that each is; -1 of the virtual end of a step.
-        instance, arrive, transfer: [K] for each collective it shares with others, the two nodes of it.
+        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
     """
 
     rank: int
@@ -53,7 +55,7 @@ def condense_share(folder: Path, known: PooledOfRank) -> RankSkeleton:
         OSError: there is no such share.
     """
     share = load_share(share_file(folder, known.rank))
-    return skeleton_of_share(share, finished(share, known), known)
+    return skeleton_of_share(known.rank, share, finished(share, known))
 
 
 def finished(share: Share, known: PooledOfRank) -> Graph:
@@ -77,47 +79,55 @@ def finished(share: Share, known: PooledOfRank) -> Graph:
     return dataclasses.replace(graph, nodes=nodes, edges=edges, origin_ns=known.origin_ns)
 
 
-def skeleton_of_share(
-    share: Share, graph: Graph, known: PooledOfRank, asked: Bools | None = None
-) -> RankSkeleton:
+def skeleton_of_share(rank: int, share: Share, graph: Graph) -> RankSkeleton:
     """Condense a rank's graph.
 
     Args:
+        rank: which.
         share: of the rank.
         graph: as from `finished`, perhaps changed since.
-        known: what is pooled.
-        asked: [N] further nodes whose starts are wanted.
     """
-    cut, meets = cut_of(share, graph, known), np.isin(share.instance, known.shared)
-    skeleton = skeleton_of(part_of(graph, cut, 0, asked))
+    cut = cut_of(rank, share, graph)
+    skeleton = skeleton_of(part_of(graph, cut, 0))
     small, node = joined_graph(graph, cut, [skeleton])
+    small = _with_measured_ends(small, graph)
     place = np.full(graph.num_nodes, -1, np.int64)
     place[node[node >= 0]] = np.flatnonzero(node >= 0)
     return RankSkeleton(
-        known.rank,
-        _with_own_names(small),
-        node,
-        share.instance[meets],
-        place[share.arrive[meets]],
-        place[share.transfer[meets]],
+        rank, _with_own_names(small), node, share.instance, place[share.arrive], place[share.transfer]
     )
 
 
-def cut_of(share: Share, graph: Graph, known: PooledOfRank) -> Cut:
-    """Where other ranks' edges would meet a rank's graph.
+def cut_of(rank: int, share: Share, graph: Graph) -> Cut:
+    """Where other ranks' edges would meet a rank's graph: at all its collectives, whoever else ran them.
 
     Args:
+        rank: which.
         share: of the rank.
         graph: its graph.
-        known: what is pooled.
     """
-    size, meets = graph.num_nodes, np.isin(share.instance, known.shared)
+    size = graph.num_nodes
     joins = np.zeros(size, np.bool_)
-    joins[share.arrive[meets]] = True
-    joins[share.transfer[meets]] = True
+    joins[share.arrive] = True
+    joins[share.transfer] = True
     every = np.arange(size)
     free = joins & (graph.nodes.kind == NodeKind.TRANSFER)
-    return Cut(np.array([known.rank]), np.array([0, size]), every, every, every[:0], joins, free)
+    return Cut(np.array([rank]), np.array([0, size]), every, every, every[:0], joins, free)
+
+
+def _with_measured_ends(small: Graph, graph: Graph) -> Graph:
+    """Virtual ends of steps, measured for as long as the work that they stand for.
+
+    What steps took as measured is then read from a skeleton as from its graph.
+    """
+    end = small.nodes.kind == NodeKind.END
+    measured = extents_of(graph, ["window", "step"], graph.nodes.measured_start, graph.nodes.measured_end)
+    ends = pl.DataFrame({"window": small.nodes.window[end], "step": small.nodes.step[end]})
+    found = ends.join(measured, on=["window", "step"], how="left", maintain_order="left")
+    start, stop = small.nodes.measured_start.copy(), small.nodes.measured_end.copy()
+    start[end], stop[end] = found["start"], found["end"]
+    nodes = dataclasses.replace(small.nodes, measured_start=start, measured_end=stop)
+    return dataclasses.replace(small, nodes=nodes)
 
 
 def _with_own_names(graph: Graph) -> Graph:

@@ -29,7 +29,7 @@ from dpro.markup import table
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, as_missing_ranks_may_come
-from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
+from dpro.replay.fidelity.overlap import Contention, overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import beyond_sizes
 from dpro.replay.timeline import Timeline, changed_durations, durations_of, replay, step_ends
@@ -282,7 +282,7 @@ def compare(
     graph, changed = graphs[0], graphs[-1]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
     known = _still_known(graph, changed, trust)
-    timelines = _replays(changed, known.overlap if known else None)
+    timelines = _replays(graph, changed, known.overlap if known else None)
     timelines += _with_missing_ranks(changed, known.rendezvous if known else None)
     after_ns, *others_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
@@ -348,7 +348,7 @@ def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:
         trust: how well the unchanged replay fits.
     """
     known = _still_known(graphs[0], graphs[-1], trust)
-    return _replays(graphs[-1], known.overlap if known else None)[0]
+    return _replays(graphs[0], graphs[-1], known.overlap if known else None)[0]
 
 
 def _still_known(graph: Graph, changed: Graph, trust: Trust) -> Trust | None:
@@ -376,12 +376,12 @@ def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> flo
     return float(np.hypot(_deviation(gain), _deviation(after_ns)) / np.sqrt(gain.size))
 
 
-def _replays(changed: Graph, overlap: Contention | None) -> list[Timeline]:
+def _replays(graph: Graph, changed: Graph, overlap: Contention | None) -> list[Timeline]:
     """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
     if overlap is None:
         return [replay(changed)]
     return replays_with_new_overlap(
-        changed, overlap.overlapped, (overlap.slowdown, overlap.low, overlap.high)
+        changed, overlapped_before(graph), (overlap.slowdown, overlap.low, overlap.high)
     )
 
 
@@ -419,7 +419,8 @@ def _means_of(
         if overlap is None or each.nodes.measured_start is not graph.nodes.measured_start:
             timeline = replay(each)
         else:
-            timeline = replays_with_new_overlap(each, overlap.overlapped, (overlap.slowdown,))[0]
+            before = overlapped_before(graph)
+            timeline = replays_with_new_overlap(each, before, (overlap.slowdown,))[0]
         means.append(float(_steps_of(timeline, baseline).mean()))
     return means
 

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import PretendedDocument, pretended_document
 from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.outline import deciding_work, start_misses
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
-from dpro.replay.fidelity.fit import PERCENTILES, counted_starts, start_errors
-from dpro.replay.timeline import critical_path, critical_path_of_steps
+from dpro.replay.fidelity.fit import PERCENTILES, start_errors
 from dpro.selection import Ranges, Selection
 from dpro.units import ms, us
 
@@ -372,11 +371,7 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
     """Percentiles of the errors of derived starts of the chosen steps, us; None where none is derived."""
     errors = analysis.trust.starts_ns
     if chosen is not None:
-        nodes = analysis.built.graph.nodes
-        inside = np.zeros(nodes.step.size, np.bool_)
-        for window, step in chosen.select("window", "step").iter_rows():
-            inside |= (nodes.window == window) & (nodes.step == step)
-        errors = start_errors(analysis.timeline, counted_starts(analysis.timeline) & inside)
+        errors = start_errors(start_misses(analysis).join(chosen, on=["window", "step"], how="semi"))
     return {
         "max" if percent == 100 else f"p{percent}": _us_or_none(errors.get(percent))
         for percent in PERCENTILES
@@ -385,7 +380,7 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
 
 def _coverage(analysis: Analysis) -> TraceCoverage:
     trust = analysis.trust
-    has_collectives = analysis.built.matching.rows.height > 0
+    has_collectives = analysis.outline.matching.rows.height > 0
     return TraceCoverage(
         collectives_matched=trust.collectives_matched if has_collectives else None,
         collectives_outside_window=trust.collectives_outside if has_collectives else None,
@@ -415,7 +410,7 @@ def _communication(analysis: Analysis) -> list[LinkCostDocument]:
 
 def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
     """Each rank's clock in its first window."""
-    alignment = analysis.built.alignment
+    alignment = analysis.outline.alignment
     return {rank: alignment.of(rank) for rank in sorted({rank for rank, _ in alignment.clocks})}
 
 
@@ -423,7 +418,7 @@ def _clocks(analysis: Analysis) -> list[HostClock]:
     """Each host's clock against the reference, by window."""
     found: dict[tuple[int, str], HostClock] = {}
     for (rank, window), clock in sorted(
-        analysis.built.alignment.clocks.items(), key=lambda item: item[0][::-1]
+        analysis.outline.alignment.clocks.items(), key=lambda item: item[0][::-1]
     ):
         line = clock.line
         fitted = HostClock(
@@ -441,9 +436,7 @@ def _clocks(analysis: Analysis) -> list[HostClock]:
 
 
 def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> list[PathPart]:
-    decisive = analysis.timeline
-    path = critical_path(decisive) if chosen is None else critical_path_of_steps(decisive, chosen)
     return [
         PathPart(row["rank"], row["name"], row["kind"], ms(row["duration_ns"]))
-        for row in path.iter_rows(named=True)
+        for row in deciding_work(analysis, chosen).iter_rows(named=True)
     ]

@@ -63,11 +63,11 @@ def replay(
 
 def _print(analysis: Analysis, document: ReplayDocument) -> None:
     out = console()
-    graph, manifest = analysis.built.graph, analysis.run.manifest
-    out.print(
-        f"{analysis.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks, "
-        f"{graph.num_nodes:,} nodes, {graph.edges.source.size:,} edges"
-    )
+    graph, manifest, condensed = analysis.outline.graph, analysis.run.manifest, analysis.condensed
+    sizes = f"{graph.num_nodes:,} nodes, {graph.edges.source.size:,} edges"
+    if condensed is not None:
+        sizes = f"{condensed.pooled.num_nodes:,} nodes, condensed rank by rank to {sizes}"
+    out.print(f"{analysis.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks, {sizes}")
     from dpro.analysis.answers.pretended import in_words
 
     for line in in_words(analysis):

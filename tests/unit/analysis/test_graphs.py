@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dpro.analysis import graphs
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import fingerprint, graph_of
+from dpro.cli import cli
+from dpro.errors import Unanswerable
 from dpro.replay.timeline import replay
 from dpro.store import Run, open_run
 from tests.builders import cpu_job
@@ -99,3 +108,60 @@ def test_a_small_graph_is_not_kept(run, tmp_path, monkeypatch):
     monkeypatch.setattr(graphs, "WORTH_SAVING", 1_000_000)
     starts(run)
     assert files(tmp_path) == []
+
+
+def documents(run: Run, *options: str) -> dict[str, object]:
+    done = CliRunner().invoke(cli, ["replay", str(run.path), *options, "--json"])
+    assert done.exit_code == 0, done.output
+    document: dict[str, object] = json.loads(done.stdout)
+    return document
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    """Ranks are built in threads, which begin at once."""
+
+    @contextmanager
+    def threads(_: Run) -> Iterator[tuple[Executor, Path]]:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as executor:
+            yield executor, Path(folder)
+
+    monkeypatch.setattr(graphs, "rank_processes", threads)
+
+
+@pytest.mark.parametrize("options", [(), ("--step", "1"), ("--window", "0")])
+def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options, monkeypatch, in_threads):
+    whole = documents(run, *options)
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    never(monkeypatch)
+    assert documents(run, *options) == whole
+    assert documents(run, *options) == whole  # from the cache
+
+
+def test_what_needs_the_whole_graph_of_a_large_run_says_so_where_it_does_not_fit(
+    run, monkeypatch, in_threads
+):
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
+    with pytest.raises(Unanswerable, match=r"the graph of all .* spans at once takes some .* are left"):
+        graph_of(run)
+    findings, unknown = Analysis(run).verdict_by_replay
+    assert findings is not None
+    assert any("as fast as its peers: the graph of all" in line for line in unknown)
+
+
+def test_what_needs_the_whole_graph_of_a_large_run_has_it_where_it_fits(run, monkeypatch, in_threads):
+    expected = Analysis(run).verdict_by_replay
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    analysis = Analysis(run)
+    assert analysis.condensed is not None
+    assert analysis.verdict_by_replay == expected
+
+
+@pytest.mark.slow
+def test_processes_build_the_ranks_of_a_large_run(run, monkeypatch):
+    whole = documents(run)
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    never(monkeypatch)
+    assert documents(run) == whole
+    assert not list((run.path.parent / "cache" / "graphs").glob("shares-*"))

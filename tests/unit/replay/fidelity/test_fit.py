@@ -9,7 +9,16 @@ import polars as pl
 import pytest
 
 from dpro.replay.fidelity.evidence import evidence_of
-from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, start_misses, step_errors
+from dpro.replay.fidelity.fit import (
+    counted,
+    counted_starts,
+    judged_starts,
+    rank_errors,
+    rank_start_errors,
+    start_errors,
+    start_misses,
+    step_errors,
+)
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
     changed_step_times,
@@ -35,10 +44,12 @@ def test_errors_of_starts_are_how_far_the_replay_is_from_the_trace():
         measured_end=[10, 24, 30, 40],
     )
     timeline = replay(graph)
-    errors = start_errors(timeline, counted_starts(timeline))
+    errors = start_errors(counted(judged_starts(timeline, on_gpu=True)))
     assert (errors[50], errors[100]) == (0, 4)
     anchored = tiny_graph([10], [], kind=KERNELS[:1], measured_start=[7], anchored=[1])
-    assert start_errors(replay(anchored), counted_starts(replay(anchored))) == {}  # not 0: it is not derived
+    assert (
+        start_errors(counted(judged_starts(replay(anchored), on_gpu=True))) == {}
+    )  # not 0: it is not derived
 
 
 def test_starts_that_the_trace_sets_are_not_judged():
@@ -55,9 +66,9 @@ def test_starts_that_the_trace_sets_are_not_judged():
         graph.edges, kind=np.where(graph.edges.target == last, EdgeKind.CONTENTION, EdgeKind.LAUNCH)
     )
     timeline = replay(dataclasses.replace(graph, edges=edges))
-    judged = counted_starts(timeline)
+    judged = counted_starts(timeline, on_gpu=True)
     assert graph.nodes.name[judged].tolist() == [3]
-    assert start_errors(timeline, judged)[50] == 3
+    assert start_errors(counted(judged_starts(timeline, on_gpu=True)))[50] == 3
 
 
 def test_starts_after_usual_delays_are_counted_from_the_beginning_of_their_step():
@@ -79,16 +90,17 @@ def test_each_rank_has_steps_and_errors_of_its_own():
         [10, 20], [], kind=KERNELS[:2], rank=[0, 1], measured_start=[0, 0], measured_end=[10, 25]
     )
     timeline = replay(graph)
-    assert rank_errors(timeline, timeline).rows() == [(0, 0.0, 0.0, 0.0), (1, pytest.approx(20), 0.0, 0.0)]
+    starts = rank_start_errors(judged_starts(timeline, on_gpu=True))
+    assert rank_errors(timeline, starts).rows() == [(0, 0.0, 0.0, 0.0), (1, pytest.approx(20), 0.0, 0.0)]
     assert rank_step_times(graph, timeline.start, timeline.end)["duration_ns"].to_list() == [10, 20]
     assert step_errors(timeline)["error_pct"].to_list() == [pytest.approx(-20)]
 
 
 def test_a_rank_without_work_in_a_step_has_no_error_rather_than_none():
     graph = tiny_graph([10, 10], [], kind=[0, int(NodeKind.KERNEL)], rank=[0, 1], step=[0, -1])
-    assert rank_errors(replay(graph), replay(graph)).filter(pl.col("rank") == 1)["error_pct"].to_list() == [
-        None
-    ]
+    starts = rank_start_errors(judged_starts(replay(graph), on_gpu=True))
+    errors = rank_errors(replay(graph), starts)
+    assert errors.filter(pl.col("rank") == 1)["error_pct"].to_list() == [None]
 
 
 def test_starts_are_counted_by_what_set_them(tmp_path):

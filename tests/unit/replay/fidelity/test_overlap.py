@@ -7,7 +7,12 @@ import pytest
 
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.fidelity.overlap import overlap_of, overlapped_share, replays_with_new_overlap
+from dpro.replay.fidelity.overlap import (
+    overlap_of,
+    overlapped_before,
+    overlapped_share,
+    replays_with_new_overlap,
+)
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import critical_path_of_steps, replay
 from dpro.replay.whatif.edits.communication import Network, NoCommunication
@@ -43,7 +48,7 @@ def one_gpu(overlapped=OVERLAPPED):
 
 
 def test_slowdown_is_the_time_during_communication_over_the_time_alone():
-    overlap = overlap_of(replay(one_gpu()))
+    overlap = overlap_of(one_gpu())
     assert overlap is not None
     assert overlap.slowdown == overlap.low == overlap.high == OVERLAPPED / ALONE
 
@@ -51,11 +56,11 @@ def test_slowdown_is_the_time_during_communication_over_the_time_alone():
 @pytest.mark.parametrize(("needed", "enough"), [(KERNELS, True), (KERNELS + 1, False)])
 def test_each_place_at_which_a_kernel_is_seen_both_ways_counts_once(monkeypatch, needed, enough):
     monkeypatch.setattr("dpro.replay.fidelity.overlap.ENOUGH_PLACES", needed)
-    assert (overlap_of(replay(one_gpu())) is not None) == enough
+    assert (overlap_of(one_gpu()) is not None) == enough
 
 
 def test_nothing_is_reported_where_kernels_are_no_slower_beside_communication():
-    assert overlap_of(replay(one_gpu(overlapped=ALONE))) is None
+    assert overlap_of(one_gpu(overlapped=ALONE)) is None
 
 
 def test_share_counts_moments_of_several_transfers_once():
@@ -77,19 +82,19 @@ def test_transfers_of_other_ranks_slow_no_rank_down():
 def test_kernels_are_as_fast_as_alone_once_nothing_moves_beside_them():
     graph = one_gpu()
     timeline = replay(graph)
-    overlap = overlap_of(timeline)
+    overlap = overlap_of(timeline.graph)
     assert timeline.end.max() == STEPS * KERNELS * (ALONE + OVERLAPPED) // 2
     changed = NoCommunication().apply(graph)
-    (after,) = replays_with_new_overlap(changed, overlap.overlapped, [overlap.slowdown])
+    (after,) = replays_with_new_overlap(changed, overlapped_before(graph), [overlap.slowdown])
     assert after.end.max() == STEPS * KERNELS * ALONE
 
 
 def test_kernels_that_come_to_stand_beside_communication_slow_down():
     # At half the bandwidth each transfer lasts twice as long, and reaches over more kernels.
     graph = one_gpu()
-    overlap = overlap_of(replay(graph))
+    overlap = overlap_of(graph)
     changed = Network(0.5).apply(graph)
-    (after,) = replays_with_new_overlap(changed, overlap.overlapped, [overlap.slowdown])
+    (after,) = replays_with_new_overlap(changed, overlapped_before(graph), [overlap.slowdown])
     kernels = after.graph.nodes.kind == NodeKind.KERNEL
     slow = after.graph.nodes.duration[kernels] > ALONE
     assert slow.sum() > STEPS * KERNELS // 2
@@ -107,7 +112,7 @@ def test_an_edit_that_changes_nothing_replays_to_the_nanosecond(repository, run)
 def test_prediction_counts_what_a_changed_overlap_costs_and_how_well_that_is_known(repository):
     graph = one_gpu()
     timeline = replay(graph)
-    overlap = overlap_of(timeline)
+    overlap = overlap_of(timeline.graph)
     built = build_graph(run := open_run(repository / "sample_traces" / "healthy"))
     trust = assess(built, replay(built.graph), run.manifest)
     trust = dataclasses.replace(trust, overlap=overlap, error_pct=0.0)
@@ -126,7 +131,7 @@ def test_parts_of_predicted_steps_add_up_where_a_changed_overlap_changes_kernels
     graph = one_gpu()
     built = build_graph(run := open_run(repository / "sample_traces" / "healthy"))
     trust = assess(built, replay(built.graph), run.manifest)
-    trust = dataclasses.replace(trust, overlap=overlap_of(replay(graph)))
+    trust = dataclasses.replace(trust, overlap=overlap_of(graph))
     baseline = baseline_steps(graph)
     graphs, _ = apply_all(graph, [edit])
     parts = critical_path_of_steps(predicted_timeline(graphs, trust), baseline, baseline)

@@ -24,7 +24,6 @@ from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.link_costs import fit_costs, why_no_cost
 from dpro.replay.models.roofline import BYTES, MATMULS, product_of, stored_as
-from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
 from dpro.units import NS_PER_US
 
@@ -96,7 +95,7 @@ def _slowdowns(graph: Graph, on_gpu: bool) -> tuple[float, float, float]:
 
 
 def _overlap(graph: Graph) -> tuple[float, float, float] | None:
-    contention = overlap_of(replay(graph))
+    contention = overlap_of(graph)
     return None if contention is None else (contention.slowdown, contention.low, contention.high)
 
 

@@ -1,0 +1,161 @@
+"""A run that is built, condensed and judged rank by rank, in any processes: what is held is small.
+
+In: a run. Out: a `CondensedRun`: the joined graph of its ranks, how far its replay fits, and what it takes to
+look inside a rank again. Replayed steps, starts and errors are those of the graph of the whole run, to the
+nanosecond.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import polars as pl
+
+from dpro.replay.construction.graph_builder import Built
+from dpro.replay.construction.progress import Progress, counted, ignore
+from dpro.replay.fidelity.accuracy import Trust, judge
+from dpro.replay.fidelity.facts import FitFacts, added, facts_of
+from dpro.replay.graph import EdgeKind, Graph, Nodes
+from dpro.replay.sharded.agreed import Agreed, agree
+from dpro.replay.sharded.inside import meetings_of, replay_inside, those_of
+from dpro.replay.sharded.joined import Joined, join_skeletons
+from dpro.replay.sharded.path import InsideOf
+from dpro.replay.sharded.pooled import Pooled, PooledOfRank, pool
+from dpro.replay.sharded.share import build_share, load_share, share_file, share_of
+from dpro.replay.sharded.skeleton import condense_share, finished
+from dpro.replay.timeline import Timeline, replay
+from dpro.store import Run
+
+# Of so many ranks, evenly apart, the kernels show by how much communication slows them down.
+MAX_COMPARED_RANKS = 64
+# Facts are summed up once there are those of this many ranks, so that they do not pile up.
+TOGETHER = 64
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CondensedRun:
+    """A run by its condensed ranks.
+
+    Attributes:
+        agreed: what its ranks have in common.
+        pooled: what follows from all of them.
+        joined: their skeletons as one graph.
+        trust: how far to believe its replay.
+        misses: as of `FitFacts`.
+    """
+
+    agreed: Agreed
+    pooled: Pooled
+    joined: Joined
+    trust: Trust
+    misses: pl.DataFrame
+
+    @property
+    def built(self) -> Built:
+        """The joined graph, and what it rests on."""
+        return _built(self.agreed, self.pooled, self.joined)
+
+
+def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = ignore) -> CondensedRun:
+    """Build, condense and judge each rank by itself.
+
+    Args:
+        run: the run.
+        folder: where the ranks' shares are kept meanwhile; the executor's processes see it, too.
+        executor: runs the work on each rank.
+        report: called with how much is done, and how much there is.
+
+    Raises:
+        Unanswerable: the run has no spans, or its ranks are pretended.
+        GraphError: the trace contradicts itself (a cycle).
+        OSError: a share cannot be written.
+    """
+    agreed = agree(run)
+    ranks = agreed.ranks
+    done = counted(1 + 3 * len(ranks), report)
+    done()
+    work = ((run, agreed.of(rank), folder) for rank in ranks)
+    pooled = pool(_with(done, executor.map(build_share, *zip(*work))))
+    known = [pooled.of(rank) for rank in ranks]
+    skeletons = list(_with(done, executor.map(condense_share, [folder] * len(ranks), known)))
+    joined = join_skeletons(skeletons, agreed, pooled, run)
+    timeline = replay(joined.graph)
+    meetings = meetings_of(timeline)
+    met = [those_of(meetings, each.instance) for each in skeletons]
+    compared = set(ranks[:: -(-len(ranks) // MAX_COMPARED_RANKS)])
+    places = [rank in compared for rank in ranks]
+    judged = executor.map(fit_of_share, [folder] * len(ranks), known, met, places)
+    facts = _with_meetings(_sum(_with(done, judged)), joined.graph)
+    trust = judge(_built(agreed, pooled, joined), timeline, facts, run.manifest)
+    return CondensedRun(agreed, pooled, joined, trust, facts.misses)
+
+
+def _with(done: Callable[[], None], results: Iterator[T]) -> Iterator[T]:
+    for each in results:
+        done()
+        yield each
+
+
+def _sum(facts: Iterator[FitFacts]) -> FitFacts:
+    waiting: list[FitFacts] = []
+    for each in facts:
+        waiting.append(each)
+        if len(waiting) == TOGETHER:
+            waiting = [added(waiting)]
+    return added(waiting)
+
+
+def _with_meetings(facts: FitFacts, graph: Graph) -> FitFacts:
+    """The facts with the edges at rendezvous, which no rank holds all of."""
+    edges = facts.starts.edges.copy()
+    edges[EdgeKind.RENDEZVOUS] = (np.count_nonzero(graph.edges.kind == EdgeKind.RENDEZVOUS), 0)
+    return dataclasses.replace(facts, starts=facts.starts._replace(edges=edges))
+
+
+def _built(agreed: Agreed, pooled: Pooled, joined: Joined) -> Built:
+    return Built(joined.graph, agreed.matching, agreed.alignment, pooled.background, pooled.steps_known)
+
+
+def fit_of_share(folder: Path, known: PooledOfRank, meetings: Nodes, compared: bool) -> FitFacts:
+    """What a rank shows of how well the replay fits.
+
+    Args:
+        folder: where its share is.
+        known: what is pooled.
+        meetings: rendezvous of its collectives, as from `dpro.replay.sharded.inside.those_of`.
+        compared: whether its kernels show by how much communication slows them down.
+
+    Raises:
+        OSError: there is no such share.
+    """
+    share = load_share(share_file(folder, known.rank))
+    timeline = replay_inside(share, finished(share, known), meetings)
+    facts = facts_of(timeline, timeline, known.on_gpu)
+    return facts if compared else dataclasses.replace(facts, kernels=facts.kernels.clear())
+
+
+def inside_of(run: Run, condensed: CondensedRun, timeline: Timeline) -> InsideOf:
+    """What replays a rank of a condensed run by itself, each once: its share is built again.
+
+    Args:
+        run: the run.
+        condensed: its ranks.
+        timeline: the replay of the joined graph.
+    """
+    meetings = meetings_of(timeline)
+
+    @cache
+    def inside(rank: int) -> Timeline:
+        share, _ = share_of(run, condensed.agreed.of(rank))
+        own = those_of(meetings, share.instance)
+        return replay_inside(share, finished(share, condensed.pooled.of(rank)), own)
+
+    return inside
