@@ -4,7 +4,6 @@ end               how the job ended, which every answer begins with where it fai
 analysis, cached  what can be asked; properties that are computed once, however many threads ask
 selected          the same of some steps and ranks
 graphs            built graphs and condensed ranks, kept in the user's cache
-outline           what a replay shows of nodes inside ranks, also where these are condensed
 unanswered        what a run cannot answer, and why
 summary           a run in a few facts and short tables
 step_time         how long a step takes, in the names and numbers that all commands use

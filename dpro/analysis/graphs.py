@@ -66,7 +66,7 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
         report: called with how much of the graph is built, where it has to be.
 
     Raises:
-        Unanswerable: the run holds no spans, or so many that the graph does not fit into memory.
+        Unanswerable: the run holds no spans, or its graph does not fit into memory.
     """
     from dpro.replay.fidelity.saved import load, save
 

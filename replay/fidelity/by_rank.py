@@ -33,7 +33,7 @@ from dpro.replay.sharded.skeleton import condense_share, finished
 from dpro.replay.timeline import Timeline, replay
 from dpro.store import Run
 
-# Of so many ranks, evenly apart, the kernels show by how much communication slows them down.
+# Of this many ranks, evenly apart, the kernels show by how much communication slows them down.
 MAX_COMPARED_RANKS = 64
 # Facts are summed up once there are those of this many ranks, so that they do not pile up.
 TOGETHER = 64

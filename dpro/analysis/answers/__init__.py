@@ -4,6 +4,7 @@ Each module computes one answer from an `Analysis` or a run, prints nothing, and
 
 info, telemetry   what a run holds and what it lacks; what was sampled beside the job
 layout            where each rank stands on the axes of parallelism
+deciding          what decides the step time, and by how much starts are off, also where ranks are condensed
 replay            how well the graph explains what was measured, and what decides the step time
 whatif            predictions of given edits, or of a search; sensitivity; time against memory
 searches          what an earlier search found, while nothing that it depends on has changed

@@ -10,9 +10,9 @@ import math
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.deciding import deciding_work, start_misses
 from dpro.analysis.answers.pretended import PretendedDocument, pretended_document
 from dpro.analysis.end import EndDocument, end_document
-from dpro.analysis.outline import deciding_work, start_misses
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError

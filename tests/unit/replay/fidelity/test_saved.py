@@ -14,6 +14,7 @@ import pytest
 
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
+from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.saved import RECORDS, built_from, load, save
 from dpro.replay.timeline import replay
 from dpro.store import Run
@@ -112,7 +113,7 @@ def named_in(hint: Any) -> set[type]:
 
 
 def test_all_records_that_a_graph_and_its_judgement_can_hold_are_listed():
-    assert named_in(tuple[Built, Trust]) == set(RECORDS.values())
+    assert named_in(tuple[Built, Trust, CondensedRun]) == set(RECORDS.values())
 
 
 @pytest.mark.parametrize(
