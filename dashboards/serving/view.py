@@ -20,6 +20,7 @@ from dpro.dashboards.theme import series, styled, time_unit
 from dpro.serving.document import serving_document
 from dpro.serving.latency import MEASURES
 from dpro.serving.waits import PARTS
+from dpro.serving.words import number
 
 NAME = "serving"
 _ROW, _MIN_HEIGHT = 28, 220  # pixels
@@ -52,13 +53,13 @@ def waits_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
     """
     figure = go.Figure()
     scale, unit = time_unit(max(rows["latency_ms"]))
-    for number, part in enumerate(PARTS):
+    for place, part in enumerate(PARTS):
         figure.add_bar(
             x=rows[part] / scale,
             y=[f"request {request}" for request in rows["request"]],
             orientation="h",
             name=part.removesuffix("_ms"),
-            marker={"color": series(number, theme), "line": {"width": 0}},
+            marker={"color": series(place, theme), "line": {"width": 0}},
             hovertemplate=f"%{{y}}: %{{x:.3g}} {unit}",
         )
     figure.update_xaxes(title_text=f"of its latency, {unit}")
@@ -106,7 +107,7 @@ def _latency(loaded: Loaded, link: Link) -> Any:
     if rows.is_empty():
         return message("No log of requests: their latency is not known.")
     cells = [
-        [name, f"{count:,}", *(f"{ms:.4g}" for ms in values)] for name, count, *values in rows.iter_rows()
+        [name, f"{count:,}", *(number(ms) for ms in values)] for name, count, *values in rows.iter_rows()
     ]
     header = ["ms", "requests", "mean", "p50", "p90", "p99"]
     return [table(header, cells), csv_link(NAME, "latency", link)]

@@ -97,6 +97,8 @@ def print_serving_of(run: Run) -> None:
 
 def print_serving(document: ServingDocument) -> None:
     """Print the answer for people."""
+    from dpro.serving.words import duration, number
+
     out = console()
     for sentence in document.sentences:
         out.print(sentence, markup=False)
@@ -104,11 +106,11 @@ def print_serving(document: ServingDocument) -> None:
     _print_iterations(document)
     for finding in document.findings:
         costs = [
-            f"{value:.3g} {unit}"
-            for value, unit in (
-                (finding.cost_tpot_ms, "ms of TPOT"),
-                (finding.cost_ttft_ms, "ms of TTFT"),
-                (finding.gain_tokens_per_s, "tokens/s"),
+            f"{written(value)} {of}"
+            for value, written, of in (
+                (finding.cost_tpot_ms, duration, "of TPOT"),
+                (finding.cost_ttft_ms, duration, "of TTFT"),
+                (finding.gain_tokens_per_s, number, "tokens/s"),
             )
             if value is not None
         ]
@@ -123,70 +125,79 @@ def print_serving(document: ServingDocument) -> None:
 def _print_latency(document: ServingDocument) -> None:
     from rich.table import Table
 
+    from dpro.serving.words import duration, number
+
     if not document.latency:
         return
     table = Table(
         "measure", "requests", "mean ms", "p50", "p90", "p99", title=_rates(document), title_justify="left"
     )
     for name, each in document.latency.items():
-        values = (f"{value:.4g}" for value in (each.mean, each.p50, each.p90, each.p99))
+        values = (number(value) for value in (each.mean, each.p50, each.p90, each.p99))
         table.add_row(name.removesuffix("_ms"), str(each.requests), *values)
     console().print(table)
     if document.waited:
-        parts = ", ".join(f"{part.removesuffix('_ms')} {ms:.3g}" for part, ms in document.waited.items())
-        console().print(f"waited for, mean ms: {parts}", markup=False)
+        parts = ", ".join(
+            f"{part.removesuffix('_ms')} {duration(ms)}" for part, ms in document.waited.items() if ms
+        )
+        console().print(f"waited for, mean: {parts}", markup=False)
     for slow in document.slowest[:3]:
         most = max(slow.waited, key=lambda part: slow.waited[part]) if slow.waited else ""
-        why = f", {slow.waited[most]:.3g} ms of it {most.removesuffix('_ms')}" if most else ""
+        why = f", {duration(slow.waited[most])} of it {most.removesuffix('_ms')}" if most else ""
         by = f", stalled longest by request {slow.stalled_by}" if slow.stalled_by >= 0 else ""
         console().print(
-            f"slow: request {slow.request} {slow.name}: {slow.latency_ms:.4g} ms{why}{by}", markup=False
+            f"slow: request {slow.request} {slow.name}: {duration(slow.latency_ms)}{why}{by}", markup=False
         )
 
 
 def _rates(document: ServingDocument) -> str:
+    from dpro.serving.words import number
+
     rates = (
         (document.requests_per_s, "requests/s"),
         (document.output_tokens_per_s, "output tokens/s"),
         (document.prompt_tokens_per_s, "prompt tokens/s"),
     )
-    return ", ".join(f"{rate:.4g} {unit}" for rate, unit in rates if rate is not None)
+    return ", ".join(f"{number(rate)} {unit}" for rate, unit in rates if rate is not None)
 
 
 def _print_iterations(document: ServingDocument) -> None:
     from rich.table import Table
 
+    from dpro.serving.words import counted, duration, number
+
     if not document.iterations:
         return
     table = Table("iterations", "count", "mean ms", "p99 ms", "share", "prompt tokens", "requests")
     for each in document.iterations:
-        said = ("" if value is None else f"{value:.3g}" for value in (each.prefill_tokens, each.requests))
+        said = ("" if value is None else number(value) for value in (each.prefill_tokens, each.requests))
         table.add_row(
             each.kind,
-            str(each.count),
-            f"{each.mean_ms:.4g}",
-            f"{each.p99_ms:.4g}",
+            f"{each.count:,}",
+            number(each.mean_ms),
+            number(each.p99_ms),
             f"{each.share:.0%}",
             *said,
         )
     console().print(table)
     if document.parts:
-        parts = ", ".join(f"{part} {ms:.3g}" for part, ms in document.parts.items())
-        console().print(
-            f"one iteration, mean ms of {document.windows} in deep windows: {parts}", markup=False
-        )
+        parts = ", ".join(f"{part} {duration(ms)}" for part, ms in document.parts.items() if ms)
+        seen = counted(document.windows, "iteration")
+        console().print(f"one iteration, mean of {seen} in deep windows: {parts}", markup=False)
 
 
 def _print_predictions(predictions: list[ServingPrediction]) -> None:
+    from dpro.serving.words import number
+
     out = console()
     for each in predictions[:MAX_PREDICTIONS]:
         proven = "" if each.proven else "  (unproven)"
         name = " and ".join(each.edits) or "as it is"
         if each.requests_per_s is not None:
-            out.print(f"{each.requests_per_s:8.3g} requests/s  {name}{proven}", markup=False)
+            out.print(f"{number(each.requests_per_s):>8} requests/s  {name}{proven}", markup=False)
             continue
         out.print(f"\n{name}{proven}", markup=False)
         for figure in each.figures:
-            was = "" if figure.measured is None else f"{figure.measured:.4g} → "
-            interval = f"({figure.low:.4g} to {figure.high:.4g})"
-            out.print(f"  {figure.name:<16}{was}{figure.predicted:.4g}  {interval}", markup=False)
+            was = "" if figure.measured is None else f"{number(figure.measured)} → "
+            interval = f"({number(figure.low)} to {number(figure.high)})"
+            out.print(f"  {figure.name:<16}{was}{number(figure.predicted)}  {interval}", markup=False)

@@ -125,7 +125,7 @@ def serving_document(run: Run) -> ServingDocument:
             f"{run.label}: no requests and no iterations of a server; record one, or import its traces with "
             "`--requests LOG`"
         )
-    spans = run.table(SPANS, ["rank", "kind", "name", "start_ns", "duration_ns"])
+    spans = run.table(SPANS, ["rank", "window", "kind", "name", "start_ns", "duration_ns"])
     parts, count = parts_of_iterations(spans, iterations)
     by_replica = engines(iterations)
     timed = durations(requests)
@@ -247,6 +247,8 @@ def _unknown(
         )
     elif not (iterations["prefill_tokens"] >= 0).any():
         found.append("the trace does not say how many tokens of prompts and of answers a batch holds")
+    if iterations.height and not (iterations["kv_waiting"] >= 0).any():
+        found.append("no iteration says whether requests waited for blocks of the KV cache")
     if requests.height and iterations.height and waited.is_empty():
         found.append("no request lies within the iterations: the log has another time or clock")
     if not parts:

@@ -75,6 +75,11 @@ class RecordedEngine:
         return np.interp(moments, np.maximum.accumulate(edges), values)
 
     @cached_property
+    def lacks_blocks(self) -> NDArray[np.bool_]:
+        """In which iterations requests waited since no blocks of the KV cache were free."""
+        return self.iterations["kv_waiting"].to_numpy() > 0
+
+    @cached_property
     def limit(self) -> int:
         """The most requests that a batch held; -1 where no batch says."""
         return max(self.iterations["num_requests"].to_list(), default=-1)

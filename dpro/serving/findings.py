@@ -17,8 +17,11 @@ from dpro.documents import DocumentPart
 from dpro.serving.engine import RecordedEngine
 from dpro.serving.experts import ExpertWaits
 from dpro.serving.latency import mean
+from dpro.serving.words import counted, duration, number
+from dpro.units import NS_PER_MS
 
 CLEAR = 0.1  # of TTFT, TPOT or an iteration: less is no finding
+TINY_MS = 1e-3  # nothing is slow by less
 FLAT = 0.3  # of an iteration that decodes, that a batch of twice the size adds, at most
 
 
@@ -26,7 +29,7 @@ class ServingFinding(DocumentPart, frozen=True):
     """One thing that makes requests or tokens slow.
 
     Attributes:
-        class: queue, prefill_stall, host_bound, small_batch, experts, communication or idle.
+        class: queue, kv_cache, prefill_stall, host_bound, small_batch, experts, communication or idle.
         cost_tpot_ms: of the time per output token, at most; null where it costs none, or is not known.
         cost_ttft_ms: of the time to the first token, likewise.
         gain_tokens_per_s: more output tokens per second of a busy engine without it, at most; null likewise.
@@ -64,30 +67,84 @@ class SeenServer:
 
 
 def findings_of(seen: SeenServer) -> list[ServingFinding]:
-    """All findings, those that cost most of a token first."""
-    found = [_queue(seen), _stall(seen), _idle(seen), _small_batch(seen), *_in_windows(seen)]
+    """All findings, those that cost most of a request's latency first."""
+    found = [_queue(seen), _kv_cache(seen), _stall(seen), _idle(seen), _small_batch(seen), *_in_windows(seen)]
     kept = [each for each in found if each is not None]
-    return sorted(
-        kept, key=lambda each: (-(each.cost_tpot_ms or 0.0), -(each.cost_ttft_ms or 0.0), each.class_)
-    )
+    made = seen.timed.filter(pl.col("output_tokens") > 1)["output_tokens"]
+    tokens = max(mean(made) - 1, 1.0)  # after the first
+
+    def cost(each: ServingFinding) -> float:
+        return (each.cost_tpot_ms or 0.0) * tokens + (each.cost_ttft_ms or 0.0)
+
+    return sorted(kept, key=lambda each: (-cost(each), -(each.gain_tokens_per_s or 0.0), each.class_))
 
 
 def _queue(seen: SeenServer) -> ServingFinding | None:
     both = seen.timed.drop_nulls(["queue_ms", "ttft_ms"])
     queue, ttft = mean(both["queue_ms"]), mean(both["ttft_ms"])
+    blocks = mean(seen.waited["kv_ms"] - seen.waited["evicted_ms"])  # a finding of its own
+    queue -= min(blocks, queue)
     if not ttft or queue < CLEAR * ttft:
         return None
     evidence = [
-        f"requests wait {queue:.3g} ms for their first iteration, of {ttft:.3g} ms to the first token"
+        f"requests wait {duration(queue)} for their first iteration, of {duration(ttft)} to the first token"
+        + (f", and {duration(blocks)} more for blocks of the KV cache" if blocks >= TINY_MS else "")
     ]
     if seen.waited.height:
         place = mean(seen.waited["place_ms"])
         largest = max(engine.limit for engine in seen.by_replica.values())
-        evidence.append(f"{place:.3g} ms of it while a batch held {largest} requests, the most that any did")
+    if seen.waited.height and place >= TINY_MS:
+        evidence.append(
+            f"{duration(place)} of it while a batch held {counted(largest, 'request')}, the most that any did"
+        )
     return ServingFinding(
         "queue", None, queue, None, evidence,
         "more requests in a batch, where memory allows; more replicas; fewer tokens of prompts in a batch",
     )  # fmt: skip
+
+
+def _kv_cache(seen: SeenServer) -> ServingFinding | None:
+    """Requests that wait, or lose their place, since no blocks of the KV cache are free."""
+    waited = seen.waited.with_columns(before_ms=pl.col("kv_ms") - pl.col("evicted_ms"))
+    to_first, per_token = mean(waited["before_ms"]), _per_token(waited, "evicted_ms")
+    of_first, of_token = mean(seen.timed["ttft_ms"]), mean(seen.timed["tpot_ms"])
+    if to_first < max(CLEAR * of_first, TINY_MS) and per_token < max(CLEAR * of_token, TINY_MS):
+        return None
+    lacking = sum(int(engine.lacks_blocks.sum()) for engine in seen.by_replica.values())
+    whole = sum(engine.durations.size for engine in seen.by_replica.values())
+    evidence = [
+        f"requests wait {duration(to_first)} for blocks of the KV cache, of {duration(of_first)} to the "
+        f"first token; in {lacking:,} of {counted(whole, 'iteration')} some did"
+    ]
+    lost = seen.timed.filter(pl.col("evictions") > 0)
+    if lost.height:
+        times = int(lost["evictions"].sum())
+        each = float(lost["evicted_ns"].sum()) / NS_PER_MS / times
+        evidence.append(
+            f"{lost.height:,} of {counted(seen.timed.height, 'request')} lost their blocks, "
+            f"{counted(times, 'time')} in all, and ran again after {duration(each)}, mean"
+        )
+    return ServingFinding(
+        "kv_cache", per_token or None, to_first or None, gain_of_blocks(seen), evidence,
+        "more memory for the KV cache (a larger share of the GPU's, blocks of 8 bits, more tensor "
+        "parallelism), or fewer requests in a batch where they lose their blocks",
+    )  # fmt: skip
+
+
+def gain_of_blocks(seen: SeenServer) -> float | None:
+    """Tokens per second more, if batches had held those that waited for blocks, too; None where unknown."""
+    gained = busy = 0.0
+    for engine in seen.by_replica.values():
+        grown, lacking = engine.growth(), engine.iterations.filter(pl.Series(engine.lacks_blocks))
+        busy += float(engine.durations.sum())
+        if grown is None or lacking.is_empty():
+            continue
+        base, slope = max(grown[0], 0.0), max(grown[1], 0.0)
+        size, more = mean(lacking["num_requests"]), mean(lacking["kv_waiting"])
+        now, then = base + slope * size, base + slope * (size + more)
+        if size > 0 and now > 0:
+            gained += float(lacking["duration_ns"].sum()) * ((size + more) / size * now / then - 1)
+    return seen.capacity * gained / busy if seen.capacity and gained > 0 else None
 
 
 def _per_token(waited: pl.DataFrame, part: str) -> float:
@@ -103,8 +160,8 @@ def _stall(seen: SeenServer) -> ServingFinding | None:
     count = seen.waited.filter(pl.col("stall_ms") > 0).height
     longest = max(seen.waited["stall_ms"])
     evidence = [
-        f"decoding stands still {cost:.3g} of {tpot:.3g} ms per token, for prompts of other requests",
-        f"{count} of {seen.waited.height} requests are stalled, up to {longest:.3g} ms",
+        f"decoding stands still {duration(cost)} of {duration(tpot)} per token, for prompts of others",
+        f"{count} of {counted(seen.waited.height, 'request')} stood still, up to {duration(longest)}",
     ]
     return ServingFinding(
         "prefill_stall", cost, None, None, evidence,
@@ -118,7 +175,7 @@ def _idle(seen: SeenServer) -> ServingFinding | None:
         return None
     gain = seen.capacity * cost / (tpot - cost) if seen.capacity and cost < tpot else None
     evidence = [
-        f"{cost:.3g} ms of {tpot:.3g} ms per token pass between iterations, with requests in the batch"
+        f"{duration(cost)} of {duration(tpot)} per token pass between iterations, with requests in the batch"
     ]
     return ServingFinding(
         "idle", cost, None, gain, evidence,
@@ -127,20 +184,24 @@ def _idle(seen: SeenServer) -> ServingFinding | None:
 
 
 def _small_batch(seen: SeenServer) -> ServingFinding | None:
-    """Decoding whose time hardly grows with its batch: a larger one costs little."""
+    """Decoding whose time hardly grows with its batch: a larger one costs little.
+
+    Where blocks of the KV cache are what keeps batches small, that is the finding.
+    """
     for engine in seen.by_replica.values():
         grown, decodes = engine.growth(), engine.iterations.filter(pl.col("kind") == "decode")
         size = mean(decodes.filter(pl.col("num_requests") > 0)["num_requests"])
-        if grown is None or not size:
+        lacking = float(engine.durations[engine.lacks_blocks].sum()) > CLEAR * float(engine.durations.sum())
+        if grown is None or not size or lacking:
             continue
-        base, slope = grown
-        now = base + slope * size
-        if base <= 0 or now <= 0 or slope * size > FLAT * now:
+        now, slope = grown[0] + grown[1] * size, max(grown[1], 0.0)
+        base = now - slope * size
+        if base <= 0 or slope * size > FLAT * now:
             continue
-        rate, doubled = size / now, 2 * size / max(base + slope * 2 * size, base)
+        rate, doubled = size / now, 2 * size / (base + slope * 2 * size)
         evidence = [
-            f"an iteration decodes {size:.3g} requests in {now:.3g} ms, of which {base:.3g} ms do not depend "
-            "on how many they are",
+            f"an iteration decodes {number(size)} requests, mean, in {duration(now)}, of which "
+            f"{duration(base)} do not depend on how many they are",
         ]
         return ServingFinding(
             "small_batch", None, None, 1e3 * (doubled - rate), evidence,
@@ -156,20 +217,23 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
         return []
     found = [
         _part(seen, "host", "host_bound", total,
-              "no kernel runs, and the host is still at work: CUDA graphs, or fewer and larger kernels"),
+              "no kernel (without a GPU: no operator) runs while the host works: CUDA graphs, or fewer and "
+              "larger kernels"),
         _part(seen, "communication", "communication", total,
               "overlap it (nano-batches), faster all-reduces of small messages, less tensor parallelism"),
     ]  # fmt: skip
     experts = seen.experts
     if experts is not None and experts.wait_ms >= CLEAR * total:
         evidence = [
-            f"ranks wait {experts.wait_ms:.3g} ms per iteration for each other in {experts.total_ms:.3g} ms "
-            "of dispatch and combine",
+            f"ranks wait {duration(experts.wait_ms)} per iteration for each other in "
+            f"{duration(experts.total_ms)} of dispatch and combine",
             f"rank {experts.rank} was the last in {experts.share:.0%} of them",
         ]
         gain = _gain(seen, experts.wait_ms, total)
         helps = "balance the experts (more copies of busy ones, another placement)"
-        found.append(ServingFinding("experts", experts.wait_ms, None, gain, evidence, helps))
+        found.append(
+            ServingFinding("experts", _of_token(seen, experts.wait_ms, total), None, gain, evidence, helps)
+        )
     return found
 
 
@@ -177,8 +241,14 @@ def _part(seen: SeenServer, part: str, name: str, total: float, helps: str) -> S
     cost = seen.parts.get(part, 0.0)
     if cost < CLEAR * total:
         return None
-    evidence = [f"{cost:.3g} of {total:.3g} ms of an iteration in deep windows ({cost / total:.0%})"]
-    return ServingFinding(name, cost, None, _gain(seen, cost, total), evidence, helps)
+    evidence = [f"{duration(cost)} of {duration(total)} of an iteration in deep windows ({cost / total:.0%})"]
+    return ServingFinding(name, _of_token(seen, cost, total), None, _gain(seen, cost, total), evidence, helps)
+
+
+def _of_token(seen: SeenServer, cost: float, total: float) -> float:
+    """What a part of an iteration in windows costs of a token: its share, since windows slow down hosts."""
+    tpot = mean(seen.timed["tpot_ms"])
+    return cost / total * tpot if tpot else cost
 
 
 def _gain(seen: SeenServer, cost: float, total: float) -> float | None:

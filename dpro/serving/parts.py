@@ -23,7 +23,9 @@ WORK = ("attention", "matmul", "sampling", "other", "communication")
 HOST, IDLE = "host", "idle"
 PARTS = (*WORK, HOST, IDLE)
 _SAMPLING = re.compile(r"(?i)sampl|multinomial|argmax|penalt|top_?[kp]_?(mask|renorm)|logits_?process")
-_MATMUL = re.compile(r"^aten::(mm|addmm|bmm|baddbmm|matmul|linear|_scaled_mm)$|^mkldnn|^onednn")
+_MATMUL = re.compile(
+    r"^aten::(mm|addmm|bmm|baddbmm|matmul|linear|_scaled_mm)$|^_C::\w*(linear|mm)$|^mkldnn|^onednn"
+)
 _NAMES = {"attention": "attention", "gemm": "matmul", "communication": "communication"}
 
 
@@ -40,7 +42,7 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
     """Mean ms of each part in an iteration, and of how many iterations; nothing without spans in one.
 
     Args:
-        spans: with `rank`, `kind`, `name`, `start_ns`, `duration_ns`.
+        spans: with `rank`, `window`, `kind`, `name`, `start_ns`, `duration_ns`.
         iterations: rows of `iterations`.
     """
     total, count = dict.fromkeys(PARTS, 0.0), 0
@@ -54,7 +56,7 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
             & (pl.col("start_ns") + pl.col("duration_ns") > begun)
             & (pl.col("start_ns") < ended)
         )
-        seen = _with_work(covered, own)
+        seen = _whole(_with_work(covered, own), spans.filter(pl.col("rank") == rank))
         if seen.height:
             count += seen.height
             for part, ns in _of_rank(own, seen).items():
@@ -68,6 +70,24 @@ def _with_work(iterations: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     low = np.searchsorted(starts, iterations["start_ns"].to_numpy())
     high = np.searchsorted(starts, (iterations["start_ns"] + iterations["duration_ns"]).to_numpy())
     return iterations.filter(pl.Series(high > low))
+
+
+def _whole(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Those that lie within a window, unless none does: the others hold its beginning and its end as well.
+
+    Args:
+        iterations: of a rank, with work in a window.
+        spans: of that rank, of all kinds.
+    """
+    windows = spans.group_by("window").agg(
+        first=pl.col("start_ns").min(), last=(pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
+    )
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    within = [
+        (pl.col("start_ns") >= first) & (end <= last) for _, first, last in windows.sort("window").iter_rows()
+    ]
+    whole = iterations.filter(pl.any_horizontal(within)) if within else iterations
+    return whole if whole.height else iterations
 
 
 def _of_rank(work: pl.DataFrame, iterations: pl.DataFrame) -> dict[str, float]:

@@ -1,9 +1,12 @@
 """What each request waited for, where its engine's iterations are on its clock.
 
-In: requests with their durations, and engines. Out: columns in ms: waiting for a place in the batch or for
-the iteration that was running, working on its own prompt, decoding, standing still for prompts of others,
-and the engine's idle time between iterations. They add up to the latency of the request. For the longest
-stall of a request there is the request whose prompt it was.
+In: requests with their durations, and engines. Out: columns in ms: waiting for a place in the batch, for
+blocks of the KV cache or for the iteration that was running, working on its own prompt, decoding, standing
+still for prompts of others, and the engine's idle time between iterations. They add up to the latency of the
+request. For the longest stall of a request there is the request whose prompt it was.
+
+Time without blocks after a request has lost them counts as such, after the first token as long as there was
+time after it; what it did else shrinks in proportion.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import polars as pl
 from dpro.serving.engine import WITH_PROMPTS, RecordedEngine
 from dpro.units import NS_PER_MS
 
-PARTS = ("place_ms", "running_ms", "prompt_ms", "decode_ms", "stall_ms", "idle_ms")
+PARTS = ("place_ms", "kv_ms", "running_ms", "prompt_ms", "decode_ms", "stall_ms", "idle_ms")
 OF_DECODING = ("decode_ms", "stall_ms", "idle_ms")
 _MOMENTS = ("arrival_ns", "first_token_ns", "end_ns")
 
 
 def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.DataFrame:
-    """The requests whose moments lie within their engine's iterations, with `PARTS` and `stalled_by`.
+    """The requests whose moments lie within their engine's iterations, with `PARTS`, `stalled_by`, and in
+    `evicted_ms` what of `kv_ms` came after a request had lost its blocks.
 
     Args:
         timed: requests with their durations.
@@ -37,7 +41,7 @@ def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.D
     return pl.concat(rows) if rows else timed.clear().with_columns(_NO_PARTS)
 
 
-_NO_PARTS = [pl.lit(None, pl.Float64).alias(name) for name in PARTS] + [
+_NO_PARTS = [pl.lit(None, pl.Float64).alias(name) for name in (*PARTS, "evicted_ms")] + [
     pl.lit(-1, pl.Int64).alias("stalled_by")
 ]
 
@@ -52,17 +56,24 @@ def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
         return known
     arrival, first, last = (known[name].to_numpy() for name in _MOMENTS)
     scheduled = np.where(known["scheduled_ns"] >= 0, known["scheduled_ns"].to_numpy(), arrival)
-    full = engine.durations * (engine.iterations["num_requests"].to_numpy() >= max(engine.limit, 1))
-    place = engine.until(full, scheduled) - engine.until(full, arrival)
+    lacks = engine.durations * engine.lacks_blocks
+    full = (engine.durations - lacks) * (engine.iterations["num_requests"].to_numpy() >= max(engine.limit, 1))
+    place, blocks = (engine.until(each, scheduled) - engine.until(each, arrival) for each in (full, lacks))
     busy = engine.until(engine.durations, last) - engine.until(engine.durations, first)
     stall = engine.until(engine.stalls, last) - engine.until(engine.stalls, first)
+    evicted = known["evicted_ns"].clip(0).to_numpy()
+    late = np.minimum(evicted, last - first)  # of tokens after the first
+    early = np.minimum(evicted - late, first - scheduled)
+    rest = 1.0 - late / np.maximum(last - first, 1)
     parts = {
         "place_ms": place,
-        "running_ms": scheduled - arrival - place,
-        "prompt_ms": first - scheduled,
-        "decode_ms": busy - stall,
-        "stall_ms": stall,
-        "idle_ms": last - first - busy,
+        "kv_ms": blocks + late + early,
+        "running_ms": scheduled - arrival - place - blocks,
+        "prompt_ms": first - scheduled - early,
+        "decode_ms": (busy - stall) * rest,
+        "stall_ms": stall * rest,
+        "idle_ms": (last - first - busy) * rest,
+        "evicted_ms": late + early,
     }
     columns = [pl.Series(name, values / NS_PER_MS) for name, values in parts.items()]
     return known.with_columns(*columns, pl.Series("stalled_by", _stalled_by(known, engine), pl.Int64))

@@ -13,9 +13,11 @@ from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
 from dpro.serving.document import ServingDocument, serving_document
 from dpro.serving.engine import engines
 from dpro.serving.experts import expert_waits
+from dpro.serving.findings import SeenServer, findings_of, gain_of_blocks
 from dpro.serving.latency import durations, percentiles
 from dpro.serving.parts import part_of, parts_of_iterations
 from dpro.serving.waits import PARTS, waits
+from dpro.serving.words import counted, duration, number
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.commands import dpro
 
@@ -85,6 +87,117 @@ def test_requests_of_another_clock_are_not_joined_with_iterations():
     assert waits(durations(ASKED), engines(later)).is_empty()
 
 
+def short_of_blocks(size=2):
+    """Request 1 waits for blocks in [10, 30); request 0 has lost its own in [40, 50), while it decodes."""
+    rows = [("prefill", 0, 10, 1), *[("decode", at, 10, size) for at in range(10, 80, 10)]]
+    served = iterations(*rows).with_columns(
+        kv_waiting=pl.Series([0, 3, 3, 0, 0, 0, 0, 0]), evicted=pl.Series([0, 0, 0, 0, 1, 0, 0, 0])
+    )
+    asked = requests((0, 0, 10, 80, 8), (5, 30, 40, 80, 5)).with_columns(
+        evictions=pl.Series([1, 0]), evicted_ns=pl.Series([10 * MS, 0])
+    )
+    return conform(ITERATIONS, served), conform(REQUESTS, asked)
+
+
+def test_waiting_for_blocks_is_apart_from_waiting_for_a_place():
+    served, asked = short_of_blocks()
+    waited = waits(durations(asked), engines(served))
+    assert waited.select(pl.sum_horizontal(PARTS)).to_series().to_list() == pytest.approx([80, 75])
+    first, second = waited.sort("request").to_dicts()
+    assert (first["kv_ms"], first["evicted_ms"], first["place_ms"]) == (10, 10, 0)
+    assert first["decode_ms"] == pytest.approx(60)  # of the 70 after its first token
+    assert (second["kv_ms"], second["evicted_ms"]) == (20, 0)
+    assert (second["place_ms"], second["running_ms"], second["prompt_ms"]) == (0, 5, 10)
+
+
+def test_blocks_that_were_lost_before_the_first_token_count_there():
+    served, asked = short_of_blocks()
+    soon = asked.with_columns(evicted_ns=pl.Series([0, 45 * MS]))  # 40 ms were after its first token
+    second = waits(durations(soon), engines(served)).sort("request").to_dicts()[1]
+    assert (second["decode_ms"], second["prompt_ms"], second["kv_ms"]) == (0, 5, 20 + 45)
+
+
+def test_the_answer_names_the_lack_of_blocks_and_its_cost(tmp_path):
+    served, asked = short_of_blocks()
+    document = serving_document(run_of(tmp_path, requests=asked, iterations=served))
+    (lack,) = [each for each in document.findings if each.class_ == "kv_cache"]
+    assert lack.cost_ttft_ms == pytest.approx(20 / 2)
+    assert lack.cost_tpot_ms == pytest.approx(10 / 7 / 2)
+    assert lack.gain_tokens_per_s is None  # batches of one size do not say what a larger one takes
+    assert (
+        lack.evidence[1]
+        == "1 of 2 requests lost their blocks, 1 time in all, and ran again after 10 ms, mean"
+    )
+    assert "requests wait for blocks of the KV cache in 25% of its iterations' time" in document.sentences[0]
+    assert not [line for line in document.unknown if "KV cache" in line]
+
+
+def test_batches_with_those_that_wait_for_blocks_would_make_more_tokens():
+    rows = [(size, 3 if size == 4 else 0) for size in (1, 2, 4) for _ in range(5)]
+    served = iterations(*[("decode", 20 * at, 10 + size, size) for at, (size, _) in enumerate(rows)])
+    engine = engines(
+        served.with_columns(kv_waiting=pl.Series([lacking for _, lacking in rows], dtype=pl.Int64))
+    )[0]
+    nothing = durations(requests((0, 0, 10, 80, 8)))
+    seen = SeenServer(nothing, nothing, {0: engine}, {}, None, capacity=1000.0)
+    share = 5 * 14 / (5 * (11 + 12 + 14))  # of the time, with batches of 4; those of 7 would take 17 ms
+    assert gain_of_blocks(seen) == pytest.approx(1000 * share * (7 / 17 / (4 / 14) - 1))
+
+
+def test_the_lack_of_blocks_is_not_a_small_batch():
+    rows = [("decode", 20 * at, 10, 1 + at % 3) for at in range(15)]
+    served = iterations(*rows)
+    asked = durations(requests((0, 0, 10, 80, 8)))
+    none = waits(asked, {})
+
+    def classes(lacking):
+        engine = engines(served.with_columns(kv_waiting=pl.lit(lacking, pl.Int64)))
+        found = findings_of(SeenServer(asked, none, engine, {}, None, 100.0))
+        return [each.class_ for each in found]
+
+    assert classes(0) == ["small_batch"]
+    assert classes(1) == []
+
+
+def test_costs_of_what_windows_show_are_shares_of_a_token():
+    timed = durations(requests((0, 0, 10, 80, 8)))  # 10 ms per token
+    seen = SeenServer(timed, waits(timed, {}), {}, {"host": 30.0, "matmul": 10.0, "idle": 5.0}, None, 100.0)
+    (host,) = findings_of(seen)
+    assert (host.class_, host.cost_tpot_ms) == ("host_bound", pytest.approx(7.5))
+    assert host.gain_tokens_per_s == pytest.approx(300)
+
+
+def test_iterations_that_a_window_began_or_ended_in_do_not_count():
+    rows = [("decode", 10 * at, 10, 1) for at in range(4)]
+    work = spans(("cpu_op", "aten::mm", 5, 5), ("cpu_op", "aten::mm", 12, 6), ("cpu_op", "aten::mm", 21, 2))
+    parts, count = parts_of_iterations(work, iterations(*rows))
+    assert (count, parts["matmul"], parts["host"]) == (1, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (17_570.4, "17,570"),
+        (581.49, "581"),
+        (16.44, "16.4"),
+        (0.02131, "0.0213"),
+        (0, "0"),
+        (1e-7, "0"),
+    ],
+)
+def test_numbers_have_no_exponent(value, text):
+    assert number(value) == text
+
+
+def test_one_of_something_is_singular():
+    assert [counted(count, "request") for count in (0, 1, 1200)] == [
+        "0 requests",
+        "1 request",
+        "1,200 requests",
+    ]
+    assert duration(17_570) == "17.6 s"
+
+
 def test_the_time_of_an_iteration_that_does_not_depend_on_its_batch():
     rows = [(size, n) for size in (1, 2, 4) for n in range(5)]
     engine = engines(
@@ -140,6 +253,8 @@ def test_without_a_gpu_operators_count_and_the_rest_is_the_host():
         ("flashinfer::sampling::TopKSamplingFromProb", "sampling"),
         ("grouped_topk_kernel", "other"),
         ("aten::linear", "matmul"),
+        ("_C::weight_packed_linear", "matmul"),
+        ("_C::cpu_attention_with_kv_cache", "attention"),
         ("void deep_ep::internode_ll::dispatch<true>", "communication"),
     ],
 )

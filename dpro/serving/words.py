@@ -1,0 +1,34 @@
+"""How numbers are written in answers on servers.
+
+In: a number. Out: text with three significant digits, without an exponent.
+"""
+
+from __future__ import annotations
+
+from dpro.units import NS_PER_MS, format_duration
+
+
+def duration(ms: float) -> str:
+    """A duration in the unit that suits it: `12.3 ms`, `17.6 s`.
+
+    Args:
+        ms: milliseconds.
+    """
+    return format_duration(ms * NS_PER_MS)
+
+
+def number(value: float) -> str:
+    """A number: `0.0213`, `16.4`, `581`, `17,570`; large ones have all their digits before the point."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{float(f'{value:.3g}'):.6f}".rstrip("0").rstrip(".")
+
+
+def counted(count: int, noun: str) -> str:
+    """A count of something: `1 request`, `1,200 requests`.
+
+    Args:
+        count: how many.
+        noun: in the singular; the plural ends in s.
+    """
+    return f"{count:,} {noun}" + "s" * (count != 1)
