@@ -46,6 +46,6 @@ DESIGNS = (
     ),
     CampaignDesign(
         "one replica fewer", 20, False, 3.0, 2, 1, 30.0,
-        ("hosts:count=2", "smaller:replicas=2,repair={repair},wait={wait}"),
+        ("hosts:count=2", "smaller:replicas=2,repair={repair},wait={wait},slower=1"),
     ),
 )  # fmt: skip

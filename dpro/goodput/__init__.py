@@ -9,6 +9,7 @@ document    where the time went, as the answer of `dpro goodput`
 stages      how long each stage took, and how often the job failed
 simulate    what a job gets done if it fails and recovers
 designs     changes to how it saves and recovers
+degraded    how long a step takes while a host is missing, by a replay
 rates       how often it fails: its own, a log, what others have published
 predict     what changes would give
 outlook     predictions, as a part of the answer

@@ -18,6 +18,7 @@ from dpro.units import S_PER_H
 # The least value of keys that count something.
 COUNTS = {"every": 1, "count": 1, "replicas": 1, "ranks": 1, "hosts": 0, "steps": 0}
 MAX_VALUE = 10**9
+SMALLER = "smaller"
 AS_MEASURED = -1.0  # of a key that is not given
 
 
@@ -59,6 +60,7 @@ def _smaller(recovery: Recovery, values: Values) -> Recovery:
         repair_s=repair_s,
         wait_s=values["wait"],
         slower=values["slower"],
+        unsure=values["unsure"],
         keeps_batch=values["batch"] > 0,
     )
 
@@ -112,13 +114,14 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
         _spares, {"hosts": None, "repair": 24.0}, "spares:hosts=2,repair=24",
         "Hosts that stand by; a failed one is back after `repair` hours. Without enough the job waits.",
     ),
-    "smaller": KnownChange(
-        _smaller, {"replicas": None, "repair": 24.0, "wait": 0.0, "slower": 1.0, "batch": 0.0},
-        "smaller:replicas=16,repair=24,wait=30",
+    SMALLER: KnownChange(
+        _smaller,
+        {"replicas": None, "repair": 24.0, "wait": 0.0, "slower": None, "unsure": 0.0, "batch": 0.0},
+        "smaller:replicas=16,repair=24,wait=30,slower=1.05",
         "Go on with fewer data-parallel replicas while a host is away, `wait` s later (its launcher's last "
         "call), and start again from its last checkpoint when it is back. Steps hold fewer samples, which "
-        "counts as smaller progress, or with batch=1 as many. They take `slower` times as long: what "
-        "`dpro whatif RUN --edit drop:rank=3`, or `slow:` of the ranks that do its work, says of the run.",
+        "counts as smaller progress, or with batch=1 as many. They take `slower` times as long, give or take "
+        "`unsure`: as a replay of the run with fewer replicas says where it is not given.",
         "ElasWave, NTP",
     ),
     "detect": KnownChange(

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from dpro.goodput.degraded import with_replayed_step
+from dpro.goodput.designs import changed
 from dpro.goodput.document import GoodputPrediction, JobLife, OutlookDocument
 from dpro.goodput.predict import PredictedGoodput, candidates, predict_goodput
 from dpro.goodput.rates import FailureRate, own_rate
+from dpro.goodput.simulate import Recovery
 from dpro.goodput.stages import seen_failures, stages_of
 
 
@@ -30,7 +33,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
     """
     recovery = stages_of(life)
     rate = rate or own_rate(seen_failures(life))
-    changes = [list(edits)] if edits else candidates(recovery, rate)
+    changes = [_replayed(life, recovery, edits)] if edits else candidates(recovery, rate)
     base, *found = predict_goodput(recovery, rate, changes, hours)
     ranked = sorted(found, key=lambda each: -each.gain)
     return OutlookDocument(
@@ -42,6 +45,15 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
         stages={name: float(value) for name, value in asdict(recovery).items()},
         predictions=[_document(each, hours) for each in (base, *ranked)],
     )
+
+
+def _replayed(life: JobLife, recovery: Recovery, edits: Sequence[str]) -> list[str]:
+    """Changes with what a replay of the job says of them."""
+    found: list[str] = []
+    for edit in edits:
+        found.append(with_replayed_step(life, recovery, edit))
+        recovery = changed(recovery, found[-1])
+    return found
 
 
 def _document(found: PredictedGoodput, hours: float) -> GoodputPrediction:

@@ -46,6 +46,7 @@ class Recovery:
         repair_s: until a failed host is back.
         replicas: data-parallel replicas at full size; 0 for a job that cannot go on with fewer.
         slower: how much longer a step takes while a host is missing.
+        unsure: of `slower`, its standard deviation.
         keeps_batch: whether it then holds as many samples as before; else fewer, as replicas are missing.
         launch_s: until the launcher of a host that is back has joined the job.
         wait_s: how long the others wait for more hosts before they go on without one.
@@ -70,6 +71,7 @@ class Recovery:
     repair_s: float = 0.0
     replicas: int = 0
     slower: float = 1.0
+    unsure: float = 0.0
     keeps_batch: bool = False
     launch_s: float = 0.0
     wait_s: float = 0.0
@@ -128,7 +130,7 @@ def simulate(
     Raises:
         ValueError: more than `MAX_CYCLES` starts would be simulated.
     """
-    state = _State(recovery, jobs)
+    state = _State(recovery, jobs, rng)
     for _ in range(MAX_CYCLES):
         running = state.now_s < horizon_s
         if not running.any():
@@ -140,8 +142,11 @@ def simulate(
 class _State:
     """Where simulated jobs stand: `now_s` [S], and what they have done."""
 
-    def __init__(self, recovery: Recovery, jobs: int) -> None:
+    def __init__(self, recovery: Recovery, jobs: int, rng: np.random.Generator) -> None:
         self.recovery = recovery
+        # Drawn apart, so that the failures of other designs are the same.
+        doubt = recovery.unsure * rng.spawn(1)[0].standard_normal(jobs)
+        self.slower = np.maximum(recovery.slower + doubt, MIN_STEP)
         self.now_s = np.zeros(jobs)
         self.seconds = np.zeros((jobs, len(CLASSES)))
         self.steps = np.zeros(jobs)
@@ -220,7 +225,7 @@ def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[ND
 def _train(state: _State, run_s: Floats, size: Floats, usual_s: Floats, stops: Bools) -> None:
     """Steps and checkpoints for a time, at whose end some jobs lose what is in no whole checkpoint."""
     recovery = state.recovery
-    step_s = usual_s * np.where(size < 1, recovery.slower, 1.0)
+    step_s = usual_s * np.where(size < 1, state.slower, 1.0)
     counts = np.ones_like(size) if recovery.keeps_batch else size
     work_s = recovery.every * step_s if recovery.every else np.full_like(step_s, np.inf)
     cycle_s = work_s + recovery.stall_s
