@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,9 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """Where all the time of a job went, over all its attempts, and what would save most of it.
 
     \b
-    dpro goodput RUN                 a job that torchrun restarted: all its attempts
+    dpro goodput RUN                 a job that torchrun restarted: all its attempts; one that runs: so far
     dpro goodput RUN_1 RUN_2 RUN_3   a job that the scheduler started three times
+    dpro goodput FOLDER              the same: all runs in it, such as those of a Slurm array
     dpro goodput RUN --preset llama-3                          search changes to its recovery
     dpro goodput RUN --hours 720                               the same, failing as often as it did
     dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200 --edit spares:hosts=2
@@ -71,18 +73,21 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """
     import msgspec
 
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.attempts import ensure_one_job, opened, runs_of
     from dpro.goodput.document import goodput_document, life_of
 
     if asked["hours"] and not isfinite(asked["hours"]):
         raise UsageError("--hours is a finite number")
-    life = life_of([open_quietly(run) for run in runs])
-    document = goodput_document(life, runs)
-    if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
-        from dpro.goodput.outlook import outlook
+    with ExitStack() as stack:
+        found = [opened(path, stack) for path in runs_of(runs)]
+        life = life_of(found)
+        ensure_one_job(life.attempts, found)
+        document = goodput_document(life, runs)
+        if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
+            from dpro.goodput.outlook import outlook
 
-        found = outlook(life, _rate(life, asked), asked["edits"], asked["hours"] or HOURS)
-        document = msgspec.structs.replace(document, outlook=found)
+            predicted = outlook(life, _rate(life, asked), asked["edits"], asked["hours"] or HOURS)
+            document = msgspec.structs.replace(document, outlook=predicted)
     if as_json:
         print_json(document)
     else:

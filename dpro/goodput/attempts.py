@@ -69,6 +69,13 @@ class Attempt:
         """When the first of its processes was seen."""
         return _least(self.starts["process_ns"], self.workers["started_ns"])
 
+    @property
+    def end_ns(self) -> int:
+        """The last moment of it that was seen."""
+        steps = self.steps["start_ns"] + self.steps["duration_ns"]
+        last = pl.concat([steps, self.workers["ended_ns"], self.starts["process_ns"]]).max()
+        return last if isinstance(last, int) else -1
+
     @cached_property
     def typical_ns(self) -> float:
         """The median step, after the first ones where there are more; 0 without steps."""

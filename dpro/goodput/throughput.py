@@ -17,7 +17,10 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.models.mfu import Mfu
 from dpro.replay.steps.typical import step_series
+from dpro.schema import SPANS
 from dpro.units import NS_PER_S
+
+NOT_IN_DEPTH = "no step was recorded in depth"
 
 
 class StepAmount(NamedTuple):
@@ -82,7 +85,8 @@ def amount_of(analysis: Analysis) -> StepAmount:
     try:
         series = step_series(analysis.steps)
         step_s = series.typical_ns / NS_PER_S if series is not None else 0.0
-        return StepAmount(*mfu_of(analysis), *rate_of(analysis), step_s)
+        mfu = mfu_of(analysis) if analysis.run.rows()[SPANS.name] else (None, NOT_IN_DEPTH)
+        return StepAmount(*mfu, *rate_of(analysis), step_s)
     except DproError as error:
         return StepAmount(None, str(error), None, str(error), 0.0)
 

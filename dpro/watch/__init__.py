@@ -10,6 +10,7 @@ recorder's own files, and the detectors see small tables of it.
     late       the late watch: own times of steps, computed once and remembered
     deep       the deep watch: the latest deep windows, in a process of its own
     calls      the latest calls of all processes, as numbers in one table, for the late watch
+    life       where the time of the job has gone so far
     snapshot   the latest dumps of all processes, each read once, for the hang watch
     activity   whether a process that others wait for works
     evidence   errors of GPUs, dumps and stacks of a hang; the findings log of the run

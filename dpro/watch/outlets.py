@@ -40,6 +40,10 @@ GAUGES = {
     "steps": "steps so far",
     "still_seconds": "seconds since a step last ended",
     "looks": "looks at the job so far",
+    "goodput": "share of its time so far in which steps were done for the first time",
+    "ettr": "effective training time ratio so far",
+    "attempts": "starts of the job so far",
+    "wall_seconds": "time of the job that these are of",
 }
 CLASSES = (
     "hang.host", "hang.device", "hang.comm", "hang.mismatch", "dead.rank", "slow.compute", "slow.host",

@@ -23,12 +23,15 @@ from dpro.units import format_duration
 if TYPE_CHECKING:
     from dpro.collectors.launch.recording import Launch
     from dpro.detect.findings_log import FindingsLog, Notice
+    from dpro.goodput.document import GoodputDocument
     from dpro.watch.hook import HookRules
+    from dpro.watch.life import LifeWatch
     from dpro.watch.outlets import Metrics, Webhook
     from dpro.watch.watcher import Watcher
 
 NICE = 10  # the job comes first
 LAST_PORT = 65535
+ACCOUNT_S = 3600.0  # from one account that is said to the next, where the job does not begin again
 BEGIN_S = 10.0  # a recording that is just beginning is waited for
 WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users cannot read
 
@@ -98,8 +101,9 @@ def watch(
     dpro watch RUN --metrics 0.0.0.0:9464  and to Prometheus on any
     dpro watch RUN --on-finding ./take-out.sh --dry-run
 
-    Each finding is reported when it begins and when it is over, and kept in RUN. The job has to be recorded
-    by `dpro record`; nothing more runs inside it. The command ends when the job does.
+    Each finding is reported when it begins and when it is over, and kept in RUN. Where the time of the job
+    has gone so far is said after each restart and once an hour (`dpro goodput RUN` says it at any time). The
+    job has to be recorded by `dpro record`; nothing more runs inside it. The command ends when the job does.
 
     The command of --on-finding is run for a finding that names one host: with the finding as JSON on its
     standard input, and DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and DPRO_RUN in its
@@ -109,6 +113,7 @@ def watch(
     from dpro.detect.findings_log import OpenFindings, read_log
     from dpro.watch.evidence import open_log
     from dpro.watch.hook import Hook
+    from dpro.watch.life import LifeWatch
     from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch
 
@@ -140,7 +145,8 @@ def watch(
         if hook is not None:
             hook.offer(notice, hosts)
 
-    watch(watcher, look_s, pass_on, _scraped(server), _complainer())
+    say = None if as_json else _say
+    watch(watcher, look_s, pass_on, _seen(server, LifeWatch(run.resolve()), say), _complainer())
     for outlet in (posts, hook):
         if outlet is not None:
             outlet.close()
@@ -279,20 +285,53 @@ def _kind(error: Exception) -> str:
     return type(error).__name__
 
 
-def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:
-    """What is done after each look."""
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _seen(
+    server: Metrics | None, life: LifeWatch, say: Callable[[str], None] | None
+) -> Callable[[Watcher], None]:
+    """What is done after each look: the account of the job is said where it began again, and once an hour."""
+    said_s, attempts = time.monotonic(), 1
 
     def seen(watcher: Watcher) -> None:
+        nonlocal said_s, attempts
+        if life.look() and life.latest is not None:
+            again = len(life.latest.attempts) > attempts
+            if say is not None and (again or time.monotonic() - said_s > ACCOUNT_S):
+                said_s, attempts = time.monotonic(), len(life.latest.attempts)
+                say(account_in_words(life.latest))
         if server is not None:
             numbers = {
                 "ranks": len(watcher.job.tails),
                 "steps": watcher.job.step + 1,
                 "still_seconds": round(watcher.job.still_s, 1),
                 "looks": watcher.looks,
-            }
+            } | _account_numbers(life.latest)
             server.update(watcher.findings.findings, numbers)
 
     return seen
+
+
+def _account_numbers(account: GoodputDocument | None) -> dict[str, float]:
+    """What Prometheus gets of the account of a job."""
+    if account is None:
+        return {}
+    return {
+        "goodput": account.goodput,
+        "ettr": account.ettr,
+        "attempts": len(account.attempts),
+        "wall_seconds": account.wall_s,
+    }
+
+
+def account_in_words(account: GoodputDocument) -> str:
+    """The account of a job so far, in a line."""
+    from dpro.detect.findings_log import time_of_day
+    from dpro.goodput.document import in_words
+
+    return f"dpro: {time_of_day(time.time_ns())} so far: {in_words(account)}"
 
 
 def in_words(notice: Notice) -> list[str]:
