@@ -22,6 +22,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
+from dpro.replay.peers import phase_work, teams
 from dpro.replay.timeline import AFTER_STEPS, Timeline, chain_to, durations_of, replay, step_ends
 
 MAX_RANKS = 8  # that are looked at one by one: those that decide most of the critical path
@@ -131,6 +132,11 @@ class RunFacts:
     def ranks(self) -> list[int]:
         """All ranks, in order."""
         return [int(rank) for rank in np.unique(self.graph.nodes.rank) if rank >= 0]
+
+    @cached_property
+    def teams(self) -> list[list[int]]:
+        """Ranks that do the same work."""
+        return teams(phase_work(self.graph))
 
     @cached_property
     def deciding_ranks(self) -> list[int]:

@@ -284,20 +284,20 @@ def _heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> boo
 def _interactions(tries: Tries, usable: list[Prediction], gains: Mapping[Edit, float]) -> list[Interaction]:
     """Of each two of the best those that do not save together what they do in sum."""
     found = []
-    best = [each.edits[0] for each in _best_of_each(usable) if len(each.edits) == 1]
+    best = [each.edits[0] for each in _best_of_each(tries.facts, usable) if len(each.edits) == 1]
     for pair in combinations(best[:MAX_PAIRED], 2):
-        both = tries.together(pair) if goes_with(pair[1], [pair[0]]) else None
+        both = tries.together(pair) if goes_with(tries.facts, pair[1], [pair[0]]) else None
         apart = gains[pair[0]] + gains[pair[1]]
         if both is not None and abs(both - apart) > INTERACT * tries.facts.base_ns:
             found.append(Interaction(pair, both, apart))
     return found
 
 
-def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
-    """Of several edits of one kind the best, but all ranks; then what gains most first."""
+def _best_of_each(facts: RunFacts, usable: list[Prediction]) -> list[Prediction]:
+    """Of several edits of one kind the best, of ranks as many as go together; what gains most first."""
     kept: list[Prediction] = []
     for single in sorted(usable, key=lambda each: -each.speedup):
-        if goes_with(single.edits[0], [each.edits[0] for each in kept]):
+        if goes_with(facts, single.edits[0], [each.edits[0] for each in kept]):
             kept.append(single)
     return kept
 
@@ -354,7 +354,7 @@ def _one_more(tries: Tries, first: list[Edit], others: Iterable[Sequence[Edit]])
     for edits in others:
         if len(taken) + len(edits) > MAX_TOGETHER or so_far is None:
             break
-        if not all(edit not in taken and goes_with(edit, taken) for edit in edits):
+        if not all(edit not in taken and goes_with(tries.facts, edit, taken) for edit in edits):
             continue
         more = tries.together([*taken, *edits])
         if more is not None and more >= so_far + WORTH * tries.facts.base_ns:

@@ -147,14 +147,21 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
     return facts.base_ns - float(steps.mean()) / samples
 
 
-def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
+def goes_with(facts: RunFacts, edit: Edit, taken: Iterable[Edit]) -> bool:
     """Whether an edit can be combined with others: not twice the same kind, but for ranks.
 
+    Who is healed becomes as fast as its peers that are not: of those that do the same work half have to stay.
+
     Args:
+        facts: what the run shows.
         edit: one.
         taken: the others.
     """
-    return isinstance(edit, Heal) or all(type(edit) is not type(each) for each in taken)
+    if not isinstance(edit, Heal):
+        return all(type(edit) is not type(each) for each in taken)
+    heals = [each for each in (edit, *taken) if isinstance(each, Heal)]
+    healed = {rank for each in heals for rank in each.at.ranks(facts.graph)}
+    return all(2 * len(healed.intersection(team)) <= len(team) for team in facts.teams)
 
 
 def in_order(edits: Iterable[Edit]) -> list[Edit]:
@@ -177,7 +184,7 @@ def best_pair(tries: Tries, edits: Collection[Edit]) -> frozenset[Edit]:
     queue = list[tuple[float, int, bool, list[Edit], frozenset[Edit]]]()
     for number, (one, other) in enumerate(combinations(edits, 2)):
         pair = frozenset([one, other])
-        if goes_with(other, [one]) and (firsts := limits.firsts(pair)):
+        if goes_with(tries.facts, other, [one]) and (firsts := limits.firsts(pair)):
             queue.append((limits.least_ns(pair), number, all(map(tries.knows, pair)), firsts, pair))
     heapq.heapify(queue)
     best, left_ns = frozenset[Edit](), min((limits.left_ns(edit) for edit in edits), default=base_ns)

@@ -55,7 +55,7 @@ def test_search_finds_the_best_of_all_pairs_of_candidates(job):
     facts = facts_of(graph)
     bounds, _ = bounds_of(facts, candidates(facts)[0])
     advice = [edit for edit in bounds if edit.is_advice]
-    pairs = [in_order(pair) for pair in combinations(advice, 2) if goes_with(pair[1], [pair[0]])]
+    pairs = [in_order(pair) for pair in combinations(advice, 2) if goes_with(facts, pair[1], [pair[0]])]
     best = max(speedup(facts, pair) for pair in [*pairs, *([edit] for edit in advice)])
     found = max(speedup(facts, each.edits) for each in search(graph, trust)[0] if each.is_advice)
     assert found >= best / (1 + WITHIN_PCT / 100)
@@ -274,6 +274,18 @@ def test_healthy_ranks_are_healed_only_where_a_finding_names_them(tmp_path):
     named = explore(built.graph, trust, suspects=(2,))
     answered = [str(each.edits[0]) for each in named.predictions] + [str(each.edit) for each in named.little]
     assert "heal:rank=2" in answered
+
+
+@pytest.mark.parametrize(("num_ranks", "most"), [(2, 1), (3, 1), (4, 2)])
+def test_of_ranks_that_do_the_same_at_most_half_are_healed_together(tmp_path, num_ranks, most):
+    """Each rank is slow before a collective of its own, so healing all would gain most."""
+    work = equal_work(num_ranks, 6, num_collectives=num_ranks)
+    for rank in range(num_ranks):
+        work.compute[rank, :, rank] *= 3.0
+    built = build_graph(open_run(write_job(tmp_path / "job", work)))
+    found, _ = search(built.graph, assess(built, replay(built.graph), built.graph.run.manifest))
+    healed = [sum(isinstance(edit, Heal) for edit in each.edits) for each in found]
+    assert max(healed) == most
 
 
 def test_a_slow_rank_is_healed_and_its_peers_are_not(job):

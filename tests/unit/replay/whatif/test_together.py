@@ -36,7 +36,7 @@ def _tries(graph: Graph, edits: Sequence[Edit]) -> tuple[Tries, list[Edit]]:
 def _left(tries: Tries, edits: Sequence[Edit]) -> float:
     """The least that is left by one of the edits, or by two."""
     sets = [[edit] for edit in edits]
-    sets += [list(pair) for pair in combinations(edits, 2) if goes_with(pair[1], [pair[0]])]
+    sets += [list(pair) for pair in combinations(edits, 2) if goes_with(tries.facts, pair[1], [pair[0]])]
     gains = [gain for each in sets if (gain := tries.together(each)) is not None]
     return tries.facts.base_ns - max(gains, default=0.0)
 
