@@ -1,38 +1,20 @@
 """The compiled loops: longest path, topological order, and the innermost span of a thread at each moment.
 
 In: flat int64 arrays. Out: flat int64 arrays. Everything here is one pass, exact and reproducible; what the
-arrays mean is said in `graph.py` and `construction/graph_builder.py`. This is the only module that imports
-numba.
+arrays mean is said in `graph.py` and `construction/graph_builder.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.errors import MissingExtra
+from dpro.replay.compiled import compiled as compiled  # those who write loops take it from here
 
-try:
-    from numba import njit
-except ImportError as error:  # pragma: no cover - numba is there wherever tests run
-    raise MissingExtra("numba", "replay") from error
-
-Loop = TypeVar("Loop", bound=Callable[..., Any])
 NO_NODE = -1
 FEW = 32  # up to here a plain loop is the fastest
-
-
-def compiled(loop: Loop) -> Loop:
-    """The loop as machine code, kept on disk where there is a place for it: only the first run compiles."""
-    result: Loop
-    try:
-        result = njit(cache=True)(loop)
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written to
-        result = njit(loop)
-    return result
 
 
 @compiled
@@ -197,8 +179,6 @@ def _by_target(source: Any, indptr: Any, order: Any) -> None:
     for node in range(indptr.size - 1):
         first, last = indptr[node], indptr[node + 1]
         if last - first > FEW:
-            behind = order[first:last]
-            behind[:] = behind[np.argsort(source[behind], kind="mergesort")]
             continue
         for at in range(first + 1, last):
             edge = order[at]
@@ -222,6 +202,9 @@ def by_target(source: Ints, target: Ints, num_nodes: int) -> tuple[Ints, Ints]:
     """
     indptr, order = grouped(target, num_nodes)
     _by_target(source, indptr, order)
+    for node in np.flatnonzero(np.diff(indptr) > FEW):
+        behind = order[indptr[node] : indptr[node + 1]]
+        behind[:] = behind[np.argsort(source[behind], kind="stable")]
     return indptr, order
 
 

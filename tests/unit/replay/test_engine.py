@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay import engine
 from dpro.replay.engine import (
     FEW,
     by_target,
@@ -274,16 +273,6 @@ def nested_with_rounding(draw: st.DrawFn) -> list[tuple[int, int]]:
 @given(nested_with_rounding())
 def test_a_span_that_rounding_lets_outlast_the_one_around_it_is_kept_whole(spans):
     _check_against_painter(spans)
-
-
-def test_loops_are_compiled_where_no_cache_can_be_written(monkeypatch):
-    def njit(loop=None, *, cache=False):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda *arguments: ("compiled", loop(*arguments))
-
-    monkeypatch.setattr(engine, "njit", njit)
-    assert engine.compiled(abs)(-1) == ("compiled", 1)
 
 
 @given(st.integers(1, 8), st.data())
