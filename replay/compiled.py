@@ -10,7 +10,7 @@ it all, with its own cache.
 An object file is found by what determines it: the bytecode of the loop and of those that it calls, the
 constants that they name, the types of the arguments, the processor, and the versions of Python, LLVM and
 numba. It lies beside the compiled Python modules, or where that folder cannot be written to in the user's
-cache, which is nobody else's. This is the only module that imports numba.
+own cache. This is the only module that imports numba.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class CompiledLoop:
         name = _digest([*_identity(self.py_func), kinds, *_surroundings()])
         kept = _read(name)
         if kept is None:
-            kept = _made(self.py_func, given, name)
+            kept = _made(self, given, name)
             _write(name, kept)
         if kept[:1] == BY_NUMBA:
             return self.by_numba
@@ -218,11 +218,11 @@ def _write(name: str, kept: bytes) -> None:
             return
 
 
-def _made(function: Any, given: tuple[Any, ...], name: str) -> bytes:
-    """Machine code of a function, or that there is none to keep.
+def _made(loop: CompiledLoop, given: tuple[Any, ...], name: str) -> bytes:
+    """Machine code of a loop, or that there is none to keep.
 
     Args:
-        function: what to compile.
+        loop: what to compile.
         given: arguments, of which only the types count.
         name: for the compiled function.
     """
@@ -230,9 +230,12 @@ def _made(function: Any, given: tuple[Any, ...], name: str) -> bytes:
     from numba import njit, typeof
     from numba.core.datamodel import default_manager
 
-    dispatcher = njit(function)
+    dispatcher: Any = loop.by_numba
     types = tuple(map(typeof, given))
     dispatcher.compile(types)
+    if dispatcher.stats.cache_hits[types]:  # only the machine code was kept, with what calls it from Python
+        dispatcher = njit(loop.py_func)
+        dispatcher.compile(types)
     made = dispatcher.overloads[types]
     returned = {"none": NOTHING, "int64": WHOLE_NUMBER}.get(str(made.signature.return_type))
     module = llvm.parse_assembly(dispatcher.inspect_llvm(types))

@@ -7,8 +7,8 @@ job had gone on in the same window; rows of collectives that not every rank hold
 middle of a window no rank misses one. Commands run in processes of their own and are timed as a whole, once
 with an empty cache and once with what that left; `start` is what every command spends before it has read
 anything: Python, the libraries, and the first call of a compiled loop. CPU time counts user and system, of
-all threads. Python's compiled modules are there, as where pip has installed dpro, and so is the machine code of
-loops. A search is made of the run as it is, one edit of the repeated one.
+all threads. Python's compiled modules are there, as where pip has installed dpro, and so is the machine code
+of loops. A search is made of the run as it is, one edit of the repeated one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def save_condensed(file: Path, condensed: CondensedRun) -> None:
 
 
 def _write(file: Path, value: Any) -> None:
-    arrays: dict[str, Array] = {}
+    arrays = _Arrays()
     outline = json.dumps(_taken_apart(value, arrays))
     arrays[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,23 +122,29 @@ def load_condensed(file: Path, run: Run) -> CondensedRun | None:
 def _read(file: Path, run: Run) -> Any:
     try:
         with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
-            return built_from(json.loads(arrays[OUTLINE].tobytes()), arrays, run)
+            return built_from(json.loads(arrays[OUTLINE].tobytes()), arrays, run, {})
     except DAMAGED:
         return None
 
 
-def _taken_apart(value: Any, arrays: dict[str, Array]) -> Any:
+class _Arrays(dict[str, Array]):
+    """What is written, by name, and the name of each array and frame: one that is shared is written once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}
+
+
+def _taken_apart(value: Any, arrays: _Arrays) -> Any:
     """The value as JSON, in which arrays and frames stand as names of `arrays`."""
     kind = type(value)
     if RECORDS.get(kind.__name__) is kind:
         names = getattr(value, "_fields", None) or [f.name for f in dataclasses.fields(value)]
         return {kind.__name__: {name: _taken_apart(getattr(value, name), arrays) for name in names}}
     if isinstance(value, np.ndarray):
-        return {"array": _named(_narrow(value), arrays), "dtype": value.dtype.str}
+        return {"array": _named(value, arrays, _narrow), "dtype": value.dtype.str}
     if isinstance(value, pl.DataFrame):
-        stream = io.BytesIO()
-        value.write_ipc(stream)
-        return {"frame": _named(np.frombuffer(stream.getvalue(), np.uint8), arrays)}
+        return {"frame": _named(value, arrays, _as_bytes)}
     if isinstance(value, Mapping):
         return {"mapping": [[_taken_apart(each, arrays) for each in item] for item in value.items()]}
     if isinstance(value, (tuple, list)):
@@ -148,10 +154,24 @@ def _taken_apart(value: Any, arrays: dict[str, Array]) -> Any:
     return value
 
 
-def _named(array: Array, arrays: dict[str, Array]) -> str:
-    name = str(len(arrays))
-    arrays[name] = array
+def _named(value: Any, arrays: _Arrays, as_array: Callable[[Any], Array]) -> str:
+    """The name by which an array or frame is written, the first time that it is met.
+
+    Args:
+        value: which; it lives as long as `arrays`, so that no other has its identity.
+        arrays: what is written.
+        as_array: what is written of it.
+    """
+    name = arrays.names.setdefault(id(value), str(len(arrays)))
+    if name not in arrays:
+        arrays[name] = as_array(value)
     return name
+
+
+def _as_bytes(frame: pl.DataFrame) -> Array:
+    stream = io.BytesIO()
+    frame.write_ipc(stream)
+    return np.frombuffer(stream.getvalue(), np.uint8)
 
 
 def _narrow(array: Array) -> Array:
@@ -163,29 +183,40 @@ def _narrow(array: Array) -> Array:
     return array.astype(next(fitting, np.int64))
 
 
-def built_from(outline: Any, arrays: Mapping[str, Array], run: Run) -> Any:
-    """Return what an outline describes.
+def built_from(outline: Any, arrays: Mapping[str, Array], run: Run, made: dict[str, Any]) -> Any:
+    """Return what an outline describes; what several parts of it share is one array or frame again.
+
+    What is kept of a graph (`graph.once`) counts only as long as its columns are those very arrays.
 
     Args:
         outline: of records, arrays and plain values, as `save` writes it.
         arrays: by name.
         run: that the graph is of.
+        made: arrays and frames so far, by name; it is added to.
     """
     if not isinstance(outline, dict):
         return outline
     (kind, content), *_ = outline.items()
     if kind in RECORDS:
-        return RECORDS[kind](**{each: built_from(content[each], arrays, run) for each in content})
-    if kind == "array":
-        whole = arrays[content].astype(outline["dtype"], copy=False)
-        whole.setflags(write=False)
-        return whole
-    if kind == "frame":
-        return pl.read_ipc(io.BytesIO(arrays[content].tobytes()))
+        return RECORDS[kind](**{each: built_from(content[each], arrays, run, made) for each in content})
+    if kind in ("array", "frame"):
+        if content not in made:
+            made[content] = _array(arrays[content], outline) if kind == "array" else _frame(arrays[content])
+        return made[content]
     if kind == "mapping":
-        return {built_from(key, arrays, run): built_from(each, arrays, run) for key, each in content}
+        return dict(tuple(built_from(each, arrays, run, made) for each in pair) for pair in content)
     if kind == "tuple":
-        return tuple(built_from(each, arrays, run) for each in content)
+        return tuple(built_from(each, arrays, run, made) for each in content)
     if kind == "run":
         return run
     raise ValueError(f"a file of a graph names {kind}")
+
+
+def _array(narrow: Array, outline: Mapping[str, str]) -> Array:
+    whole = narrow.astype(outline["dtype"], copy=False)
+    whole.setflags(write=False)
+    return whole
+
+
+def _frame(content: Array) -> pl.DataFrame:
+    return pl.read_ipc(io.BytesIO(content.tobytes()))

@@ -68,6 +68,28 @@ def test_a_saved_graph_replays_to_the_same_nanosecond_and_cannot_be_written_to(a
         graph.nodes.duration[0] = 1
 
 
+def test_what_is_known_of_a_graph_is_known_again_after_reading(analysed, file):
+    run, built, trust = analysed
+    save(file, built, trust)
+    graph = load(file, run)[0].graph
+    assert graph.known
+    own = [*graph.nodes.columns, *graph.edges.columns, graph.indptr]
+    for columns, _ in graph.known.values():
+        assert all(any(column is each for each in own) for column in columns)
+
+
+def test_what_several_parts_share_is_written_once(analysed, file):
+    _, built, trust = analysed
+    known = {name: (tuple(map(np.copy, kept[0])), kept[1]) for name, kept in built.graph.known.items()}
+    apart = dataclasses.replace(built, graph=dataclasses.replace(built.graph, known=known))
+    numbers = []
+    for each in (built, apart):
+        save(file, each, trust)
+        with np.load(file) as arrays:
+            numbers.append(len(arrays.files))
+    assert numbers[1] - numbers[0] == sum(len(columns) for columns, _ in known.values())
+
+
 def test_no_file_a_cut_file_and_a_file_of_something_else_are_no_graph(analysed, file):
     run, built, trust = analysed
     assert load(file, run) is None
@@ -133,4 +155,4 @@ def test_a_file_that_names_anything_else_is_no_graph_and_nothing_is_called(analy
     assert load(file, run) is None
     assert file.read_bytes() == before
     with pytest.raises(ValueError, match="names"):
-        built_from(json.loads(outline), {}, run)
+        built_from(json.loads(outline), {}, run, {})
