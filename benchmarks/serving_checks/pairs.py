@@ -16,7 +16,7 @@ from dpro.replay.serving.recorded import fit_run
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import open_run
 
-WARM_UP = "warm"  # name of the request before those that count
+WARM_UP = "warm"  # how names of requests begin that do not count
 CHECKED = {"tpot_p50_ms": "time per token", "tokens_per_s": "throughput", "ttft_p50_ms": "first token"}
 
 
@@ -28,8 +28,8 @@ def of_pairs(folder: Path) -> pl.DataFrame:
     """
     rows = []
     for pair in json.loads((folder / "pairs.json").read_text(encoding="utf-8")):
-        requests, iterations = _tables(folder / pair["before"])
-        measured = figures_of(_tables(folder / pair["after"])[0])
+        requests, iterations = served_in(folder / pair["before"])
+        measured = figures_of(served_in(folder / pair["after"])[0])
         for figure in predict(requests, fit_run(requests, iterations), [pair["edit"]]):
             if figure.name in CHECKED:
                 actual = measured[figure.name]
@@ -41,8 +41,19 @@ def of_pairs(folder: Path) -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
-def _tables(path: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+def served_in(path: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Requests of a run that count, and the iterations meanwhile.
+
+    Args:
+        path: of the run.
+    """
     run = open_run(str(path))
-    requests = run.table(REQUESTS).filter(pl.col("name") != WARM_UP, pl.col("end_ns") >= 0).sort("arrival_ns")
-    iterations = run.table(ITERATIONS).filter(pl.col("start_ns") >= requests["arrival_ns"].min())
-    return requests, iterations.sort("start_ns")
+    counted = ~pl.col("name").str.starts_with(WARM_UP) & (pl.col("end_ns") >= 0)
+    parts = run.table(REQUESTS).filter(counted)
+    requests = parts.group_by("name").agg(  # of two pools each has a row of the same request
+        pl.col("arrival_ns", "scheduled_ns", "first_token_ns", "prompt_tokens", "cached_tokens").min(),
+        pl.col("end_ns").max(),
+        pl.col("output_tokens").sum(),
+    )
+    within = pl.col("start_ns").is_between(requests["arrival_ns"].min(), requests["end_ns"].max())
+    return requests.sort("arrival_ns"), run.table(ITERATIONS).filter(within).sort("start_ns")

@@ -4,14 +4,14 @@
 
 In: a Python that has transformers. Out: in the folder, a run for each setting and `pairs.json`, a list of
 {before, after, edit}. `arrivals:rate` and `prompts:length` are factors; `chunked-prefill:tokens=0` is off.
-A run that is there is kept, so that a recording that was broken off goes on.
+The edit of two pools says how fast the link was that joined them. A run that is there is kept, so that a
+recording that was broken off goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -20,10 +20,10 @@ from pathlib import Path
 import polars as pl
 
 from dpro.opening import ensure_finished
-from dpro.schema import ITERATIONS
+from dpro.schema import REQUESTS
 from dpro.store import is_run, open_run
 
-SERVER = Path(__file__).with_name("server.py")
+SERVER, POOLS = (Path(__file__).with_name(name) for name in ("server.py", "pools.py"))
 BASE = {"rate": 10, "requests": 120, "prompt": 160, "output": 32, "max-batch": 8, "chunk": 0}
 LONG = {"rate": 5, "requests": 60, "prompt": 320, "output": 48, "max-batch": 6, "chunk": 0, "seed": 1}
 SETTINGS: dict[str, dict[str, float]] = {
@@ -38,6 +38,9 @@ SETTINGS: dict[str, dict[str, float]] = {
     "long": LONG,
     "long_batch2": LONG | {"max-batch": 2},
     "long_chunk128": LONG | {"chunk": 128},
+    "base_pools": BASE,
+    "fast_pools": BASE | {"rate": 10 * 1.5},
+    "long_pools": LONG,
 }
 PAIRS = (
     ("base", "batch2", "max-batch:requests=2"),
@@ -51,9 +54,14 @@ PAIRS = (
     ("base", "double", "prompts:length=2"),
     ("long", "long_batch2", "max-batch:requests=2"),
     ("long", "long_chunk128", "chunked-prefill:tokens=128"),
+    ("base", "base_pools", "pools:prefill=1,decode=1"),
+    ("fast", "fast_pools", "pools:prefill=1,decode=1"),
+    ("long", "long_pools", "pools:prefill=1,decode=1"),
 )
-TRIES = 2  # recordings of one setting
-EQUAL = 0.05  # how far the machine's speed in two runs of a pair may be apart
+CLIENT = "client.json"
+IN_POOLS = "_pools"  # how settings end whose server is `pools.py`
+TRIES = 3  # recordings of one setting
+EQUAL = 0.03  # how far the machine's speed in two runs of a pair may be apart
 
 
 def main() -> None:
@@ -68,7 +76,7 @@ def main() -> None:
         family = args.folder / ("long" if name.startswith("long") else "base")
         record_equally(args.folder / name, family, SETTINGS[name], args.python)
     pairs = [
-        {"before": before, "after": after, "edit": edit}
+        {"before": before, "after": after, "edit": edit + linked(args.folder / after)}
         for before, after, edit in PAIRS
         if is_run(args.folder / before) and is_run(args.folder / after)
     ]
@@ -84,7 +92,10 @@ def record_equally(run: Path, base: Path, setting: dict[str, float], python: str
         tried = run.with_name(f".{run.name}-{number}")
         shutil.rmtree(tried, ignore_errors=True)
         record(tried, setting, python)
-        apart = abs(pace_ms(tried) / pace_ms(base) - 1) if base != run else 0.0
+        first = base if is_run(base) else tried
+        apart = max(
+            abs(ours / theirs - 1) for ours, theirs in zip(pace_ms(tried), pace_ms(first), strict=True)
+        )
         tries.append((apart, tried))
         if apart <= EQUAL:
             break
@@ -92,14 +103,27 @@ def record_equally(run: Path, base: Path, setting: dict[str, float], python: str
     best.rename(run)
     for _, other in tries:
         shutil.rmtree(other, ignore_errors=True)
-    print(f"{run.name}: {pace_ms(run):.2f} ms, {apart:.1%} from the base, of {len(tries)}", file=sys.stderr)
+    prompt_ms, token_ms = pace_ms(run)
+    print(
+        f"{run.name}: {prompt_ms:.2f} and {token_ms:.2f} ms, {apart:.1%} from the base, of {len(tries)}",
+        file=sys.stderr,
+    )
 
 
-def pace_ms(run: Path) -> float:
-    """How fast the machine was: the median decode iteration of one or two requests, the same work in all."""
-    rows = open_run(run).table(ITERATIONS)
-    small = rows.filter((pl.col("kind") == "decode") & (pl.col("num_requests") <= 2))
-    return float(small["duration_ns"].median() or math.inf) / 1e6
+def pace_ms(run: Path) -> tuple[float, float]:
+    """How fast the machine was: the prompt, and a token, of equal requests that are answered alone."""
+    rows = open_run(run).table(REQUESTS).filter(pl.col("name").str.starts_with("warm"))
+    prompt = pl.col("first_token_ns") - pl.col("scheduled_ns")
+    per_token = (pl.col("end_ns") - pl.col("first_token_ns")) / (pl.col("output_tokens") - 1)
+    return tuple(rows.select(prompt.median() / 1e6, per_token.median() / 1e6).row(0))
+
+
+def linked(run: Path) -> str:
+    """What an edit says of the link between two pools."""
+    if not run.name.endswith(IN_POOLS):
+        return ""
+    said = json.loads((run / CLIENT).read_text(encoding="utf-8"))
+    return f",gbps={said['link_gbps']:.3g},kv={said['kv_bytes']}"
 
 
 def record(run: Path, setting: dict[str, float], python: str) -> None:
@@ -118,9 +142,10 @@ def record(run: Path, setting: dict[str, float], python: str) -> None:
         "--",
         python,
     ]
-    done = subprocess.run([*command, str(SERVER), *words], stdout=subprocess.PIPE, text=True, check=True)
+    server = POOLS if run.name.rpartition("-")[0].endswith(IN_POOLS) else SERVER
+    done = subprocess.run([*command, str(server), *words], stdout=subprocess.PIPE, text=True, check=True)
     ensure_finished(run)
-    (run / "client.json").write_text(done.stdout, encoding="utf-8")
+    (run / CLIENT).write_text(done.stdout, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A small server to record: continuous batching of transformers, a random Llama, seeded arrivals.
 
 In: sizes of the model and the batch, a rate, lengths. Out: one JSON object with what the client measured.
-Arrivals are drawn before the server starts, and sent from a thread of the same process.
+Arrivals are drawn before the server starts, and sent from a thread of the same process. Before and after them
+a few equal requests are answered one by one (names `warm...`): they say how fast the machine was.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ import json
 import random
 import threading
 import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+WARM_PROMPT, WARM_OUTPUT, WARM_REQUESTS = 48, 25, 8
 
 
 def arguments() -> argparse.Namespace:
@@ -57,41 +64,60 @@ def model(args: argparse.Namespace) -> torch.nn.Module:
     return LlamaForCausalLM(config).eval()
 
 
-def serve(args: argparse.Namespace) -> dict[str, float]:
-    """Answer all requests, and say how fast."""
+@contextmanager
+def engine(args: argparse.Namespace) -> Iterator[Any]:
+    """The running manager of continuous batching."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     torch.set_num_threads(1)
-    requests = workload(args)
     config = ContinuousBatchingConfig(
         page_size=64, num_blocks=768, max_batch_tokens=args.chunk or 4096,
         max_requests_per_batch=args.max_batch, allow_block_sharing=False,
     )  # fmt: skip
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=args.output)
-    answered: dict[str, int] = {}
     with model(args).continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=config, warmup=False
     ) as manager:
-        manager.add_request([5] * 16, request_id="warm", max_new_tokens=4)
+        yield manager
+
+
+def warm(manager: Any, when: str) -> None:
+    """Answer equal requests one by one."""
+    for number in range(WARM_REQUESTS):
+        manager.add_request([5] * WARM_PROMPT, request_id=f"warm-{when}-{number}", max_new_tokens=WARM_OUTPUT)
         while manager.get_result(timeout=1) is None:
             pass
+
+
+def serve(args: argparse.Namespace) -> dict[str, float]:
+    """Answer all requests, and say how fast."""
+    requests = workload(args)
+    answered: dict[str, list[int]] = {}
+    with engine(args) as manager:
+        warm(manager, "before")
         begun, cpu = time.perf_counter(), time.process_time()
         thread = threading.Thread(target=send, args=(manager, requests, begun))
         thread.start()
         while len(answered) < len(requests):
             result = manager.get_result(timeout=1)
             if result is not None:
-                answered[result.request_id] = len(result.generated_tokens)
+                answered[result.request_id] = result.generated_tokens
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
         thread.join()
-    tokens = sum(answered.values())
+        warm(manager, "after")
+    tokens = sum(map(len, answered.values()))
     return {
         "requests": len(requests), "tokens": tokens, "seconds": seconds, "cpu_seconds": cpu,
-        "tokens_per_s": tokens / seconds,
+        "tokens_per_s": tokens / seconds, "answers": checksum(answered),
     }  # fmt: skip
 
 
-def send(manager: object, requests: list[tuple[float, list[int], int]], begun: float) -> None:
+def checksum(answered: dict[str, list[int]]) -> int:
+    """Equal for equal answers."""
+    return zlib.crc32(json.dumps(sorted(answered.items())).encode())
+
+
+def send(manager: Any, requests: list[tuple[float, list[int], int]], begun: float) -> None:
     """Send each request when it is due."""
     for number, (at, prompt, made) in enumerate(requests):
         time.sleep(max(0.0, begun + at - time.perf_counter()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,6 +33,9 @@ COUNT = click.IntRange(0, 1 << 40)
 )
 @click.option("--token-budget", type=COUNT, default=0, help="Tokens of an iteration, likewise.")
 @click.option("--kv-tokens", type=COUNT, default=0, help="Tokens of the KV cache, likewise.")
+@click.option("--model", default="", help="The model's config.json, for another device or parallelism.")
+@click.option("--device", default="", help="The GPU it was recorded on, where the run does not say.")
+@click.option("--tp", type=click.IntRange(1, 4096), default=1, help="GPUs over which its layers were cut.")
 @json_option
 def serving(run: str, as_json: bool, **asked: Any) -> None:
     """What a server's latency and throughput consist of, and what would help.
@@ -51,7 +56,9 @@ def serving(run: str, as_json: bool, **asked: Any) -> None:
     Predictions serve the recorded requests again, by an engine that is fitted to them. CHANGE is one of
     max-batch:requests=64, chunked-prefill:tokens=512, arrivals:rate=2, prompts:length=2, outputs:length=2,
     prefix:share=0.5, speculate:tokens=3,acceptance=0.7, pools:prefill=1,decode=1, nano-batches,
-    faster:compute=2,memory=1.4, kv-cache:tokens=80000, replicas:count=2 or clients:count=64.
+    faster:compute=2,memory=1.4, kv-cache:tokens=80000, replicas:count=2, clients:count=64,
+    requests:file=LOG (arrivals and lengths of another log), or, with --model, tensor-parallel:degree=4 and
+    device:name=H200.
     """
     import msgspec
 
@@ -74,11 +81,16 @@ def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
     Raises:
         UsageError: both are asked for, or a change is none.
         Unanswerable: the run does not say enough.
+        InputError: a log that a change names cannot be read.
     """
+    from dpro.ingest.requests.log import read_requests
+    from dpro.replay.serving.changes import logs_of
     from dpro.replay.serving.search import Goal
     from dpro.serving.outlook import Limits, predictions, search
 
-    limits = Limits(asked["max_requests"], asked["token_budget"], asked["kv_tokens"])
+    logs = {file: read_requests([Path(file)]).requests for file in logs_of(asked["edits"])}
+    known = {each.name: asked[each.name] for each in fields(Limits) if each.name in asked}
+    limits = Limits(**known, logs=logs)
     if not (asked["ttft_ms"] or asked["tpot_ms"]):
         return predictions(run, asked["edits"], limits)
     if asked["edits"]:

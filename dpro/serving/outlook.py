@@ -7,17 +7,23 @@ requests stands for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import polars as pl
 
 from dpro.documents import DocumentPart
-from dpro.errors import Unanswerable
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.layouts.inputs.model import read_model
+from dpro.replay.models.gpus import GPUS, common_model
+from dpro.replay.serving.changes import GivenFacts
 from dpro.replay.serving.fit import FittedCost
 from dpro.replay.serving.predict import predict
 from dpro.replay.serving.recorded import engine_of, fit_run
 from dpro.replay.serving.search import Goal, most_requests
+from dpro.replay.serving.sized import ServedModel
+from dpro.replay.whatif.grammar import nearest
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import Run
 
@@ -30,11 +36,19 @@ class Limits:
         max_requests: in a batch.
         token_budget: of an iteration.
         kv_tokens: for which there is memory.
+        model: path of the model's `config.json`; empty where it is not given.
+        device: its GPU; empty where the recording has to show it.
+        tp: GPUs over which a layer is cut.
+        logs: other requests that changes name, by the name of their file.
     """
 
     max_requests: int = 0
     token_budget: int = 0
     kv_tokens: int = 0
+    model: str = ""
+    device: str = ""
+    tp: int = 1
+    logs: Mapping[str, pl.DataFrame] = field(default_factory=dict)
 
 
 class PredictedFigure(DocumentPart, frozen=True):
@@ -71,7 +85,7 @@ class ServingPrediction(DocumentPart, frozen=True):
 
 
 # Changes that pairs of a real server hold (docs/serving.md).
-PROVEN = ("max-batch", "chunked-prefill", "arrivals", "prompts")
+PROVEN = ("max-batch", "chunked-prefill", "arrivals", "prompts", "pools")
 
 
 def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingPrediction]:
@@ -95,7 +109,7 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
             each.low,
             each.high,
         )
-        for each in predict(requests, fitted, edits)
+        for each in predict(requests, fitted, edits, GivenFacts(_served(run, limits), limits.logs))
     ]
     return [ServingPrediction(list(edits), figures, None, _proven(edits))]
 
@@ -120,6 +134,24 @@ def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
 
 def _proven(edits: Sequence[str]) -> bool:
     return all(edit.partition(":")[0] in PROVEN for edit in edits)
+
+
+def _served(run: Run, limits: Limits) -> ServedModel | None:
+    """The model, and what serves it; None where the model is not given.
+
+    Raises:
+        InputError: the configuration cannot be read.
+        UsageError: there is no data sheet of the device.
+        Unanswerable: the run does not say which device it ran on.
+    """
+    if not limits.model:
+        return None
+    gpu = limits.device or common_model(run.manifest.gpus)
+    if not gpu:
+        raise Unanswerable("the run does not say which GPU it was recorded on: give --device")
+    if gpu not in GPUS:
+        raise UsageError(f"--device: no data sheet of {gpu!r}{nearest(gpu, GPUS)}")
+    return ServedModel(read_model(Path(limits.model)), gpu, limits.tp)
 
 
 def _server(run: Run, limits: Limits) -> tuple[pl.DataFrame, FittedCost]:

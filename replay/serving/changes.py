@@ -7,17 +7,23 @@ assumed silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import polars as pl
 
-from dpro.errors import UsageError
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.models.gpus import GPUS
 from dpro.replay.serving.engine import Engine, IterationCost
-from dpro.replay.whatif.grammar import KnownChange, Values, apply_change
+from dpro.replay.serving.sized import ServedModel, cached_tokens, moved_to
+from dpro.replay.whatif.grammar import KnownChange, Values, apply_change, nearest, split_edit, values_of
 
 MAX_VALUE = 10**9
 NO_LIMIT = 1 << 20  # tokens
+# How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
+# logarithm: 90% of the rows of the tables of docs/serving.md are within 30%.
+HARDWARE_ERROR = 0.16
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,22 @@ class Pools:
 
 
 @dataclass(frozen=True)
+class GivenFacts:
+    """What is known of a server beside its recording.
+
+    Attributes:
+        served: the model, and what serves it; None where it is not known.
+        logs: other requests by the name of their file, as rows of table `requests`.
+    """
+
+    served: ServedModel | None = None
+    logs: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+
+
+NOTHING_GIVEN = GivenFacts()
+
+
+@dataclass(frozen=True)
 class Server:
     """What is served, how, and at what cost.
 
@@ -45,12 +67,16 @@ class Server:
         engine: how batches are formed.
         cost: of an iteration.
         pools: of engines; None where each engine does all.
+        given: what is known beside the recording.
+        doubt: how far a change leaves the cost open, as a standard deviation of the logarithm of each part.
     """
 
     requests: pl.DataFrame
     engine: Engine
     cost: IterationCost
     pools: Pools | None = None
+    given: GivenFacts = NOTHING_GIVEN
+    doubt: float = 0.0
 
 
 def _max_batch(server: Server, values: Values) -> Server:
@@ -145,6 +171,83 @@ def _clients(server: Server, values: Values) -> Server:
     return replace(server, engine=replace(server.engine, clients=_count("clients", "count", values)))
 
 
+def _device(server: Server, values: Values) -> Server:
+    if values["name"] not in GPUS:
+        raise UsageError(f"device: no data sheet of {values['name']!r}{nearest(values['name'], GPUS)}")
+    here = _served("device", server)
+    return _on(server, here, replace(here, gpu=values["name"]))
+
+
+def _tensor_parallel(server: Server, values: Values) -> Server:
+    here = _served("tensor-parallel", server)
+    return _on(server, here, replace(here, tp=_count("tensor-parallel", "degree", values)))
+
+
+def _served(name: str, server: Server) -> ServedModel:
+    """The model of a server.
+
+    Raises:
+        Unanswerable: it is not known.
+    """
+    if server.given.served is None:
+        raise Unanswerable(
+            f"{name}: the model and the device of the recording are not known: give --model config.json "
+            "and --device"
+        )
+    return server.given.served
+
+
+def _on(server: Server, here: ServedModel, there: ServedModel) -> Server:
+    """A server on another device or parallelism; where its memory is known, that grows with the GPUs'."""
+    cost, memory = moved_to(server.cost, here, there, _running(server)), server.engine.kv_tokens
+    if memory:
+        memory = round(memory * cached_tokens(there) / cached_tokens(here))
+    return replace(
+        server,
+        cost=cost,
+        engine=replace(server.engine, kv_tokens=memory),
+        given=replace(server.given, served=there),
+        doubt=HARDWARE_ERROR,
+    )
+
+
+def logs_of(changes: Sequence[str]) -> list[str]:
+    """The files of requests that changes name."""
+    named = (
+        values_of(name, rest, list(CHANGES[name].keys), CHANGES[name].example)
+        for name, rest in map(split_edit, changes)
+        if name == "requests"
+    )
+    return [values["file"] for values in named if "file" in values]
+
+
+def _running(server: Server) -> int:
+    """Requests that decode at once, on average while any does; 1 where their moments are not known."""
+    if not {"first_token_ns", "end_ns"} <= set(server.requests.columns):
+        return 1
+    begun, ended = (server.requests[name].to_numpy() for name in ("first_token_ns", "end_ns"))
+    known = (begun >= 0) & (ended > begun)
+    if not known.any():
+        return 1
+    first, last = np.sort(begun[known]), np.sort(ended[known])
+    idle = np.maximum(first[1:] - last[:-1], 0).sum()  # until the next begins, when all before have ended
+    busy = last[-1] - first[0] - idle
+    return max(round(float((ended - begun)[known].sum() / busy)), 1)
+
+
+def _other_requests(server: Server, values: Values) -> Server:
+    if values["file"] not in server.given.logs:
+        raise Unanswerable(f"requests: the log {values['file']} was not read")
+    log = server.given.logs[values["file"]]
+    others = log.filter(pl.col("prompt_tokens") > 0, pl.col("output_tokens") > 0).sort("arrival_ns")
+    if others.is_empty():
+        raise Unanswerable(f"{values['file']}: no request has its tokens of prompt and output")
+    since = pl.col("arrival_ns") - pl.col("arrival_ns").min() + server.requests["arrival_ns"].min()
+    kept = others.head(round(values["count"]) or others.height)
+    columns = ("prompt_tokens", "output_tokens", pl.col("cached_tokens").clip(0))
+    return replace(server, requests=kept.select(since, *columns))
+
+
 CHANGES: Mapping[str, KnownChange[Server]] = {
     "max-batch": KnownChange(
         _max_batch,
@@ -223,6 +326,28 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     "replicas": KnownChange(
         _replicas, {"count": None}, "replicas:count=2", "This many engines, which take turns."
     ),
+    "requests": KnownChange(
+        _other_requests,
+        {"file": None, "count": 0.0},
+        "requests:file=AzureLLMInferenceTrace_conv.csv,count=500",
+        "The first `count` requests of another log come instead, or all: their arrivals and lengths.",
+        "Azure's public traces: Splitwise (ISCA'24)",
+        ("file",),
+    ),
+    "tensor-parallel": KnownChange(
+        _tensor_parallel,
+        {"degree": None},
+        "tensor-parallel:degree=4",
+        "Each layer is cut over this many GPUs; needs --model and --device. Parts of the cost change in "
+        "proportion to what data sheets and measured kernels say of the model.",
+    ),
+    "device": KnownChange(
+        _device,
+        {"name": None},
+        "device:name=H200",
+        "Another GPU, likewise.",
+        words=("name",),
+    ),
     "clients": KnownChange(
         _clients,
         {"count": None},
@@ -269,7 +394,7 @@ def _count(name: str, key: str, values: Values) -> int:
     """
     if values[key] < 1 or values[key] % 1:
         raise UsageError(f"{name}: {key} is a whole number from 1 on, not {values[key]:g}")
-    return round(values[key])
+    return int(values[key])
 
 
 def _positive(name: str, key: str, values: Values) -> None:

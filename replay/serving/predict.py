@@ -2,8 +2,10 @@
 
 In: a fitted server and changes. Out: each figure as it was measured, as it is predicted, and an interval that
 is meant to hold 90%. A prediction is the measured figure times the ratio of two simulations, changed and
-unchanged; the interval holds what the recording leaves open of the cost (draws of the fit) and what the
-unchanged simulation missed of the recording.
+unchanged. For the interval both are made again with other costs: what the recording leaves open of the cost,
+by how much another run of the machine is faster or slower, what a change itself leaves open. Requests are
+scheduled anew each time, so that a few percent of the cost become a wide interval where a server is close to
+its limit. What the unchanged simulation missed of the recording is added.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.replay.serving.changes import Pools, Server, changed
-from dpro.replay.serving.engine import serve
-from dpro.replay.serving.fit import FittedCost, delayed
+from dpro.replay.serving.changes import NOTHING_GIVEN, GivenFacts, Pools, Server, changed
+from dpro.replay.serving.engine import IterationCost, serve
+from dpro.replay.serving.fit import COST_PARTS, FittedCost, delayed
 from dpro.units import NS_PER_S
 
-DRAWS = 15
+DRAWS = 40
+INSIDE = (0.05, 0.95)  # of what is drawn
 SIGMAS = 1.64  # 90% of normal errors
-MIN_ERROR = 0.04  # of any prediction, in logarithms: two runs of one server differ by some percent
+MIN_ERROR = 0.04  # in logarithms: two runs of one server on one machine differ by some percent
 
 
 @dataclass(frozen=True)
@@ -116,35 +119,53 @@ def _in_pools(requests: pl.DataFrame, server: Server, pools: Pools) -> pl.DataFr
     return requests.with_columns(first["scheduled_ns"], first["first_token_ns"], end_ns=end.cast(pl.Int64))
 
 
-def predict(requests: pl.DataFrame, fitted: FittedCost, changes: Sequence[str]) -> list[Figure]:
+def predict(
+    requests: pl.DataFrame, fitted: FittedCost, changes: Sequence[str], given: GivenFacts = NOTHING_GIVEN
+) -> list[Figure]:
     """Predict the figures of a changed server.
 
     Args:
         requests: as recorded; figures are ratios to theirs where all moments are known.
         fitted: to them.
         changes: made together.
+        given: what is known beside the recording.
 
     Raises:
         UsageError: there is no such change.
-        Unanswerable: a request never fits.
+        Unanswerable: a request never fits, or a change needs what is not known.
     """
-    before = Server(requests, fitted.engine, fitted.cost)
+    before = Server(requests, fitted.engine, fitted.cost, given=given)
     after = reduce(changed, changes, before)
     whole = requests.filter(pl.col("end_ns") >= pl.col("first_token_ns"), pl.col("first_token_ns") >= 0)
     measured = figures_of(whole) if whole.height == requests.height else dict.fromkeys(FIGURES, np.nan)
     same, other = (figures_of(answered(each, fitted.delay_s)) for each in (before, after))
-    drawn = []
-    for cost, delay_s in fitted.draws(DRAWS):
-        base = replace(before, cost=cost)
-        changed_figures = figures_of(answered(reduce(changed, changes, base), delay_s))
-        unchanged = figures_of(answered(base, delay_s))
-        drawn.append([np.log(changed_figures[name] / unchanged[name]) for name in FIGURES])
-    spread = np.std(np.array(drawn), axis=0)
+    drawn = _drawn_ratios(before, fitted, changes)
     found = []
     for index, name in enumerate(FIGURES):
         known = np.isfinite(measured[name])
-        missed = np.log(same[name] / measured[name]) if known else 0.0
+        missed = SIGMAS * float(np.log(same[name] / measured[name])) if known else 0.0
         said = measured[name] * other[name] / same[name] if known else other[name]
-        width = SIGMAS * float(np.sqrt(spread[index] ** 2 + missed**2 + MIN_ERROR**2))
-        found.append(Figure(name, measured[name], said, said * np.exp(-width), said * np.exp(width)))
+        least, most = np.quantile(drawn[:, index], INSIDE) - np.log(other[name] / same[name])
+        low, high = (np.hypot(max(width, SIGMAS * MIN_ERROR), missed) for width in (-least, most))
+        found.append(Figure(name, measured[name], said, said * np.exp(-low), said * np.exp(high)))
     return found
+
+
+def _drawn_ratios(before: Server, fitted: FittedCost, changes: Sequence[str]) -> Floats:
+    """[DRAWS, FIGURES] logarithms of figures, changed over unchanged, with costs as likely as the fitted."""
+    rng = np.random.default_rng(0)
+    ratios = []
+    for cost, delay_s in fitted.draws(DRAWS):
+        base = replace(before, cost=cost)
+        after = reduce(changed, changes, base)
+        other_run = rng.normal(0, MIN_ERROR) + rng.normal(0, after.doubt, len(COST_PARTS))
+        after = replace(after, cost=_moved(after.cost, other_run))
+        pair = (figures_of(answered(after, delay_s)), figures_of(answered(base, delay_s)))
+        ratios.append([np.log(pair[0][name] / pair[1][name]) for name in FIGURES])
+    return np.array(ratios)
+
+
+def _moved(cost: IterationCost, logs: Floats) -> IterationCost:
+    """A cost each part of which is multiplied by exp(log)."""
+    factors = dict(zip(COST_PARTS, np.exp(logs).tolist(), strict=True))
+    return replace(cost, **{part: getattr(cost, part) * factor for part, factor in factors.items()})

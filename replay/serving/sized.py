@@ -8,12 +8,14 @@ measurement of one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
-from dpro.errors import UsageError
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.devices.estimate import estimate
 from dpro.replay.devices.operations import matmuls, size_of
-from dpro.replay.layouts.inputs.machine import Machine
+from dpro.replay.layouts.inputs.machine import Machine, machine_of
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.serving.engine import IterationCost
 from dpro.units import NS_PER_S, NS_PER_US
@@ -29,6 +31,59 @@ OF_BANDWIDTH, OF_BANDWIDTH_SCATTERED, OF_PEAK, OF_PEAK_MULTIPLIED = 0.78, 0.5, 0
 KV_BYTES = 2
 OVERLAPPED = 2.0  # power that joins reading weights and multiplying
 REDUCTIONS = 2  # of a layer
+KEPT_FREE = 0.1  # of a GPU's memory: what engines leave for all but weights, keys and values
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model and what serves it.
+
+    Attributes:
+        model: whose layers are computed.
+        gpu: a key of the data sheets.
+        tp: GPUs over which each layer is cut.
+        dtype: of the weights.
+    """
+
+    model: Model
+    gpu: str
+    tp: int = 1
+    dtype: str = "bf16"
+
+
+def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decodes: int) -> IterationCost:
+    """What was fitted on one device and parallelism, on another.
+
+    Args:
+        fitted: to a recording of the first.
+        here: the first.
+        there: the other.
+        decodes: usual ones in a batch.
+
+    Raises:
+        UsageError: the model cannot be cut like this.
+        Unanswerable: nothing is known of a device.
+    """
+    computed = [
+        cost_of(each.model, machine_of(each.gpu), each.tp, each.dtype, decodes) for each in (here, there)
+    ]
+    return scaled(fitted, *computed)
+
+
+def cached_tokens(served: ServedModel) -> float:
+    """Tokens for which there is memory beside the weights, up to a factor that depends on the model only.
+
+    Raises:
+        Unanswerable: the weights do not fit.
+    """
+    memory = machine_of(served.gpu).memory_gb * 1e9 * (1 - KEPT_FREE) * served.tp
+    weights = served.model.parameters() * size_of(served.dtype)
+    if memory <= weights:
+        raise Unanswerable(
+            f"the model does not fit: {weights / 1e9:.0f} GB of weights, and {served.tp} x {served.gpu} have "
+            f"{memory / 1e9:.0f} GB for them"
+        )
+    return memory - weights
 
 
 def cost_of(model: Model, machine: Machine, tp: int, dtype: str, decodes: int = 1) -> IterationCost:
@@ -73,14 +128,13 @@ def scaled(fitted: IterationCost, here: IterationCost, there: IterationCost) -> 
         here: computed for what was recorded.
         there: computed for what is asked.
     """
-    return IterationCost(
+    return replace(
+        fitted,
         host_s=fitted.host_s * there.host_s / here.host_s,
         weights_s=fitted.weights_s * there.weights_s / here.weights_s,
         token_s=fitted.token_s * there.token_s / here.token_s,
-        request_s=fitted.request_s,
         context_s=fitted.context_s * there.context_s / here.context_s,
         pair_s=fitted.pair_s * there.pair_s / here.pair_s,
-        power=fitted.power,
     )
 
 

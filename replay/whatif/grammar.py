@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from shlex import shlex
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dpro.errors import UsageError
 
 Changed = TypeVar("Changed")
-Values = Mapping[str, float]
+Values = Mapping[str, Any]  # numbers, and text of the keys that are words
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class KnownChange(Generic[Changed]):
         example: how it is written.
         doc: what it is, and what it assumes.
         source: of the idea; empty where it has none.
+        words: keys whose values are text.
     """
 
     apply: Callable[[Changed, Values], Changed]
@@ -35,6 +36,7 @@ class KnownChange(Generic[Changed]):
     example: str
     doc: str
     source: str = ""
+    words: Collection[str] = ()
 
 
 def apply_change(
@@ -49,7 +51,8 @@ def apply_change(
         before: what is changed.
         text: the change.
         known: changes by name.
-        number: makes a value of the name of a change, a key and its text, and raises if it is none.
+        number: makes a value of the name of a change, a key and its text, and raises if it is none; not asked
+            for words.
 
     Raises:
         UsageError: there is no such change, or its values are none.
@@ -58,9 +61,9 @@ def apply_change(
     if name not in known:
         raise UsageError(f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     change = known[name]
-    values = {key: usual for key, usual in change.keys.items() if usual is not None}
+    values: dict[str, Any] = {key: usual for key, usual in change.keys.items() if usual is not None}
     for key, value in values_of(name, rest, list(change.keys), change.example).items():
-        values[key] = number(name, key, value)
+        values[key] = value if key in change.words else number(name, key, value)
     lacking = [key for key in change.keys if key not in values]
     if lacking:
         raise UsageError(f"{name} needs {' and '.join(lacking)}, as in {change.example}")

@@ -54,6 +54,29 @@ def test_a_search_lists_what_allows_more_requests_before_the_server_as_it_is(log
     assert rates == sorted(rates, reverse=True)
 
 
+def test_another_device_is_predicted_with_a_model_and_the_device_of_the_recording(
+    log: Path, tmp_path: Path
+) -> None:
+    sizes = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 128256}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    known = ("--model", tmp_path / "config.json", "--device", "H100")
+    answer = json.loads(dpro("serving", log, "--edit", "device:name=H200", *known, "--json").stdout)
+    figures = {each["name"]: each for each in answer["predictions"][0]["figures"]}
+    assert not answer["predictions"][0]["proven"]
+    # Its memory is 1.43 times as fast, its products as fast, and the host is the same.
+    assert 1.0 < figures["tpot_p50_ms"]["measured"] / figures["tpot_p50_ms"]["predicted"] < 1.43
+
+
+def test_requests_of_a_public_trace_are_served_by_the_recorded_engine(log: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "AzureLLMInferenceTrace_conv.csv"
+    rows = [f"2023-11-16 18:15:{second:02}.6805900,374,44" for second in range(40)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    answer = json.loads(dpro("serving", log, "--edit", f"requests:file={trace},count=30", "--json").stdout)
+    figures = {each["name"]: each for each in answer["predictions"][0]["figures"]}
+    # 30 answers of 44 tokens, one a second: the last ends a little after 29 s.
+    assert figures["tokens_per_s"]["predicted"] == pytest.approx(30 * 44 / 30, rel=0.06)
+
+
 @pytest.mark.parametrize(
     ("options", "code", "what"),
     [
@@ -61,6 +84,8 @@ def test_a_search_lists_what_allows_more_requests_before_the_server_as_it_is(log
         (["--edit", "replicas:count=2", "--ttft-ms", "100"], 2, "not both"),
         (["--ttft-ms", "-1"], 2, "ttft-ms"),
         (["--edit", "kv-cache:tokens=16"], 1, "never served"),
+        (["--edit", "tensor-parallel:degree=2"], 1, "--model"),
+        (["--edit", "requests:file=nowhere.csv"], 1, "nowhere.csv"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_in_one_line(

@@ -8,20 +8,29 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.errors import UsageError
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.layouts.inputs.machine import machine_of
 from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.serving.changes import CHANGES, Server, changed
+from dpro.replay.serving.changes import CHANGES, GivenFacts, Server, changed
 from dpro.replay.serving.engine import Engine, IterationCost, serve
 from dpro.replay.serving.fit import FORM_ERROR, FittedCost, fit_requests
 from dpro.replay.serving.predict import FIGURES, answered, figures_of, predict
-from dpro.replay.serving.sized import cost_of, scaled
+from dpro.replay.serving.sized import ServedModel, cost_of, scaled
 from dpro.replay.serving.steady import token_s
 from tests.unit.replay.serving.test_fit import TRUTH, arrivals
 
 S = 1_000_000_000
 SECOND = IterationCost(1.0, 0.0, 0.0)
+AZURE = pl.DataFrame(
+    {
+        "arrival_ns": [5 * S, 9 * S, 10 * S],
+        "prompt_tokens": [374, 396, 879],
+        "output_tokens": [44, 109, 55],
+        "cached_tokens": [-1, -1, -1],
+    }
+)
 LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256, 8192)
+ON_H100 = GivenFacts(ServedModel(LLAMA, "H100"))
 
 
 def one(prompt: int, output: int) -> Server:
@@ -30,9 +39,16 @@ def one(prompt: int, output: int) -> Server:
     return Server(requests, Engine(), SECOND)
 
 
+def known(engine: Engine) -> FittedCost:
+    """A fit that left nothing open."""
+    center = np.log([1e-3, 1.5e-2, 5e-5, 3e-5, 1e-7, 2e-9, 1.0, 1e-3])
+    return FittedCost(engine, TRUTH, 1e-3, center, np.zeros((8, 8)), 0.0, 1)
+
+
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_every_change_is_applied_as_its_example_says(name: str) -> None:
-    before = Server(arrivals(10, 5.0), Engine(kv_tokens=90_000), TRUTH)
+    given = GivenFacts(ServedModel(LLAMA, "H100"), {"AzureLLMInferenceTrace_conv.csv": AZURE})
+    before = Server(arrivals(10, 5.0), Engine(kv_tokens=90_000), TRUTH, given=given)
     after = changed(before, CHANGES[name].example)
     assert after is not before
     assert answered(after, 0.0)["end_ns"].min() > 0
@@ -49,6 +65,8 @@ def test_every_change_is_applied_as_its_example_says(name: str) -> None:
         ("speculate:tokens=3,acceptance=2", "at most 1"),
         ("nano-batches:overlap=nan", "number from 0"),
         ("pools:prefill=1,decode=0", "decode"),
+        ("device:name=H1000", "did you mean 'H100'"),
+        ("requests:file=a,count=x", "number from 0"),
     ],
 )
 def test_bad_change_is_refused_in_one_line(text: str, what: str) -> None:
@@ -67,6 +85,78 @@ def test_guessed_tokens_multiply_more_and_need_fewer_iterations() -> None:
     after = changed(one(10, 8), "speculate:tokens=3,acceptance=1")
     assert after.cost.per_decode == 4
     assert answered(after, 0.0)["end_ns"].item() == 3 * S  # the prompt with one token, then four, then three
+
+
+def test_requests_of_another_log_come_at_its_distances_with_its_lengths() -> None:
+    server = replace(one(10, 3), requests=one(10, 3).requests + 7, given=GivenFacts(logs={"conv": AZURE}))
+    after = changed(server, "requests:file=conv,count=2")
+    assert after.requests.select(pl.exclude("cached_tokens")).rows() == [(7, 374, 44), (7 + 4 * S, 396, 109)]
+    assert answered(after, 0.0)["output_tokens"].to_list() == [44, 109]
+
+
+def test_log_without_lengths_is_refused() -> None:
+    log = AZURE.with_columns(output_tokens=pl.lit(-1))
+    with pytest.raises(Unanswerable, match="tokens of prompt and output"):
+        changed(replace(one(10, 3), given=GivenFacts(logs={"log": log})), "requests:file=log")
+
+
+def test_two_gpus_read_half_of_the_weights_each_and_reduce_between_layers() -> None:
+    server = replace(one(100, 2), cost=TRUTH, given=ON_H100)
+    after = changed(server, "tensor-parallel:degree=2")
+    assert after.cost.weights_s == pytest.approx(TRUTH.weights_s / 2)
+    assert after.cost.context_s == pytest.approx(TRUTH.context_s / 2)
+    # 2 ms of an iteration and 50 us of each layer; two reductions of 10 us a layer beside these.
+    assert after.cost.host_s == pytest.approx(TRUTH.host_s * (2000 + 32 * 70) / (2000 + 32 * 50))
+    assert after.given.served == ServedModel(LLAMA, "H100", tp=2)
+
+
+def test_another_device_reads_by_its_bandwidth_and_has_its_memory() -> None:
+    server = Server(one(100, 2).requests, Engine(kv_tokens=100_000), TRUTH, given=ON_H100)
+    after = changed(server, "device:name=H200")
+    assert after.cost.weights_s == pytest.approx(TRUTH.weights_s * 3350 / 4800)
+    weights = 2 * LLAMA.parameters()
+    left = (0.9 * 141e9 - weights) / (0.9 * 80e9 - weights)
+    assert after.engine.kv_tokens == pytest.approx(100_000 * left, rel=1e-5)
+
+
+def test_changes_of_devices_keep_other_changes_and_widen_the_interval() -> None:
+    server = replace(one(100, 2), cost=TRUTH, given=ON_H100)
+    after = changed(changed(server, "nano-batches:overlap=0.5"), "device:name=H200")
+    assert after.cost.overlapped == 0.5
+    requests = serve(arrivals(40, 1.0), Engine(), TRUTH).requests
+    fitted = known(Engine())
+    here, there = (
+        {each.name: each for each in predict(requests, fitted, [edit], ON_H100)}
+        for edit in ("replicas:count=1", "device:name=H200")
+    )
+    widths = [np.log(each["tpot_p50_ms"].high / each["tpot_p50_ms"].low) for each in (here, there)]
+    assert widths[1] > 1.5 * widths[0]
+
+
+def test_device_without_a_model_is_refused() -> None:
+    with pytest.raises(Unanswerable, match="--model"):
+        changed(one(10, 3), "device:name=H200")
+
+
+def test_model_that_does_not_fit_is_refused() -> None:
+    large = replace(LLAMA, layers=400)
+    server = Server(
+        one(9, 2).requests, Engine(kv_tokens=9_000), TRUTH, given=GivenFacts(ServedModel(large, "H200", 2))
+    )
+    with pytest.raises(Unanswerable, match="does not fit"):
+        changed(server, "tensor-parallel:degree=1")
+
+
+def test_interval_is_wide_where_a_few_percent_fill_the_server() -> None:
+    # Nothing is left open but form, and 4% between two runs; the same requests at a fifth of the rate.
+    fitted = known(Engine(max_requests=8))
+
+    def width(rate: float) -> float:
+        requests = serve(arrivals(100, rate), fitted.engine, TRUTH).requests
+        found = {each.name: each for each in predict(requests, fitted, ["arrivals:rate=1.2"])}
+        return float(np.log(found["ttft_p50_ms"].high / found["ttft_p50_ms"].low))
+
+    assert width(5.0) > 5 * width(1.0)
 
 
 def test_half_batches_hide_the_shorter_of_products_and_attention() -> None:
