@@ -19,6 +19,7 @@ from dpro.ingest.requests.columns import LogColumns, count, duration_ns, moment_
 from dpro.ingest.requests.rows import Row, read_rows
 from dpro.schema import REQUESTS, conform
 from dpro.store import Manifest, merge_counts, open_run, write_manifest, write_part
+from dpro.table import complete
 
 NO_ARRIVAL = "without a moment of arrival"
 BACKWARDS = "with moments that run backwards"
@@ -60,13 +61,16 @@ def read_requests(paths: Sequence[Path]) -> RequestLog:
             warnings.append(
                 f"{path.name}: {len(lines)} rows left out, {reason}, the first in line {lines[0]}"
             )
-    frame = pl.DataFrame(rows, schema=_SCHEMA).sort("arrival_ns", maintain_order=True)
+    said = {name: _SCHEMA[name] for name in rows[0]}  # a log does not say the rest
+    frame = pl.DataFrame(rows, schema=said).sort("arrival_ns", maintain_order=True)
     replicas = {text: number for number, text in enumerate(sorted(frame["replica"].unique(), key=_as_number))}
     numbered = frame.with_columns(
         pl.col("replica").replace_strict(replicas, return_dtype=pl.Int64),
         request=pl.int_range(pl.len(), dtype=pl.Int64),
     )
-    return RequestLog(conform(REQUESTS, numbered), dict(sorted(skipped.items())), warnings)
+    return RequestLog(
+        conform(REQUESTS, complete(REQUESTS, numbered)), dict(sorted(skipped.items())), warnings
+    )
 
 
 def add_requests(run: Path, log: RequestLog) -> Manifest:
