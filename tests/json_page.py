@@ -12,13 +12,12 @@ from typing import Any
 from msgspec import Struct
 
 from dpro.analysis.answers.demo import DemoDocument
-from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.analysis.answers.difference import DifferenceDocument
 from dpro.analysis.answers.fabric.topology import TopologyDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.plan import PlanDocument
 from dpro.analysis.answers.replay import ReplayDocument
-from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
+from dpro.analysis.answers.report import ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
 from dpro.check.answer import CheckDocument
 from dpro.collectors.answers import (
@@ -35,6 +34,7 @@ from dpro.export.documents import ExportDocument
 from dpro.goodput.document import GoodputDocument
 from dpro.history.documents import HistoryDocument
 from dpro.ingest.shards import ShardDocument
+from dpro.serving.answers import ServerDiagnosis, ServerReport
 from dpro.serving.document import ServingDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 from dpro.trial.probe_documents import ProbeDocument
@@ -44,7 +44,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro import SOURCE... -o RUN": ContentsDocument,
     "dpro import SOURCE... -o RUN --shard I/N": ShardDocument,
     "dpro info RUN": InfoDocument,
-    "dpro report RUN": ReportDocument,
+    "dpro report RUN": ServerReport,
     "dpro report RUN --html FILE": ReportFilesDocument,
     "dpro replay RUN": ReplayDocument,
     "dpro whatif RUN": WhatIfDocument,
@@ -52,7 +52,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro whatif RUN --pareto": ParetoDocument,
     "dpro plan --model CONFIG --gpus N": PlanDocument,
     "dpro topology FILE | RUN": TopologyDocument,
-    "dpro diagnose RUN": DiagnosisDocument,
+    "dpro diagnose RUN": ServerDiagnosis,
     "dpro goodput RUN...": GoodputDocument,
     "dpro serving RUN": ServingDocument,
     "dpro diff A B": DifferenceDocument,

@@ -22,13 +22,17 @@ from plotly.offline import get_plotlyjs
 
 from dpro.analysis.mean_step import MeanStep, facts_of, legend
 from dpro.analysis.report import RunReport
+from dpro.dashboards import needs
 from dpro.dashboards.figures import Figures
+from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server.guard import hash_of
+from dpro.dashboards.serving.view import waits_figure, waits_info
 from dpro.dashboards.theme import css_name, css_variables, dark_counterparts, least_width
-from dpro.errors import DproError
+from dpro.errors import DproError, Unanswerable
 from dpro.goodput.document import goodput_document
 from dpro.schema import STARTS
+from dpro.serving.waits import PARTS
 from dpro.units import format_bytes, format_duration
 from dpro.words import printable
 
@@ -97,6 +101,8 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
         worth = goodput_document(loaded.life, []).goodput
         title = f"Life of the job: {worth:.0%} of its time was training that counts"
         yield title, lambda: draw.life(ranks=lanes)
+    if not needs.serving(loaded, Link()):
+        yield "The slowest requests of the server, and what they waited for", lambda: _waits(loaded)
     yield "Step time", draw.steps
     yield "Where the mean step of each rank in deep windows goes", draw.breakdown
     best = next((gain for gain in report.gains if gain.edits), None)  # the cost of a finding is no prediction
@@ -107,6 +113,13 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     yield "Transfers by size, and the fitted lines", draw.collectives
     some = " of some ranks" if len(lanes) < len(loaded.run.manifest.ranks) else ""
     yield f"Timeline{some}; what is on the critical path is underlined", lambda: timeline_of(loaded, lanes)
+
+
+def _waits(loaded: Loaded) -> go.Figure:
+    rows = waits_info(loaded, Link()).drop_nulls(PARTS)
+    if rows.is_empty():
+        raise Unanswerable("no request lies within iterations")
+    return waits_figure(rows, "light")
 
 
 def lanes_of(loaded: Loaded) -> list[int]:

@@ -109,7 +109,7 @@ def print_serving_of(run: Run) -> None:
 
 def print_serving(document: ServingDocument) -> None:
     """Print the answer for people."""
-    from dpro.serving.words import duration, number
+    from dpro.serving.findings import costs_in_words
 
     out = console()
     for sentence in document.sentences:
@@ -117,16 +117,7 @@ def print_serving(document: ServingDocument) -> None:
     _print_latency(document)
     _print_iterations(document)
     for finding in document.findings:
-        costs = [
-            f"{written(value)} {of}"
-            for value, written, of in (
-                (finding.cost_tpot_ms, duration, "of TPOT"),
-                (finding.cost_ttft_ms, duration, "of TTFT"),
-                (finding.gain_tokens_per_s, number, "tokens/s"),
-            )
-            if value is not None
-        ]
-        out.print(f"\n{finding.class_}: {', '.join(costs)} at most", markup=False)
+        out.print(f"\n{finding.class_}: {costs_in_words(finding)} at most", markup=False)
         for line in [*finding.evidence, f"help: {finding.help}"]:
             out.print(f"  {line}", markup=False)
     for line in document.unknown:

@@ -24,7 +24,7 @@ from dpro.analysis.answers.diagnosis import (
 from dpro.analysis.answers.difference import DifferenceDocument, difference_of
 from dpro.analysis.answers.info import InfoDocument, info_document
 from dpro.analysis.answers.replay import ReplayDocument, chosen_steps, replay_document
-from dpro.analysis.answers.report import ReportDocument, report_document, report_tables
+from dpro.analysis.answers.report import report_document, report_tables
 from dpro.analysis.answers.whatif import (
     ParetoDocument,
     SensitivityDocument,
@@ -41,6 +41,7 @@ from dpro.opening import holds_traces, open_path
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_selection
+from dpro.serving.answers import ServerDiagnosis, ServerReport, diagnosis_with_server, report_with_server
 from dpro.trial.calibrate import as_tried
 
 KEPT = 4  # analyses of the runs that were asked about last
@@ -218,13 +219,14 @@ def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
     return info_document(_analysis(asked.run, folders))
 
 
-def _report(asked: OfReport, folders: Sequence[Path]) -> ReportDocument:
+def _report(asked: OfReport, folders: Sequence[Path]) -> ServerReport:
     if asked.top < 1:
         raise UsageError("report: top is at least 1")
     whole = _analysis(asked.run, folders)
     selection = read_selection(asked.steps, asked.ranks, whole.run)
     analysis = select(whole, selection)
-    return report_document(analysis, report_tables(analysis, selection), asked.top, selection)
+    document = report_document(analysis, report_tables(analysis, selection), asked.top, selection)
+    return report_with_server(document, whole.run)
 
 
 def _replay(asked: OfReplay, folders: Sequence[Path]) -> ReplayDocument:
@@ -258,7 +260,8 @@ def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
         if dumps is not None:
             return diagnosis_document(diagnose_dumps(str(place), dumps.frames, dumps.manifest))
     analysis = _analysis(asked.run, folders)
-    return diagnosis_document(diagnose_tables(analysis) or diagnose_replay(analysis))
+    found = diagnosis_document(diagnose_tables(analysis) or diagnose_replay(analysis))
+    return diagnosis_with_server(found, analysis.run)
 
 
 def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
@@ -271,12 +274,12 @@ TOOLS: dict[str, Tool] = {
     "runs": Tool("List the runs that can be asked about.", NoArguments, RunsDocument, _runs),
     "info": Tool("What a run holds and what it lacks.", OfRun, InfoDocument, _info),
     "diagnose": Tool(
-        "Name what hangs or is slow, why, and what it costs per step.", OfRun, DiagnosisDocument, _diagnose
+        "Name what hangs or is slow, why, and what it costs per step.", OfRun, ServerDiagnosis, _diagnose
     ),
     "report": Tool(
         "Where the time of each step went, on which kernels and collectives.",
         OfReport,
-        ReportDocument,
+        ServerReport,
         _report,
     ),
     "replay": Tool(

@@ -6,6 +6,7 @@ waits       what each request waited for: a place, blocks, prompts of others, it
 parts       what iterations in deep windows spend their time on
 experts     how long ranks wait for each other in the exchange of experts
 findings    what is slow, what it costs in ms per token and in tokens per second, what would help
+answers     the same within those of `dpro report` and `dpro diagnose`
 words       how numbers are written
 document    the answer of `dpro serving`
 """

@@ -66,6 +66,16 @@ class SeenServer:
     capacity: float | None
 
 
+def costs_in_words(finding: ServingFinding) -> str:
+    """What a finding costs: `12 ms of TPOT, 300 ms of TTFT, 40 tokens/s`; what is not known is left out."""
+    costs = (
+        (finding.cost_tpot_ms, duration, "of TPOT"),
+        (finding.cost_ttft_ms, duration, "of TTFT"),
+        (finding.gain_tokens_per_s, number, "tokens/s"),
+    )
+    return ", ".join(f"{written(value)} {of}" for value, written, of in costs if value is not None)
+
+
 def findings_of(seen: SeenServer) -> list[ServingFinding]:
     """All findings, those that cost most of a request's latency first."""
     found = [_queue(seen), _kv_cache(seen), _stall(seen), _idle(seen), _small_batch(seen), *_in_windows(seen)]
@@ -217,8 +227,8 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
         return []
     found = [
         _part(seen, "host", "host_bound", total,
-              "no kernel (without a GPU: no operator) runs while the host works: CUDA graphs, or fewer and "
-              "larger kernels"),
+              "CUDA graphs, or fewer and larger kernels: none (without a GPU: no operator) runs while the "
+              "host works"),
         _part(seen, "communication", "communication", total,
               "overlap it (nano-batches), faster all-reduces of small messages, less tensor parallelism"),
     ]  # fmt: skip

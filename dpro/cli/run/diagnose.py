@@ -56,7 +56,9 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
     if history and found.findings and analysis.run.source is None:
         found = _with_history(found, analysis.run.path)
     if as_json:
-        print_json(diagnosis_document(found))
+        from dpro.serving.answers import diagnosis_with_server
+
+        print_json(diagnosis_with_server(diagnosis_document(found), analysis.run))
         return
     print_diagnosis(found)
     _print_rest(found)

@@ -157,7 +157,9 @@ def report(
     analysis = select(Analysis(opened, read_network(network_table)), selection)
     tables = report_tables(analysis, selection)
     if as_json:
-        print_json(report_document(analysis, tables, top, selection))
+        from dpro.serving.answers import report_with_server
+
+        print_json(report_with_server(report_document(analysis, tables, top, selection), opened))
     else:
         print_end(analysis.end)
         print_selection(selection)
@@ -215,6 +217,7 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
     """Write the reports that were asked for, and say where they are."""
     from dpro.analysis.markdown import markdown_of
     from dpro.analysis.report import make_report
+    from dpro.serving.answers import sent_with_server
 
     with needs_extra("dashboard") if html else nullcontext():
         from dpro.dashboards.loaded import Loaded
@@ -225,7 +228,7 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
         raise UsageError("--markdown and --json both write to stdout: name a file, as --markdown FILE")
     loaded, written = Loaded(run), []
     with stderr_console().status("Working out what to say …"):
-        made = make_report(loaded)
+        made = sent_with_server(make_report(loaded), run)
         if html is not None:
             written.append(write_text(html, html_of(loaded, made)))
         if markdown == STDOUT:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from dpro.analysis.report import make_report
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.report.page import html_of
 from dpro.dashboards.serving.view import VIEW, latency_info, waits_figure, waits_info
+from dpro.serving.answers import sent_with_server
 from dpro.serving.waits import PARTS
 from tests.unit.serving.test_serving import ASKED, SERVED, run_of
 
@@ -25,3 +28,11 @@ def test_sections_fill_with_one_table_alone(tmp_path, tables):
     loaded = Loaded(run_of(tmp_path, **tables))
     assert not needs.serving(loaded, Link())
     assert all(fill(loaded, Link()) for fill in VIEW.sections.values())
+
+
+def test_a_report_to_send_draws_what_requests_waited_for(tmp_path):
+    loaded = Loaded(run_of(tmp_path, requests=ASKED, iterations=SERVED))
+    made = sent_with_server(make_report(loaded), loaded.run)
+    page = html_of(loaded, made)
+    assert "The slowest requests of the server, and what they waited for" in page
+    assert made.findings[0].meaning.split(":")[0] in page

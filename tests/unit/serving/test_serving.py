@@ -7,9 +7,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.markdown import markdown_of
+from dpro.analysis.report import make_report
 from dpro.documents import plain
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
+from dpro.serving.answers import ServerDiagnosis, ServerReport, sent_with_server
 from dpro.serving.document import ServingDocument, serving_document
 from dpro.serving.engine import engines
 from dpro.serving.experts import expert_waits
@@ -19,6 +23,7 @@ from dpro.serving.parts import part_of, parts_of_iterations
 from dpro.serving.waits import PARTS, waits
 from dpro.serving.words import counted, duration, number
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from tests.builders import TinyRun
 from tests.commands import dpro
 
 MS = 1_000_000
@@ -319,3 +324,33 @@ def test_iterations_alone_are_answered(tmp_path):
 def test_a_run_of_training_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="no requests and no iterations"):
         serving_document(run_of(tmp_path))
+
+
+def test_a_report_and_a_diagnosis_of_a_server_have_its_answer(tmp_path):
+    steps = TinyRun()
+    for step in range(3):
+        steps.call(1000 * step, 1000 * step + 5, step)
+        steps.kernel("gemm", 1000 * step + 10, 1000 * step + 470, step)
+        steps.step(step, 1000 * step, 1000 * step + 990)
+    steps.write(tmp_path)
+    for table, rows in ((REQUESTS, ASKED), (ITERATIONS, SERVED)):
+        write_part(tmp_path, table, "rank00000", rows)
+    answer = plain(serving_document(open_run(tmp_path)))
+    for command, kind in (("report", ServerReport), ("diagnose", ServerDiagnosis)):
+        printed = json.loads(dpro(command, tmp_path, "--json").stdout)
+        assert printed["serving"] == answer
+        assert plain(msgspec.convert(printed, kind)) == printed
+
+
+def test_a_report_to_send_begins_with_what_limits_the_server(tmp_path):
+    run = run_of(tmp_path, requests=ASKED, iterations=SERVED)
+    made = make_report(Analysis(run))
+    sent = sent_with_server(made, run)
+    document = serving_document(run)
+    first, stall = sent.findings[0], sent.findings[1]
+    assert [first.meaning, *first.evidence] == document.sentences
+    assert (stall.title, stall.advice) == ("server, prefill_stall", document.findings[0].help)
+    assert sent.tables[0].rows[0][:2] == ["ttft", "2"]
+    assert document.sentences[0] in markdown_of(sent)
+    alone = run_of(tmp_path / "alone", iterations=SERVED)
+    assert sent_with_server(made, alone).tables == made.tables

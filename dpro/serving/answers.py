@@ -1,0 +1,97 @@
+"""Answers about a run that have that of a server as well, where it is a run of one.
+
+In: the documents of `dpro report` and `dpro diagnose`, and a report to send. Out: the same with the server's
+part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
+
+from dpro.analysis.answers.diagnosis import DiagnosisDocument
+from dpro.analysis.answers.report import ReportDocument
+from dpro.analysis.report import DescribedFinding, ReportTable, RunReport
+from dpro.serving.document import ServingDocument, has_serving, serving_document
+from dpro.serving.findings import costs_in_words
+from dpro.serving.words import number
+from dpro.store import Run
+
+
+class ServerDiagnosis(DiagnosisDocument, frozen=True, kw_only=True):
+    """What is slow or broken, with evidence and cost.
+
+    Attributes:
+        serving: the answer of `dpro serving`, of a run of a server only.
+    """
+
+    serving: ServingDocument | UnsetType = UNSET
+
+
+class ServerReport(ReportDocument, frozen=True, kw_only=True):
+    """Where the time of each step went.
+
+    Attributes:
+        serving: the answer of `dpro serving`, of a run of a server only.
+    """
+
+    serving: ServingDocument | UnsetType = UNSET
+
+
+def diagnosis_with_server(document: DiagnosisDocument, run: Run) -> ServerDiagnosis:
+    """A diagnosis with that of the server.
+
+    Args:
+        document: what is slow or broken.
+        run: that it is of.
+    """
+    return ServerDiagnosis(**asdict(document), serving=_serving(run))
+
+
+def report_with_server(document: ReportDocument, run: Run) -> ServerReport:
+    """A report with that of the server.
+
+    Args:
+        document: where the time went.
+        run: that it is of.
+    """
+    return ServerReport(**asdict(document), serving=_serving(run))
+
+
+def _serving(run: Run) -> ServingDocument | UnsetType:
+    return serving_document(run) if has_serving(run) else UNSET
+
+
+def sent_with_server(report: RunReport, run: Run) -> RunReport:
+    """A report to send, with the sentences, findings and latencies of the server first.
+
+    Args:
+        report: as from `make_report`.
+        run: that it is of.
+    """
+    if not has_serving(run):
+        return report
+    document = serving_document(run)
+    limits, *others = document.sentences
+    findings = [
+        DescribedFinding("server", limits, others, ""),
+        *(
+            DescribedFinding(
+                f"server, {each.class_}", f"Costs at most {costs_in_words(each)}.", each.evidence, each.help
+            )
+            for each in document.findings
+        ),
+    ]
+    rows = [
+        [name.removesuffix("_ms"), *map(number, (each.requests, each.mean, each.p50, each.p90, each.p99))]
+        for name, each in document.latency.items()
+    ]
+    header = ("ms", "requests", "mean", "p50", "p90", "p99")
+    tables = [ReportTable("Latency of requests", header, rows)] if rows else []
+    return replace(
+        report,
+        findings=[*findings, *report.findings],
+        tables=[*tables, *report.tables],
+    )
