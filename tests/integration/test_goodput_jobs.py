@@ -55,6 +55,47 @@ dist.destroy_process_group()
 """
 
 
+# An optimizer that waits without gradients, in step 6 for long; and a loop that evaluates after step 12.
+EVALUATED = """
+import time
+class Waits(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+    def add_param_group(self, group):
+        self.param_groups.append(group)
+    @torch.no_grad()
+    def step(self):
+        time.sleep(0.5 if step == 6 else 0.01)
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 1e-3 * parameter.grad
+            parameter.grad = None
+module = torch.nn.Linear(8, 8)
+optimizer = Waits(list(module.parameters()))
+for step in range(20):
+    module.train()
+    time.sleep(0.02)
+    module(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    if step == 12:
+        module.eval()
+        for _ in range(4):
+            time.sleep(0.1)
+            with torch.no_grad():
+                module(torch.ones(2, 8))
+                time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_loop_that_evaluates_is_evaluation_and_an_optimizer_that_waits_is_none(tmp_path):
+    run, done = record(tmp_path, script(tmp_path, EVALUATED))
+    assert done.returncode == 0, done.stderr
+    pieces, _ = account(attempts_of([run]), {})
+    evaluated = pieces.filter(pl.col("class") == "evaluation")
+    assert evaluated["step"].to_list() == [13]
+    assert 0.6 <= evaluated["duration_ns"].sum() / 1e9 < 0.75
+
+
 @pytest.mark.slow
 def test_killed_job_resumes_from_its_last_checkpoint_and_all_its_time_is_accounted_for(tmp_path):
     command = [*TORCHRUN, "--max-restarts", "3", script(tmp_path, KILLED)[1]]

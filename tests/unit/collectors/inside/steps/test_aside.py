@@ -23,6 +23,7 @@ class Recorder:
         self.written = []
         self.records = SimpleNamespace(write=lambda *record: self.written.append(record))
         self.training_thread = threading.get_ident()
+        self.num_backward = 0
 
     def call(self, action, *arguments):
         action(*arguments)
@@ -59,6 +60,75 @@ def test_work_without_gradients_is_timed_as_context_and_as_decorator(mode, monke
     (saving, without, compiling), *_ = totals(recorder)
     assert (saving, compiling) == (0, 0)
     assert without >= 10_000_000
+
+
+@pytest.fixture
+def aside(clock):
+    """The probe, a mode without gradients that it watches, and the milliseconds of it that it recorded."""
+    recorder = Recorder()
+    found = OtherWork(recorder, SimpleNamespace(held_up=Stopwatch()))
+    mode = type("mode", (torch.no_grad,), {})
+    found.watch_mode(mode)
+
+    def without_ms():
+        found.on_step(1)
+        return totals(recorder)[-1][1] / 1e6
+
+    return SimpleNamespace(probe=found, recorder=recorder, mode=mode, without_ms=without_ms, clock=clock)
+
+
+def test_optimizer_that_updates_without_gradients_trains(aside):
+    inner, outer = object(), object()
+    with aside.mode():
+        aside.clock[0] += 70_000_000
+    evaluated_ms = aside.without_ms()
+    aside.probe.on_update_begins(outer)
+    with aside.mode():
+        aside.clock[0] += 500_000_000
+        aside.probe.on_update_begins(inner)
+        aside.probe.on_updated(inner)
+    assert aside.without_ms() == evaluated_ms  # a step ends in a hook of the optimizer, before this one
+    aside.probe.on_updated(outer)
+    assert aside.without_ms() == evaluated_ms
+
+
+def test_update_that_failed_is_forgotten_with_the_next(aside):
+    optimizer = object()
+    aside.probe.on_update_begins(optimizer)
+    aside.probe.on_update_begins(optimizer)
+    aside.probe.on_updated(optimizer)
+    with aside.mode():
+        aside.clock[0] += 70_000_000
+    assert aside.without_ms() >= 70
+
+
+def test_loop_that_evaluates_counts_from_eval_to_its_last_work_without_gradients(aside):
+    aside.probe.on_eval()
+    for _ in range(3):
+        aside.clock[0] += 100_000_000  # reads a batch
+        with aside.mode():
+            aside.clock[0] += 20_000_000
+    aside.clock[0] += 900_000_000  # the forward pass of the next step
+    aside.recorder.num_backward += 1
+    aside.probe.on_work()
+    with aside.mode():
+        aside.clock[0] += 50_000_000  # clips gradients
+    assert 3 * 120 + 50 <= aside.without_ms() < 3 * 120 + 50 + 200  # readings of the clock take 10 ms each
+
+
+def test_module_that_stays_in_evaluation_while_others_train_is_no_evaluation(aside):
+    aside.probe.on_eval()
+    aside.clock[0] += 900_000_000
+    aside.recorder.num_backward += 1
+    aside.probe.on_work()
+    assert aside.without_ms() == 0
+    aside.probe.on_eval()
+    aside.probe.on_step(2)
+    with aside.mode():
+        aside.clock[0] += 30_000_000
+    aside.recorder.num_backward += 1
+    aside.probe.on_work()
+    assert aside.without_ms() < 100
 
 
 def test_compilation_is_timed_by_what_the_compiler_says_also_after_a_reset(monkeypatch, clock):
