@@ -13,12 +13,12 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpro._version import __version__
 from dpro.cache import cache_folder
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.store import Run
 
+T = TypeVar("T")
 # A smaller graph is built in less time than it takes to be sure that one was saved.
 WORTH_SAVING = 20_000
 KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens of megabytes
 # A run of more spans is built and condensed rank by rank (docs/performance.md, "Ten thousand ranks").
 LARGE = 4_000_000
+LITTLE = 2  # ranks
 BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
 
 
@@ -92,7 +94,8 @@ def why_too_large(run: Run) -> str:
         return ""
     return (
         f"the graph of all {spans:,} spans at once takes some {format_bytes(spans * BYTES_PER_SPAN)} of "
-        f"memory, and {format_bytes(left)} are left; `dpro replay` does without it"
+        f"memory, and {format_bytes(left)} are left; `dpro replay`, and edits of the network or of selected "
+        "work (`dpro whatif --edit`), do without it"
     )
 
 
@@ -140,6 +143,20 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
         raise DproError(
             f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
         ) from error
+
+
+def spread_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:
+    """A `map` over processes; what is little is done here, in less time than a process takes to begin.
+
+    Args:
+        executor: has them.
+    """
+
+    def spread(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
+        each = list(tasks)
+        return executor.map(work, each) if len(each) > LITTLE else map(work, each)
+
+    return spread
 
 
 def _prepare_worker() -> None:

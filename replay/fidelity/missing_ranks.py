@@ -33,12 +33,23 @@ class RendezvousRegistry:
     """Collectives with ranks that are missing.
 
     Attributes:
-        transfers: [T] their nodes.
+        rank, collective: [T] whose transfers of which collectives they are.
         fastest: [T] ns, the shortest that the same operation of the same group and size lasted.
     """
 
-    transfers: Ints
+    rank: Ints
+    collective: Ints
     fastest: Ints
+
+    def transfers_in(self, graph: Graph) -> Ints:
+        """[T] their nodes in the graph of the recorded ranks, as a whole or condensed."""
+        nodes = graph.nodes
+        at = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+        size = max(int(nodes.rank.max(initial=0)), int(self.rank.max(initial=0))) + 1
+        member = nodes.collective[at] * size + nodes.rank[at]
+        order = np.argsort(member, kind="stable")
+        found: Ints = at[order[np.searchsorted(member[order], self.collective * size + self.rank)]]
+        return found
 
 
 @dataclass(frozen=True)
@@ -144,7 +155,7 @@ def rendezvous_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry 
     which = np.unique(kind, axis=1, return_inverse=True)[1].reshape(-1)
     shortest = np.full(int(which.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest, which, nodes.duration[transfers])
-    return RendezvousRegistry(transfers, shortest[which])
+    return RendezvousRegistry(nodes.rank[transfers], nodes.collective[transfers], shortest[which])
 
 
 def share_of_waiting(graph: Graph, rendezvous: RendezvousRegistry | None) -> float:
@@ -164,7 +175,7 @@ def share_of_waiting(graph: Graph, rendezvous: RendezvousRegistry | None) -> flo
 
 def _without_waiting(graph: Graph, rendezvous: RendezvousRegistry) -> Graph:
     duration = graph.nodes.duration.copy()
-    np.minimum.at(duration, rendezvous.transfers, rendezvous.fastest)
+    np.minimum.at(duration, rendezvous.transfers_in(graph), rendezvous.fastest)
     return graph.with_durations(duration)
 
 
@@ -179,11 +190,11 @@ def as_missing_ranks_may_come(graph: Graph, rendezvous: RendezvousRegistry) -> l
         Its replay when no rank waits for them any more, and when they come as late as they did, wherever they
         can have been waited for.
     """
-    prompt = _without_waiting(graph, rendezvous)
-    came = graph.nodes.measured_end[rendezvous.transfers] - rendezvous.fastest
-    begun = graph.nodes.measured_end[rendezvous.transfers] - graph.nodes.measured_start[rendezvous.transfers]
+    prompt, transfers = _without_waiting(graph, rendezvous), rendezvous.transfers_in(graph)
+    came = graph.nodes.measured_end[transfers] - rendezvous.fastest
+    begun = graph.nodes.measured_end[transfers] - graph.nodes.measured_start[transfers]
     waited = begun - rendezvous.fastest > WAITED_NS
     earliest = graph.nodes.earliest.copy()
-    np.maximum.at(earliest, rendezvous.transfers[waited], came[waited])
+    np.maximum.at(earliest, transfers[waited], came[waited])
     nodes = dataclasses.replace(prompt.nodes, earliest=earliest)
     return [replay(prompt), replay(dataclasses.replace(prompt, nodes=nodes))]

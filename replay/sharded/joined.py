@@ -7,7 +7,7 @@ step is that of the whole graph, to the nanosecond.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from dpro.arrays import Ints
 from dpro.replay.construction.graph_builder import in_order, write_columns
 from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph
-from dpro.replay.graph import Graph, assembled
+from dpro.replay.graph import Edges, Graph, NodeKind, Nodes, assembled
 from dpro.replay.sharded.agreed import Agreed
 from dpro.replay.sharded.pooled import Pooled
 from dpro.replay.sharded.skeleton import RankSkeleton
@@ -62,6 +62,34 @@ def join_skeletons(
     return Joined(graph, node)
 
 
+def without_ranks(joined: Joined, ranks: Collection[int]) -> list[RankSkeleton]:
+    """A joined graph without some ranks, as one skeleton of all others; none where there are no others.
+
+    Args:
+        joined: the joined graph.
+        ranks: which to leave out.
+    """
+    nodes, edges, graph = joined.graph.nodes, joined.graph.edges, joined.graph
+    kept = ~np.isin(nodes.rank, list(ranks)) & (nodes.kind != NodeKind.RENDEZVOUS)
+    at = np.flatnonzero(kept)
+    if at.size == 0:
+        return []
+    place = np.cumsum(kept) - 1
+    own = np.flatnonzero(kept[edges.source] & kept[edges.target])
+    inside = Edges(**{f.name: getattr(edges, f.name)[own] for f in dataclasses.fields(Edges)})
+    inside = dataclasses.replace(inside, source=place[inside.source], target=place[inside.target])
+    columns = Nodes(**{f.name: getattr(nodes, f.name)[at] for f in dataclasses.fields(Nodes)})
+    rest = assembled(columns, inside, graph.names, graph.lanes, graph.origin_ns)
+    arrive, transfer = (_members(columns, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
+    return [RankSkeleton(-1, rest, joined.node[at], columns.collective[transfer], arrive, transfer)]
+
+
+def _members(nodes: Nodes, kind: NodeKind) -> Ints:
+    """Nodes of one kind by collective and rank."""
+    at = np.flatnonzero(nodes.kind == kind)
+    return at[np.lexsort((nodes.rank[at], nodes.collective[at]))]
+
+
 def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankGraph:
     """A skeleton as a part of a graph, its times as recorded: those of rendezvous are, too."""
     graph = skeleton.graph
@@ -71,7 +99,8 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
         own = graph.nodes
         codes = np.array([*(code[name] for name in graph.names), -1], np.int64)
         columns = dataclasses.replace(
-            own, name=codes[own.name], around=codes[own.around], lane=own.lane + into.lane,
+            own, name=codes[own.name], around=codes[own.around],
+            lane=np.where(own.lane < 0, -1, own.lane + into.lane),
             measured_start=begins, measured_end=own.measured_end + origin,
         )  # fmt: skip
         write_columns(columns, into.nodes, into.number)

@@ -6,5 +6,6 @@ predict                one edit, or several together: step times, interval, crit
 search, together       what helps alone and together; pareto: time against memory
 sensitivity            what limits the step, and how much faster it has to be
 edits/                 one module per family of edits
+ranks/                 predictions for runs whose ranks are condensed
 graph_ops/             what edits are made of: selected work, scopes, shards, a graph that is changed
 """

@@ -20,6 +20,8 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from dpro.errors import UsageError
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.facts import RunFacts
@@ -58,6 +60,8 @@ class Edit(ABC):
             not predicted. Empty where nothing changes.
         memory: whether it takes or frees memory of a step, so that one is tried with the other.
         of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
+        acts_on: what it looks at and changes: only transfers, each rank by itself, or the whole job; the
+            first two can be had of condensed ranks.
     """
 
     name: ClassVar[str]
@@ -73,6 +77,7 @@ class Edit(ABC):
     training: ClassVar[str] = ""
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
     of_operations: ClassVar[bool] = False
+    acts_on: ClassVar[Literal["transfers", "ranks", "job"]] = "job"
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -125,6 +130,14 @@ class Edit(ABC):
     def samples(self, graph: Graph) -> float:
         """How many times as many samples a step of the changed job works on."""
         return 1.0
+
+    def scope(self) -> str:
+        """What it looks at and changes, as `acts_on`."""
+        return self.acts_on
+
+    def ranks_changed(self, graph: Graph) -> list[int]:
+        """The ranks in which it may change something, where it changes each by itself."""
+        return [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
 
     def on_operations(self) -> bool:
         """Whether it is for the whole operations of a job that has both them and what they consist of."""

@@ -28,7 +28,7 @@ from dpro.errors import Unanswerable
 from dpro.markup import table
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
-from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, as_missing_ranks_may_come
+from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.fidelity.overlap import Contention, overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import beyond_sizes
@@ -270,20 +270,35 @@ def apply_all(
 def compare(
     graphs: Sequence[Graph], baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust, notes: Sequence[str]
 ) -> Prediction:
-    """What edits that were applied do to the step, against the baseline; as `predict`.
+    """Replay edits that were applied, and compare; arguments as of `compare_replays`."""
+    graph, changed = graphs[0], graphs[-1]
+    known = _still_known(graph, changed, trust)
+    timelines = _replays(graph, changed, known.overlap if known else None)
+    if known and known.rendezvous is not None:
+        timelines += as_missing_ranks_may_come(changed, known.rendezvous)
+    return compare_replays(graphs, timelines, baseline, edits, trust, notes)
+
+
+def compare_replays(
+    graphs: Sequence[Graph],
+    timelines: Sequence[Timeline],
+    baseline: pl.DataFrame,
+    edits: Sequence[Edit],
+    trust: Trust,
+    notes: Sequence[str],
+) -> Prediction:
+    """What edits that were applied and replayed do to the step, against the baseline; as `predict`.
 
     Args:
         graphs: as from `apply_all`.
+        timelines: of the last one, and of what else it may come to.
         baseline: `baseline_steps` of the first.
         edits: what was changed.
         trust: how well the unchanged replay fits.
         notes: what is to be said of the edits.
     """
-    graph, changed = graphs[0], graphs[-1]
+    graph = graphs[0]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
-    known = _still_known(graph, changed, trust)
-    timelines = _replays(graph, changed, known.overlap if known else None)
-    timelines += _with_missing_ranks(changed, known.rendezvous if known else None)
     after_ns, *others_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     samples = float(np.prod([edit.samples(at) for edit, at in zip(edits, graphs)]))
@@ -423,11 +438,6 @@ def _means_of(
             timeline = replays_with_new_overlap(each, before, (overlap.slowdown,))[0]
         means.append(float(_steps_of(timeline, baseline).mean()))
     return means
-
-
-def _with_missing_ranks(changed: Graph, rendezvous: RendezvousRegistry | None) -> list[Timeline]:
-    """Replays of a changed graph at both ends of what its missing ranks may do."""
-    return [] if rendezvous is None else as_missing_ranks_may_come(changed, rendezvous)
 
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:

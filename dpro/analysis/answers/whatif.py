@@ -17,6 +17,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import PretendedDocument, in_words, pretended_document
 from dpro.analysis.answers.searches import searched
 from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.graphs import rank_processes, spread_over
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
@@ -42,6 +43,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
 from dpro.replay.whatif.pareto import ParetoPoint, pareto
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked, undominated
+from dpro.replay.whatif.ranks.predict import predict_by_rank
 from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.search import BUDGET, SearchResult, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
@@ -231,7 +233,7 @@ def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFr
     selection.checked(replayed_steps(analysis))
     steps = selection.keep(trust.steps)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
-    baseline = baseline_steps(analysis.built.predictive, analysis.timeline, selection)
+    baseline = baseline_steps(analysis.outline.predictive, analysis.outline_timeline, selection)
     return dataclasses.replace(trust, steps=steps, error_pct=error_pct), baseline
 
 
@@ -239,9 +241,30 @@ def _predicted(
     analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline: pl.DataFrame
 ) -> SearchResult:
     try:
-        return SearchResult([predict(analysis.built.predictive, baseline, edits, trust)], [], [], [])
+        found = predicted(analysis, edits, trust, baseline)
     except Unanswerable as error:
         return SearchResult([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
+    return SearchResult([found], [], [], [])
+
+
+def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline: pl.DataFrame) -> Prediction:
+    """A prediction; of condensed ranks where no edit looks at the whole graph.
+
+    Args:
+        analysis: of the run.
+        edits: applied in this order.
+        trust: how well the replay fits.
+        baseline: `baseline_steps` of it.
+
+    Raises:
+        Unanswerable: an edit needs what the run lacks, or the whole graph, which does not fit into memory.
+    """
+    condensed = analysis.condensed
+    if condensed is None or any(edit.scope() == "job" for edit in edits):
+        return predict(analysis.built.predictive, baseline, edits, trust)
+    with rank_processes(analysis.run) as (executor, folder):
+        spread = spread_over(executor)
+        return predict_by_rank(analysis.run, condensed, baseline, edits, trust, folder, spread)
 
 
 def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Refusal]:

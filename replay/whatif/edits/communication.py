@@ -70,6 +70,7 @@ class NoCommunication(Edit):
     """Collectives take no time and no rank waits in them: the bound for all communication work."""
 
     name = "no-comm"
+    acts_on = "transfers"
     summary = "no communication at all, or none along an axis: a bound"
     example = "no-comm"
     needs = "collectives; for axis= a layout that is known"
@@ -110,6 +111,7 @@ class Network(Edit):
     """Collectives take less for their bytes, or for beginning; which rank waits for which stays as it is."""
 
     name = "network"
+    acts_on = "transfers"
     summary = "another bandwidth and latency of the network"
     example = "network:bandwidth=2,latency=1"
     needs = (
@@ -173,6 +175,7 @@ class Delay(Edit):
     """Collectives and messages take longer, whatever their size: added network latency."""
 
     name = "delay"
+    acts_on = "transfers"
     summary = "added network latency: each transfer takes longer, whatever its size"
     example = "delay:us=500"
     needs = "collectives"
@@ -243,6 +246,7 @@ class Algorithm(Edit):
     """Collectives of known cost run another algorithm."""
 
     name = "algorithm"
+    acts_on = "transfers"
     summary = "collectives by ring, tree, halving, or first within hosts; or by another protocol"
     example = "algorithm:to=tree"
     needs = (

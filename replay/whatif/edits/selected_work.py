@@ -51,6 +51,12 @@ class Scale(Edit):
         """Scale durations, rounded to whole nanoseconds."""
         return graph.with_durations(scaled(graph, self.selection.chosen(graph), self.factor))
 
+    def scope(self) -> str:
+        return self.selection.scope()
+
+    def ranks_changed(self, graph: Graph) -> list[int]:
+        return self.selection.ranks(graph)
+
     def describe(self) -> str:
         return f"{self.selection.describe()} takes {self.factor:.0%} of its time"
 
@@ -138,6 +144,12 @@ class Replace(Edit):
         mask = self.selection.chosen(graph)
         return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
 
+    def scope(self) -> str:
+        return self.selection.scope()
+
+    def ranks_changed(self, graph: Graph) -> list[int]:
+        return self.selection.ranks(graph)
+
     def describe(self) -> str:
         return f"{self.selection.describe()} takes {format_duration(self.us * NS_PER_US)} each time"
 
@@ -218,6 +230,7 @@ class Slow(Edit):
     """A rank, all ranks of a host, or a stage work longer: by a factor, by a time in each step, or both."""
 
     name = "slow"
+    acts_on = "ranks"
     summary = "a rank, host or stage becomes a straggler"
     example = "slow:rank=2,factor=1.3"
     needs = "the ranks"
@@ -254,6 +267,9 @@ class Slow(Edit):
         duration = scaled(graph, mine, 1.0 if self.factor is None else self.factor)
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
         return graph.with_durations(duration)
+
+    def ranks_changed(self, graph: Graph) -> list[int]:
+        return self.at.ranks(graph)
 
     def describe(self) -> str:
         by = [f"takes {self.factor:g} times as long"] if self.factor is not None else []

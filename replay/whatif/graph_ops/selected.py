@@ -105,6 +105,20 @@ class NodeSelection:
             mask &= in_modules(graph, self.module)
         return mask
 
+    def scope(self) -> str:
+        """As of an edit of the selected work; where modules begin and end, the tables of all ranks say."""
+        if self.module:
+            return "job"
+        return "transfers" if self.op or self.group or self.axis or self.kind == "collective" else "ranks"
+
+    def ranks(self, graph: Graph) -> list[int]:
+        """The ranks that the work may be of.
+
+        Raises:
+            Unanswerable: the run does not name hosts, or places in the job.
+        """
+        return ranks_at(graph, self.rank, self.host, self.stage, self.dp)
+
     def chosen(self, graph: Graph) -> Bools:
         """`mask`, of which something fits.
 

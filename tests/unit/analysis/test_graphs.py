@@ -110,8 +110,8 @@ def test_a_small_graph_is_not_kept(run, tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
-def documents(run: Run, *options: str) -> dict[str, object]:
-    done = CliRunner().invoke(cli, ["replay", str(run.path), *options, "--json"])
+def documents(run: Run, *options: str, command: str = "replay") -> dict[str, object]:
+    done = CliRunner().invoke(cli, [command, str(run.path), *options, "--json"])
     assert done.exit_code == 0, done.output
     document: dict[str, object] = json.loads(done.stdout)
     return document
@@ -136,6 +136,25 @@ def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options,
     never(monkeypatch)
     assert documents(run, *options) == whole
     assert documents(run, *options) == whole  # from the cache
+
+
+@pytest.mark.parametrize("edit", ["network:bandwidth=2", "slow:rank=1,factor=2", "scale:kind=cpu,factor=0.5"])
+def test_edits_of_a_large_run_are_predicted_rank_by_rank(run, edit, monkeypatch, in_threads):
+    whole = documents(run, "--edit", edit, command="whatif")
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr("dpro.analysis.answers.whatif.rank_processes", graphs.rank_processes)
+    never(monkeypatch)
+    assert documents(run, "--edit", edit, command="whatif") == whole
+
+
+def test_an_edit_that_needs_the_whole_graph_of_a_large_run_has_it_or_is_refused(run, monkeypatch, in_threads):
+    whole = documents(run, "--edit", "heal:rank=1", command="whatif")
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    assert documents(run, "--edit", "heal:rank=1", command="whatif") == whole
+    monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
+    done = CliRunner().invoke(cli, ["whatif", str(run.path), "--edit", "heal:rank=1"])
+    assert done.exit_code == 1
+    assert "spans at once takes some" in " ".join(done.stdout.split())
 
 
 def test_what_needs_the_whole_graph_of_a_large_run_says_so_where_it_does_not_fit(

@@ -31,8 +31,11 @@ def condensed(run: Run, folder: Path) -> CondensedRun:
 
 
 def comparable(trust: Trust) -> Trust:
-    """Without numbers of nodes."""
-    return dataclasses.replace(trust, rendezvous=None)
+    """With collectives that missing ranks take part in in one order."""
+    if trust.rendezvous is None:
+        return trust
+    columns = trust.rendezvous.collective, trust.rendezvous.rank, trust.rendezvous.fastest
+    return dataclasses.replace(trust, rendezvous=tuple(sorted(zip(*(each.tolist() for each in columns)))))
 
 
 def assert_judged_as_whole(run: Run, folder: Path) -> Trust:

@@ -114,7 +114,7 @@ def test_a_message_to_a_given_rank_is_no_waiting_for_a_missing_one(tmp_path):
             run.nccl(begin, 40 + 150 * index + length / 2, index, rank, op=op, peer=peer)
     built = build_graph(_given(run, tmp_path / "run", world_size=3))
     assert rendezvous_with(built, [2]) is None
-    assert len(rendezvous_with(built, [0]).transfers) == 8  # both ends of each
+    assert len(rendezvous_with(built, [0]).transfers_in(built.graph)) == 8  # both ends of each
 
 
 def test_verdict_and_predictions_say_what_is_assumed_and_how_far_it_may_be_wrong(tmp_path):

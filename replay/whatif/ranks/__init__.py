@@ -1,0 +1,6 @@
+"""Predictions for runs whose ranks are condensed: each rank is changed and condensed again by itself.
+
+changed  edits of transfers in the joined graph, and of ranks in each rank's own
+slowed   kernels that communication slows down otherwise, once what overlaps has changed
+predict  predictions of both, as of the whole graph
+"""

@@ -1,0 +1,189 @@
+"""Condensed ranks under edits: transfers change in the joined graph, other work in each rank by itself.
+
+In: a condensed run and edits, each of which says what it looks at (`Edit.scope`). Out: the joined graph after
+each. A rank in which an edit changes something is built and condensed again, in any process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpro.arrays import Ints
+from dpro.errors import Unanswerable
+from dpro.replay.fidelity.by_rank import CondensedRun
+from dpro.replay.graph import EdgeKind, Graph, MeshPosition, Message, NodeKind
+from dpro.replay.sharded.agreed import OfRank
+from dpro.replay.sharded.joined import Joined, join_skeletons, without_ranks
+from dpro.replay.sharded.pooled import PooledOfRank
+from dpro.replay.sharded.share import Share, build_share, load_share, share_file
+from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
+from dpro.store import Run
+
+Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
+WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What a process has to know to build a rank again as a job has it.
+
+    Attributes:
+        run: the run.
+        own: what the rank needs of it.
+        known: what is pooled.
+        folder: where its share is kept once it was built.
+        messages: kinds of communication.
+        places: of all ranks.
+        edits: what was changed inside ranks, in order.
+        transfers: [K] transfers of its share, and
+        lasting: [K] ns that they take.
+    """
+
+    run: Run
+    own: OfRank
+    known: PooledOfRank
+    folder: Path
+    messages: tuple[Message, ...]
+    places: dict[int, MeshPosition]
+    edits: tuple[Edit, ...]
+    transfers: Ints
+    lasting: Ints
+
+
+@dataclass(frozen=True)
+class CondensedJob:
+    """A condensed run under some edits.
+
+    Attributes:
+        run: the run.
+        condensed: its ranks as they were recorded.
+        folder: where shares are kept meanwhile.
+        joined: as they are under the edits.
+        edits: those of them that changed something inside ranks.
+    """
+
+    run: Run
+    condensed: CondensedRun
+    folder: Path
+    joined: Joined
+    edits: tuple[Edit, ...] = ()
+
+    def work_on(self, ranks: Iterable[int]) -> Iterator[RankWork]:
+        """What it takes to build ranks of it again.
+
+        Args:
+            ranks: which.
+        """
+        agreed, nodes = self.condensed.agreed, self.joined.graph.nodes
+        moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+        moving = moving[np.argsort(nodes.rank[moving], kind="stable")]
+        for rank in ranks:
+            mine = moving[slice(*np.searchsorted(nodes.rank[moving], (rank, rank + 1)))]
+            yield RankWork(
+                self.run, agreed.of(rank), self.condensed.pooled.of(rank), self.folder, agreed.messages,
+                dict(agreed.places), self.edits, self.joined.node[mine], nodes.duration[mine],
+            )  # fmt: skip
+
+
+def rank_under_edits(work: RankWork) -> tuple[Share, Graph]:
+    """A rank's share, and its graph as the job has it.
+
+    Args:
+        work: which rank of which job.
+    """
+    file = share_file(work.folder, work.own.rank)
+    if not file.exists():
+        build_share(work.run, work.own, work.folder)
+    share = load_share(file)
+    graph = finished(share, work.known)
+    graph = dataclasses.replace(graph, messages=work.messages, places=work.places, run=work.run)
+    for edit in work.edits:
+        graph = _changed(graph, edit) or graph
+    duration = graph.nodes.duration.copy()
+    duration[work.transfers] = work.lasting
+    return share, graph.with_durations(duration)
+
+
+def _changed(graph: Graph, edit: Edit) -> Graph | None:
+    """A rank's graph under an edit; None where it holds nothing that the edit changes."""
+    try:
+        changed = edit.apply(graph)
+    except Unanswerable:
+        return None
+    if changed.num_nodes != graph.num_nodes:
+        raise Unanswerable(f"{edit} {WHOLE_ONLY}")
+    return changed
+
+
+def change_rank(edit: Edit, work: RankWork) -> RankSkeleton | None:
+    """Condense a rank under one more edit; None where it changes nothing of the rank.
+
+    Args:
+        edit: what to change.
+        work: the rank without it.
+    """
+    share, graph = rank_under_edits(work)
+    changed = _changed(graph, edit)
+    return None if changed is None else skeleton_of_share(work.own.rank, share, changed)
+
+
+def apply_edit(job: CondensedJob, edit: Edit, spread: Spread) -> CondensedJob:
+    """The job under one more edit.
+
+    Args:
+        job: the job.
+        edit: what to change.
+        spread: has the work on ranks done.
+
+    Raises:
+        Unanswerable: the edit needs the whole graph, or changes nothing.
+    """
+    graph, edits = job.joined.graph, job.edits
+    if edit.scope() == "job":
+        raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
+    if edit.scope() == "transfers":
+        made = dataclasses.replace(job.joined, graph=edit.apply(graph))
+    else:
+        ranks = edit.ranks_changed(graph)
+        found = spread(partial(change_rank, edit), job.work_on(ranks))
+        skeletons = [each for each in found if each is not None]
+        if not skeletons:
+            edit.apply(graph)  # says what is missing, as far as the condensed graph shows it
+            raise Unanswerable(f"nothing in the run fits {edit}")
+        made, edits = with_ranks(job, skeletons), (*edits, edit)
+    linked = with_shared_links(graph, made.graph)
+    return dataclasses.replace(job, joined=dataclasses.replace(made, graph=linked), edits=edits)
+
+
+def with_ranks(job: CondensedJob, skeletons: Sequence[RankSkeleton]) -> Joined:
+    """The joined graph of a job with other skeletons of some ranks.
+
+    Args:
+        job: the job.
+        skeletons: of these ranks.
+    """
+    condensed, before = job.condensed, job.joined.graph
+    rest = without_ranks(job.joined, [each.rank for each in skeletons])
+    joined = join_skeletons([*rest, *skeletons], condensed.agreed, condensed.pooled, job.run)
+    graph = dataclasses.replace(joined.graph, network=before.network, products=before.products)
+    gone = graph.edges.kind == EdgeKind.RENDEZVOUS
+    gone &= ~np.isin(_members(graph), _members(before)[before.edges.kind == EdgeKind.RENDEZVOUS])
+    return dataclasses.replace(joined, graph=graph.without_edges(gone) if gone.any() else graph)
+
+
+def _members(graph: Graph) -> Ints:
+    """[E] which member of which collective comes to its rendezvous over an edge, or leaves it."""
+    nodes, edges = graph.nodes, graph.edges
+    leaves = nodes.kind[edges.source] == NodeKind.RENDEZVOUS
+    at = np.where(leaves, edges.target, edges.source)
+    member: Ints = 2 * (nodes.collective[at] * (int(nodes.rank.max(initial=0)) + 1) + nodes.rank[at]) + leaves
+    return member

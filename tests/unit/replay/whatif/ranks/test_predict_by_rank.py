@@ -1,0 +1,128 @@
+"""Predictions for condensed ranks against those of the whole graph: nothing may differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dpro.errors import Unanswerable
+from dpro.opening import open_path
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.fidelity.by_rank import condense_run
+from dpro.replay.fidelity.overlap import Contention
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
+from dpro.replay.whatif.ranks.predict import predict_by_rank
+from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.store import Run
+from tests.builders import TinyRun, cpu_job, gpu_job
+from tests.jobs import ROOT
+
+EDITED = (
+    ["network:bandwidth=2"],
+    ["network:bandwidth=0.5,latency=2"],
+    ["delay:us=500"],
+    ["algorithm:to=tree"],
+    ["no-comm"],
+    ["scale:kind=collective,factor=2"],
+    ["slow:rank=1,factor=1.3"],
+    ["slow:rank=0,ms=3"],
+    ["scale:kind=cpu,rank=1,factor=0.1"],
+    ["scale:kind=kernel,factor=0.5"],
+    ["replace:kind=kernel,us=10"],
+    ["scale:name=nothing,factor=2"],
+    ["slow:rank=1,factor=1.3", "network:bandwidth=4", "no-comm", "scale:kind=cpu,factor=0.8"],
+)
+
+
+class Both:
+    """Predicts the same from the whole graph and from condensed ranks."""
+
+    def __init__(self, run: Run, folder: Path, overlap: Contention | None = None) -> None:
+        self.run, self.folder = run, folder
+        built = build_graph(run)
+        trust = assess(built, replay(built.graph), run.manifest)
+        self.graph, self.trust = built.graph, dataclasses.replace(trust, overlap=overlap or trust.overlap)
+        with ThreadPoolExecutor(2) as executor:
+            self.condensed = condense_run(run, folder, executor)
+
+    def whole(self, edits: list[str]) -> Prediction | str:
+        baseline, parsed = baseline_steps(self.graph), list(map(parse_edit, edits))
+        try:
+            return predict(self.graph, baseline, parsed, self.trust)
+        except Unanswerable as error:
+            return str(error)
+
+    def by_rank(self, edits: list[str]) -> Prediction | str:
+        baseline, parsed = baseline_steps(self.condensed.joined.graph), list(map(parse_edit, edits))
+        try:
+            return predict_by_rank(self.run, self.condensed, baseline, parsed, self.trust, self.folder, map)
+        except Unanswerable as error:
+            return str(error)
+
+    def assert_same(self, edits: list[str]) -> float:
+        one, other = self.whole(edits), self.by_rank(edits)
+        if isinstance(one, str) or isinstance(other, str):
+            one, other = (str(each).partition(" (did you mean")[0] for each in (one, other))
+            assert one == other
+            return 0.0
+        assert other.predicted_ns == one.predicted_ns
+        numbers = [[each.low_ns, each.high_ns, each.gain_low_ns, each.gain_high_ns] for each in (one, other)]
+        assert numbers[1] == pytest.approx(numbers[0], rel=1e-9)
+        assert (other.notes, other.proven, other.samples) == (one.notes, one.proven, one.samples)
+        return one.predicted_ns
+
+
+@pytest.mark.parametrize("job", [cpu_job, gpu_job])
+def test_predictions_by_rank_are_those_of_the_whole_graph(job, tmp_path):
+    both = Both(job().write(tmp_path / "run"), tmp_path / "shares")
+    assert len({both.assert_same(edits) for edits in EDITED}) > 5
+
+
+def overlapping_job(num_ranks: int = 2, num_steps: int = 3) -> TinyRun:
+    """Kernels of 100 us, of which an all-reduce on another stream covers the first three of eight."""
+    run, begin = TinyRun(), 0.0
+    for step in range(num_steps):
+        for rank in range(num_ranks):
+            call = iter(range(1000 * step, 1000 * (step + 1)))
+            number = next(call)
+            run.call(begin, begin + 10, number, rank)
+            run.nccl(begin + 16 + rank, begin + 320, number, rank, sequence=step)
+            for index in range(8):
+                number, at = next(call), begin + 12 * (index + 1)
+                run.call(at, at + 10, number, rank)
+                run.kernel("gemm", begin + 30 + 100 * index, begin + 130 + 100 * index, number, rank)
+            run.call(begin + 120, begin + 835, next(call), rank, name="cudaDeviceSynchronize")
+            run.step(step, begin, begin + 840, rank)
+        begin += 840
+    return run
+
+
+def test_kernels_that_communication_slows_down_are_slowed_down_rank_by_rank(tmp_path):
+    run = overlapping_job().write(tmp_path / "run")
+    both = Both(run, tmp_path / "shares", Contention(1.5, 1.2, 1.9))
+    for edits in (["network:bandwidth=0.5"], ["slow:rank=1,factor=2"], ["no-comm"]):
+        both.assert_same(edits)
+    slowed = both.whole(["network:bandwidth=0.5"])
+    both.trust = dataclasses.replace(both.trust, overlap=None)
+    assert slowed != both.whole(["network:bandwidth=0.5"])  # else nothing was put to the test
+
+
+def test_edits_that_look_at_all_ranks_at_once_are_refused(tmp_path):
+    both = Both(gpu_job().write(tmp_path / "run"), tmp_path / "shares")
+    assert "needs the graph of all ranks at once" in str(both.by_rank(["heal:rank=1"]))
+    assert {kind.name for kind in EDITS.values() if kind.of_operations}  # and so are those of operations
+    assert all(parse_edit(kind.example).scope() == "job" for kind in EDITS.values() if kind.of_operations)
+
+
+@pytest.mark.slow
+def test_predictions_for_real_jobs_by_rank_are_those_of_the_whole_graph(traces, tmp_path):
+    jobs = sorted(path for path in (traces / "multirank").iterdir() if path.is_dir())
+    for source in [ROOT / "sample_traces" / "slow_rank", *jobs]:
+        both = Both(open_path(source), tmp_path / source.name)
+        for edits in EDITED:
+            both.assert_same(edits)
