@@ -270,7 +270,11 @@ def apply_all(
 def compare(
     graphs: Sequence[Graph], baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust, notes: Sequence[str]
 ) -> Prediction:
-    """Replay edits that were applied, and compare; arguments as of `compare_replays`."""
+    """Replay edits that were applied, and compare.
+
+    Args:
+        graphs, baseline, edits, trust, notes: as of `compare_replays`.
+    """
     graph, changed = graphs[0], graphs[-1]
     known = _still_known(graph, changed, trust)
     timelines = _replays(graph, changed, known.overlap if known else None)
