@@ -50,6 +50,13 @@ class ExecutionReader(Protocol):
         """Read an execution trace."""
 
 
+class RequestsReader(Protocol):
+    """Reads logs of a server's requests, as `dpro.ingest.requests.log.read_requests`."""
+
+    def __call__(self, paths: Sequence[Path]) -> Any:
+        """Read logs: rows of `requests`, what was left out, and warnings."""
+
+
 @dataclass(frozen=True)
 class Readers:
     """How to read what PyTorch and NCCL wrote; handed in: importers are none of the recorder's business."""
@@ -58,3 +65,4 @@ class Readers:
     dump: DumpReader
     log: LogReader
     execution: ExecutionReader
+    requests: RequestsReader

@@ -18,7 +18,7 @@ from dpro.collectors.convert.process import convert_process, convert_so_far, mov
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess, processes, unreadable
 from dpro.collectors.convert.windows.cost import worst
-from dpro.collectors.convert.work.served import write_engines
+from dpro.collectors.convert.work.served import add_logged, write_engines
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import IMPORTED, LACKS, SHOWN
 from dpro.collectors.job.agreement import disagreement
@@ -30,6 +30,7 @@ from dpro.collectors.launch.recording import MARKERS, RAW, Launch
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.collectors.telemetry.tables import convert_samples
+from dpro.errors import DproError
 from dpro.folders import locked
 from dpro.schema import STEPS, TABLES
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
@@ -108,6 +109,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
             notes += [{"warnings": warnings}, _sampled(launch), _inspected(launch, recorded, readers)]
+            notes.append(_logged(launch, readers))
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
@@ -178,6 +180,24 @@ def _inspected(launch: Launch, recorded: list[RecordedProcess], readers: Readers
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         return {"warnings": [f"not all logs of NCCL's Inspector were converted: {what}"], "whole": False}
+
+
+def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:
+    """Add what logs of requests say that the user named.
+
+    Raises:
+        OSError: the table cannot be written; a later `finish` may succeed.
+    """
+    facts = launch.facts()
+    paths = [Path(path) for path in facts.get("options", {}).get("requests", ())]
+    try:
+        return (
+            add_logged(launch.run, readers.requests(paths), int(facts.get("launched_ns", -1)))
+            if paths
+            else {}
+        )
+    except (DproError, ValueError) as error:
+        return {"warnings": [f"no requests of a log were added: {error}"]}
 
 
 def _cut_off(process: RecordedProcess) -> list[str]:

@@ -69,6 +69,7 @@ class RecordOptions:
         nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
         mask_command: whether only the first word of the command is kept.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
+        requests: logs of a server's requests, which it or its client writes while it is recorded.
         losses: whether losses are recorded, for `dpro try`.
         apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
             that makes it, and what that takes as `arguments`.
@@ -90,6 +91,7 @@ class RecordOptions:
     telemetry_period_s: float = 1.0
     nccl_inspector: str = ""
     nccl_timing: bool = False
+    requests: tuple[str, ...] = ()
     losses: bool = False
     apply: tuple[Mapping[str, Any], ...] = ()
     pretend: Pretended | None = None

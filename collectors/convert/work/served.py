@@ -92,6 +92,37 @@ def write_engines(launch: Launch) -> None:
             write_part(launch.run, REQUESTS, process.part, requests(process))
 
 
+def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
+    """Add requests of logs to a run whose engine was not recorded itself; its own requests know more.
+
+    Args:
+        run: the run directory, with the tables of all processes.
+        log: what the logs say: `requests`, `skipped` and `warnings`.
+        launched_ns: when the job was started: of a log with dates, what ended before belongs to another run.
+
+    Returns:
+        What is to be said of it in the manifest: `warnings`, `skipped`.
+
+    Raises:
+        OSError: the table cannot be written.
+    """
+    said: dict[str, Any] = {"warnings": list(log.warnings), "skipped": [dict(log.skipped)]}
+    if any(
+        pl.scan_parquet(part).head(1).collect().height for part in (run / REQUESTS.name).glob("*.parquet")
+    ):
+        why = f"{log.requests.height} requests of logs were not added: the engine's own were recorded"
+        return said | {"warnings": [*said["warnings"], why]}
+    last = pl.max_horizontal("arrival_ns", "end_ns")
+    mine = log.requests.filter((last >= launched_ns) | (last < FIRST_DATE_NS))
+    earlier = log.requests.height - mine.height
+    if earlier:
+        said["skipped"].append({"requests that ended before the job began": earlier})
+    numbered = mine.with_columns(request=pl.int_range(pl.len(), dtype=pl.Int64))
+    if numbered.height:
+        write_part(run, REQUESTS, "log-00000", numbered)
+    return said
+
+
 def _replica(process: RecordedProcess) -> int:
     return _facts(process.folder / ENGINE).get("replica", 0)
 
@@ -107,5 +138,6 @@ def _facts(path: Path) -> dict[str, int]:
     return {}
 
 
+FIRST_DATE_NS = 10**17  # moments before 1973 count from the start of a log
 MAX_FACT = 1 << 22  # ranks, replicas and process ids are below
 REQUEST_BITS = 40  # numbers of requests are unique within a run of several engines

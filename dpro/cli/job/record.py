@@ -132,6 +132,14 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     "--pretend-per-host", type=click.IntRange(min=1), metavar="K",
     help="Ranks of a host in that job.  [default: 8, or all where there are fewer]",
 )  # fmt: skip
+@click.option(
+    "--requests",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    help="Log of a server's requests that it, or its client, writes meanwhile, JSON lines or CSV; may be "
+    "repeated. vLLM's, SGLang's and those of transformers are recorded without one.",
+)
 @click.option("--losses", is_flag=True, hidden=True)  # from `dpro try`
 @click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
 @click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
@@ -157,6 +165,7 @@ def record(
     pretend_world: int | None,
     pretend_ranks: str,
     pretend_per_host: int | None,
+    requests: tuple[Path, ...],
     **options: Any,
 ) -> None:
     """Record a job, unchanged, through any launcher.
@@ -185,7 +194,13 @@ def record(
     from dpro.collectors.launch.start import RecordOptions, launch
     from dpro.topology.file import read
 
-    chosen = _pretending(RecordOptions(**options), command, pretend_world, pretend_ranks, pretend_per_host)
+    chosen = _pretending(
+        RecordOptions(requests=tuple(map(str, requests)), **options),
+        command,
+        pretend_world,
+        pretend_ranks,
+        pretend_per_host,
+    )
     if not chosen.windows:
         _refuse_options_of_windows(context)
     if chosen.every is not None and chosen.window_steps > chosen.every:

@@ -8,7 +8,7 @@ the name (`_ms`); without one a duration is in seconds, and a moment in what mak
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 UNITS_NS = {
@@ -140,8 +140,26 @@ COUNTS = {
         "prompt_tokens_details_cached_tokens",
         "cached_prompt_tokens",
     ),
+    "evictions": (
+        "evictions",
+        "num_preemptions",
+        "preemptions",
+        "num_retractions",
+        "retraction_count",
+    ),
 }
-NAMES = ("request_id", "req_id", "rid", "id", "request", "response_id", "trace_id", "span_id", "x_request_id")
+NAMES = (
+    "request_id",
+    "req_id",
+    "rid",
+    "id",
+    "request",
+    "response_id",
+    "trace_id",
+    "span_id",
+    "x_request_id",
+    "context_trace_id",
+)
 REPLICAS = (
     "replica",
     "replica_id",
@@ -186,8 +204,10 @@ class LogColumns:
 
 
 def _inner(name: str) -> str:
-    """A name without what the objects that it was in are called."""
-    return next((name[len(outer) :] for outer in _OUTER if name.startswith(outer)), name)
+    """A name without what the objects that it was in are called, one within the other."""
+    while (outer := next((each for each in _OUTER if name.startswith(each)), "")) not in ("", name):
+        name = name[len(outer) :]
+    return name
 
 
 def without_unit(name: str) -> tuple[str, float]:
@@ -218,7 +238,8 @@ def moment_ns(value: Any, factor: float) -> int | None:
         date = datetime.fromisoformat(str(value).strip()[:26])
     except ValueError:
         return None
-    return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1e9)
+    since = (date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
+    return since // timedelta(microseconds=1) * 1_000
 
 
 _EPOCHS = ((1e17, 1.0), (1e14, 1e3), (1e11, 1e6))  # what makes a number a date after 1973, and ns per unit

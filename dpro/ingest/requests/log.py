@@ -7,7 +7,7 @@ Moments stay on the clock of the log: seconds since its start, or since 1970.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from dpro.store import Manifest, merge_counts, open_run, write_manifest, write_p
 from dpro.table import complete
 
 NO_ARRIVAL = "without a moment of arrival"
+OTHER_SPAN = "of spans without a model"
+MODEL = "gen_ai_"  # in names of attributes of spans about models
 BACKWARDS = "with moments that run backwards"
 APART_NS = 5_000_000  # how far before its arrival another process may have noted a moment of a request
 _ORDER = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
@@ -110,7 +112,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
     """The requests of a file, and the lines that are none, by reason."""
     found: dict[tuple[str, ...], LogColumns] = {}
     taken, left = [], dict[str, list[int]]()
-    for line, row in read_rows(path):
+    for line, row in _of_requests(read_rows(path)):
         if isinstance(row, str):
             left.setdefault(row, []).append(line)
             continue
@@ -122,6 +124,15 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
         else:
             taken.append(request | {"source": path.name})
     return taken, left
+
+
+def _of_requests(rows: Iterable[tuple[int, Row | str]]) -> Iterator[tuple[int, Row | str]]:
+    """The rows; where some are spans about models, those of other spans are said to be none."""
+    read = list(rows)
+    about = [isinstance(row, dict) and any(MODEL in name for name in row) for _, row in read]
+    for (line, row), is_about in zip(read, about, strict=True):
+        other = any(about) and not is_about and isinstance(row, dict)
+        yield line, OTHER_SPAN if other else row
 
 
 def _request(row: Row, columns: LogColumns) -> dict[str, Any] | str:

@@ -16,7 +16,8 @@ from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.job.finish import convert_waiting, finish
 from dpro.collectors.launch.recording import Launch
 from dpro.errors import InputError
-from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.ingest.requests.log import read_requests
+from dpro.schema import COLLECTIVES, REQUESTS, SPANS, STEPS, WORKERS
 from dpro.store import is_run, open_run
 
 
@@ -52,7 +53,7 @@ def read_log(path: Path) -> list[Trace]:
     raise InputError(f"{path}: no collective in it")
 
 
-READERS = Readers(execution=None, trace=read_trace, dump=read_dump, log=read_log)
+READERS = Readers(execution=None, trace=read_trace, dump=read_dump, log=read_log, requests=read_requests)
 
 
 @pytest.fixture
@@ -276,3 +277,22 @@ def test_launchers_of_which_one_recorded_steps_have_them_all(tmp_path):
     recorded(first)
     finish(first, READERS, 0, {})
     assert open_run(tmp_path).manifest.unrecorded == ""
+
+
+def test_a_log_of_requests_is_added_and_one_that_is_missing_costs_a_line(launch, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"arrival_time": 1.5, "latency": 2.0, "prompt_tokens": 7}\n')
+    facts = json.loads(launch.marker.read_text())
+    wanted = {"options": OPTIONS | {"requests": [str(log)]}, "launched_ns": 5}
+    launch.marker.write_text(json.dumps(facts | wanted))
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    assert run.table(REQUESTS).select("arrival_ns", "prompt_tokens", "source").rows() == [
+        (1_500_000_000, 7, "log.jsonl")
+    ]
+    other = launched(tmp_path / "other", "host-2")
+    wanted["options"]["requests"] = [str(tmp_path / "missing.jsonl")]
+    other.marker.write_text(json.dumps(facts | wanted))
+    finish(other, READERS, 0, {})
+    (warning,) = [line for line in open_run(other.run).manifest.warnings if "missing.jsonl" in line]
+    assert warning.startswith("no requests of a log were added")

@@ -46,6 +46,47 @@ def test_spans_of_opentelemetry_keep_every_nanosecond(tmp_path):
     assert found.select("prompt_tokens", "output_tokens").rows() == [(33, 7)]
 
 
+def span_line(name, attributes, second=0):
+    """A span as OpenTelemetry's console exporter has it, in one line."""
+    return {
+        "name": name, "context": {"trace_id": "0xabc", "span_id": "0x1"}, "kind": "SpanKind.SERVER",
+        "start_time": f"2026-01-02T03:04:0{second}.250000Z",
+        "end_time": f"2026-01-02T03:04:0{second + 2}.250000Z",
+        "status": {"status_code": "UNSET"}, "attributes": attributes,
+    }  # fmt: skip
+
+
+VLLM_SPAN = {
+    "gen_ai.latency.time_to_first_token": 0.5, "gen_ai.latency.e2e": 1.99,
+    "gen_ai.latency.time_in_queue": 0.1,
+    "gen_ai.usage.prompt_tokens": 33, "gen_ai.usage.completion_tokens": 7, "gen_ai.request.id": "cmpl-1",
+}  # fmt: skip
+
+
+def test_spans_of_vllm_a_line_each_are_requests(tmp_path):
+    found = log(
+        tmp_path, [span_line("llm_request", VLLM_SPAN), span_line("llm_request", VLLM_SPAN, 3)]
+    ).requests
+    start = 1767323040 * 10**9 + 250_000_000
+    assert found.select(MOMENTS).rows()[0] == (
+        start, start + 100_000_000, start + 500_000_000, start + 2 * 10**9
+    )  # fmt: skip
+    assert found.select("name", "prompt_tokens", "output_tokens").rows() == [("cmpl-1", 33, 7)] * 2
+
+
+def test_spans_about_something_else_are_no_requests(tmp_path):
+    found = log(
+        tmp_path, [span_line("POST /v1/completions", {"http.method": "POST"}), span_line("r", VLLM_SPAN)]
+    )
+    assert found.requests["name"].to_list() == ["cmpl-1"]
+    assert found.skipped == {"requests of spans without a model": 1}
+
+
+def test_a_log_says_how_often_requests_lost_their_blocks(tmp_path):
+    lines = [{"arrival_time": 1.0, "latency": 2.0, "num_preemptions": 3}, {"arrival_time": 2.0}]
+    assert log(tmp_path, lines).requests["evictions"].to_list() == [3, -1]
+
+
 def test_a_benchmarks_lists_are_a_request_for_each_place(tmp_path):
     lists = {"input_lens": [5, 6], "output_lens": [3, 2], "ttfts": [0.1, 0.2], "itls": [[0.05, 0.05], [0.1]]}
     found = log(tmp_path, [lists | {"start_times": [10.0, 11.0], "errors": ["", "timed out"]}]).requests
