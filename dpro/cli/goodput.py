@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import isfinite
 from pathlib import Path
@@ -15,12 +15,32 @@ from dpro.errors import UsageError
 from dpro.units import NS_PER_H, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from dpro.goodput.document import AttemptDocument, GoodputDocument, JobLife, OutlookDocument
+    from dpro.goodput.document import (
+        AttemptDocument,
+        GoodputDocument,
+        GoodputPrediction,
+        JobLife,
+        OutlookDocument,
+    )
     from dpro.goodput.rates import FailureRate
     from dpro.goodput.throughput import ThroughputDocument
 
 BAR = 30  # characters of the largest class
 SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
+MANY, MIN_GAIN_H = 10, 0.05  # failures that are written as a whole number; hours that are a gain
+IN_WORDS = {  # change -> what it is, in a few words
+    "checkpoint": "save that often",
+    "async": "save in the background",
+    "peers": "save to other hosts' memory",
+    "neighbour": "make failed stages anew from neighbours",
+    "spares": "hosts that stand by",
+    "smaller": "go on with fewer replicas",
+    "detect": "end hanging processes sooner",
+    "start": "start faster",
+    "caches": "start with warm caches",
+    "sharded": "save in shards",
+    "hosts": "more or fewer hosts",
+}
 HOURS = 720.0  # predicted where nothing else is asked
 MAX_HOURS = 1e6
 
@@ -32,7 +52,7 @@ MAX_HOURS = 1e6
     "--hours",
     type=click.FloatRange(0, MAX_HOURS, min_open=True),
     show_default=f"{HOURS:g}",
-    help="How long is predicted.",
+    help="How long is predicted, h: 720 is a month.",
 )
 @click.option(
     "--mtbf-per-gpu",
@@ -44,7 +64,7 @@ MAX_HOURS = 1e6
     "--failures",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="LOG",
-    help="A log of failures of such a job: columns time, host.",
+    help="A log of failures of such a job, CSV: columns time, host.",
 )
 @click.option(
     "--preset", type=click.Choice(["rsc-1", "llama-3", "bloom"]), help="As often as others have published."
@@ -54,22 +74,50 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """Where all the time of a job went, over all its attempts, and what would save most of it.
 
     \b
-    dpro goodput RUN                 a job that torchrun restarted: all its attempts; one that runs: so far
-    dpro goodput RUN_1 RUN_2 RUN_3   a job that the scheduler started three times
-    dpro goodput FOLDER              the same: all runs in it, such as those of a Slurm array
-    dpro goodput RUN --preset llama-3                          search changes to its recovery
-    dpro goodput RUN --hours 720                               the same, failing as often as it did
-    dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200 --edit spares:hosts=2
+    Where it went:
+      dpro goodput RUN                 one run with its restarts; while it is being recorded: so far
+      dpro goodput RUN_1 RUN_2 RUN_3   a job that the scheduler started three times
+      dpro goodput FOLDER              the same: all runs in it, such as those of a Slurm array
 
-    Every second of every rank is in exactly one class: steps done for the first time, steps done again since
-    the last checkpoint, starting, saving, waiting for a straggler, standing still after a failure, down.
-    Which step an attempt resumed from follows from the checkpoint that it loaded.
+    \b
+    What would save most:
+      dpro goodput RUN --hours 720          a month, failing as often as it did; searches changes
+      dpro goodput RUN --preset llama-3     the same, failing as often as others have published
+      dpro goodput RUN --mtbf-per-gpu 50000 --edit checkpoint:every=200 --edit spares:hosts=2
 
-    Given how often hosts fail, or where the job failed often enough by itself, months of such a job are
-    simulated from its measured stages: as it is, and with changes. CHANGE is checkpoint:every=200 (with
-    stall=5 where the job saved none), async:stall=2, peers:every=1,stall=0.2, neighbour:steps=1,
-    spares:hosts=2,repair=24, smaller:replicas=16,repair=24, detect:s=30, start:s=60 or hosts:count=256
-    (docs/goodput.md has all, and how far predictions were from real jobs).
+    Every second of every rank is in exactly one class, so that they add up to the wall time:
+
+    \b
+      productive   steps, each the first time that it was done: their share is the goodput
+      straggler    of those, what healing slow ranks, hosts and links would save
+      evaluation   work without gradients
+      checkpoint   training stood while it was saved
+      repeated     steps that were lost with an earlier attempt, and were done again
+      hang         a rank had failed, and the processes were still there
+      launch, imports, process_group, set_up, load, warm_up     a start, in its stages
+      finish       after the last step of an attempt that ended well
+      recording    what dpro itself took between steps
+      down         no process was there
+
+    ETTR counts stragglers and evaluation as training. Which step an attempt went on from follows from the
+    checkpoint that it loaded. `dpro dashboard RUN` draws all of it (view Goodput).
+
+    A search tries changes to how the job saves and starts, one at a time, in 200 simulated jobs that take
+    their times from this one. With --edit you ask for changes yourself, all together:
+
+    \b
+      checkpoint:every=200[,stall=5]   save after this number of steps; stall: for how long training stands, s
+      async:stall=2                    save in the background
+      peers:every=1,stall=0.2          save to the memory of other hosts
+      sharded:ranks=8                  each of this number of ranks saves its share
+      neighbour:steps=1                no checkpoints: a failed stage is made anew from its neighbours
+      spares:hosts=2[,repair=24]       hosts that stand by; a failed one is back after `repair` hours
+      smaller:replicas=16[,repair=24]  go on with fewer replicas meanwhile
+      detect:s=30                      processes that hang are ended after so long
+      start:s=60, caches:left=0.1      a faster start; of what first steps take longer, a share is left
+      hosts:count=256                  the same job on more hosts
+
+    docs/goodput.md has more on each, and how far such predictions were from real jobs.
     """
     import msgspec
 
@@ -175,13 +223,35 @@ def _ranks(count: int) -> str:
 def _print_outlook(outlook: OutlookDocument) -> None:
     out = console()
     base, *changes = outlook.predictions
-    hosts = f"{outlook.hosts:,} host{'s' * (outlook.hosts != 1)}"
+    hosts = f"{outlook.hours:,.5g} h on {outlook.hosts:,} host{'s' * (outlook.hosts != 1)}"
+    often = f"{base.failures:,.0f}" if base.failures >= MANY else f"{base.failures:,.2g}"
     out.print(
-        f"In {outlook.hours:,.5g} h on {hosts} with {base.failures:,.3g} failures, by {outlook.rate}: "
-        f"goodput {base.goodput:.1%} ({base.low:.1%} to {base.high:.1%})"
+        f"Predicted for {hosts} with {often} failures, by {outlook.rate}: goodput {base.goodput:.1%} "
+        f"({base.low:.1%} to {base.high:.1%} in nine of ten simulated jobs)"
     )
-    for each in changes:
+    gaining = [each for each in changes if each.gain_h is not None and each.gain_h >= MIN_GAIN_H]
+    if gaining:
+        out.print(f"Hours of training that a change gains in these {outlook.hours:,.5g} h, most first:")
+    for each in gaining:
+        _print_change(each)
+    others = [each for each in changes if each not in gaining]
+    if others:
+        out.print("These gain nothing:" if gaining else "No change that was tried gains anything:")
+    for each in others:
+        _print_change(each)
+    if not outlook.stages.get("every") and not any("checkpoint:" in edit for edit in _edits(changes)):
         out.print(
-            f"  {each.gain_h:+8,.1f} h ({each.gain_low_h:+,.1f} to {each.gain_high_h:+,.1f})  goodput "
-            f"{each.goodput:.1%}  {' and '.join(each.edits)}  (unproven)"
+            "The job saved no checkpoint, so that a failure loses all its steps: --edit "
+            "checkpoint:every=200,stall=5 says what saving would give, if training stands 5 s for each"
         )
+    out.print("Unproven for this job: docs/goodput.md has how far such predictions were from real jobs.")
+
+
+def _edits(changes: Sequence[GoodputPrediction]) -> list[str]:
+    return [edit for each in changes for edit in each.edits]
+
+
+def _print_change(change: GoodputPrediction) -> None:
+    gained = f"{change.gain_h:+9,.1f} h ({change.gain_low_h:+,.1f} to {change.gain_high_h:+,.1f})"
+    what = ", ".join(IN_WORDS[edit.partition(":")[0]] for edit in change.edits)
+    console().print(f"{gained}  goodput {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")

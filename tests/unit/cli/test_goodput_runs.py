@@ -1,4 +1,4 @@
-"""Which runs `dpro goodput` takes for one job."""
+"""Which runs `dpro goodput` takes for one job, and what it says to those who use it first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from dpro.cli.goodput import IN_WORDS
+from dpro.goodput.account import CLASSES
+from dpro.goodput.designs import DESIGNS
 from tests.commands import dpro, refused
-from tests.lives import WrittenAttempt
+from tests.lives import WrittenAttempt, job
 
 
 def written(folder, begin: float, steps: int = 10):
@@ -50,3 +53,40 @@ def test_runs_that_ran_at_the_same_time_are_no_attempts_of_one_job(tmp_path, beg
         assert "ran at the same time: they are no attempts of one job" in said
     else:
         assert len(account(one.path, other.path)["attempts"]) == 2
+
+
+def test_help_has_each_change_and_each_class():
+    said = dpro("goodput", "--help").stdout
+    assert set(IN_WORDS) == set(DESIGNS)
+    assert [name for name in DESIGNS if f"{name}:" not in said] == []
+    assert [name for name in CLASSES if name not in said] == []
+    assert "\b" not in said
+
+
+def test_search_says_which_change_gains_most_and_which_gain_nothing(tmp_path):
+    attempts, begin = [], 0.0
+    for number in range(4):
+        attempt = WrittenAttempt(begin=begin)
+        end = attempt.trained(40, longer={20: 2.0})
+        attempt.checkpoint("save", begin + 4 + 20.5, 2.0, f"/c{number}")
+        attempts.append(attempt.ended(end, code=1))
+        begin = end + 5
+    path = str(job(tmp_path, attempts).path)
+    lines = dpro("goodput", path, "--hours", "10").stdout.splitlines()
+    first = next(
+        at for at, line in enumerate(lines) if line.startswith("Hours of training that a change gains")
+    )
+    gains = [float(line.split()[0].replace(",", "")) for line in lines[first + 1 :] if "  goodput " in line]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 0
+    assert "(save in the background)" in "".join(lines)
+    assert lines[-1].startswith("Unproven for this job")
+    alone = dpro("goodput", path, "--preset", "bloom", "--edit", "hosts:count=1").stdout
+    assert "No change that was tried gains anything:" in alone
+
+
+def test_job_that_saved_nothing_is_shown_how_to_ask_for_checkpoints(tmp_path):
+    said = dpro("goodput", str(written(tmp_path, 0).path), "--preset", "bloom").stdout
+    assert "The job saved no checkpoint, so that a failure loses all its steps: --edit checkpoint:" in said
+    asked = ("--preset", "bloom", "--edit", "checkpoint:every=5,stall=1")
+    assert "saved no checkpoint" not in dpro("goodput", str(tmp_path), *asked).stdout
