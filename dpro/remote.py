@@ -59,18 +59,29 @@ def local_copy(url: str) -> Path:
     return copy
 
 
-def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
-    """The files of a URL: place below it -> what its store says of it; its root; the store."""
+def open_store(url: str) -> tuple[Any, str]:
+    """The file system of a URL, as fsspec has them, and the path in it.
+
+    Raises:
+        MissingExtra: fsspec is not installed.
+        UsageError: it does not know such URLs.
+        InputError: what it needs for them is not installed, or the store cannot be opened.
+    """
     with needs_extra("remote"):
         import fsspec
     try:
-        store, root = fsspec.core.url_to_fs(url)
+        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
     except ImportError as error:  # fsspec is there; what it needs for this sort of store is not
         raise InputError(f"{url}: {first_line(error)} with pip") from error
     except ValueError as error:
         raise UsageError(f"{url}: {first_line(error)}; see fsspec for those there are") from error
     except Exception as error:  # whatever the store's library raises
         raise InputError(f"{url}: {first_line(error)}") from error
+
+
+def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
+    """The files of a URL: place below it -> what its store says of it; its root; the store."""
+    store, root = open_store(url)
     try:
         found = store.find(root, detail=True)
     except Exception as error:  # whatever the store's library raises

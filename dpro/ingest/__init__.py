@@ -6,6 +6,7 @@ Files are tasks: they run in a pool, on any executor, or in shards, and the same
 
     importer            sources to a run, in one process or a pool
     shards              the same by several processes that share a file system, such as a Slurm array
+    stored              a run in an object store, whole or by shards that share only the store
     dumps               a folder of flight recorder dumps as tables in memory, without making a run
     formats             which importer reads a file
     trace               what an importer returns

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import Any, cast
 
-from dpro.errors import MissingExtra
+from dpro.errors import DproError, MissingExtra, first_line
 
 _ATTEMPTS = 5  # survives the death of one node fewer
 
@@ -35,6 +35,7 @@ def ray_executor() -> Iterator[RayExecutor]:
 
     Raises:
         MissingExtra: Ray is not installed.
+        DproError: it cannot be imported.
     """
     # A worker is one core; set here, it reaches those that a cluster of this machine starts.
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -42,6 +43,11 @@ def ray_executor() -> Iterator[RayExecutor]:
         import ray
     except ImportError as error:
         raise MissingExtra("ray", "ray") from error
+    except Exception as error:  # Ray asks the libraries of all accelerators, which may be there and not work
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise DproError(
+            f"Ray is installed and cannot be imported ({what}); try `python -c 'import ray'`"
+        ) from error
     ours = not ray.is_initialized()
     if ours:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -37,8 +37,8 @@ from dpro.ingest.importer import (
 )
 from dpro.store import Manifest, is_run, open_run
 
-_PLAN = "plan.json"
-_MARKS = "shards"
+PLAN = "plan.json"
+MARKS = "shards"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class WaitingImport:
     """A run that is not whole yet: the shards that have not ended, and the folder of staged files."""
 
     missing: list[int]
-    staging: Path
+    staging: Path | str
 
 
 class ShardDocument(Document, frozen=True, kw_only=True):
@@ -114,13 +114,13 @@ def import_shard(
     staging = run.with_name(f".{run.name}{STAGING_SUFFIX}")
     try:
         make_staging(staging)
-        (staging / _MARKS).mkdir(exist_ok=True)
-        _agree(staging, traces, shard)
+        (staging / MARKS).mkdir(exist_ok=True)
+        agree(staging, traces, shard)
         stage_part(traces, staging, shard, jobs, executor, progress)
-        missing = [index for index in range(shard.count) if not _mark(staging, index).exists()]
+        missing = [index for index in range(shard.count) if not mark_of(staging, index).exists()]
         if is_run(run):  # looked at last: marks are gone only once the run is there
             return open_run(run).manifest
-        return WaitingImport(missing, staging) if missing else _finish(traces, staging, run, jobs, executor)
+        return WaitingImport(missing, staging) if missing else finish(traces, staging, run, jobs, executor)
     except OSError as error:
         # Shards that end together find the run made, and what it was made of gone.
         if is_run(run):
@@ -128,18 +128,33 @@ def import_shard(
         raise unwritable(run, error) from error
 
 
-def _mark(staging: Path, index: int) -> Path:
-    return staging / _MARKS / f"{index:05d}"
+def mark_of(staging: Path, index: int) -> Path:
+    """The file that says that a shard has ended.
+
+    Args:
+        staging: folder that the import is gathered in.
+        index: of the shard.
+    """
+    return staging / MARKS / f"{index:05d}"
 
 
-def _agree(staging: Path, traces: Traces, shard: Shard) -> None:
-    """Refuse files, or a number of shards, other than those that the first shard wrote down."""
+def agree(staging: Path, traces: Traces, shard: Shard) -> None:
+    """Refuse files, or a number of shards, other than those that the first shard wrote down.
+
+    Args:
+        staging: folder that the import is gathered in; what the first shard writes down is put there.
+        traces: the files of all shards.
+        shard: which of how many.
+
+    Raises:
+        UsageError: other shards were given other sources, or are another number.
+    """
     names = "\0".join(f"{source.label}\0{name}" for source, name in traces.files)
     digest = hashlib.sha256(os.fsencode(names)).hexdigest()
     mine = {"dpro": __version__, "files": len(traces.files), "digest": digest, "shards": shard.count}
-    plan = staging / _PLAN
+    plan = staging / PLAN
     if not plan.exists():
-        with written_whole(staging.resolve(), _PLAN) as file:
+        with written_whole(staging.resolve(), PLAN) as file:
             file.write(json.dumps(mine).encode())
     theirs = json.loads(plan.read_text(encoding="utf-8"))
     if theirs != mine:
@@ -171,16 +186,26 @@ def stage_part(
     Raises:
         OSError: the staging folder cannot be written.
     """
-    mark = _mark(staging, shard.index)
+    mark = mark_of(staging, shard.index)
     mark.unlink(missing_ok=True)
     tasks = [task for task in traces.tasks(staging)[shard.index :: shard.count] if not is_staged(task)]
     stage_all(tasks, spread_over(tasks, jobs, executor), progress)
     mark.touch()
 
 
-def _finish(
-    traces: Traces, staging: Path, run: Path, jobs: int | None, executor: Executor | None
-) -> Manifest:
+def finish(traces: Traces, staging: Path, run: Path, jobs: int | None, executor: Executor | None) -> Manifest:
+    """Make the run from what all shards have staged, and remove that.
+
+    Args:
+        traces: the files of all shards.
+        staging: folder that the import was gathered in.
+        run: the run directory to make.
+        jobs: as in `import_sources`.
+        executor: as in `import_sources`.
+
+    Raises:
+        OSError: the run cannot be written.
+    """
     with _one_at_a_time(staging):
         if is_run(run):  # another shard that ended at the same time has made it
             return open_run(run).manifest

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dpro.errors import MissingExtra
+from dpro.errors import DproError, MissingExtra
 from dpro.ingest.importer import import_sources
 from dpro.ingest.ray_executor import ray_executor
 from tests.integration.test_import_parallel import digests
+from tests.slow_reader import install_slow_reader
 from tests.traces import write_rank
 
 
@@ -25,9 +26,18 @@ def test_without_ray_the_extra_is_named(monkeypatch):
         pass
 
 
+def test_a_ray_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):
+    # As where amdsmi is installed without AMD's driver: Ray raises its KeyError.
+    (tmp_path / "ray.py").write_text("{}['libamd_smi.so']", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DproError, match=r"cannot be imported \(KeyError: 'libamd_smi.so'\)"), ray_executor():
+        pass
+
+
 @pytest.mark.slow
 def test_the_command_imports_on_ray(tmp_path):
-    pytest.importorskip("ray", reason="Ray is not installed")
+    pytest.importorskip("ray", reason="Ray is not installed", exc_type=Exception)
     for rank in range(3):
         write_rank(tmp_path / "in", rank, 3)
     import_sources([tmp_path / "in"], tmp_path / "expected")
@@ -39,11 +49,11 @@ def test_the_command_imports_on_ray(tmp_path):
 
 @pytest.mark.slow
 def test_nothing_is_lost_with_a_node_of_the_cluster(tmp_path, repository, monkeypatch):
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=Exception)
     from ray.cluster_utils import Cluster
 
     ranks = 10
-    log = _install_slow_reader(tmp_path / "site")
+    log = install_slow_reader(tmp_path / "site", "ray.get_runtime_context().get_node_id()", "ray")
     for rank in range(ranks):
         write_rank(tmp_path / "in", rank, ranks)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{repository}")  # for the workers alone
@@ -69,31 +79,6 @@ def test_nothing_is_lost_with_a_node_of_the_cluster(tmp_path, repository, monkey
     started = [line.split()[0] for line in log.read_text().splitlines()]
     assert set(started) == {f"rank{rank}.json.gz" for rank in range(ranks)}
     assert started.count(started[2]) == 2  # what the node was reading when it died was read again
-
-
-def _install_slow_reader(site: Path) -> Path:
-    """Make Kineto's own reader slow for processes that start with this folder on their path.
-
-    Returns:
-        The file where they note what they read, who they are, and on which node.
-    """
-    site.mkdir()
-    log = site / "log"
-    (site / "sitecustomize.py").write_text(
-        "import os, time\n"
-        "import dpro.ingest.formats as formats\n"
-        "real = formats.Format.read\n"
-        "def read(self, path, *, rank=None):\n"
-        "    import ray\n"
-        "    node = ray.get_runtime_context().get_node_id()\n"
-        f"    with open({str(log)!r}, 'a') as file:\n"
-        "        file.write(f'{path.name} {os.getpid()} {node}\\n')\n"
-        "    time.sleep(1)\n"
-        "    return real(self, path, rank=rank)\n"
-        "formats.Format.read = read\n",
-        encoding="utf-8",
-    )
-    return log
 
 
 def _kill_the_reader_of_the_third_file(cluster: object, log: Path) -> None:

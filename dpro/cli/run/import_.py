@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -15,13 +17,14 @@ from dpro.errors import UsageError
 from dpro.words import few
 
 if TYPE_CHECKING:
-    from dpro.ingest.shards import WaitingImport
+    from dpro.ingest.shards import Shard, WaitingImport
+    from dpro.store import Run
 
 
 @click.command("import")
-@click.argument("sources", nargs=-1, metavar="SOURCE...", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
 @click.option(
-    "-o", "--output", required=True, metavar="RUN", type=click.Path(path_type=Path), help="Run to make."
+    "-o", "--output", required=True, metavar="RUN", help="Run to make; may be a URL (s3://bucket/run)."
 )
 @click.option(
     "-j",
@@ -51,8 +54,8 @@ if TYPE_CHECKING:
 )
 @json_option
 def import_(
-    sources: tuple[Path, ...],
-    output: Path,
+    sources: tuple[str, ...],
+    output: str,
     jobs: int | None,
     executor: str,
     shard: str | None,
@@ -61,45 +64,79 @@ def import_(
 ) -> None:
     """Turn other tools' traces and dumps into a run directory.
 
-    SOURCE is a file, an archive, or a folder that is searched to the bottom.
+    SOURCE is a file, an archive, or a folder that is searched to the bottom; or the URL of one.
 
     \b
     dpro import traces/ -o RUN
     dpro import profile/ --requests requests.jsonl -o RUN
     dpro import rank0.json.gz dumps.zip -o RUN --jobs 4
     dpro import /data/traces -o /data/RUN --shard $SLURM_ARRAY_TASK_ID/16
+    dpro import s3://bucket/traces -o s3://bucket/RUN
     """
-    from dpro._version import __version__
-    from dpro.cli.runs import progress_bar
-    from dpro.ingest.importer import import_sources, refuse_existing
     from dpro.ingest.requests.log import add_requests, read_requests
-    from dpro.ingest.shards import WaitingImport, import_shard, parse_shard
-    from dpro.store import Manifest, write_manifest
+    from dpro.ingest.shards import WaitingImport, parse_shard
+    from dpro.remote import is_url, local_copy
 
     share = parse_shard(shard) if shard is not None else None
     if not sources and (not requests or share is not None):
         raise UsageError("name the traces to import" + (", or a log of requests alone" if not share else ""))
+    if requests and is_url(output):
+        raise UsageError(f"{output}: a run with --requests is made in a folder; copy it there afterwards")
     log = read_requests(requests) if requests else None
-    if log is not None and not sources:
-        refuse_existing(output)
-        write_manifest(output, Manifest(world_size=0, ranks=[], created_by=f"dpro {__version__}"))
-        add_requests(output, log)
-        _say_what_was_imported(output, as_json)
-        return
-    with _executor(executor) as pool, progress_bar() as progress:
-        if share is None:
-            manifest = import_sources(sources, output, jobs=jobs, executor=pool, progress=progress)
+    traces = [local_copy(source) if is_url(source) else Path(source) for source in sources]
+    with TemporaryDirectory(prefix="dpro-import-") as here, _executor(executor) as pool:
+        if traces:
+            outcome = _import(traces, output, share, jobs=jobs, executor=pool, here=Path(here))
         else:
-            outcome = import_shard(sources, output, share, jobs=jobs, executor=pool, progress=progress)
-            if isinstance(outcome, WaitingImport):
-                _say_what_is_missing(output, outcome, as_json)
-                return
-            manifest = outcome
-    if log is not None:
-        manifest = add_requests(output, log)
-    for warning in manifest.warnings:
-        warn(warning)
-    _say_what_was_imported(output, as_json)
+            outcome = _make_empty(Path(output))
+        if isinstance(outcome, WaitingImport):
+            _say_what_is_missing(output, outcome, as_json)
+            return
+        if log is not None:
+            outcome = replace(outcome, manifest=add_requests(outcome.path, log))
+        for warning in outcome.manifest.warnings:
+            warn(warning)
+        _say_what_was_imported(outcome, as_json)
+
+
+def _import(
+    traces: list[Path],
+    output: str,
+    share: Shard | None,
+    *,
+    jobs: int | None,
+    executor: Executor | None,
+    here: Path,
+) -> Run | WaitingImport:
+    """Import into a folder, or a store by way of a folder here."""
+    from dpro.cli.runs import progress_bar
+    from dpro.ingest.importer import import_sources
+    from dpro.ingest.shards import WaitingImport, import_shard
+    from dpro.ingest.stored import import_to_store
+    from dpro.remote import is_url
+    from dpro.store import open_run
+
+    with progress_bar() as progress:
+        if is_url(output):
+            return import_to_store(
+                traces, output, share, here, jobs=jobs, executor=executor, progress=progress
+            )
+        run = Path(output)
+        if share is None:
+            import_sources(traces, run, jobs=jobs, executor=executor, progress=progress)
+            return open_run(run)
+        outcome = import_shard(traces, run, share, jobs=jobs, executor=executor, progress=progress)
+        return outcome if isinstance(outcome, WaitingImport) else open_run(run)
+
+
+def _make_empty(run: Path) -> Run:
+    from dpro._version import __version__
+    from dpro.ingest.importer import refuse_existing
+    from dpro.store import Manifest, open_run, write_manifest
+
+    refuse_existing(run)
+    write_manifest(run, Manifest(world_size=0, ranks=[], created_by=f"dpro {__version__}"))
+    return open_run(run)
 
 
 @contextmanager
@@ -114,25 +151,24 @@ def _executor(name: str) -> Iterator[Executor | None]:
         yield executor
 
 
-def _say_what_was_imported(run: Path, as_json: bool) -> None:
+def _say_what_was_imported(run: Run, as_json: bool) -> None:
     from dpro.analysis.answers.info import contents_document
     from dpro.cli.run.info import rows_in_words, unclassified_in_words
-    from dpro.store import open_run
 
-    document = contents_document(open_run(run))
+    document = contents_document(run)
     if as_json:
         print_json(document)
         return
     ranks = f"{len(document.ranks)} of {document.world_size} ranks"
-    console().print(f"{run}: {ranks}, {rows_in_words(document)}")
+    console().print(f"{run.label}: {ranks}, {rows_in_words(document)}")
     console().print(unclassified_in_words(document.coverage.unclassified))
 
 
-def _say_what_is_missing(run: Path, waiting: WaitingImport, as_json: bool) -> None:
+def _say_what_is_missing(run: str, waiting: WaitingImport, as_json: bool) -> None:
     from dpro.ingest.shards import ShardDocument
 
     if as_json:
-        print_json(ShardDocument(run=str(run), complete=False, missing_shards=waiting.missing))
+        print_json(ShardDocument(run=run, complete=False, missing_shards=waiting.missing))
         return
     out = few(waiting.missing, 8)
     console().print(f"{run}: not whole yet; {len(waiting.missing)} shards are still out: {out}")
