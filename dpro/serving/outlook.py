@@ -13,17 +13,20 @@ from pathlib import Path
 
 import polars as pl
 
+from dpro.analysis.graphs import graph_of
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.layouts.inputs.model import read_model
 from dpro.replay.models.gpus import GPUS, common_model
-from dpro.replay.serving.changes import GivenFacts
+from dpro.replay.serving.changes import AS_THEY_ARE, CHANGES, GivenFacts
 from dpro.replay.serving.fit import FittedCost
+from dpro.replay.serving.inside import ChangedIterations, changed_iterations
 from dpro.replay.serving.predict import predict
 from dpro.replay.serving.recorded import engine_of, fit_run
 from dpro.replay.serving.search import Goal, most_requests
 from dpro.replay.serving.sized import ServedModel
-from dpro.replay.whatif.grammar import nearest
+from dpro.replay.whatif.grammar import nearest, split_edit
+from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import Run
 
@@ -93,7 +96,7 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
 
     Args:
         run: of a server.
-        edits: as `max-batch:requests=64`.
+        edits: as `max-batch:requests=64`; or of the inside of iterations, as `cuda-graph`.
         limits: that are known.
 
     Raises:
@@ -101,6 +104,9 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
         Unanswerable: the run does not say enough.
     """
     requests, fitted = _server(run, limits)
+    inside = [edit for edit in edits if split_edit(edit)[0] in EDITS.keys() - CHANGES.keys()]
+    given = GivenFacts(_served(run, limits), limits.logs, _inside(run, inside) if inside else AS_THEY_ARE)
+    others = [edit for edit in edits if edit not in inside]
     figures = [
         PredictedFigure(
             each.name,
@@ -109,7 +115,7 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
             each.low,
             each.high,
         )
-        for each in predict(requests, fitted, edits, GivenFacts(_served(run, limits), limits.logs))
+        for each in predict(requests, fitted, others, given)
     ]
     return [ServingPrediction(list(edits), figures, None, _proven(edits))]
 
@@ -134,6 +140,19 @@ def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
 
 def _proven(edits: Sequence[str]) -> bool:
     return all(edit.partition(":")[0] in PROVEN for edit in edits)
+
+
+def _inside(run: Run, edits: Sequence[str]) -> ChangedIterations:
+    """What edits of jobs do to iterations in deep windows.
+
+    Raises:
+        UsageError: an edit is none.
+        Unanswerable: the run has no deep windows, or they lack what an edit needs.
+    """
+    parsed = [parse_edit(edit) for edit in edits]
+    known = (pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0)
+    iterations = run.table(ITERATIONS).filter(known).filter(pl.col("rank") == pl.col("rank").min())
+    return changed_iterations(graph_of(run)[0].graph, iterations, parsed)
 
 
 def _served(run: Run, limits: Limits) -> ServedModel | None:

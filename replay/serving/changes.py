@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 import polars as pl
@@ -16,6 +17,7 @@ import polars as pl
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.models.gpus import GPUS
 from dpro.replay.serving.engine import Engine, IterationCost
+from dpro.replay.serving.inside import ChangedIterations
 from dpro.replay.serving.sized import ServedModel, cached_tokens, moved_to
 from dpro.replay.whatif.grammar import KnownChange, Values, apply_change, nearest, split_edit, values_of
 
@@ -24,6 +26,9 @@ NO_LIMIT = 1 << 20  # tokens
 # How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
 # logarithm: 90% of the rows of the tables of docs/serving.md are within 30%.
 HARDWARE_ERROR = 0.16
+
+
+AS_THEY_ARE = ChangedIterations(1.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,12 @@ class GivenFacts:
     Attributes:
         served: the model, and what serves it; None where it is not known.
         logs: other requests by the name of their file, as rows of table `requests`.
+        inside: what edits of the inside of iterations do to these, made beside all other changes.
     """
 
     served: ServedModel | None = None
     logs: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    inside: ChangedIterations = AS_THEY_ARE
 
 
 NOTHING_GIVEN = GivenFacts()
@@ -356,6 +363,21 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
         "are not kept.",
     ),
 }
+
+
+def changed_by_all(server: Server, changes: Sequence[str]) -> Server:
+    """Apply changes, and those of the inside of iterations that are given.
+
+    Args:
+        server: as it is.
+        changes: one after the other.
+
+    Raises:
+        UsageError: there is no such change, or its values are none.
+    """
+    after, inside = reduce(changed, changes, server), server.given.inside
+    cost = replace(after.cost, with_prompts=inside.prompts, only_decodes=inside.decodes)
+    return replace(after, cost=cost, doubt=float(np.hypot(after.doubt, inside.doubt)))
 
 
 def changed(server: Server, text: str) -> Server:

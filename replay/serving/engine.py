@@ -77,6 +77,7 @@ class IterationCost:
         power: p.
         per_decode: tokens that are multiplied for each decode: more than one where tokens are guessed.
         overlapped: share of the shorter, of products and attention, that runs beside the longer.
+        with_prompts, only_decodes: how many times as long iterations with prompts take, and the others.
     """
 
     host_s: float
@@ -88,6 +89,8 @@ class IterationCost:
     power: float = 2.0
     per_decode: float = 1.0
     overlapped: float = 0.0
+    with_prompts: float = 1.0
+    only_decodes: float = 1.0
 
     def array(self) -> Floats:
         """As the loop takes it."""

@@ -180,7 +180,8 @@ def seconds(cost: IterationCost, prefill: Floats, decodes: Floats, context: Floa
     joined = (cost.weights_s**cost.power + multiplied**cost.power) ** (1 / cost.power)
     attended = cost.context_s * context + cost.pair_s * pairs
     hidden = cost.overlapped * np.minimum(joined, attended)
-    return np.asarray(cost.host_s + joined + attended - hidden + cost.request_s * decodes)
+    times = np.where(prefill > 0, cost.with_prompts, cost.only_decodes)
+    return np.asarray(times * (cost.host_s + joined + attended - hidden + cost.request_s * decodes))
 
 
 def _usual(measured: pl.DataFrame) -> Floats:

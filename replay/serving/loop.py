@@ -34,8 +34,9 @@ SCHEDULED, FIRST, END, TIME_COLUMNS = range(4)
 ARRIVAL, PROMPT, OUTPUT, CACHED = range(4)
 # Columns of iterations: start and end ns, tokens of prompts, decodes, their context, pairs, waiting.
 START, STOP, PREFILL, DECODES, CONTEXT, ATTENTION, WAITING, ITERATION_COLUMNS = range(8)
-# Entries of a cost, s and s per unit, and the power that joins the first two.
-HOST, WEIGHTS, TOKEN, REQUEST, READ, PAIR, POWER, PER_DECODE, OVERLAPPED, NUM_COSTS = range(10)
+# Entries of a cost: s and s per unit, the power that joins weights and tokens, numbers.
+HOST, WEIGHTS, TOKEN, REQUEST, READ, PAIR, POWER, PER_DECODE, OVERLAPPED = range(9)
+WITH_PROMPTS, ONLY_DECODES = 9, 10  # times as long
 
 
 @compiled
@@ -49,7 +50,8 @@ def _iteration_s(cost: Any, prefill: float, decodes: float, context: float, atte
         joined = longer * (1 + (shorter / longer) ** cost[POWER]) ** (1 / cost[POWER])
     attend = cost[READ] * context + cost[PAIR] * attention
     hidden = cost[OVERLAPPED] * min(joined, attend)
-    return float(cost[HOST] + joined + attend - hidden + cost[REQUEST] * decodes)
+    times = cost[WITH_PROMPTS] if prefill > 0 else cost[ONLY_DECODES]
+    return float(times * (cost[HOST] + joined + attend - hidden + cost[REQUEST] * decodes))
 
 
 @compiled
@@ -343,7 +345,7 @@ def run_requests(requests: Ints, limits: Ints, cost: Floats, max_iterations: int
         requests: [N, 4] by arrival: arrival ns, tokens of the prompt and of the output, cached ones. Where
             clients send them one after the other, arrivals are written into it.
         limits: [NUM_LIMITS] of the engine.
-        cost: [NUM_COSTS] of an iteration.
+        cost: [11] of an iteration.
         max_iterations: after which requests that have not ended are left so.
 
     Returns:

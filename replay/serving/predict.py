@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.replay.serving.changes import NOTHING_GIVEN, GivenFacts, Pools, Server, changed
+from dpro.replay.serving.changes import NOTHING_GIVEN, GivenFacts, Pools, Server, changed_by_all
 from dpro.replay.serving.engine import IterationCost, serve
 from dpro.replay.serving.fit import COST_PARTS, FittedCost, delayed
 from dpro.units import NS_PER_S
@@ -135,7 +134,7 @@ def predict(
         Unanswerable: a request never fits, or a change needs what is not known.
     """
     before = Server(requests, fitted.engine, fitted.cost, given=given)
-    after = reduce(changed, changes, before)
+    after = changed_by_all(before, changes)
     whole = requests.filter(pl.col("end_ns") >= pl.col("first_token_ns"), pl.col("first_token_ns") >= 0)
     measured = figures_of(whole) if whole.height == requests.height else dict.fromkeys(FIGURES, np.nan)
     same, other = (figures_of(answered(each, fitted.delay_s)) for each in (before, after))
@@ -157,7 +156,7 @@ def _drawn_ratios(before: Server, fitted: FittedCost, changes: Sequence[str]) ->
     ratios = []
     for cost, delay_s in fitted.draws(DRAWS):
         base = replace(before, cost=cost)
-        after = reduce(changed, changes, base)
+        after = changed_by_all(base, changes)
         other_run = rng.normal(0, MIN_ERROR) + rng.normal(0, after.doubt, len(COST_PARTS))
         after = replace(after, cost=_moved(after.cost, other_run))
         pair = (figures_of(answered(after, delay_s)), figures_of(answered(base, delay_s)))

@@ -86,6 +86,8 @@ def test_requests_of_a_public_trace_are_served_by_the_recorded_engine(log: Path,
         (["--edit", "kv-cache:tokens=16"], 1, "never served"),
         (["--edit", "tensor-parallel:degree=2"], 1, "--model"),
         (["--edit", "requests:file=nowhere.csv"], 1, "nowhere.csv"),
+        (["--edit", "cuda-graph"], 1, "no spans"),
+        (["--edit", "cuda-grap"], 2, "no change"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_in_one_line(
