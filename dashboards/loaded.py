@@ -24,6 +24,7 @@ from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
 from dpro.goodput.document import JobLife, life_of
+from dpro.goodput.ends import ensure_one_job
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.fidelity.accuracy import Trust
@@ -50,6 +51,7 @@ class Loaded(Analysis):
 
     Attributes:
         others: returns another run of the page by its name.
+        offered: returns all runs that the page offers.
     """
 
     def __init__(self, run: Run, as_tried: Tried = lambda found: (list(found), [])) -> None:
@@ -63,6 +65,7 @@ class Loaded(Analysis):
         super().__init__(run)
         self.as_tried = as_tried
         self.others: Callable[[str], Loaded] = _no_other
+        self.offered: Callable[[], list[Run]] = list
         self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()
         self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
@@ -95,6 +98,25 @@ class Loaded(Analysis):
     def life(self) -> JobLife:
         """What all ranks did in all their time, over all attempts of the job."""
         return life_of([self.run], [self])
+
+    @cached
+    def of_same_job(self) -> list[Run]:
+        """The other runs that are offered and that the same command made."""
+        command, own = self.run.manifest.command, self.run.path.resolve()
+        found = [each for each in self.offered() if each.manifest.command == command]
+        return [each for each in found if each.path.resolve() != own] if command else []
+
+    @cached
+    def life_with_others(self) -> JobLife:
+        """The same over all runs of the same command, as attempts of one job.
+
+        Raises:
+            InputError: two of them ran at the same time.
+        """
+        runs = [self.run, *self.of_same_job]
+        life = life_of(runs, [self])
+        ensure_one_job(life.attempts, runs)
+        return life
 
     @cached
     def replay_lanes(self) -> BackgroundResult:

@@ -17,7 +17,9 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.shown import ShownRun
 from dpro.errors import Unanswerable, UsageError
+from dpro.remote import is_url
 from dpro.selection import quoted
+from dpro.store import Run, is_run, open_run
 
 KEPT = 2  # runs that stay open besides the first: one that is shown, and one to compare it with
 PATIENCE_S = 2.0  # how long a request waits for a run to open; the page asks again
@@ -73,7 +75,7 @@ class Runs:
         self._offers, self._show = offers, show
         self._open: OrderedDict[str, Future[ShownRun]] = OrderedDict()
         self._lock = threading.Lock()
-        opened.loaded.others = self.loaded
+        opened.loaded.others, opened.loaded.offered = self.loaded, self.whole
 
     @property
     def change(self) -> bool:
@@ -83,6 +85,11 @@ class Runs:
     def offers(self) -> Sequence[OfferedRun]:
         """All runs that a link can name."""
         return self._offers()
+
+    def whole(self) -> list[Run]:
+        """All runs that are offered, opened: without traces, and without what is still being recorded."""
+        known = [each for each in self._offers() if not each.why and not each.lives]
+        return [open_run(each.path) for each in known if not is_url(each.path) and is_run(each.path)]
 
     def loaded(self, name: str) -> Loaded:
         """The latest state of a run.
@@ -141,7 +148,7 @@ class Runs:
         gc.collect()  # what was closed has cycles
         try:
             shown = show(offer)
-            shown.loaded.others = self.loaded
+            shown.loaded.others, shown.loaded.offered = self.loaded, self.whole
         except BaseException as error:
             future.set_exception(error)
             return

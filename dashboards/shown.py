@@ -47,6 +47,7 @@ class ShownRun:
                 if self._left:
                     return
                 state.earlier, state.others = shown_by(self.loaded), self.loaded.others
+                state.offered = self.loaded.offered
                 self.loaded = state
                 self.version += 1
         except DproError as error:

@@ -22,6 +22,7 @@ from dpro.goodput.document import IN_WORDS, JobLife, goodput_document
 from dpro.goodput.marks import DOWN
 from dpro.units import NS_PER_MS, format_duration
 
+OF, RUN, JOB = "of", "run", "job"  # parameter of the link: whose life
 MAX_RANKS = 64  # strips
 MAX_POINTS = 3000  # of all lines of steps
 MAX_LABELS = 12  # attempts whose ends are written into the picture; of more they show under the pointer
@@ -45,6 +46,19 @@ SHADES = {  # what it is drawn as -> colour of the palette, pattern
 _COLUMNS = ("rank", "attempt", "class", "first_step", "last_step", "begin_ms", "lasts_ms")
 
 
+def chosen_life(loaded: Loaded, link: Link) -> JobLife:
+    """The life of the run's job: of its own attempts, or with the other runs of the same command.
+
+    Args:
+        loaded: the run.
+        link: says which (`of=job`).
+
+    Raises:
+        InputError: two of these ran at the same time.
+    """
+    return loaded.life_with_others if link.own.get(OF) == JOB else loaded.life
+
+
 def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """What the selected ranks did, in pieces that can be seen.
 
@@ -56,7 +70,8 @@ def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:
         `rank`, `attempt`, `class`, `first_step`, `last_step` (-1 outside steps), `begin_ms` since the job
         began, `lasts_ms`.
     """
-    pieces = loaded.life.pieces
+    life = chosen_life(loaded, link)
+    pieces = life.pieces
     if link.ranks:
         pieces = pieces.filter(pl.col("rank").is_in(link.ranks))
     if pieces.is_empty():
@@ -73,22 +88,22 @@ def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     )  # fmt: skip
     return merged.select(
         "rank", "attempt", "class", pl.col("first_step", "last_step").fill_null(-1),
-        begin_ms=_since_begin(loaded.life, pl.col("start_ns")), lasts_ms=pl.col("duration_ns") / NS_PER_MS,
+        begin_ms=_since_begin(life, pl.col("start_ns")), lasts_ms=pl.col("duration_ns") / NS_PER_MS,
     )  # fmt: skip
 
 
-def attempt_info(loaded: Loaded, _link: Link) -> pl.DataFrame:
+def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """The attempts of the job.
 
     Args:
         loaded: the run.
-        _link: not used: attempts are of all ranks.
+        link: whose attempts; these are of all ranks.
 
     Returns:
         `attempt`, `begin_ms` and `end_ms` since the job began, `first_step`, `steps`, `repeated`, `lost`,
         `label` and `words` of how it ended.
     """
-    life = loaded.life
+    life = chosen_life(loaded, link)
     document = goodput_document(life, [loaded.run.label])
     begin, end = pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("duration_ns")).max()
     up = life.pieces.filter(pl.col("class") != DOWN).group_by("attempt", "rank").agg(begin=begin, end=end)
@@ -105,17 +120,18 @@ def attempt_info(loaded: Loaded, _link: Link) -> pl.DataFrame:
     return said.join(times, on="attempt").sort("attempt")
 
 
-def progress_info(loaded: Loaded, _link: Link) -> pl.DataFrame:
+def progress_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """Which step the job had come to when.
 
     Args:
         loaded: the run.
-        _link: not used: steps are the job's.
+        link: whose life; steps are of all ranks.
 
     Returns:
         `attempt`, `time_ms` since the job began, `done`: steps that were done then, by the last rank.
     """
-    pieces = loaded.life.pieces.filter(pl.col("step") >= 0)
+    life = chosen_life(loaded, link)
+    pieces = life.pieces.filter(pl.col("step") >= 0)
     end = (pl.col("start_ns") + pl.col("duration_ns")).max()
     ends = pieces.group_by("attempt", "step").agg(time_ns=end).with_columns(done=pl.col("step") + 1)
     begins = pieces.group_by("attempt").agg(time_ns=pl.col("start_ns").min(), done=pl.col("step").min())
@@ -124,7 +140,7 @@ def progress_info(loaded: Loaded, _link: Link) -> pl.DataFrame:
     every = -(-points.height // MAX_POINTS) or 1
     kept = (number % every == 0) | (number == pl.len().over("attempt") - 1)
     drawn = points.sort("attempt", "done").filter(kept)
-    return drawn.select("attempt", "done", time_ms=_since_begin(loaded.life, pl.col("time_ns")))
+    return drawn.select("attempt", "done", time_ms=_since_begin(life, pl.col("time_ns")))
 
 
 def _since_begin(life: JobLife, time_ns: pl.Expr) -> pl.Expr:

@@ -13,8 +13,12 @@ from dash.development.base_component import Component
 
 from dpro.dashboards import needs
 from dpro.dashboards.goodput.life import (
+    JOB,
     MAX_RANKS,
+    OF,
+    RUN,
     attempt_info,
+    chosen_life,
     life_figure,
     life_info,
     markers_of,
@@ -22,7 +26,7 @@ from dpro.dashboards.goodput.life import (
 )
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
+from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import styled
 from dpro.goodput.account import totals
 from dpro.goodput.document import goodput_document, in_words
@@ -40,7 +44,7 @@ def class_info(loaded: Loaded, link: Link) -> pl.DataFrame:
         loaded: the run.
         link: the selection.
     """
-    pieces = loaded.life.pieces
+    pieces = chosen_life(loaded, link).pieces
     chosen = pieces.filter(pl.col("rank").is_in(link.ranks)) if link.ranks else pieces
     hours = pl.col("duration_ns") / NS_PER_H
     each = hours / max(chosen["rank"].n_unique(), 1)
@@ -75,13 +79,17 @@ def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def _life(loaded: Loaded, link: Link) -> Any:
+    offered = len(loaded.of_same_job)
+    which = {RUN: "this run", JOB: f"all {offered + 1} runs of this command, as one job"}
+    chosen = [choices(link, OF, which, RUN)] if offered else []
     rows = life_info(loaded, link)
     if rows.is_empty():
-        return message(_NONE)
+        return [*chosen, message(_NONE)]
     more = rows["rank"].n_unique() - MAX_RANKS
     figure = life_figure(rows, attempt_info(loaded, link), progress_info(loaded, link), link.theme)
     return [
-        message(in_words(goodput_document(loaded.life, [loaded.run.label]))),
+        *chosen,
+        message(in_words(goodput_document(chosen_life(loaded, link), [loaded.run.label]))),
         *([message(f"{more} more ranks are not drawn: select some.")] if more > 0 else []),
         graph("goodput-life-figure", figure),
         csv_link(NAME, "life", link),
@@ -99,7 +107,7 @@ def _classes(loaded: Loaded, link: Link) -> Any:
 
 
 def _attempts(loaded: Loaded, link: Link) -> Any:
-    document = goodput_document(loaded.life, [loaded.run.label])
+    document = goodput_document(chosen_life(loaded, link), [loaded.run.label])
     rows = [
         [
             row["attempt"], format_duration(row["begin_ms"] * NS_PER_MS) if row["begin_ms"] else "0",

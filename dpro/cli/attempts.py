@@ -1,13 +1,12 @@
 """The runs of one job, as a user names them: one run, several, or a folder of them; also one that still runs.
 
-In: paths. Out: opened runs, and an error where they are not attempts of one job.
+In: paths. Out: opened runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,7 @@ from dpro.errors import InputError
 from dpro.remote import is_url
 
 if TYPE_CHECKING:
-    from dpro.goodput.attempts import Attempt
     from dpro.store import Run
-
-MIN_TOGETHER = 0.5  # of the shorter of two runs: they ran at the same time
 
 
 def runs_of(given: Sequence[str]) -> list[str]:
@@ -68,27 +64,3 @@ def opened(path: str, until: ExitStack) -> Run:
     of = f"{len(run.manifest.ranks)} of {run.manifest.world_size} ranks"
     warn(f"{path} is still being recorded: this is the account so far, of {of}, without what stragglers cost")
     return run
-
-
-def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
-    """Refuse runs that ran at the same time.
-
-    Args:
-        attempts: of all runs, in order.
-        runs: as they were opened.
-
-    Raises:
-        InputError: two of them did.
-    """
-    spans = []
-    for run in runs:
-        own = [each for each in attempts if each.run.path == run.path and each.begin_ns >= 0]
-        if own:
-            spans.append((own[0].begin_ns, max(each.end_ns for each in own), run.label))
-    for (begin, end, name), (other_begin, other_end, other) in combinations(spans, 2):
-        together = min(end, other_end) - max(begin, other_begin)
-        if together > MIN_TOGETHER * min(end - begin, other_end - other_begin):
-            raise InputError(
-                f"{name} and {other} ran at the same time: they are no attempts of one job; "
-                "ask about each job alone"
-            )

@@ -121,8 +121,9 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """
     import msgspec
 
-    from dpro.cli.attempts import ensure_one_job, opened, runs_of
+    from dpro.cli.attempts import opened, runs_of
     from dpro.goodput.document import goodput_document, life_of
+    from dpro.goodput.ends import ensure_one_job
 
     if asked["hours"] and not isfinite(asked["hours"]):
         raise UsageError("--hours is a finite number")

@@ -1,13 +1,14 @@
 """How each attempt of a job ended, and what it left no record of.
 
 In: an attempt's analysis, or the attempts in order. Out: an `AttemptEnd`, as `dpro.analysis.end` judges it;
-notes where torchrun started more attempts than were recorded, and where a clock was set forward.
+an error where runs are not attempts of one job; notes where torchrun started more attempts than were
+recorded, and where a clock was set forward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import polars as pl
@@ -15,11 +16,13 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import COMPLETED, ENDED, FAILED, RUNNING, UNKNOWN, JobEnd
 from dpro.detect.hang.deaths import signal_name
-from dpro.errors import DproError
+from dpro.errors import DproError, InputError
 from dpro.goodput.attempts import Attempt
 from dpro.schema import CLOCK_SAMPLES
+from dpro.store import Run
 from dpro.units import NS_PER_S, format_duration
 
+MIN_TOGETHER = 0.5  # of the shorter of two runs: they ran at the same time
 MIN_JUMP_NS = NS_PER_S
 MAX_SLEW = 1e-3  # of the time that went by: by less a clock is slewed, not set
 HUNG = "hung"
@@ -122,6 +125,30 @@ def set_forward(attempts: Sequence[Attempt]) -> list[str]:
                 f"{format_duration(jump)}: what it did then seems longer by as much"
             )
     return notes
+
+
+def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
+    """Refuse runs that ran at the same time.
+
+    Args:
+        attempts: of all runs, in order.
+        runs: as they were opened.
+
+    Raises:
+        InputError: two of them did.
+    """
+    spans = []
+    for run in runs:
+        own = [each for each in attempts if each.run.path == run.path and each.begin_ns >= 0]
+        if own:
+            spans.append((own[0].begin_ns, max(each.end_ns for each in own), run.label))
+    for (begin, end, name), (other_begin, other_end, other) in combinations(spans, 2):
+        together = min(end, other_end) - max(begin, other_begin)
+        if together > MIN_TOGETHER * min(end - begin, other_end - other_begin):
+            raise InputError(
+                f"{name} and {other} ran at the same time: they are no attempts of one job; "
+                "ask about each job alone"
+            )
 
 
 def _restarts(attempt: Attempt) -> pl.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dpro.analysis.report import make_report
@@ -18,8 +20,12 @@ from dpro.dashboards.goodput.view import VIEW, class_figure, class_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import page
+from dpro.dashboards.runs import OfferedRun, Runs
+from dpro.dashboards.shown import ShownRun
+from dpro.errors import InputError
 from dpro.goodput.account import CLASSES
 from dpro.goodput.document import IN_WORDS
+from dpro.store import open_run, write_manifest
 from tests.builders import gpu_job
 from tests.lives import WrittenAttempt, job, killed_five_times
 
@@ -145,3 +151,46 @@ def test_end_that_is_not_recorded_is_unknown(tmp_path):
 
 def test_imported_run_says_what_is_missing(tmp_path):
     assert "was not recorded" in needs.moments(Loaded(gpu_job().write(tmp_path / "run")), Link())
+
+
+def runs_of_one_command(folder, begins) -> list:
+    runs = []
+    for number, begin in enumerate(begins):
+        attempt = WrittenAttempt(begin=begin)
+        run = attempt.ended(attempt.trained(5)).written(folder / str(number))
+        write_manifest(run.path, replace(run.manifest, command=["train.py"]))
+        runs.append(open_run(run.path))
+    return runs
+
+
+def test_runs_that_the_same_command_made_are_one_job_where_that_is_chosen(tmp_path):
+    first, _, third = runs_of_one_command(tmp_path, (0, 30, 60))
+    write_manifest(third.path, replace(third.manifest, command=["other.py"]))
+    shown = Runs(
+        ShownRun(Loaded(first)), "0", lambda: [OfferedRun(each, str(tmp_path / each)) for each in "012"]
+    )
+    loaded, job_of_all = shown.opened.loaded, Link(own={"of": "job"})
+    assert attempt_info(loaded, Link()).height == 1
+    assert attempt_info(loaded, job_of_all)["begin_ms"].to_list() == [0.0, 30_000.0]
+    assert life_info(loaded, job_of_all)["attempt"].unique().sort().to_list() == [0, 1]
+    assert "all 2 runs of this command, as one job" in str(VIEW.sections["goodput-life"](loaded, Link()))
+    assert class_info(loaded, job_of_all)["share"].sum() == pytest.approx(1)
+
+
+def test_runs_of_one_command_that_ran_at_the_same_time_are_refused(tmp_path):
+    first, second = runs_of_one_command(tmp_path, (0, 2))
+    loaded = Loaded(first)
+    loaded.offered = lambda: [first, second]
+    with pytest.raises(InputError, match="ran at the same time"):
+        life_info(loaded, Link(own={"of": "job"}))
+
+
+def test_runs_that_cannot_be_opened_and_those_that_still_run_are_no_attempts(tmp_path):
+    first, _ = runs_of_one_command(tmp_path, (0, 30))
+    offers = [
+        OfferedRun("0", str(first.path)),
+        OfferedRun("1", str(tmp_path / "1"), lives=True),
+        OfferedRun("2", str(tmp_path / "2"), why="no manifest"),
+        OfferedRun("3", "s3://bucket/run"),
+    ]
+    assert [each.path for each in Runs(ShownRun(Loaded(first)), "0", lambda: offers).whole()] == [first.path]
