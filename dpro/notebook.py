@@ -116,13 +116,12 @@ class OpenedRun(Loaded):
             UsageError: an edit is not understood, or no such steps were recorded in depth.
             Unanswerable: the run lacks what an edit needs.
         """
-        from dpro.analysis.answers.whatif import of_steps
-        from dpro.replay.whatif.predict import predict
+        from dpro.analysis.answers.whatif import of_steps, predicted
         from dpro.replay.whatif.registry import parse_edit
 
         parsed = [parse_edit(edit) for edit in edits]
         trust, baseline = of_steps(self, parse_selection(steps))
-        return predict(self.built.predictive, baseline, parsed, trust)
+        return predicted(self, parsed, trust, baseline)
 
     @property
     def plot(self) -> Figures:

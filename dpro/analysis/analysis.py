@@ -154,11 +154,12 @@ class Analysis(Cached):
         return replace(found, joined=replace(found.joined, graph=graph))
 
     @cached
-    def too_large(self) -> str:
-        """Why the graph cannot be held as a whole; empty where it can."""
+    def left_out(self) -> list[str]:
+        """What findings lack where the graph cannot be held as a whole."""
         from dpro.analysis.graphs import why_too_large
 
-        return "" if self.condensed is None else why_too_large(self.run)
+        why = "" if self.condensed is None else why_too_large(self.run)
+        return [f"what replays with a rank as fast as its peers: {why}"] if why else []
 
     @property
     def built(self) -> Built:
@@ -225,11 +226,9 @@ class Analysis(Cached):
         from dpro.replay.pipeline.recorded import has_operations
 
         recorded = has_operations(self.run)
-        if not recorded and self.condensed is not None:
-            return None, ""
         found = OperationAnalysis(self.run, self._network, self._products) if recorded else self
         try:
-            if found.built.of_operations and found.trust.answerable:
+            if found.outline.of_operations and found.trust.answerable:
                 return found, ""
             why = found.trust.reasons[0] if recorded else ""
         except DproError as error:
@@ -248,7 +247,7 @@ class Analysis(Cached):
         """What the detectors share that judge the run by its deep windows, or without them."""
         from dpro.detect.context import Context
 
-        if self.too_large:
+        if self.left_out:
             return Context(self.run, None, self._work)
         if self.built.of_operations:
             return Context(self.run, operations=self._work)
@@ -295,10 +294,7 @@ class Analysis(Cached):
         from dpro.detect.run import diagnose
 
         refuse_pretended(self.run)
-        left_out = (
-            [f"what replays with a rank as fast as its peers: {self.too_large}"] if self.too_large else []
-        )
-        return diagnose(self.context), [*not_shown_by_replay(self.run, self.trust), *left_out]
+        return diagnose(self.context), [*not_shown_by_replay(self.run, self.trust), *self.left_out]
 
     @property
     def verdict(self) -> Verdict:
@@ -365,9 +361,8 @@ class Analysis(Cached):
         """What communication costs, as fitted."""
         from dpro.replay.models.link_costs import fit_costs
 
-        if self.condensed is not None:
-            return fit_costs(self.outline.graph, self.outline_timeline)
-        return fit_costs(self.built.graph, self.replayed)
+        timeline = self.replayed if self.condensed is None else self.outline_timeline
+        return fit_costs(self.outline.graph, timeline)
 
     @cached
     def clocks(self) -> tuple[dict[str, int], int]:
@@ -437,6 +432,11 @@ class OperationAnalysis(Analysis):
     def operations(self) -> Analysis | None:
         """Itself."""
         return self
+
+    @cached
+    def condensed(self) -> CondensedRun | None:
+        """None: operations are few."""
+        return None
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:

@@ -99,12 +99,14 @@ def why_too_large(run: Run) -> str:
     )
 
 
-def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
-    """The ranks of a run, each built and condensed by itself in a pool of processes.
+def condensed_of(run: Run, report: Progress = ignore, on: Executor | None = None) -> CondensedRun:
+    """The ranks of a run, each built and condensed by itself in processes.
 
     Args:
         run: the run.
         report: called with how much is done, where it has to be.
+        on: has the processes, perhaps of other hosts: the folder of the run is then what all of them see;
+            those of this machine where None.
 
     Raises:
         Unanswerable: the run holds no spans.
@@ -117,7 +119,7 @@ def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
     known = None if file is None else load_condensed(file, run)
     if known is not None:
         return known
-    with rank_processes(run) as (executor, folder):
+    with rank_processes(run) if on is None else _beside(run, on) as (executor, folder):
         condensed = condense_run(run, folder, executor, report)
     _keep(file, lambda path: save_condensed(path, condensed))
     return condensed
@@ -143,6 +145,13 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
         raise DproError(
             f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
         ) from error
+
+
+@contextmanager
+def _beside(run: Run, executor: Executor) -> Iterator[tuple[Executor, Path]]:
+    """An executor, and a folder beside a run that its processes see."""
+    with tempfile.TemporaryDirectory(prefix=f".{run.path.name}-shares-", dir=run.path.parent) as folder:
+        yield executor, Path(folder)
 
 
 def spread_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:

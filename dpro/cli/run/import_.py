@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.output import console, json_option, print_json, warn
-from dpro.errors import UsageError
+from dpro.cli.output import console, json_option, print_json, progress, warn
+from dpro.errors import DproError, UsageError
 from dpro.words import few
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def import_(
         if isinstance(outcome, WaitingImport):
             _say_what_is_missing(output, outcome, as_json)
             return
+        if pool is not None and not is_url(output):
+            _condense(outcome, pool)
         if log is not None:
             outcome = replace(outcome, manifest=add_requests(outcome.path, log))
         for warning in outcome.manifest.warnings:
@@ -116,17 +118,25 @@ def _import(
     from dpro.remote import is_url
     from dpro.store import open_run
 
-    with progress_bar() as progress:
+    with progress_bar() as report:
         if is_url(output):
-            return import_to_store(
-                traces, output, share, here, jobs=jobs, executor=executor, progress=progress
-            )
+            return import_to_store(traces, output, share, here, jobs=jobs, executor=executor, progress=report)
         run = Path(output)
         if share is None:
-            import_sources(traces, run, jobs=jobs, executor=executor, progress=progress)
+            import_sources(traces, run, jobs=jobs, executor=executor, progress=report)
             return open_run(run)
-        outcome = import_shard(traces, run, share, jobs=jobs, executor=executor, progress=progress)
+        outcome = import_shard(traces, run, share, jobs=jobs, executor=executor, progress=report)
         return outcome if isinstance(outcome, WaitingImport) else open_run(run)
+
+
+def _condense(run: Run, executor: Executor) -> None:
+    """Build the ranks of a large run where they were imported, so that the first answer finds them."""
+    from dpro.analysis.graphs import condensed_of, is_large
+
+    if is_large(run):
+        # The command that needs them says why they cannot be had.
+        with suppress(DproError), progress("Building the ranks") as report:
+            condensed_of(run, report, executor)
 
 
 def _make_empty(run: Path) -> Run:
