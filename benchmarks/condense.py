@@ -8,7 +8,8 @@ the whole graph. With `--ranks` the ranks of the first are then copied, with off
 until it has about `--nodes` nodes: every copy joins every collective of the one that it is a copy of. Of the
 copies only one is in memory at a time. That each, replayed by itself with the starts of its transfers given,
 arrives when its skeleton does, shows that the joined skeletons start as a replay of the whole would, which
-needs more memory than most machines have. Seconds are of one core.
+needs more memory than most machines have. Each source is also built, condensed and judged rank by rank, as
+commands do with large runs: what that takes per node, and what a rank exchanges. Seconds are of one core.
 `--json` prints one object: check → {n, figures, bar, holds}.
 """
 
@@ -19,8 +20,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import pickle
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +39,14 @@ from dpro.replay.condense.parts import Part, cut_by_rank, part_of
 from dpro.replay.condense.skeletons import skeleton_of
 from dpro.replay.construction import graph_builder
 from dpro.replay.engine import grouped, longest_path, topological_order
+from dpro.replay.fidelity.by_rank import fit_of_share
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.sharded.agreed import agree
+from dpro.replay.sharded.inside import meetings_of, those_of
+from dpro.replay.sharded.joined import join_skeletons
+from dpro.replay.sharded.pooled import pool
+from dpro.replay.sharded.share import build_share
+from dpro.replay.sharded.skeleton import condense_share
 from dpro.replay.timeline import rank_step_times, replay, step_ends
 
 TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
@@ -141,6 +151,50 @@ def figures_of(source: Path, seed: int) -> dict[str, Any]:
         "replay_us": round(cpu_seconds(lambda: replay(graph)) * 1e6),
         "condensed_replay_us": round(cpu_seconds(lambda: replay(small)) * 1e6),
         "differing": wrong,
+        "by_rank": by_rank(source),
+    }
+
+
+def by_rank(source: Path) -> dict[str, Any]:
+    """What a source takes rank by rank, and how many steps then differ from those of the whole graph."""
+    run, spent = open_path(source), dict[str, float]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with adding(spent, "agree"):
+            agreed = agree(run)
+        own = [agreed.of(rank) for rank in agreed.ranks]
+        with adding(spent, "build"):
+            facts = [build_share(run, each, folder) for each in own]
+        with adding(spent, "pool"):
+            pooled = pool(facts)
+        known = [pooled.of(rank) for rank in agreed.ranks]
+        with adding(spent, "condense"):
+            skeletons = [condense_share(folder, each) for each in known]
+        with adding(spent, "join"):
+            joined = join_skeletons(skeletons, agreed, pooled, run)
+        with adding(spent, "replay"):
+            small = replay(joined.graph)
+        meetings = meetings_of(small)
+        met = [those_of(meetings, each.instance) for each in skeletons]
+        with adding(spent, "judge"):
+            judged = [fit_of_share(folder, *each, True) for each in zip(known, met)]
+        shares = sum(file.stat().st_size for file in folder.iterdir())
+    graph = graph_builder.build_graph(run).graph
+    whole, num_ranks = replay(graph), len(own)
+    wrong = sum(
+        not steps(graph, whole.start, whole.end).equals(steps(joined.graph, small.start, small.end))
+        for steps in (step_ends, rank_step_times)
+    )
+    sent = {"asked": own, "facts": facts, "lags": known, "skeleton": skeletons, "judged": judged}
+    return {
+        "condensed": joined.graph.num_nodes,
+        "edges_per_node": round(joined.graph.edges.source.size / joined.graph.num_nodes, 2),
+        "differing": wrong,
+        "ns_per_node": {what: round(each / graph.num_nodes * 1e9) for what, each in spent.items()},
+        "kb_per_rank": {
+            what: round(len(pickle.dumps(each)) / num_ranks / 1e3, 1) for what, each in sent.items()
+        }
+        | {"share": round(shares / num_ranks / 1e3)},
     }
 
 
@@ -152,6 +206,12 @@ def checks_of(rows: Sequence[dict[str, Any]]) -> dict[str, Check]:
             "figures": {row["trace"]: row["differing"] for row in rows},
             "bar": "0 starts and steps that differ",
             "holds": not any(any(row["differing"].values()) for row in rows),
+        },
+        "exact by rank": {
+            "n": len(rows),
+            "figures": {row["trace"]: row["by_rank"] for row in rows},
+            "bar": "0 steps that differ",
+            "holds": not any(row["by_rank"]["differing"] for row in rows),
         },
         "nodes": _check(rows, "ratio", f">= {LARGE_RATIO} from {ENOUGH_PER_MEMBER} nodes per member on, "
                         f"else {SMALL_RATIO} x that", _small_enough),
