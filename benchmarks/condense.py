@@ -186,15 +186,13 @@ def by_rank(source: Path) -> dict[str, Any]:
         for steps in (step_ends, rank_step_times)
     )
     sent = {"asked": own, "facts": facts, "lags": known, "skeleton": skeletons, "judged": judged}
+    kb = {what: round(len(pickle.dumps(each)) / num_ranks / 1e3, 1) for what, each in sent.items()}
     return {
         "condensed": joined.graph.num_nodes,
         "edges_per_node": round(joined.graph.edges.source.size / joined.graph.num_nodes, 2),
         "differing": wrong,
         "ns_per_node": {what: round(each / graph.num_nodes * 1e9) for what, each in spent.items()},
-        "kb_per_rank": {
-            what: round(len(pickle.dumps(each)) / num_ranks / 1e3, 1) for what, each in sent.items()
-        }
-        | {"share": round(shares / num_ranks / 1e3)},
+        "kb_per_rank": kb | {"share": round(shares / num_ranks / 1e3)},
     }
 
 
