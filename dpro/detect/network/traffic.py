@@ -16,9 +16,11 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
-from dpro.errors import Unanswerable
+from dpro.errors import DproError, Unanswerable
+from dpro.replay.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.selected import hosts_of
+from dpro.replay.whatif.graph_ops.shared_fabric import with_links_apart
 from dpro.store import Run
 from dpro.units import format_duration
 
@@ -49,6 +51,8 @@ class Traffic:
         healed: what steps would save if transfers (`instance`) took this many `times` as long.
         replayed: whether that is known; else it is the most: other work may hide some of it.
         run: which says where its ranks stand; None where there is none.
+        apart: the transfers as they would be if connections of the job that meet between switches had a cable
+            each; None where it is not known which meet.
     """
 
     transfers: pl.DataFrame
@@ -56,6 +60,7 @@ class Traffic:
     healed: Callable[[pl.DataFrame], Healed]
     replayed: bool
     run: Run | None = None
+    apart: Callable[[], pl.DataFrame | None] = lambda: None
 
     def gain_in_words(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> str:
         """What would be saved if slow transfers were as fast as others, as a line of evidence.
@@ -80,7 +85,20 @@ def traffic_of(baseline: Baseline) -> Traffic:
     """The traffic of a graph, and how its replay changes with it."""
     graph = baseline.graph
     saved = partial(replayed_with, baseline)
-    return Traffic(recorded_transfers(graph), host_of(graph), saved, replayed=True, run=graph.run)
+    transfers, hosts, apart = recorded_transfers(graph), host_of(graph), partial(transfers_apart, graph)
+    return Traffic(transfers, hosts, saved, replayed=True, run=graph.run, apart=apart)
+
+
+def transfers_apart(graph: Graph) -> pl.DataFrame | None:
+    """The transfers as they would be if connections that meet between switches had a cable each.
+
+    None where paths are not known, or the topology does not fit.
+    """
+    try:
+        at = placed(graph)
+        return None if at.known_missing else recorded_transfers(with_links_apart(graph, at))
+    except DproError:
+        return None
 
 
 def transfers_of(graph: Graph) -> pl.DataFrame:

@@ -20,7 +20,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.network.axes import with_axis
 from dpro.detect.network.fabric import LIKE, FabricBlock, find_blocks
 from dpro.detect.network.traffic import MESSAGE, Traffic
-from dpro.detect.network.wires import CLASSES, blame_wires, wires_of, with_hops
+from dpro.detect.network.wires import CLASSES, Wires, blame_wires, wires_of, with_hops
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.replay.fabric.flows import PAIRWISE
 from dpro.units import format_bytes, format_duration
@@ -35,6 +35,7 @@ LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.674
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 MAX_LINES = 3  # of evidence
 CROWDED = "broken, or crowded: flows that meet there look the same"
+CROWDED_BY_OTHERS = "broken, or crowded by other jobs: the flows of this one that meet do not explain it"
 
 
 class Suspect(NamedTuple):
@@ -62,7 +63,10 @@ class Suspect(NamedTuple):
 def find_slow_network(traffic: Traffic) -> list[Finding]:
     """Name the links and ports whose transfers take clearly longer than comparable ones."""
     transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
-    found, explained = _on_wires(traffic, transfers)
+    wires = wires_of(traffic.run)
+    crowded, doubt = _crowded_groups(traffic, transfers, wires)
+    transfers = transfers.join(crowded, on=[*LIKE, "members"], how="anti")
+    found, explained = _on_wires(traffic, transfers, wires, doubt)
     transfers = transfers.filter(~pl.col("members").is_in(sorted(explained)))
     blocked: set[str] = set()
     for block in find_blocks(transfers, hosts):
@@ -73,35 +77,65 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
-        finding = _describe(traffic, suspects, mine, [*_in_common(suspects), *_crowded(suspects, mine)], 1.0)
+        shared = [*_in_common(suspects), *([doubt] if _may_be_crowded(suspects, mine) else [])]
+        finding = _describe(traffic, suspects, mine, shared, 1.0)
         found += [finding] if finding else []
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
-def _on_wires(traffic: Traffic, transfers: pl.DataFrame) -> tuple[list[Finding], set[str]]:
-    """Findings about cables, ports and switches, and the groups (`members`) that these explain.
+def _crowded_groups(
+    traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None
+) -> tuple[pl.DataFrame, str]:
+    """Groups (`LIKE`, `members`) that are slow only since connections of the job meet on their paths.
+
+    And what is left to doubt of the others.
+    """
+    keys = [*LIKE, "members"]
+    slow = _slow_groups(transfers, wires).select(keys)
+    apart = traffic.apart() if slow.height else None
+    if apart is None:
+        return slow.clear(), CROWDED
+    still = _slow_groups(apart.filter("whole"), wires)
+    return slow.join(still, on=keys, how="anti"), CROWDED_BY_OTHERS
+
+
+def _slow_groups(transfers: pl.DataFrame, wires: Wires | None) -> pl.DataFrame:
+    """Groups that are slow among all of their kind, or among those whose paths are as long."""
+    compared = [compare_groups(transfers)]
+    compared += [] if wires is None else [_compare_on_wires(transfers, wires)]
+    return pl.concat([each.filter("slow").select(*LIKE, "members") for each in compared]).unique()
+
+
+def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
+    """As `compare_groups`, of groups whose paths are known.
 
     Below a leaf all is faster, in any fabric: a group has to be slow among those whose paths are as long; or
     among all, and far slower than those, where too few of them show how they vary.
     """
-    wires = wires_of(traffic.run)
-    by_length = with_hops(transfers, wires).partition_by("hops") if wires is not None else []
-    if wires is None or not by_length:
-        return [], set()
+    by_length = with_hops(transfers, wires).partition_by("hops")
+    if not by_length:
+        return compare_groups(transfers.clear())
     groups = pl.concat([compare_groups(part) for part in by_length])
     among_all = compare_groups(pl.concat(by_length)).filter("slow").select(*LIKE, "members", also=True)
     far = pl.col("also").fill_null(False) & (pl.col("excess") >= np.log(MIN_BROKEN))
-    groups = groups.join(among_all, on=[*LIKE, "members"], how="left").with_columns(slow=pl.col("slow") | far)
+    joined = groups.join(among_all, on=[*LIKE, "members"], how="left")
+    return joined.with_columns(slow=pl.col("slow") | far)
+
+
+def _on_wires(
+    traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None, doubt: str
+) -> tuple[list[Finding], set[str]]:
+    """Findings about cables, ports and switches, and the groups (`members`) that these explain."""
+    if wires is None:
+        return [], set()
+    groups = _compare_on_wires(transfers, wires)
     slow = groups.filter("slow")
     found: list[Finding] = []
     explained: set[str] = set()
     for blamed, members in blame_wires(groups, wires):
         suspects = [Suspect(each.words, each.kind, each.name) for each in blamed.suspects]
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
-        shared = [
-            *blamed.lines("groups", "are slow"),
-            CROWDED,
-        ]
+        shared = [*blamed.lines("groups", "are slow"), doubt]
         finding = _describe(traffic, suspects, mine, shared, blamed.verdict.confidence)
         found += [finding] if finding else []
         explained |= members if finding else set()
@@ -115,10 +149,10 @@ def _in_common(suspects: Sequence[Suspect]) -> list[str]:
     return [f"all of them have {who} in common, and no other group of their kind has", *alone]
 
 
-def _crowded(suspects: Sequence[Suspect], slow: pl.DataFrame) -> list[str]:
-    """That a link between hosts may be slow because of other flows on its path: hashed paths meet."""
+def _may_be_crowded(suspects: Sequence[Suspect], slow: pl.DataFrame) -> bool:
+    """Whether a link between hosts is suspected: it may be slow since other flows are on its path."""
     links = any(each.kind in ("link", "hosts", "group") for each in suspects)
-    return [CROWDED] if links and bool((slow["num_hosts"] > 1).any()) else []
+    return links and bool((slow["num_hosts"] > 1).any())
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:

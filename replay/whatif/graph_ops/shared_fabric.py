@@ -15,9 +15,14 @@ import numpy as np
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.replay.fabric.connections import known_paths
 from dpro.replay.fabric.fairness import ends_of, moved_by
-from dpro.replay.fabric.flows import Load, repeated
-from dpro.replay.fabric.placement import Communications
+from dpro.replay.fabric.flows import Load, crossed, repeated, sprayed
+from dpro.replay.fabric.network import between_switches
+from dpro.replay.fabric.placement import Communications, Placed
+from dpro.replay.fabric.routes import hashed
+from dpro.replay.fabric.seeds import quantile
+from dpro.replay.fabric.usage import Meeting, meetings
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.shared_links import moving_shares
@@ -136,6 +141,38 @@ def with_fabric(
             break
         begin = _begins(found, replay(graph.with_durations(duration)).start) + moves.latency
     return graph if np.array_equal(duration, nodes.duration) else graph.with_durations(duration)
+
+
+def met_between_switches(graph: Graph, at: Placed) -> list[Meeting]:
+    """Connections that meet on links between switches, by their known paths, else by a hash.
+
+    Args:
+        graph: of a run.
+        at: the run in its fabric.
+    """
+    choose = known_paths(at.flows, at.routes, at.known).choice(hashed(at.flows.key))
+    row, links = crossed(at.flows, at.routes, choose)
+    inner = between_switches(at.fabric)[links]
+    moved = recorded(graph, at.found)
+    return meetings(at.flows, row[inner], links[inner], at.found.kind, moved.begin, moved.end)
+
+
+def with_links_apart(graph: Graph, at: Placed) -> Graph:
+    """The graph as if each of the connections that meet on a link between switches had one like it.
+
+    Args:
+        graph: of a run.
+        at: the run in its fabric; its paths are known.
+
+    Raises:
+        Unanswerable: transfers were faster than the cables of the topology are.
+    """
+    gbps = at.fabric.gbps
+    apart = gbps.copy()
+    for meeting in met_between_switches(graph, at):
+        apart[meeting.link] *= len(meeting.connections)
+    best, load = Cables(sprayed(at.flows, at.routes), gbps), quantile(at.now, 0.5)
+    return with_fabric(graph, at.found, best, Cables(load, gbps), Cables(load, apart))
 
 
 def _each(cables: Cables, kind: Ints) -> Cables:

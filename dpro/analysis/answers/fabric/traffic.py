@@ -18,17 +18,21 @@ from dpro.analysis.analysis import Analysis
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
 from dpro.replay.fabric.connections import Connections, connections_of, known_paths, path_entries
-from dpro.replay.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, crossed, repeated, sprayed
+from dpro.replay.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, repeated, sprayed
 from dpro.replay.fabric.network import NIC, between_switches
 from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
-from dpro.replay.fabric.routes import hashed
 from dpro.replay.fabric.seeds import quantile
-from dpro.replay.fabric.usage import Meeting, Usage, meetings, usage
+from dpro.replay.fabric.usage import Meeting, Usage, usage
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edits.fabric.paths import PlannedPaths
-from dpro.replay.whatif.graph_ops.shared_fabric import Cables, recorded, with_fabric
+from dpro.replay.whatif.graph_ops.shared_fabric import (
+    Cables,
+    met_between_switches,
+    recorded,
+    with_fabric,
+)
 from dpro.replay.whatif.predict import predict
 from dpro.topology.paths import PathEntry
 from dpro.units import ms
@@ -197,11 +201,8 @@ def _busiest(at: Placed, used: Usage, steps: int, step_ns: float) -> list[CableD
 
 def _collisions(analysis: Analysis, at: Placed) -> list[CollisionDocument]:
     graph, fabric = analysis.built.graph, at.fabric
-    choose = known_paths(at.flows, at.routes, at.known).choice(hashed(at.flows.key))
-    row, links = crossed(at.flows, at.routes, choose)
-    inner = between_switches(fabric)[links]
-    moved, named = recorded(graph, at.found), connections_of(at.flows)
-    met = meetings(at.flows, row[inner], links[inner], at.found.kind, moved.begin, moved.end)[:NAMED]
+    named = connections_of(at.flows)
+    met = met_between_switches(graph, at)[:NAMED]
     steps = _steps(analysis)
     costs = [_cost(analysis, at, meeting) for meeting in met]
     found = [
