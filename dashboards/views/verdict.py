@@ -135,7 +135,7 @@ def _run(loaded: Loaded, link: Link) -> Any:
 
 def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
-    replayed = loaded.run.rows()[SPANS.name] > 0
+    replayed = loaded.run.num_rows(SPANS) > 0
     state = _health(
         *health_info(findings, unknown, loaded.trust if replayed else None, loaded.end, _binds(loaded))
     )

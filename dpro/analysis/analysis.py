@@ -314,7 +314,7 @@ class Analysis(Cached):
         from dpro.detect.run import notes_of
 
         with suppress(DproError):  # windows that cannot be replayed
-            return notes_of(self.context, findings) if self.run.rows()[SPANS.name] else []
+            return notes_of(self.context, findings) if self.run.num_rows(SPANS) else []
         return []
 
     @cached

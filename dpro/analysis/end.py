@@ -242,7 +242,7 @@ def _can_say(evidence: EndEvidence) -> list[str]:
     if not count:
         return ["no whole step was recorded before: what slowed the job is not known"]
     in_depth = steps.filter(pl.col("window") >= 0)["step"].n_unique()
-    if not in_depth or not evidence.run.rows()[SPANS.name]:
+    if not in_depth or not evidence.run.num_rows(SPANS):
         return [f"the times of the {count:,} steps before; none was recorded in depth"]
     commands = "`dpro report`, `dpro replay` and `dpro whatif` answer for them"
     return [f"the {count:,} steps before, {in_depth:,} of them in depth: {commands}"]

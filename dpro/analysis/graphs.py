@@ -48,7 +48,7 @@ def is_large(run: Run) -> bool:
     from dpro.schema import SPANS
 
     several = len(run.manifest.ranks) > 1 and not run.manifest.is_pretended
-    return several and run.rows()[SPANS.name] > LARGE and not _of_operations(run)
+    return several and run.num_rows(SPANS) > LARGE and not _of_operations(run)
 
 
 def _of_operations(run: Run) -> bool:
@@ -89,7 +89,7 @@ def why_too_large(run: Run) -> str:
     """Why the graph of a run cannot be built as a whole; empty where it fits into memory."""
     from dpro.schema import SPANS
 
-    spans, left = run.rows()[SPANS.name], memory_left()
+    spans, left = run.num_rows(SPANS), memory_left()
     if spans <= LARGE or spans * BYTES_PER_SPAN <= left:
         return ""
     return (

@@ -130,7 +130,7 @@ def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
         if end().bad:
             missing, why = str(error).partition(":")[0], why_no_window(run)
             said = [f"{missing[:1].upper()}{missing[1:]}", *([why] if why else [])]
-            diagnosed = end().ranks or run.rows()[COLLECTIVES.name]  # else `dpro diagnose` ends here, too
+            diagnosed = end().ranks or run.num_rows(COLLECTIVES)  # else `dpro diagnose` ends here, too
             more = ["`dpro diagnose` says what is known"] if diagnosed else end().can_say
             raise Unanswerable(f"{end().sentence} {'; '.join([*said, *more])}") from error
         reason = why_no_window(run) or _what_calls_answer(run)
@@ -149,7 +149,7 @@ def _what_calls_answer(run: Run) -> str:
 def why_no_window(run: Run) -> str:
     """Why a recording has steps and no deep window; empty where it has one, or is no recording."""
     options = run.manifest.options
-    if run.rows()[SPANS.name] or not {"skip", "window_steps"} <= options.keys():
+    if run.num_rows(SPANS) or not {"skip", "window_steps"} <= options.keys():
         return ""
     if not options.get("windows", True):
         return "the job was recorded without deep windows (--no-windows)"

@@ -94,7 +94,7 @@ class Context:
 
     def _only_operations(self, run: Run) -> bool:
         """Whether the run consists of operations: its other tables say the same once more."""
-        return self.operations is not None and not run.rows()[OPERATIONS.name]
+        return self.operations is not None and not run.num_rows(OPERATIONS)
 
     @staticmethod
     def _enough_steps(run: Run) -> bool:

@@ -99,7 +99,7 @@ def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
         context: of the run.
         findings: what was found in it.
     """
-    if Need.GRAPH not in context.has or not context.run.rows()[SPANS.name]:
+    if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
         return []
     assert context.breakdown is not None
     return [*note_waiting(context.recorded, findings), *note_idle_gpus(context.recorded, context.breakdown)]

@@ -36,8 +36,9 @@ def steps_of(run: Run) -> pl.DataFrame:
     Raises:
         InputError: a part of the run cannot be read.
     """
-    steps = with_times(run.table(STEPS))
-    return steps if steps["by_device"].any() else host_steps_of(run)
+    table = run.table(STEPS)
+    steps = with_times(table)
+    return steps if steps["by_device"].any() else _host_steps(run, table)
 
 
 def host_steps_of(run: Run) -> pl.DataFrame:
@@ -46,7 +47,11 @@ def host_steps_of(run: Run) -> pl.DataFrame:
     Raises:
         InputError: a part of the run cannot be read.
     """
-    steps = with_times(run.table(STEPS).drop("gpu_step_ns"))
+    return _host_steps(run, run.table(STEPS))
+
+
+def _host_steps(run: Run, table: pl.DataFrame) -> pl.DataFrame:
+    steps = with_times(table.drop("gpu_step_ns"))
     return over_cycles(steps, lambda: run.table(COUNTERS)) if run.manifest.gpus else steps
 
 

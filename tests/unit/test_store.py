@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -70,6 +71,43 @@ def test_parts_of_several_ranks_are_one_sorted_table(tmp_path):
         write_part(tmp_path, STEPS, f"rank{rank:05d}", pl.DataFrame({"rank": [rank], "step": [3]}))
     write_manifest(tmp_path, Manifest(world_size=2, ranks=[0, 1]))
     assert open_run(tmp_path).table(STEPS)["rank"].to_list() == [0, 1]
+
+
+@pytest.mark.parametrize("odd", ["as declared", "older", "newer", "of other types", "in no order"])
+def test_a_table_is_the_same_whether_its_parts_are_read_at_once_or_one_by_one(tmp_path, monkeypatch, odd):
+    whole = [conform(STEPS, pl.DataFrame({"rank": [rank] * 3, "step": [1, 1, 2]})) for rank in range(3)]
+    change: dict[str, Callable[[pl.DataFrame], pl.DataFrame]] = {
+        "as declared": lambda frame: frame.with_columns(
+            start_ns=pl.int_range(3)
+        ),  # of equal keys the order counts
+        "older": lambda frame: frame.drop("source", "window"),
+        "newer": lambda frame: frame.with_columns(pl.lit(1).alias("something new")),
+        "of other types": lambda frame: frame.with_columns(pl.col("step").cast(pl.Int16)),
+        "in no order": lambda frame: frame.reverse(),
+    }
+    (tmp_path / "steps").mkdir()
+    for number, frame in enumerate([whole[2], change[odd](whole[0]), whole[1]]):
+        frame.write_parquet(tmp_path / "steps" / f"rank{number:05}.parquet")
+    write_manifest(tmp_path, Manifest(world_size=3, ranks=[0, 1, 2]))
+    at_once = open_run(tmp_path).table(STEPS)
+    monkeypatch.setattr("dpro.store._read_at_once", lambda *_: None)
+    assert at_once.equals(open_run(tmp_path).table(STEPS))
+    assert at_once["rank"].to_list() == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_of_several_parts_the_damaged_one_is_named(tmp_path):
+    for rank in range(3):
+        write_part(tmp_path, STEPS, f"rank{rank:05d}", pl.DataFrame({"rank": [rank], "step": [3]}))
+    write_manifest(tmp_path, Manifest(world_size=3, ranks=[0, 1, 2]))
+    part = tmp_path / "steps" / "rank00001.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:40])
+    for ask in (lambda: open_run(tmp_path).table(STEPS), lambda: open_run(tmp_path).num_rows(STEPS)):
+        with pytest.raises(InputError, match=r"rank00001\.parquet"):
+            ask()
+    pl.read_parquet(whole).with_columns(step=pl.lit(None, pl.Int64)).write_parquet(part)
+    with pytest.raises(InputError, match=r"rank00001\.parquet: damaged"):
+        open_run(tmp_path).table(STEPS)
 
 
 def test_an_empty_frame_writes_no_file(tmp_path):

@@ -212,7 +212,7 @@ def what_if(
 def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
     """The run as whole operations, where edits are of those or nothing else was recorded; else as it is."""
     view = analysis.operations
-    if view is None or (analysis.run.rows()[SPANS.name] and not any(edit.on_operations() for edit in edits)):
+    if view is None or (analysis.run.num_rows(SPANS) and not any(edit.on_operations() for edit in edits)):
         return analysis
     return view
 
