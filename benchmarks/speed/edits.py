@@ -3,13 +3,14 @@
 python -m benchmarks.speed.edits RUN [--rounds 5] [--edit EDIT …]
 
 Without --edit, the example of each edit there is; those that the run cannot answer are timed until they are
-refused.
+refused. Each is predicted of a graph of which no edit knows anything yet, and again of the same graph: the
+least of all rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import dataclasses
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from dpro.replay.whatif.registry import EDITS, parse_edit
 
 
 def main() -> None:
-    """Build the graph once, predict each edit some times, and print medians."""
+    """Build the graph once, predict each edit some times, and print the least of each."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
@@ -32,18 +33,20 @@ def main() -> None:
     run = open_quietly(options.run)
     built = build_graph(run)
     graph, trust = built.predictive, assess(built, replay(built.graph), run.manifest)
-    baseline = baseline_steps(graph)
+    baseline, known = baseline_steps(graph), dict(graph.known)
     print(f"{graph.num_nodes} nodes, {graph.edges.source.size} edges")
     for text in options.edit:
-        edit, spent, said = parse_edit(text), list[float](), ""
+        edit, first, again, said = parse_edit(text), list[float](), list[float](), ""
         for _ in range(options.rounds):
-            begun = time.process_time()
-            try:
-                predict(graph, baseline, [edit], trust)
-            except Unanswerable as error:
-                said = f"refused: {error}"
-            spent.append(1e3 * (time.process_time() - begun))
-        print(f"{statistics.median(spent):8.0f} ms  {text}  {said[:80]}")
+            fresh = dataclasses.replace(graph, known=dict(known))
+            for spent in (first, again):
+                begun = time.process_time()
+                try:
+                    predict(fresh, baseline, [edit], trust)
+                except Unanswerable as error:
+                    said = f"refused: {error}"
+                spent.append(1e3 * (time.process_time() - begun))
+        print(f"{min(first):8.0f} ms, again {min(again):4.0f} ms  {text}  {said[:80]}")
 
 
 if __name__ == "__main__":

@@ -69,6 +69,19 @@ class RunFacts:
         np.add.at(spent, self.path, self.graph.nodes.duration[self.path] + self._path_lag)
         return spent
 
+    def of_ranks_on_path(self, ranks: Collection[int]) -> float:
+        """`on_path` of the work of some ranks without their communication.
+
+        Args:
+            ranks: which.
+        """
+        mine = np.isin(self.graph.nodes.rank[self.path], list(ranks)) & ~self.communication[self.path]
+        return self.per_step(float(self._path_duration[mine].sum()))
+
+    @cached_property
+    def _path_duration(self) -> Ints:
+        return self.graph.nodes.duration[self.path]
+
     @cached_property
     def _path_lag(self) -> Ints:
         """ns between the one before and each node of the path, where the former had ended."""
@@ -93,10 +106,11 @@ class RunFacts:
             work: [N] which nodes may come to take no time; or ns by which each may get shorter.
             lags: [E] edges whose lag may come to be 0.
         """
-        duration = self.graph.nodes.duration[self.path]
         chosen = work[self.path]
-        saved = duration * chosen if work.dtype == np.bool_ else np.minimum(chosen, duration)
-        total = float(saved.sum())
+        if work.dtype == np.bool_:
+            total = float(self._path_duration[chosen].sum())
+        else:
+            total = float(np.minimum(chosen, self._path_duration).sum())
         if lags is not None:
             binding = self.timeline.binding[self.path]
             total += float(self._path_lag[(binding != NO_NODE) & lags[np.maximum(binding, 0)]].sum())

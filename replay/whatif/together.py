@@ -209,6 +209,7 @@ class _Limits:
     def __init__(self, tries: Tries) -> None:
         self._tries = tries
         self._after: dict[Edit, RunFacts] = {}
+        self._taken: dict[tuple[Edit, bool], float] = {}
 
     def left_ns(self, edit: Edit) -> float:
         """What one that was replayed leaves; all where it was not."""
@@ -228,12 +229,19 @@ class _Limits:
         """What two leave at least, of themselves or by what both take from the critical path as it is."""
         facts = self._tries.facts
         one, other = pair
-        on_path = sum(taken(self._tries, facts, edit)[0] for edit in pair)
+        on_path = sum(map(self._taken_ns, pair))
         try:
             most = min(on_path, one.bound_with(other, facts))
         except Unanswerable:
             most = on_path
         return max(facts.base_ns - most, 0.0)
+
+    def _taken_ns(self, edit: Edit) -> float:
+        """What an edit takes from the critical path as it is, as far as its graph is at hand."""
+        place = (edit, edit in self._tries.changed)
+        if place not in self._taken:
+            self._taken[place] = taken(self._tries, self._tries.facts, edit)[0]
+        return self._taken[place]
 
     def least_after_ns(self, first: Edit, pair: frozenset[Edit]) -> float:
         """What two leave at least by what the second can take from the critical path under the first."""

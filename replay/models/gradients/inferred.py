@@ -19,6 +19,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -319,34 +320,46 @@ def _parameters(moments: pl.DataFrame) -> Parameters:
     sizes: list[int] = []
     shapes: list[tuple[int, ...]] = []
     are_known = True
-    for own in moments.partition_by("call", maintain_order=True):
-        num_bytes = int(own["bytes"][0])
+    calls: dict[int, list[_Moment]] = {}
+    for call, *rest in moments.select("call", *_Moment._fields).iter_rows():
+        calls.setdefault(call, []).append(_Moment(*rest))
+    for own in calls.values():
+        num_bytes = own[0].bytes
         found = _known_sizes(own, num_bytes)
         are_known &= found is not None
-        given = found or [1] * own.height
-        sizes += divided(max(num_bytes, own.height), given)
+        given = found or [1] * len(own)
+        sizes += divided(max(num_bytes, len(own)), given)
         shapes += _shapes_of(own)
     complete = len(shapes) == len(sizes)
     return Parameters(np.array(sizes, np.int64), tuple(shapes) if complete else (), "", False, are_known)
 
 
-def _known_sizes(own: pl.DataFrame, num_bytes: int) -> list[int] | None:
+class _Moment(NamedTuple):
+    """Of a gradient what `_moments` knows of its reduction and of its size."""
+
+    bytes: int
+    dtype: str
+    shape: str | None
+    known: int
+
+
+def _known_sizes(own: list[_Moment], num_bytes: int) -> list[int] | None:
     """Sizes of the gradients of one reduction, in proportion; None where they are not known."""
-    if own.height == 1:
+    if len(own) == 1:
         return [1]
-    if (own["known"] >= 0).all():
-        return [int(size) for size in own["known"].to_list()]
+    if all(each.known >= 0 for each in own):
+        return [each.known for each in own]
     shapes = _shapes_of(own)
     elements = [math.prod(shape) for shape in shapes]
-    item = ITEM_BYTES.get(own["dtype"][0])
-    if len(elements) < own.height or item is None or num_bytes <= 0:
+    item = ITEM_BYTES.get(own[0].dtype)
+    if len(elements) < len(own) or item is None or num_bytes <= 0:
         return None
     return elements if 0 <= num_bytes / max(sum(elements) * item, 1) - 1 <= PADDING else None
 
 
-def _shapes_of(own: pl.DataFrame) -> list[tuple[int, ...]]:
+def _shapes_of(own: list[_Moment]) -> list[tuple[int, ...]]:
     """Shapes of gradients; fewer than there are where some are not known."""
-    read = [_shape(text) for text in own["shape"].drop_nulls().to_list()]
+    read = [_shape(each.shape) for each in own if each.shape is not None]
     return [shape for shape in read if shape is not None]
 
 

@@ -275,7 +275,8 @@ def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, 
         span_ids: of the rank's accumulations of gradients.
     """
     nodes = graph.nodes
-    mine = np.flatnonzero((nodes.rank == rank) & (nodes.window == window) & np.isin(nodes.span, span_ids))
+    mine = np.flatnonzero((nodes.rank == rank) & (nodes.window == window))
+    mine = mine[np.isin(nodes.span[mine], span_ids)]
     if mine.size == 0 or graph.run is None:
         return None
     first = mine[np.argmin(nodes.measured_start[mine])]

@@ -95,10 +95,7 @@ class Heal(Edit):
         return [cls(RanksAt(rank)) for rank in facts.deciding_ranks]
 
     def bound(self, facts: RunFacts) -> float:
-        mine = np.zeros(facts.graph.num_nodes, np.bool_)
-        mine[facts.path] = np.isin(facts.graph.nodes.rank[facts.path], self.at.ranks(facts.graph))
-        mine[facts.path] &= ~facts.communication[facts.path]
-        return facts.on_path(mine)
+        return facts.of_ranks_on_path(self.at.ranks(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, phase by phase, down to the peers' median; never up."""

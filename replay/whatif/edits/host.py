@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.selected_work import scaled
@@ -207,13 +207,26 @@ class NoSync(Edit):
             before: what the run shows.
             after: what the graph shows that the other edit made.
         """
-        changed = self.apply(after.graph)
+        changed = after.graph.without_waits(self._dropped(after.graph))
         timeline = replay(changed)
         steps = changed_durations(after.baseline, changed, timeline.start, timeline.end)
         return after.base_ns - float(steps.mean())
 
     def apply(self, graph: Graph) -> Graph:
         """Take the waits away."""
+        return graph.without_edges(self._dropped(graph))
+
+    def _dropped(self, graph: Graph) -> Bools:
+        """[E] the edges of these waits; of graphs that differ in durations or lags found once.
+
+        Raises:
+            Unanswerable: there are none.
+        """
+        nodes, edges = graph.nodes, graph.edges
+        columns = (nodes.kind, nodes.lane, nodes.rank, nodes.span, edges.source, edges.target, edges.kind)
+        return once(graph, self, columns, lambda: self._waits(graph))
+
+    def _waits(self, graph: Graph) -> Bools:
         waits = _waits_for_gpu(graph)
         if not waits.any():
             raise Unanswerable("the CPU waits for the GPU in no call of the run")
@@ -222,7 +235,7 @@ class NoSync(Edit):
             calls = {graph.names[name] for name in graph.nodes.name[graph.edges.target[waits]]}
             near = nearest(self.within, sorted(calls))
             raise Unanswerable(f"the CPU waits for the GPU nowhere in {self.within!r}{near}")
-        return graph.without_edges(dropped)
+        return dropped
 
     def describe(self) -> str:
         return f"the CPU does not wait for the GPU {'in ' + self.within if self.within else 'anywhere'}"

@@ -108,9 +108,9 @@ def _of_calls_alone(
     """The mean step if reductions took no time but that of their calls, ns: moving data only adds to it."""
     graph = facts.graph
     columns = (*graph.nodes.columns, *graph.edges.columns)
-    left = once(graph, "no reductions", columns, lambda: _without(graph, known))
-    edges = dataclasses.replace(left[0], lag=_with_calls(left[0], known, wanted))
-    alone = dataclasses.replace(graph, nodes=left[1], edges=edges, indptr=left[2])
+    edges, nodes = once(graph, "no reductions", columns, lambda: _without(graph, known))
+    edges = dataclasses.replace(edges, lag=_with_calls(edges, known, wanted))
+    alone = dataclasses.replace(graph, nodes=nodes, edges=edges)
     timeline = replay(alone)
     return float(changed_durations(facts.baseline, alone, timeline.start, timeline.end).mean())
 
@@ -125,8 +125,8 @@ def _without_any(facts: RunFacts, known: GradientReductions) -> float:
     graph = facts.graph
 
     def compute() -> float:
-        edges, nodes, indptr = _without(graph, known)
-        alone = dataclasses.replace(graph, nodes=nodes, edges=edges, indptr=indptr)
+        edges, nodes = _without(graph, known)
+        alone = dataclasses.replace(graph, nodes=nodes, edges=edges)
         timeline = replay(alone)
         return float(changed_durations(facts.baseline, alone, timeline.start, timeline.end).mean())
 
@@ -134,15 +134,15 @@ def _without_any(facts: RunFacts, known: GradientReductions) -> float:
     return once(graph, "a step without reductions", columns, compute)
 
 
-def _without(graph: Graph, known: GradientReductions) -> tuple[Edges, Nodes, Ints]:
-    """Edges, nodes and `indptr` of a graph whose reductions, and calls of them, take no time."""
+def _without(graph: Graph, known: GradientReductions) -> tuple[Edges, Nodes]:
+    """Edges and nodes of a graph whose reductions, and calls of them, take no time."""
     gone = recorded_reductions(known)
-    left = graph.without_edges(gone[graph.edges.source] | gone[graph.edges.target])
+    left = graph.without_waits(gone[graph.edges.source] | gone[graph.edges.target])
     duration = np.where(gone | calling(known), 0, graph.nodes.duration)
     nodes = dataclasses.replace(
         graph.nodes, duration=duration, earliest=np.where(gone, 0, graph.nodes.earliest)
     )
-    return left.edges, nodes, left.indptr
+    return left.edges, nodes
 
 
 def _with_calls(edges: Edges, known: GradientReductions, wanted: Sequence[Sequence[Reduction]]) -> Ints:

@@ -160,14 +160,14 @@ class GraphEditor:
         on_thread = np.flatnonzero(edges.kind == EdgeKind.THREAD)
         follows = np.full(self.graph.num_nodes, -1)
         follows[edges.source[on_thread]] = on_thread
-        for after, nodes in self._inserted.items():
-            chain = [after, *nodes]
-            edge = int(follows[after])
-            if edge >= 0:
-                self.cut[edge] = True
-                self.link(nodes[-1], int(edges.target[edge]), EdgeKind.THREAD, int(edges.lag[edge]))
-            for one, next_one in pairwise(chain):
-                self.link(one, next_one, EdgeKind.THREAD)
+        after = np.array(list(self._inserted), np.int64)
+        last = np.array([nodes[-1] for nodes in self._inserted.values()], np.int64)
+        edge = follows[after]
+        after, last, edge = after[edge >= 0], last[edge >= 0], edge[edge >= 0]
+        self.cut[edge] = True
+        self.link_all(last, edges.target[edge], EdgeKind.THREAD, edges.lag[edge])
+        chains = ([after, *nodes] for after, nodes in self._inserted.items())
+        self._edges += [(*pair, 0, EdgeKind.THREAD) for chain in chains for pair in pairwise(chain)]
 
     def _nodes(self, kept: Bools) -> Nodes:
         templates = np.array(self._templates, np.int64)

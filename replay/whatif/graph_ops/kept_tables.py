@@ -23,15 +23,15 @@ class KeptRun(Run):
     """A run that keeps the tables that were read of it.
 
     Attributes:
-        kept: frames by table and columns.
+        whole: tables that were read as a whole, by name.
+        columns: of tables of which some columns were read, all of these, by name.
     """
 
-    kept: dict[tuple[str, tuple[str, ...] | None], pl.DataFrame] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    whole: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
+    columns: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
 
     def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """As `Run.table`, read once.
+        """As `Run.table`, each column read once.
 
         Args:
             table: which table.
@@ -40,10 +40,20 @@ class KeptRun(Run):
         Raises:
             InputError: a part cannot be read.
         """
-        name = (table.name, None if columns is None else tuple(columns))
-        if name not in self.kept:
-            self.kept[name] = super().table(table, columns)
-        return self.kept[name]
+        if columns is None:
+            if table.name not in self.whole:
+                self.whole[table.name] = super().table(table)
+            return self.whole[table.name]
+        known = self.columns.get(table.name)
+        missing = [name for name in columns if known is None or name not in known.columns]
+        if missing or known is None:
+            read = super().table(table, missing).select(missing)
+            if known is not None and read.height == known.height:
+                read = known.hstack(read)
+            elif known is not None:  # a part was added meanwhile
+                read = super().table(table, columns)
+            self.columns[table.name] = known = read
+        return known.select(columns)
 
 
 def with_kept_tables(graph: Graph) -> Graph:

@@ -224,6 +224,13 @@ def test_without_edges_keeps_what_is_not_dropped():
     assert replay(graph.without_edges(~drop)).start[node[2]] == 25
 
 
+def test_what_waits_by_no_edge_starts_as_without_the_edges():
+    graph = tiny_graph([10, 20, 30], [(0, 2, 0), (1, 2, 5)], earliest=[3, 0, 4])
+    for drop in ([False, False], [True, False], [False, True], [True, True]):
+        both = [replay(cut(np.array(drop))).start for cut in (graph.without_waits, graph.without_edges)]
+        assert both[0].tolist() == both[1].tolist()
+
+
 def test_a_graph_without_nodes_replays_to_nothing():
     empty = np.empty(0, np.int64)
     start, binding = longest_path(empty, empty, np.zeros(1, np.int64), empty, empty)

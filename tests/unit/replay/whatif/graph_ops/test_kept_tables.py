@@ -22,7 +22,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         tables.append(of.name)
         return table(self, of, columns)
 
-    monkeypatch.setattr(Run, "table", counted)
+    monkeypatch.setattr(Run, "table", counted)  # those that are kept do not come here
     return tables
 
 
@@ -36,6 +36,15 @@ def test_the_next_prediction_begins_with_what_the_last_one_found_out(tmp_path, r
     second.run.table(SPANS)
     assert read == []
     assert once(second, "some fact", (second.nodes.kind,), lambda: 2) == 1
+
+
+def test_a_column_is_read_once_in_whatever_company(tmp_path, read):
+    run = with_kept_tables(build_graph(cpu_job().write(tmp_path / "run")).graph).run
+    first, second = run.table(SPANS, ["rank", "name"]), run.table(SPANS, ["name", "start_ns", "rank"])
+    read.clear()
+    assert run.table(SPANS, ["start_ns", "rank"]).equals(second.select("start_ns", "rank"))
+    assert first.equals(second.select("rank", "name"))
+    assert read == []
 
 
 def test_a_table_that_was_written_again_is_read_again(tmp_path, read):
