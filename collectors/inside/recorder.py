@@ -19,7 +19,8 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
 Nothing here may change the job: the core is entered through `Recorder.guarded`, a probe through
 `Recorder.call`; both turn trouble into one line in the log. Trouble in a probe silences that probe, trouble
 in the core ends the recording. Nothing is written by processes that do not train: output opens when a
-process group is there or an optimizer updates.
+process group is there or an optimizer updates. Of a rank that never gets its process group the folder holds
+who it is and how far it came.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Recorder:
         launch: the folder that the launcher made for its processes.
         config: what the launcher was asked to record, by option.
         folder: where this process writes; None until it turns out to train.
+        joining: the same folder, from when a rank asks for its process group; None of others.
         records: its records; None likewise.
         enabled: whether it records; not after trouble in the core.
         ending: what is ending the process: `exception` for an uncaught one, `signal`, or nothing.
@@ -110,6 +112,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self.folder: Path | None = None
+        self.joining: Path | None = None
         self.records: records.RecordWriter | None = None
         self.last_step_s = time.monotonic()
         self.store = JobStore()
@@ -182,12 +185,18 @@ class Recorder:
 
     # What the hooks call.
 
+    def on_joining(self) -> None:
+        """A rank asks for its process group, and may end before it has it."""
+        known = any(rank in os.environ and size in os.environ for rank, size in RANK_VARIABLES)
+        if known and not self.is_helper and self.folder is None and self.joining is None:
+            self.joining = self._made()
+
     def on_process_group(self) -> None:
         """A process group is there: this process has a rank."""
         if self.folder is None:
             self._open()
         else:
-            self._write_facts()
+            self._write_facts(self.folder)
         self.on_work()
 
     def on_work(self) -> None:
@@ -303,8 +312,8 @@ class Recorder:
 
     def _on_step(self, step: int) -> None:
         self.last_step_s = time.monotonic()
-        if step == GPU_KNOWN_AT_STEP:
-            self._write_facts()
+        if step == GPU_KNOWN_AT_STEP and self.folder is not None:
+            self._write_facts(self.folder)
         begun_ns = time.time_ns()
         self._notify("step", step)
         if time.time_ns() - begun_ns > LONG_NS:
@@ -325,20 +334,30 @@ class Recorder:
         assert self.folder is not None
         write_whole(self.folder / name, content)
 
-    def _open(self) -> None:
+    def _made(self) -> Path:
+        """A new folder for this process, which says who it is."""
         folder = self.launch / f"{socket.gethostname()}-{os.getpid()}"
         folder.mkdir()
-        self.records = records.RecordWriter(folder / "records.bin")
         self._started_ns = time.time_ns()
+        self._write_facts(folder)
+        return folder
+
+    def _open(self) -> None:
+        if self.joining is None:
+            folder = self._made()
+        else:
+            folder = self.joining
+            self._started_ns = time.time_ns()
+            self._write_facts(folder)
+        self.records = records.RecordWriter(folder / "records.bin")
         self.folder = folder
-        self._write_facts()
         self._notify("open")
         self._thread = threading.Thread(
             target=self.call, args=(self._every_second, self.records), name="dpro-second", daemon=True
         )
         self._thread.start()
 
-    def _write_facts(self) -> None:
+    def _write_facts(self, folder: Path) -> None:
         rank, world_size = identity()
         local_rank = next((os.environ[name] for name in LOCAL_RANK_VARIABLES if name in os.environ), "-1")
         facts = {
@@ -355,7 +374,7 @@ class Recorder:
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             **gpu_facts(),
         }
-        self.write_file("facts.json", json.dumps(facts).encode())
+        write_whole(folder / "facts.json", json.dumps(facts).encode())
 
     def _every_second(self, own: records.RecordWriter) -> None:
         exiting = self._exiting

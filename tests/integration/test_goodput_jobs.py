@@ -55,6 +55,27 @@ dist.destroy_process_group()
 """
 
 
+# The second start of the job ends while rank 0 waits for its process group, since rank 1 was killed before.
+KILLED_JOINING = f"""
+import os, signal, time
+import torch.distributed as dist
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "1":
+    while not os.path.exists("joins"):
+        time.sleep(0.02)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    open("joins", "w").close()
+{OWN_STORE}
+for step in range(10):
+    dist.barrier()
+    train_step()
+    time.sleep(0.02)
+    if step == 5 and rank == 1 and attempt == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
+"""
+
 # An optimizer that waits without gradients, in step 6 for long; and a loop that evaluates after step 12.
 EVALUATED = """
 import time
@@ -94,6 +115,20 @@ def test_loop_that_evaluates_is_evaluation_and_an_optimizer_that_waits_is_none(t
     evaluated = pieces.filter(pl.col("class") == "evaluation")
     assert evaluated["step"].to_list() == [13]
     assert 0.6 <= evaluated["duration_ns"].sum() / 1e9 < 0.75
+
+
+@pytest.mark.slow
+def test_start_that_never_got_its_process_group_is_an_attempt_that_waited_for_it(tmp_path):
+    command = [*TORCHRUN, "--max-restarts", "3", script(tmp_path, KILLED_JOINING)[1]]
+    run, done = record(tmp_path, command)
+    assert done.returncode == 0, done.stderr
+    attempts = attempts_of([run])
+    assert [each.steps["step"].n_unique() for each in attempts] == [5, 0, 9]
+    assert [each.ended_well for each in attempts] == [False, False, True]
+    pieces, _ = account(attempts, {})
+    waited = pieces.filter((pl.col("attempt") == 1) & (pl.col("class") == "process_group"))
+    assert waited["rank"].to_list() == [0]
+    assert 0.4 < waited["duration_ns"].sum() / 1e9 < 5
 
 
 @pytest.mark.slow

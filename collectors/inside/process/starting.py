@@ -2,7 +2,8 @@
 
 In: the moments at which the scheduler started the job and the kernel the process, torch was imported, the
 process group came about, and the loop first asked for a batch or for gradients. Out: `started.json`, written
-whole at each of these once the process records. When its first step ended is in its records.
+whole at each of these from when the process records, or asks for its process group. When its first step ended
+is in its records.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ..files import write_whole
 from ..names import STARTED
 from ..patching import patch
 from ..recorder import Recorder
@@ -37,6 +39,7 @@ class Starting:
 
     def on_group_begin(self) -> None:
         """The process asks for its process group."""
+        self._recorder.on_joining()
         self._note("group_begin_ns")
 
     def on_group(self) -> None:
@@ -50,9 +53,10 @@ class Starting:
             self._note("work_ns")
 
     def save(self) -> None:
-        """Write the moments that have come, where the process records."""
-        if self._recorder.folder is not None:
-            self._recorder.write_file(STARTED, json.dumps(self._moments).encode())
+        """Write the moments that have come, where the process records, or may be about to."""
+        folder = self._recorder.folder or self._recorder.joining
+        if folder is not None:
+            write_whole(folder / STARTED, json.dumps(self._moments).encode())
 
     def on_fork(self) -> None:
         """This is a forked child, which began just now with all that its parent had."""

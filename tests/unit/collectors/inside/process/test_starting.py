@@ -17,10 +17,7 @@ from dpro.collectors.inside.process.starting import Starting, process_start_ns, 
 
 @pytest.fixture
 def recorder(tmp_path):
-    def write_file(name, content):
-        (tmp_path / name).write_bytes(content)
-
-    return SimpleNamespace(folder=tmp_path, write_file=write_file)
+    return SimpleNamespace(folder=tmp_path, joining=None, on_joining=lambda: None)
 
 
 def moments(recorder):
@@ -72,3 +69,11 @@ def test_nothing_is_written_before_the_process_records(tmp_path, recorder):
     recorder.folder = None
     Starting(recorder).on_work()
     assert os.listdir(tmp_path) == []
+
+
+def test_rank_that_never_gets_its_process_group_leaves_that_it_asked(tmp_path):
+    recorder = SimpleNamespace(folder=None, joining=None)
+    recorder.on_joining = lambda: setattr(recorder, "joining", tmp_path)
+    Starting(recorder).on_group_begin()
+    found = json.loads((tmp_path / "started.json").read_text())
+    assert found["group_ns"] == -1 < found["group_begin_ns"]
