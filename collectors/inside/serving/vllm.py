@@ -15,7 +15,6 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from ..recorder import Recorder
-from ..steps.stepping import ITERATION
 from .imports import AwaitedModules
 from .served import Served, ServedBatch
 
@@ -126,7 +125,7 @@ class VllmHooks:
         def execute_model(worker: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(worker, output, *args, **kwargs)
             if not self._begun and getattr(output, "total_num_scheduled_tokens", False):
-                self._recorder.guarded(self._recorder.on_update, ITERATION)
+                self._recorder.call(self._served.end_step, time.time_ns())
             return result
 
         return execute_model

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.work.served import iterations, requests
 from dpro.collectors.inside import records
+from dpro.collectors.inside.serving import served
 from dpro.collectors.inside.serving.transformers import PACKAGE, TransformersHooks
 from dpro.schema import ITERATIONS, REQUESTS, conform
 
@@ -129,7 +130,22 @@ def test_batches_have_their_kind_tokens_requests_and_context(engine):
     assert found.select(columns).rows() == [
         ("prefill", 10, 0, 1, 10, 0), ("mixed", 4, 1, 2, 15, 0), ("mixed", 2, 1, 2, 18, 0),
     ]  # fmt: skip
-    assert engine.recorder.steps == 3
+    assert engine.recorder.steps == 1  # they follow each other within less than a step
+
+
+@pytest.mark.parametrize(("short_ns", "ranks", "steps"), [(0, 1, 3), (10**12, 1, 1), (10**12, 2, 3)])
+def test_iterations_share_a_step_unless_they_take_long_or_other_ranks_have_the_same(
+    engine, monkeypatch, short_ns, ranks, steps
+):
+    monkeypatch.setattr(served, "SHORT_NS", short_ns)
+    monkeypatch.setattr(served, "identity", lambda: (0, ranks))
+    request = state("a", 4)
+    processor = engine.make([part(request, 4)], [part(request, 1)], [part(request, 1)])
+    for _ in range(3):
+        processor.prepare_next_batch()
+        processor.update_batch()
+    assert engine.recorder.steps == steps
+    assert engine.tables()[0].height == 3
 
 
 def test_a_request_has_its_moments_in_order_and_its_lengths(engine):

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.work.served import iterations, requests, write_engines
 from dpro.collectors.inside import records
+from dpro.collectors.inside.serving import served
 from dpro.collectors.inside.serving.imports import AwaitedModules
 from dpro.collectors.inside.serving.vllm import VllmHooks
 from dpro.collectors.launch.recording import Launch
@@ -141,7 +142,7 @@ def test_batches_have_their_kind_tokens_requests_and_context(engine):
         ("prefill", 10, 0, 1, 10, 1), ("mixed", 8, 1, 2, 31, 1), ("decode", 0, 2, 2, 33, 1),
         ("mixed", 6, 1, 2, 19, 1),
     ]  # fmt: skip
-    assert engine.recorder.steps == 4  # of iterations, not of the worker's calls as well
+    assert engine.recorder.steps == 1  # they follow each other within less than a step
     assert found["replica"].unique().to_list() == [1]
 
 
@@ -230,6 +231,14 @@ def test_an_engine_without_a_rank_writes_beside_its_workers_and_ends_no_steps(tm
     found = open_run(launch.run)
     assert found.table(ITERATIONS).select("rank", "replica", "prefill_tokens").rows() == [(2, 1, 4)]
     assert found.table(REQUESTS).select("name", "replica", "outcome").rows() == [("a", 1, "finished")]
+
+
+def test_iterations_end_steps_and_calls_of_a_worker_beside_them_do_not(engine, monkeypatch):
+    monkeypatch.setattr(served, "SHORT_NS", 0)
+    engine.add(Request("a", 4))
+    engine.step(planned(new=[("a", 4, 0)]), said(("a", [1], None)))
+    engine.step(planned(cached=[("a", 1, 4, 1)]), said())
+    assert engine.recorder.steps == 2
 
 
 def test_a_worker_alone_ends_a_step_with_each_batch(engine):
