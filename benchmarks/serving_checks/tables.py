@@ -22,7 +22,7 @@ from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.serving.engine import IterationCost
 from dpro.replay.serving.fit import seconds
 from dpro.replay.serving.sized import cost_of
-from dpro.replay.serving.steady import token_s
+from dpro.replay.serving.steady import first_token_s, prompt_s, token_s
 
 Row = dict[str, Any]
 Errors = dict[str, np.ndarray]
@@ -46,6 +46,7 @@ SETTING = [
     "model", "device", "backend", "precision", "input_len", "output_len", "tp_size", "pp_size", "moe_ep_size",
     "attention_dp_size", "concurrency",
 ]  # fmt: skip
+MS_PER_S = 1e3
 MAX_TP = 8  # of a layer: beyond a host, attention is cut over data instead
 
 
@@ -83,17 +84,20 @@ def _errors(pairs: pl.DataFrame, column: str) -> Errors:
             here, there = _steady_s(row), _steady_s(row | {column: row[f"{column}_to"]})
         except DproError:
             continue  # a layout that the model cannot be cut into, or a precision that the device lacks
-        token.append(row["tpot_ms"] * there / here / row["tpot_ms_to"] - 1)
-        first.append(row["ttft_ms"] * there / here / row["ttft_ms_to"] - 1)
-        order.append((there < here) == (row["tpot_ms_to"] < row["tpot_ms"]))
+        token.append(row["tpot_ms"] * there[0] / here[0] / row["tpot_ms_to"] - 1)
+        said_s = first_token_s((row["tpot_ms"] / MS_PER_S, row["ttft_ms"] / MS_PER_S), here, there)
+        first.append(said_s * MS_PER_S / row["ttft_ms_to"] - 1)
+        order.append((there[0] < here[0]) == (row["tpot_ms_to"] < row["tpot_ms"]))
     return {"token": np.array(token), "first": np.array(first), "order": np.array(order)}
 
 
-def _steady_s(row: Row) -> float:
+def _steady_s(row: Row) -> tuple[float, float]:
+    """Seconds per token, and of a prompt alone."""
     tp = int(min(max(row["tp_size"] or 1, 1), MAX_TP))
     dtype = "fp8" if row["precision"] in ("fp8", "fp4") else "bf16"
     cost = _cost(row["model"], DEVICES[row["device"]], tp, dtype, int(row["concurrency"]))
-    return token_s(cost, row["concurrency"], row["input_len"], row["output_len"])
+    per_token = token_s(cost, row["concurrency"], row["input_len"], row["output_len"])
+    return per_token, prompt_s(cost, float(row["input_len"]))
 
 
 def of_splitwise(folder: Path) -> dict[str, Errors]:

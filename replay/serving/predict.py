@@ -158,13 +158,18 @@ def _drawn_ratios(before: Server, fitted: FittedCost, changes: Sequence[str]) ->
         base = replace(before, cost=cost)
         after = changed_by_all(base, changes)
         other_run = rng.normal(0, MIN_ERROR) + rng.normal(0, after.doubt, len(COST_PARTS))
-        after = replace(after, cost=_moved(after.cost, other_run))
+        after = replace(after, cost=moved(after.cost, other_run))
         pair = (figures_of(answered(after, delay_s)), figures_of(answered(base, delay_s)))
         ratios.append([np.log(pair[0][name] / pair[1][name]) for name in FIGURES])
     return np.array(ratios)
 
 
-def _moved(cost: IterationCost, logs: Floats) -> IterationCost:
-    """A cost each part of which is multiplied by exp(log)."""
+def moved(cost: IterationCost, logs: Floats | Sequence[float]) -> IterationCost:
+    """A cost each part of which is multiplied by exp(log).
+
+    Args:
+        cost: of an iteration.
+        logs: [6] of `COST_PARTS`.
+    """
     factors = dict(zip(COST_PARTS, np.exp(logs).tolist(), strict=True))
     return replace(cost, **{part: getattr(cost, part) * factor for part, factor in factors.items()})

@@ -1,9 +1,10 @@
 """An engine that a fixed number of clients keep busy: its tokens per second, in closed form.
 
-In: the cost of an iteration, clients that each send their next request when the one before has ended, and the
-lengths of requests. Out: seconds per token and until the first token. All iterations are taken as equal: each
-holds a decode of every client, and the prompts' share. Where requests wait for more than a few iterations
-(more clients than the batch holds, or no memory left), use `engine.serve` instead.
+In: the cost of an iteration, clients that each send their next request when the one before has ended, and
+the lengths of requests. Out: seconds per token and, in proportion to a measurement, until the first token.
+All iterations are taken as equal: each holds a decode of every client, and the prompts' share. Where requests
+wait for more than a few iterations (more clients than the batch holds, or no memory left), use `engine.serve`
+instead.
 """
 
 from __future__ import annotations
@@ -31,24 +32,32 @@ def token_s(cost: IterationCost, clients: float, prompt: float, output: float) -
     return float(decoding + clients / output * (prompt * cost.token_s + prompt * prompt / 2 * cost.pair_s))
 
 
-def with_clients(
-    cost: IterationCost,
-    measured: tuple[float, float],
-    prompt: float,
-    output: float,
-    clients: tuple[float, float],
-) -> tuple[float, float]:
-    """Seconds per token and until the first one, with another number of clients.
-
-    A first token takes a number of iterations that hardly changes, each of which takes longer: so it grows as
-    the time per token does.
+def prompt_s(cost: IterationCost, prompt: float) -> float:
+    """Seconds that a prompt takes alone.
 
     Args:
-        cost: of an iteration, in proportion.
-        measured: seconds per token and until the first token, with the first number of clients.
-        prompt: tokens of a prompt.
-        output: tokens of an output.
-        clients: as measured, and as asked.
+        cost: of an iteration.
+        prompt: its tokens.
     """
-    here, there = (token_s(cost, each, prompt, output) for each in clients)
-    return measured[0] * there / here, measured[1] * there / here
+    import numpy as np
+
+    one, none = np.ones(1), np.zeros(1)
+    return float(seconds(cost, prompt * one, none, none, prompt * prompt / 2 * one)[0])
+
+
+def first_token_s(
+    measured: tuple[float, float], here: tuple[float, float], there: tuple[float, float]
+) -> float:
+    """Seconds until the first token, of another server or with other clients.
+
+    Its own prompt takes a part of that, which changes as a prompt alone does. For the rest it waits for
+    iterations of others, which change as the time per token does.
+
+    Args:
+        measured: seconds per token and until the first one.
+        here: computed for what was measured: seconds per token, and of a prompt alone.
+        there: the same for what is asked.
+    """
+    token, first = measured
+    own = min(here[1] * token / here[0], first)
+    return own * there[1] / here[1] + (first - own) * there[0] / here[0]

@@ -85,6 +85,7 @@ PARTS = (
     "serving_checks.logs",
     "serving_checks.pairs",
     "serving_checks.tables",
+    "serving_server.goal",
     "serving_server.link",
     "serving_server.pairs",
     "serving_server.pools",

@@ -11,12 +11,14 @@ import pytest
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.layouts.inputs.machine import machine_of
 from dpro.replay.layouts.inputs.model import Model
+from dpro.replay.serving import search
 from dpro.replay.serving.changes import CHANGES, GivenFacts, Server, changed
 from dpro.replay.serving.engine import Engine, IterationCost, serve
 from dpro.replay.serving.fit import FORM_ERROR, FittedCost, fit_requests
 from dpro.replay.serving.predict import FIGURES, answered, figures_of, predict
+from dpro.replay.serving.search import Goal, most_requests
 from dpro.replay.serving.sized import ServedModel, cost_of, scaled
-from dpro.replay.serving.steady import token_s
+from dpro.replay.serving.steady import first_token_s, prompt_s, token_s
 from tests.unit.replay.serving.test_fit import TRUTH, arrivals
 
 S = 1_000_000_000
@@ -30,6 +32,7 @@ AZURE = pl.DataFrame(
     }
 )
 LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256, 8192)
+GOAL = Goal(500.0, 40.0)
 ON_H100 = GivenFacts(ServedModel(LLAMA, "H100"))
 
 
@@ -159,6 +162,20 @@ def test_interval_is_wide_where_a_few_percent_fill_the_server() -> None:
     assert width(5.0) > 5 * width(1.0)
 
 
+def test_search_allows_fewer_requests_the_less_is_known_of_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "BUDGETS", ())
+    monkeypatch.setattr(search, "BATCHES", (4, 16))
+    requests = serve(arrivals(40, 4.0), Engine(max_requests=8), TRUTH).requests
+    sure = known(Engine(max_requests=8))
+    unsure = replace(sure, covariance=np.diag([0.0, 0.3, 0.3, *[0.0] * 5]) ** 2)
+    rates = []
+    for fitted in (sure, unsure):
+        found = {each.changes: each.requests_per_s for each in most_requests(requests, fitted, GOAL)}
+        rates.append(found[()])
+        assert all(rate > found[()] for changes, rate in found.items() if changes)
+    assert 0 < rates[1] < 0.8 * rates[0]
+
+
 def test_half_batches_hide_the_shorter_of_products_and_attention() -> None:
     cost = IterationCost(0.0, 2.0, 0.0, context_s=0.01)
     server = replace(one(100, 2), cost=cost)
@@ -203,6 +220,26 @@ def test_closed_form_equals_the_engine_that_clients_keep_busy() -> None:
     served = serve(requests, Engine(token_budget=8192, clients=8), cost).requests[40:160]
     measured = figures_of(served)["tpot_p50_ms"] / 1e3
     assert token_s(cost, 8, 200, 50) == pytest.approx(measured, rel=0.05)
+
+
+def test_search_does_not_look_beyond_recorded_batches_where_attention_is_masked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "BUDGETS", ())
+    monkeypatch.setattr(search, "BATCHES", (2, 16))
+    requests = serve(arrivals(40, 4.0), Engine(max_requests=4), TRUTH).requests
+    for masked in (False, True):
+        fitted = known(Engine(max_requests=4, masked=masked))
+        best = most_requests(requests, fitted, GOAL)[0]
+        assert any(change.startswith("max-batch") for change in best.changes) == (not masked)
+
+
+def test_first_token_changes_as_its_prompt_and_the_iterations_that_it_waits_for() -> None:
+    # A prompt takes 4 tokens' time as computed, and measured tokens 2 s: 8 of 20 s are the prompt's.
+    said = first_token_s((2.0, 20.0), here=(1.0, 4.0), there=(1.5, 2.0))
+    assert said == 8 * 0.5 + 12 * 1.5
+    assert first_token_s((2.0, 6.0), (1.0, 4.0), (1.5, 2.0)) == 6 * 0.5  # not more than all of it
+    assert prompt_s(IterationCost(1.0, 2.0, 0.5, pair_s=0.01, power=99.0), 10) == pytest.approx(1 + 5 + 0.5)
 
 
 def test_more_gpus_and_faster_memory_make_a_decode_faster() -> None:
