@@ -22,9 +22,9 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.fidelity.accuracy import Trust, judge
 from dpro.replay.fidelity.facts import FitFacts, added, facts_of
-from dpro.replay.graph import EdgeKind, Graph, Nodes
+from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.sharded.agreed import Agreed, agree
-from dpro.replay.sharded.inside import meetings_of, replay_inside, those_of
+from dpro.replay.sharded.inside import Meetings, meetings_of, replay_inside, those_of
 from dpro.replay.sharded.joined import Joined, join_skeletons
 from dpro.replay.sharded.path import InsideOf
 from dpro.replay.sharded.pooled import Pooled, PooledOfRank, pool
@@ -78,7 +78,7 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
         GraphError: the trace contradicts itself (a cycle).
         OSError: a share cannot be written.
     """
-    agreed = agree(run)
+    agreed = agree(run, executor.map)
     ranks = agreed.ranks
     done = counted(1 + 3 * len(ranks), report)
     done()
@@ -124,7 +124,7 @@ def _built(agreed: Agreed, pooled: Pooled, joined: Joined) -> Built:
     return Built(joined.graph, agreed.matching, agreed.alignment, pooled.background, pooled.steps_known)
 
 
-def fit_of_share(folder: Path, known: PooledOfRank, meetings: Nodes, compared: bool) -> FitFacts:
+def fit_of_share(folder: Path, known: PooledOfRank, meetings: Meetings, compared: bool) -> FitFacts:
     """What a rank shows of how well the replay fits.
 
     Args:

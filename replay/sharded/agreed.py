@@ -7,9 +7,11 @@ part of the run at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,6 +24,7 @@ from dpro.replay.graph import MeshPosition, Message
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
 
+Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
 LANES = ("span_id", "rank", "window", "device", "stream")
 
 
@@ -85,8 +88,12 @@ class Agreed:
         )
 
 
-def agree(run: Run) -> Agreed:
+def agree(run: Run, spread: Spread = map) -> Agreed:
     """Match the collectives of all ranks, and align their clocks.
+
+    Args:
+        run: the run.
+        spread: has the parts of the spans read: `map`, or that of an executor.
 
     Raises:
         Unanswerable: the run has no spans, or its ranks are pretended.
@@ -95,12 +102,12 @@ def agree(run: Run) -> Agreed:
         raise Unanswerable("ranks that were pretended ran one after the other: their graph is built at once")
     collectives, workers = run.table(COLLECTIVES), run.table(WORKERS)
     wanted = collectives.select("rank", "span_id").unique()
-    lanes, places = [], []
-    for part in run.part_by_part(SPANS, LANES):
-        places.append(part.select("rank", "window").unique())
-        lanes.append(part.join(wanted, on=["rank", "span_id"], how="semi", maintain_order="left"))
-    if not places:
+    of_rank = wanted.partition_by("rank", as_dict=True)
+    named = [(part, _rank_of(part)) for part in run.parts(SPANS)]
+    tasks = [(part, wanted if rank is None else of_rank.get((rank,), wanted.clear())) for part, rank in named]
+    if not tasks:
         raise Unanswerable("the run holds no spans to replay")
+    places, lanes = zip(*spread(partial(_read_part, run), tasks))
     where = pl.concat(places).unique().sort("rank", "window").rows()
     matching = match_collectives(collectives, pl.concat(lanes))
     alignment = align(matching.rows, where, workers, run.table(CLOCK_SAMPLES))
@@ -110,6 +117,19 @@ def agree(run: Run) -> Agreed:
         windows[rank] = (*windows.get(rank, ()), window)
     moved = moved.sort("rank", maintain_order=True)
     return Agreed(windows, matching, alignment, moved, messages, places_of(workers), parts_of(run, windows))
+
+
+def _read_part(run: Run, task: tuple[Path, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Which windows of which ranks a part of the spans is of, and the lanes of those that are wanted."""
+    part = run.read(SPANS, [task[0]], LANES)
+    lanes = part.join(task[1], on=["rank", "span_id"], how="semi", maintain_order="left")
+    return part.select("rank", "window").unique(), lanes
+
+
+def _rank_of(part: Path) -> int | None:
+    """The rank that a file is named after."""
+    match = re.match(r"rank(\d{5,})", part.name)
+    return int(match[1]) if match else None
 
 
 def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
@@ -124,8 +144,8 @@ def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, 
         named: dict[int, list[Path]] = {}
         others: list[Path] = []
         for part in run.parts(table):
-            match = re.match(r"rank(\d{5,})", part.name)
-            (named.setdefault(int(match[1]), []) if match else others).append(part)
+            number = _rank_of(part)
+            (others if number is None else named.setdefault(number, [])).append(part)
         for rank, own in found.items():
             own[table.name] = (*named.get(rank, ()), *others)
     return found

@@ -1,35 +1,47 @@
 """One rank as it runs in the joined graph: its own nodes, replayed by themselves.
 
 In: a rank's graph, and when the collectives that it shares with others could begin to move. Out: a replay of
-the rank, in which those are its first nodes. Every start is that of the whole graph, to the nanosecond.
+the rank. Every start is that of the whole graph, to the nanosecond.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.sharded.share import Share
 from dpro.replay.timeline import Timeline, replay
 
 
-def meetings_of(timeline: Timeline) -> Nodes:
-    """The rendezvous of a joined graph by number of collective; none starts earlier than it does there.
+class Meetings(NamedTuple):
+    """Rendezvous.
+
+    Attributes:
+        collective: [K] of which collectives, ascending.
+        start: [K] ns, when they happen.
+    """
+
+    collective: Ints
+    start: Ints
+
+
+def meetings_of(timeline: Timeline) -> Meetings:
+    """The rendezvous of a joined graph.
 
     Args:
         timeline: the replay of the joined graph.
     """
-    nodes = timeline.graph.nodes
-    met = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
-    met = met[np.argsort(nodes.collective[met], kind="stable")]
-    columns = {f.name: getattr(nodes, f.name)[met] for f in dataclasses.fields(Nodes)}
-    return Nodes(**columns | {"earliest": timeline.start[met]})
+    met = np.flatnonzero(timeline.graph.nodes.kind == NodeKind.RENDEZVOUS)
+    collective = timeline.graph.nodes.collective[met]
+    order = np.argsort(collective, kind="stable")
+    return Meetings(collective[order], timeline.start[met][order])
 
 
-def those_of(meetings: Nodes, instance: Ints) -> Nodes:
+def those_of(meetings: Meetings, instance: Ints) -> Meetings:
     """The rendezvous of some collectives.
 
     Args:
@@ -39,10 +51,10 @@ def those_of(meetings: Nodes, instance: Ints) -> Nodes:
     at = np.searchsorted(meetings.collective, np.sort(instance))
     at = at[at < meetings.collective.size]
     own = at[np.isin(meetings.collective[at], instance)]
-    return Nodes(**{f.name: getattr(meetings, f.name)[own] for f in dataclasses.fields(Nodes)})
+    return Meetings(meetings.collective[own], meetings.start[own])
 
 
-def replay_inside(share: Share, graph: Graph, meetings: Nodes) -> Timeline:
+def replay_inside(share: Share, graph: Graph, meetings: Meetings) -> Timeline:
     """Replay a rank by itself.
 
     Args:
@@ -51,24 +63,10 @@ def replay_inside(share: Share, graph: Graph, meetings: Nodes) -> Timeline:
         meetings: rendezvous of all its collectives, as from `those_of`.
 
     Returns:
-        Of its graph with the rendezvous in front.
+        Of its graph, in which transfers do not begin before their rendezvous.
     """
-    count = meetings.collective.size
-    meetings = dataclasses.replace(meetings, name=np.full(count, len(graph.names) - 1, np.int64))
-    nodes = Nodes(
-        **{
-            f.name: np.concatenate([getattr(meetings, f.name), getattr(graph.nodes, f.name)])
-            for f in dataclasses.fields(Nodes)
-        }
-    )
-    at = np.flatnonzero(np.isin(share.instance, meetings.collective))
-    own, none = graph.edges, np.zeros(at.size, np.int64)
-    edges = Edges(
-        source=np.append(own.source + count, np.searchsorted(meetings.collective, share.instance[at])),
-        target=np.append(own.target + count, share.transfer[at] + count),
-        lag=np.append(own.lag, none),
-        kind=np.append(own.kind, none + EdgeKind.RENDEZVOUS),
-        inferred=np.append(own.inferred, none > 0),
-    )
-    whole = assembled(nodes, edges, graph.names, graph.lanes, graph.origin_ns)
-    return replay(whole.of_same_job(graph))
+    met = np.flatnonzero(np.isin(share.instance, meetings.collective))
+    begins = meetings.start[np.searchsorted(meetings.collective, share.instance[met])]
+    earliest, transfers = graph.nodes.earliest.copy(), share.transfer[met]
+    earliest[transfers] = np.maximum(earliest[transfers], begins)
+    return replay(dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, earliest=earliest)))

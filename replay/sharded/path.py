@@ -65,7 +65,7 @@ def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bo
     rank = int(nodes.rank[kept])
     own = inside(rank).graph.nodes
     ends = inside(rank).end == timeline.end[kept]
-    ends &= (own.window == nodes.window[kept]) & (own.kind != NodeKind.RENDEZVOUS)
+    ends &= own.window == nodes.window[kept]
     if nodes.kind[kept] == NodeKind.END:
         ends &= own.step == nodes.step[kept]
     return path_inside(joined, timeline, inside, rank, int(np.argmax(ends)))
@@ -89,12 +89,11 @@ def path_inside(joined: Joined, timeline: Timeline, inside: InsideOf, rank: int,
         own = inside(rank)
         path = chain_to(own, node)
         stretches.append((own, path))
-        if own.graph.nodes.kind[path[0]] != NodeKind.RENDEZVOUS:
+        first, nodes = int(path[0]), own.graph.nodes
+        meeting = (
+            met_by.get(int(nodes.collective[first]), -1) if nodes.kind[first] == NodeKind.TRANSFER else -1
+        )
+        if meeting < 0 or timeline.start[meeting] < own.start[first] or timeline.binding[meeting] < 0:
             return stretches[::-1]
-        last_arrived = timeline.binding[met_by[int(own.graph.nodes.collective[path[0]])]]
-        if last_arrived < 0:
-            return stretches[::-1]
-        arrival = edges.source[last_arrived]
-        rank = int(joined.graph.nodes.rank[arrival])
-        in_front = int(np.count_nonzero(inside(rank).graph.nodes.kind == NodeKind.RENDEZVOUS))
-        node = int(joined.node[arrival]) + in_front
+        last_arrived = edges.source[timeline.binding[meeting]]
+        rank, node = int(joined.graph.nodes.rank[last_arrived]), int(joined.node[last_arrived])

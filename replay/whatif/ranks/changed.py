@@ -7,11 +7,10 @@ each. A rank in which an edit changes something is built and condensed again, in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.graph import EdgeKind, Graph, MeshPosition, Message, NodeKind
-from dpro.replay.sharded.agreed import OfRank
+from dpro.replay.sharded.agreed import OfRank, Spread
 from dpro.replay.sharded.joined import Joined, join_skeletons, without_ranks
 from dpro.replay.sharded.pooled import PooledOfRank
 from dpro.replay.sharded.share import Share, build_share, load_share, share_file
@@ -28,7 +27,6 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.store import Run
 
-Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
 WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
 
 

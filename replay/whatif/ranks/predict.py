@@ -16,11 +16,12 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.models.link_costs import beyond_sizes
+from dpro.replay.sharded.agreed import Spread
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.predict import Prediction, compare_replays
-from dpro.replay.whatif.ranks.changed import CondensedJob, Spread, apply_edit
+from dpro.replay.whatif.ranks.changed import CondensedJob, apply_edit
 from dpro.replay.whatif.ranks.slowed import replays_by_rank
 from dpro.store import Run
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from dpro.arrays import Floats
 from dpro.replay.fidelity.overlap import ROUNDS, SETTLED_NS, UNCHANGED, overlapped_share
-from dpro.replay.graph import Graph, NodeKind, Nodes
-from dpro.replay.sharded.inside import meetings_of, replay_inside, those_of
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.sharded.agreed import Spread
+from dpro.replay.sharded.inside import Meetings, meetings_of, replay_inside, those_of
 from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share
 from dpro.replay.timeline import Timeline, replay
-from dpro.replay.whatif.ranks.changed import CondensedJob, RankWork, Spread, rank_under_edits, with_ranks
+from dpro.replay.whatif.ranks.changed import CondensedJob, RankWork, rank_under_edits, with_ranks
 
 
 def replays_by_rank(
@@ -58,13 +59,13 @@ def _settled(job: CondensedJob, timeline: Timeline, slowdown: float, spread: Spr
     return timeline
 
 
-def _meetings(job: CondensedJob, timeline: Timeline) -> Iterator[Nodes]:
+def _meetings(job: CondensedJob, timeline: Timeline) -> Iterator[Meetings]:
     """The rendezvous of each rank, ascending."""
     meetings, moved = meetings_of(timeline), job.condensed.agreed
     return (those_of(meetings, moved.of(rank).moved["instance"].to_numpy()) for rank in moved.ranks)
 
 
-def overlap_changes(task: tuple[tuple[RankWork, RankWork], tuple[Nodes, Nodes]]) -> bool:
+def overlap_changes(task: tuple[tuple[RankWork, RankWork], tuple[Meetings, Meetings]]) -> bool:
     """Whether kernels of a rank overlap communication otherwise once the job is changed; keeps how they did.
 
     Args:
@@ -77,7 +78,7 @@ def overlap_changes(task: tuple[tuple[RankWork, RankWork], tuple[Nodes, Nodes]])
     return bool((np.abs(other - one) > UNCHANGED).any())
 
 
-def slowed_rank(slowdown: float, round_: int, task: tuple[RankWork, Nodes]) -> RankSkeleton | None:
+def slowed_rank(slowdown: float, round_: int, task: tuple[RankWork, Meetings]) -> RankSkeleton | None:
     """Condense a rank with kernels as slow as goes with what they overlap; None where that is as it was.
 
     Args:
@@ -99,12 +100,10 @@ def slowed_rank(slowdown: float, round_: int, task: tuple[RankWork, Nodes]) -> R
     return skeleton_of_share(work.own.rank, share, graph.with_durations(duration)) if changed.any() else None
 
 
-def _overlap(share: Share, graph: Graph, met: Nodes) -> Floats:
+def _overlap(share: Share, graph: Graph, met: Meetings) -> Floats:
     """[N] `overlapped_share` of a rank that is replayed by itself."""
     timeline = replay_inside(share, graph, met)
-    count = met.collective.size
-    found: Floats = overlapped_share(timeline.graph, timeline.start, timeline.end)[count:]
-    return found
+    return overlapped_share(timeline.graph, timeline.start, timeline.end)
 
 
 def _file(work: RankWork, what: str) -> Path:
