@@ -2,8 +2,8 @@
 
 In: a graph, and the ranks that findings name. Out: predictions, what the run cannot answer, and what cannot
 gain. Every edit there is names its candidates for this run. Those whose bound shows that they gain nothing
-are not replayed. The others are replayed, all that change durations alone in one pass, and those that gain
-are predicted with their intervals, and ranked by what they gain for certain.
+are not replayed. The others are replayed, and those that gain are predicted with their intervals, and ranked
+by what they gain for certain.
 
 The best pair of all is found by branch and bound (`together.py`), since two edits may save the same time, or
 make room for each other. What gains most on top of a pair is taken with it, each time by a replay of all that
@@ -17,14 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
 import polars as pl
 
-from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
-from dpro.replay.timeline import replay, replay_durations
+from dpro.replay.timeline import replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
@@ -40,7 +38,6 @@ MAX_PAIRED = 6  # of the best edits each two are compared with their sum
 WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
 INTERACT = 0.01  # of the step: by how much two together differ from their sum to be worth saying
 BUDGET = 100  # replays
-SCENARIOS = 8  # that are replayed in one pass
 
 
 @dataclass(frozen=True)
@@ -195,8 +192,6 @@ def replayed_gains(
 ) -> tuple[dict[Edit, float], list[Refusal]]:
     """What each edit gains by a replay, ns of the time for a batch of today's size.
 
-    Graphs that differ from the unchanged one in durations alone are replayed together in one pass.
-
     Args:
         facts: what the run shows.
         edits: any.
@@ -208,21 +203,6 @@ def replayed_gains(
         Gains, in the order of the edits, and what the run cannot answer.
     """
     graph, found, refused = facts.graph, dict[Edit, float](), []
-    waiting: list[tuple[Edit, Graph]] = []
-
-    def note(edit: Edit, changed: Graph, end: Ints) -> None:
-        found[edit] = gain_of(facts, changed, end, edit.samples(graph))
-        kept = is_slim(graph, changed) or found[edit] > MIN_GAIN * facts.base_ns
-        if changed_by is not None and kept:
-            changed_by[edit] = changed
-
-    def flush() -> None:
-        columns = np.stack([changed.nodes.duration for _, changed in waiting], axis=1)
-        ends = replay_durations(graph, columns)
-        for column, (edit, changed) in enumerate(waiting):
-            note(edit, changed, ends[:, column])
-        waiting.clear()
-
     for edit in edits:
         count()
         try:
@@ -230,15 +210,11 @@ def replayed_gains(
         except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
             refused.append(Refusal(str(edit), str(error)))
             continue
-        if changed.edges is graph.edges and changed.nodes.earliest is graph.nodes.earliest:
-            waiting.append((edit, changed))
-        else:
-            note(edit, changed, replay(changed).end)
-        if len(waiting) == SCENARIOS:
-            flush()
-    if waiting:
-        flush()
-    return {edit: found[edit] for edit in edits if edit in found}, refused
+        found[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
+        kept = is_slim(graph, changed) or found[edit] > MIN_GAIN * facts.base_ns
+        if changed_by is not None and kept:
+            changed_by[edit] = changed
+    return found, refused
 
 
 def _once(refused: Iterable[Refusal]) -> list[Refusal]:
