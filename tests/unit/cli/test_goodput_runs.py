@@ -7,10 +7,14 @@ import json
 import pytest
 
 from dpro.cli.goodput import IN_WORDS
+from dpro.cli.job.watch import _seen
 from dpro.goodput.account import CLASSES
 from dpro.goodput.designs import DESIGNS
+from dpro.watch.life import account_so_far
+from dpro.watch.watcher import Watcher
 from tests.commands import dpro, refused
 from tests.lives import WrittenAttempt, job
+from tests.unit.watch.test_life import process
 
 
 def written(folder, begin: float, steps: int = 10):
@@ -90,3 +94,42 @@ def test_job_that_saved_nothing_is_shown_how_to_ask_for_checkpoints(tmp_path):
     assert "The job saved no checkpoint, so that a failure loses all its steps: --edit checkpoint:" in said
     asked = ("--preset", "bloom", "--edit", "checkpoint:every=5,stall=1")
     assert "saved no checkpoint" not in dpro("goodput", str(tmp_path), *asked).stdout
+
+
+def test_job_that_is_being_recorded_is_accounted_for_so_far(tmp_path, monkeypatch):
+    for rank in range(20):
+        process(tmp_path, rank, 0, 10, 5, world=20)
+    monkeypatch.setattr("dpro.cli.run.live.is_live", lambda _run: True)
+    done = dpro("goodput", str(tmp_path))
+    assert "is still being recorded: this is the account so far, of 7 of 20 ranks" in done.stderr
+    assert "goodput 26.3% of 19 s on 7 ranks; 5 steps in 1 attempt;" in done.stdout
+    assert "still runs, or its end was not seen" in done.stdout
+
+
+def test_watch_says_the_account_where_the_job_began_again_and_gives_prometheus_its_numbers(tmp_path):
+    class Made:
+        latest = None
+
+        def look(self) -> bool:
+            self.latest = account_so_far(tmp_path)
+            return True
+
+    class Server:
+        def update(self, _findings, numbers) -> None:
+            self.numbers = numbers
+
+    said: list[str] = []
+    server = Server()
+    seen = _seen(server, Made(), said.append)
+    watcher = Watcher(tmp_path)
+    process(tmp_path, 0, 0, 10, 5)
+    seen(watcher)
+    assert said == []
+    process(tmp_path, 0, 1, 30, 6)
+    seen(watcher)
+    seen(watcher)
+    (line,) = said
+    assert " so far: Of " in line
+    assert "The job was started 2 times, 1 attempt did not end well" in line
+    assert server.numbers["attempts"] == 2
+    assert server.numbers["goodput"] == pytest.approx(6 / 40)
