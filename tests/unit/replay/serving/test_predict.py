@@ -90,6 +90,34 @@ def test_guessed_tokens_multiply_more_and_need_fewer_iterations() -> None:
     assert answered(after, 0.0)["end_ns"].item() == 3 * S  # the prompt with one token, then four, then three
 
 
+def test_cached_share_of_a_prompt_is_not_computed() -> None:
+    server = replace(one(10, 1), cost=IterationCost(0.0, 0.0, 1.0))  # a second a token
+    assert answered(server, 0.0)["first_token_ns"].item() == 10 * S
+    assert answered(changed(server, "prefix:share=0.25"), 0.0)["first_token_ns"].item() == 8 * S
+
+
+def test_requests_come_closer_together_and_are_longer_by_their_factors() -> None:
+    requests = pl.DataFrame(
+        {"arrival_ns": [4, 10, 8], "prompt_tokens": [3, 4, 5], "output_tokens": [1, 2, 9]}
+    )
+    server = Server(requests, Engine(), SECOND)
+    assert changed(server, "arrivals:rate=2").requests["arrival_ns"].to_list() == [4, 7, 6]
+    assert changed(server, "prompts:length=2").requests["prompt_tokens"].to_list() == [6, 8, 10]
+    assert changed(server, "outputs:length=0.5").requests["output_tokens"].to_list() == [1, 1, 4]
+
+
+def test_faster_parts_take_less_and_chunks_take_their_turn() -> None:
+    cost = IterationCost(1.0, 4.0, 2.0, power=99.0)
+    server = replace(one(10, 2), cost=cost)
+    # The prompt takes 1 + 20 s, a decode 1 + 4; twice as fast a host, and products, take half of their parts.
+    assert answered(server, 0.0)["end_ns"].item() / S == pytest.approx(21 + 5)
+    faster = changed(server, "faster:compute=2,host=2")
+    assert answered(faster, 0.0)["end_ns"].item() / S == pytest.approx(10.5 + 4.5)
+    # Chunks of 4, 4 and 2 tokens: 1 + 8, 1 + 8, and 1 + 4 s, in which weights and tokens take as long.
+    chunks = changed(server, "chunked-prefill:tokens=4")
+    assert answered(chunks, 0.0)["first_token_ns"].item() / S == pytest.approx(9 + 9 + 1 + 4 * 2 ** (1 / 99))
+
+
 def test_requests_of_another_log_come_at_its_distances_with_its_lengths() -> None:
     server = replace(one(10, 3), requests=one(10, 3).requests + 7, given=GivenFacts(logs={"conv": AZURE}))
     after = changed(server, "requests:file=conv,count=2")
