@@ -52,6 +52,7 @@ class Served:
 
     Attributes:
         knows_evictions: whether its hooks say which requests lose their blocks of the KV cache.
+        evicted: when requests lost their blocks that have none yet, by id.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -66,7 +67,7 @@ class Served:
 
     def _on_fork(self) -> None:
         self._requests: dict[Any, dict[str, Any]] = {}
-        self._evicted: dict[Any, int] = {}  # when requests lost their blocks that have none yet
+        self.evicted: dict[Any, int] = {}
         self._lines: deque[dict[str, Any]] = deque()  # the engine appends, another thread takes
         self._apart: ApartEngine | None = None
         self._ended_ns = self._stepped_ns = self._num_ranks = 0
@@ -132,18 +133,17 @@ class Served:
         request = self._requests.get(name)
         if request is not None:
             request["evictions"] = max(request["evictions"], 0) + 1
-            self._evicted[name] = time.time_ns()
+            self.evicted[name] = time.time_ns()
 
     def on_resumed(self, name: Any, scheduled_ns: int) -> None:
-        """A request runs again that was evicted.
+        """A request runs; it may be one that was evicted.
 
         Args:
             name: its id.
             scheduled_ns: when the iteration began.
         """
-        since_ns = self._evicted.pop(name, scheduled_ns)
-        request = self._requests.get(name)
-        if request is not None:
+        since_ns, request = self.evicted.pop(name, -1), self._requests.get(name)
+        if request is not None and since_ns >= 0:
             request["evicted_ns"] = request.get("evicted_ns", 0) + max(scheduled_ns - since_ns, 0)
 
     def on_request_end(self, name: Any, end_ns: int, output_tokens: int, outcome: str) -> None:
@@ -155,8 +155,7 @@ class Served:
             output_tokens: that were made; -1 unknown.
             outcome: finished, aborted or unknown.
         """
-        if name in self._evicted:
-            self.on_resumed(name, end_ns)
+        self.on_resumed(name, end_ns)
         request = self._requests.pop(name, None)
         if request is not None:
             first = request.get("first_token_ns", end_ns if output_tokens > 0 else -1)

@@ -2,7 +2,8 @@
 
 In: its batch processor, once the job itself has imported it. Out: a batch is known when its tensors are
 prepared, and has ended when the requests have got its tokens. Where the next batch is prepared meanwhile
-(`use_async_batching`), batches end in the order in which they were prepared.
+(`use_async_batching`), batches end in the order in which they were prepared. A request that is moved out of
+the KV cache, to the CPU or to be computed again, has not ended, though the scheduler is done with it for now.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class TransformersHooks:
     def _on_fork(self) -> None:
         self._begun_ns = 0
         self._preparing: Any = None  # the processor that makes a batch at this moment
+        self._offloading = self._refused = False
+        self._evicted = 0
         self._in_flight: deque[tuple[int, ServedBatch, list[Any]]] = deque()
 
     def look(self, *_: Any) -> None:
@@ -56,10 +59,53 @@ class TransformersHooks:
             for owner, name, around in wanted:
                 original = getattr(owner, name)
                 setattr(owner, name, functools.wraps(original)(around(original)))
+            self._look_at_cache(scheduler)
+
+    def _look_at_cache(self, scheduler: Any) -> None:
+        """Set the hooks that say who waits for blocks and who loses them, where this version has them."""
+        manager = getattr(sys.modules.get(f"{PACKAGE}.offloading_manager"), "OffloadingManager", None)
+        wanted = (
+            (scheduler, "_process_candidates", self._around_candidates),
+            (manager, "offload_requests", self._around_offload),
+        )
+        if all(hasattr(owner, name) for owner, name, _ in wanted):
+            self._served.knows_evictions = True
+            for owner, name, around in wanted:
+                original = getattr(owner, name)
+                setattr(owner, name, functools.wraps(original)(around(original)))
+            margin = getattr(scheduler, "_try_to_meet_safety_margin", None)
+            if margin is not None:
+                scheduler._try_to_meet_safety_margin = functools.wraps(margin)(self._around_margin(margin))
+
+    def _around_margin(self, original: Any) -> Any:
+        def try_to_meet_safety_margin(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scheduler, *args, **kwargs)
+            self._refused |= result is False  # so few blocks are free that no prompt is begun
+            return result
+
+        return try_to_meet_safety_margin
+
+    def _around_candidates(self, original: Any) -> Any:
+        def process_candidates(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scheduler, *args, **kwargs)
+            self._refused |= isinstance(result, tuple) and result[1:2] == (True,)
+            return result
+
+        return process_candidates
+
+    def _around_offload(self, original: Any) -> Any:
+        def offload_requests(manager: Any, *args: Any, **kwargs: Any) -> Any:
+            self._offloading = True
+            try:
+                return original(manager, *args, **kwargs)
+            finally:
+                self._offloading = False
+
+        return offload_requests
 
     def _around_prepare(self, original: Any) -> Any:
         def prepare_next_batch(processor: Any, *args: Any, **kwargs: Any) -> Any:
-            self._begun_ns, self._preparing = time.time_ns(), processor
+            self._begun_ns, self._preparing, self._refused = time.time_ns(), processor, False
             try:
                 return original(processor, *args, **kwargs)
             finally:
@@ -115,7 +161,13 @@ class TransformersHooks:
         prefill = sum(each.query_length for each in prompts)
         context = sum(each.state.position_offset for each in requests)
         waiting = len(processor.scheduler.waiting_requests) if processor is not None else -1
-        batch = ServedBatch(prefill, sum(lengths) - prefill, len(requests), context, waiting)
+        for each in requests if self._served.evicted else ():
+            self._served.on_resumed(each.state.request_id, self._begun_ns)
+        blocks = (
+            (waiting if self._refused else 0, self._evicted) if self._served.knows_evictions else (-1, -1)
+        )
+        self._evicted = 0
+        batch = ServedBatch(prefill, sum(lengths) - prefill, len(requests), context, waiting, *blocks)
         first = [each.state.request_id for each in prompts if each.has_new_token]
         self._in_flight.append((self._begun_ns, batch, first))
 
@@ -135,7 +187,10 @@ class TransformersHooks:
 
     def _on_finish(self, scheduler: Any, request_id: Any) -> None:
         state = scheduler.active_requests.get(request_id)
-        if state is not None:
+        if self._offloading:
+            self._evicted += 1
+            self._served.on_evicted(request_id)
+        elif state is not None:
             self._on_end(state, "finished" if state.status.name == FINISHED else "aborted")
 
     def _on_cancelled(self, states: Sequence[Any]) -> None:

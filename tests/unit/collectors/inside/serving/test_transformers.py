@@ -61,18 +61,35 @@ class Engine:
             def clear_cancelled_requests(self):
                 return []
 
+            def _try_to_meet_safety_margin(self):
+                return not self.waiting_requests
+
+            def _process_candidates(self, lacks):
+                self._try_to_meet_safety_margin()
+                return [], lacks, False, 0, 0
+
+        class OffloadingManager:
+            def offload_requests(self, scheduler, request):
+                scheduler.finish_request(request.request_id)
+                scheduler.waiting_requests[request.request_id] = request
+                return True
+
         class ContinuousBatchingIOs:
             def prepare_batch_tensors(self, requests_in_batch, use_padding):
                 for each in requests_in_batch:
                     each.state.position_offset += each.query_length
 
         class ContinuousBatchProcessor:
-            input_queue = object()
+            input_queue, lacking = object(), None
 
             def __init__(self, scheduler, batches):
                 self.scheduler, self.batches, self.tensors = scheduler, batches, ContinuousBatchingIOs()
 
             def prepare_next_batch(self):
+                self.scheduler._process_candidates(self.lacking is not None)
+                if self.lacking is not None:
+                    OffloadingManager().offload_requests(self.scheduler, self.lacking)
+                    self.lacking = None
                 if self.batches:
                     batch = self.batches.pop(0)
                     self.scheduler.active_requests |= {each.state.request_id: each.state for each in batch}
@@ -87,6 +104,7 @@ class Engine:
             "continuous_api": ContinuousBatchProcessor,
             "input_outputs": ContinuousBatchingIOs,
             "scheduler": Scheduler,
+            "offloading_manager": OffloadingManager,
         }
         for name, owner in modules.items():
             module = SimpleNamespace(**{owner.__name__: owner})
@@ -194,6 +212,41 @@ def test_a_line_that_was_cut_off_counts_nothing(engine, tmp_path):
     (tmp_path / "requests.jsonl").write_text(text)
     found = conform(REQUESTS, requests(engine.process))
     assert found.select("name", "arrival_ns", "end_ns").rows() == [("a", 5, 9)]
+
+
+def test_a_request_that_is_moved_out_of_the_cache_has_not_ended(engine):
+    first, second = state("a", 4), state("b", 4)
+    processor = engine.make(
+        [part(first, 4), part(second, 4)], [part(first, 1)], [part(first, 1), part(second, 5)]
+    )
+    processor.prepare_next_batch()
+    processor.update_batch()
+    second.status.name = "FINISHED"  # as it is before another state takes its place
+    processor.lacking = second
+    processor.prepare_next_batch()
+    processor.update_batch()
+    processor.scheduler.waiting_requests.clear()
+    second.status.name, second.position_offset, second.generated_tokens = "DECODING", 0, [7, 7]
+    processor.prepare_next_batch()
+    processor.update_batch()
+    second.status.name = "FINISHED"
+    processor.scheduler.finish_request("b")
+    found, made = engine.tables()
+    assert found.select("waiting", "kv_waiting", "evicted").rows() == [(0, 0, 0), (1, 1, 1), (0, 0, 0)]
+    (row,) = made.filter(name="b").to_dicts()
+    assert (row["evictions"], row["output_tokens"], row["outcome"]) == (1, 2, "finished")
+    assert 0 < row["evicted_ns"] <= found["start_ns"][2] - found["start_ns"][1]
+
+
+def test_requests_wait_for_blocks_where_few_are_free(engine):
+    processor = engine.make([part(state("a", 4), 4)], [part(state("c", 4), 4)])
+    processor.scheduler.waiting_requests["b"] = state("b", 4)
+    processor.prepare_next_batch()
+    processor.update_batch()
+    processor.scheduler.waiting_requests.clear()
+    processor.prepare_next_batch()
+    processor.update_batch()
+    assert engine.tables()[0]["kv_waiting"].to_list() == [1, 0]
 
 
 def test_a_version_without_these_methods_is_left_alone(tmp_path, monkeypatch):
