@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.replay.compiled import compiled as compiled  # those who write loops take it from here
+from dpro.compiled import compiled as compiled  # those who write loops take it from here
 
 NO_NODE = -1
 FEW = 32  # up to here a plain loop is the fastest

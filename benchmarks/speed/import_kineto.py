@@ -3,10 +3,11 @@
 python -m benchmarks.speed.import_kineto [TRACE] [--mb N]… [--rounds N] [--peer-python PATH] [--json]
 
 TRACE is a trace.json.gz; larger files are made from it by repeating its events at later times. Both programs
-run in turn, each in a process of its own that is pinned to one core, with imports not counted. What counts
-is CPU time (user and system), which a busy machine disturbs less than it does the clock; the ratio of the
-medians is what to compare between machines. The peer reads the file into a data frame and writes nothing; it
-is skipped where the interpreter given has no `hta` (0.5.0).
+run in turn, each in a process of its own that is pinned to one core, with imports not counted, numba and the
+loops that it compiled among them; `process` is a whole process that loads what it needs, Python included.
+What counts is CPU time (user and system), which a busy machine disturbs less than it does the clock; the
+ratio of the medians is what to compare between machines. The peer reads the file into a data frame and writes
+nothing; it is skipped where the interpreter given has no `hta` (0.5.0).
 """
 
 from __future__ import annotations
@@ -41,12 +42,19 @@ def peak_mb():  # since the process began; ru_maxrss would remember the parent t
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 libraries, begin = peak_mb(), cpu()
 {work}
-print(json.dumps({{"seconds": cpu() - begin, "peak_mb": peak_mb(), "libraries_mb": libraries}}))
+seconds = cpu() - begin
+print(json.dumps({{"seconds": seconds, "process": cpu(), "peak_mb": peak_mb(), "libraries_mb": libraries}}))
 """
-_OWN = _MEASURED.format(
-    imports="import dpro.ingest.kineto, pyarrow.parquet\nfrom dpro.ingest.importer import import_sources",
-    work="import_sources([Path(sys.argv[1])], Path(sys.argv[2]))",
-)
+_IMPORTS = "import dpro.ingest.kineto, pyarrow.parquet\nfrom dpro.ingest.importer import import_sources"
+_LOOPS = """
+from dpro.ingest.kineto.columns import Columns
+from dpro.ingest.kineto.memory import Memory
+from dpro.ingest.kineto.scan.scanner import Scanner
+Scanner(Columns(), Memory())
+"""
+_WORK = "import_sources([Path(sys.argv[1])], Path(sys.argv[2]))"
+_WHOLE = _MEASURED.format(imports=_IMPORTS, work=_WORK)
+_OWN = _MEASURED.format(imports=_IMPORTS + _LOOPS, work=_WORK)
 _PEER = _MEASURED.format(
     imports=(
         "import logging\nlogging.disable(logging.CRITICAL)\n"
@@ -115,11 +123,12 @@ def measured(python: str, program: str, *arguments: Path) -> dict[str, float]:
 
 def compare(path: Path, size: int, rounds: int, peer: str | None) -> dict[str, Any]:
     """One file, both programs in turn."""
-    own, others = [], []
+    own, whole, others = [], [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             run = Path(folder) / "run"
             own.append(measured(sys.executable, _OWN, path, run))
+            whole.append(measured(sys.executable, _WHOLE, path, Path(folder) / "whole"))
             parquet = sum(part.stat().st_size for part in run.rglob("*.parquet"))
         if peer:
             others.append(measured(peer, _PEER, path))
@@ -127,6 +136,7 @@ def compare(path: Path, size: int, rounds: int, peer: str | None) -> dict[str, A
     row = {
         "mb": round(size / MB),
         "seconds": round(seconds, 3),
+        "process": round(statistics.median(each["process"] for each in whole), 3),
         "peak_mb": round(max(each["peak_mb"] for each in own)),
         "libraries_mb": round(own[0]["libraries_mb"]),
         "peak_of_size": round(max(each["peak_mb"] for each in own) * MB / size, 2),

@@ -26,24 +26,36 @@ from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 Array = npt.NDArray[Any]
 
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
-_UNTAKEN, _FRAME = len(KINDS), len(KINDS) + 1  # of events that are no spans
-_PYTHON = _CODES["python"]
+UNTAKEN, FRAME = len(KINDS), len(KINDS) + 1  # of events that are no spans
+KERNEL, PYTHON, SYNC_KIND = (_CODES[kind] for kind in ("kernel", "python", SYNC))
 _ON_GPU = np.isin(np.arange(len(KINDS)), [_CODES[kind] for kind in GPU_KINDS])
-_ON_CPU = ~_ON_GPU & (np.arange(len(KINDS)) != _CODES[SYNC])
+_ON_CPU = ~_ON_GPU & (np.arange(len(KINDS)) != SYNC_KIND)
 _DETAILED = re.compile(r"nccl:|gloo:|c10d::|record_param_comms$")
 
 
-class _Memo(dict[Any, int]):
+class ValueCodes(dict[Any, int]):
     """A number for every value: what a function says, else the order of first appearance."""
 
     def __init__(self, number: Callable[[Any], int] | None = None) -> None:
+        """Begin with none.
+
+        Args:
+            number: the function, if any.
+        """
         self._number = number
 
     def __missing__(self, value: Any) -> int:
+        """Number a value that is new."""
         number = self[value] = len(self) if self._number is None else self._number(value)
         return number
 
     def of(self, values: Sequence[Any], dtype: type[np.generic]) -> Array:
+        """The numbers of some.
+
+        Args:
+            values: `[N]`.
+            dtype: of the array that is made.
+        """
         return np.fromiter(map(self.__getitem__, values), dtype, len(values))
 
 
@@ -53,6 +65,9 @@ class Columns:
     Attributes:
         details: rare arguments, by a frame's `position`.
         lost: events that were not taken, by reason.
+        names: codes of names, as of the next two.
+        shapes: of JSON texts.
+        kinds: by category; `UNTAKEN` and `FRAME` are none of spans.
     """
 
     def __init__(self) -> None:
@@ -60,26 +75,27 @@ class Columns:
         self.details: list[EventArguments] = []
         self.lost: Counter[str] = Counter()
         self._parts: defaultdict[str, list[Array]] = defaultdict(list)
-        self._names = _Memo()
-        self._shapes = _Memo()
-        self._kinds = _Memo(_kind_code)
+        self.names = ValueCodes()
+        self.shapes = ValueCodes()
+        self.kinds = ValueCodes(_kind_code)
         self._texts: list[str] = []  # by code of a name, as is the next
         self._detailed: Array = np.zeros(0, dtype=np.bool_)
-        self._communicates = _Memo(is_communication)
+        self._communicates = ValueCodes(is_communication)
 
     def add(self, spans: list[TraceEvent]) -> None:
         """Take the complete events (phase X) of a chunk."""
-        kinds = self._kinds.of([event.category for event in spans], np.uint8)
-        if kinds.size and kinds.max() >= _UNTAKEN:
-            untaken = [event.category for event, kind in zip(spans, kinds.tolist()) if kind == _UNTAKEN]
-            self.lost.update(f"category {category or '(none)'}" for category in untaken)
-            spans = [event for event, kind in zip(spans, kinds.tolist()) if kind < _UNTAKEN]
-            kinds = kinds[kinds < _UNTAKEN]
+        kinds = self.kinds.of([event.category for event in spans], np.uint8)
+        if kinds.size and kinds.max() >= UNTAKEN:
+            for event, kind in zip(spans, kinds.tolist()):
+                if kind == UNTAKEN:
+                    self.note_untaken(event.category, 1)
+            spans = [event for event, kind in zip(spans, kinds.tolist()) if kind < UNTAKEN]
+            kinds = kinds[kinds < UNTAKEN]
         if not spans:
             return
         pids = whole_numbers([event.pid for event in spans])
         tids = whole_numbers([event.tid for event in spans])
-        names = self._names.of([event.name for event in spans], np.int32)
+        names = self.names.of([event.name for event in spans], np.int32)
         on_cpu = _ON_CPU[kinds]
         self._add(
             kind=kinds,
@@ -89,27 +105,70 @@ class Columns:
             pid=np.where(on_cpu, pids, -1),
             tid=np.where(on_cpu, tids, -1),
         )
-        self._add_gpu(spans, np.flatnonzero(_ON_GPU[kinds]), pids, tids)
+        on_gpu = np.flatnonzero(_ON_GPU[kinds])
+        self._add_gpu([spans[row].args or NO_ARGS for row in on_gpu.tolist()], pids[on_gpu], tids[on_gpu])
         self._add_arguments(spans, kinds, names)
+
+    def add_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Take spans by columns, `UNTAKEN` and `FRAME` left out.
+
+        Args:
+            arrays: `[N]` by column of `spans`, and `external_id_2021`; names and shapes are codes.
+        """
+        kind = arrays["kind"]
+        taken = kind < UNTAKEN
+        if not taken.all():
+            arrays = {name: column[taken] for name, column in arrays.items()}
+            kind = kind[taken]
+        on_cpu, on_gpu, rich = _ON_CPU[kind], np.flatnonzero(_ON_GPU[kind]), np.flatnonzero(kind != PYTHON)
+        self._add(**{name: arrays[name].copy() for name in ("kind", "name", "start_ns", "duration_ns")})
+        self._add(**{name: np.where(on_cpu, arrays[name], -1) for name in ("pid", "tid")})
+        self._add_places(*(arrays[name][on_gpu] for name in ("device", "stream", "bytes", "pid", "tid")))
+        external = arrays["external_id"][rich]
+        self._add(
+            external_id=np.where(external < 0, arrays["external_id_2021"][rich], external),
+            **{name: arrays[name][rich] for name in _RICH},
+        )
+
+    def note_untaken(self, category: str | None, count: int) -> None:
+        """Count events that are not taken.
+
+        Args:
+            category: of all.
+            count: how many there are.
+        """
+        self.lost[f"category {category or '(none)'}"] += count
+
+    def communicates(self, kernel: str) -> bool:
+        """Whether a kernel communicates, by its name."""
+        return bool(self._communicates[kernel])
+
+    def keep(self, args: EventArguments) -> int:
+        """Keep the details of a span, and return where."""
+        self.details.append(unbound(args))
+        return len(self.details) - 1
 
     def _add(self, **columns: Array) -> None:
         for name, part in columns.items():
             self._parts[name].append(part)
 
-    def _add_gpu(self, spans: list[TraceEvent], rows: Array, pids: Array, tids: Array) -> None:
-        """Columns of GPU work alone. Where no argument says device and stream, process and thread do."""
-        args = [spans[row].args or NO_ARGS for row in rows.tolist()]
+    def _add_gpu(self, args: list[EventArguments], pids: Array, tids: Array) -> None:
+        """Columns of GPU work alone."""
         device, stream = whole_numbers([a.device for a in args]), whole_numbers([a.stream for a in args])
-        device = np.where(device < 0, pids[rows], device)
+        self._add_places(device, stream, whole_numbers([a.bytes for a in args]), pids, tids)
+
+    def _add_places(self, device: Array, stream: Array, moved: Array, pids: Array, tids: Array) -> None:
+        """Where no argument says device and stream, process and thread do."""
+        device = np.where(device < 0, pids, device)
         self._add(
             device=np.where(np.abs(device) < 1 << 31, device, -1).astype(np.int32),
-            stream=np.where(stream < 0, tids[rows], stream),
-            bytes=whole_numbers([a.bytes for a in args]),
+            stream=np.where(stream < 0, tids, stream),
+            bytes=moved,
         )
 
     def _add_arguments(self, spans: list[TraceEvent], kinds: Array, names: Array) -> None:
         """Columns that all but Python calls have, and the details of what communicates or synchronises."""
-        chosen = kinds != _PYTHON
+        chosen = kinds != PYTHON
         args = [event.args or NO_ARGS for event in compress(spans, chosen.tolist())]
         external = whole_numbers([a.external_id for a in args])
         unknown = np.flatnonzero(external < 0)
@@ -119,18 +178,18 @@ class Columns:
             external_id=external,
             sequence_number=whole_numbers([a.sequence_number for a in args]),
             forward_thread=whole_numbers([a.forward_thread for a in args]),
-            shapes=self._shapes.of(_shapes(args), np.int32),
+            shapes=self.shapes.of(_shapes(args), np.int32),
             position=self._positions(args, kinds[chosen], names[chosen]),
         )
 
     def _positions(self, args: list[EventArguments], kinds: Array, names: Array) -> Array:
         """Where the details of each event are kept, -1 where none are."""
-        if len(self._texts) < len(self._names):
-            self._texts.extend(islice(self._names, len(self._texts), None))
+        if len(self._texts) < len(self.names):
+            self._texts.extend(islice(self.names, len(self._texts), None))
             new = self._texts[self._detailed.size :]
-            self._detailed = np.append(self._detailed, [bool(_DETAILED.match(text)) for text in new])
-        detailed = self._detailed[names] | (kinds == _CODES[SYNC])
-        kernels = np.flatnonzero(kinds == _CODES["kernel"])
+            self._detailed = np.append(self._detailed, [is_detailed(text) for text in new])
+        detailed = self._detailed[names] | (kinds == SYNC_KIND)
+        kernels = np.flatnonzero(kinds == KERNEL)
         kernel_names = [self._texts[name] for name in names[kernels].tolist()]
         detailed[kernels] = self._communicates.of(kernel_names, np.bool_)
         positions = np.full(len(args), -1, dtype=np.int32)
@@ -157,9 +216,9 @@ class Columns:
         start += base_ns
         orders = [
             _by_time(start, duration, np.flatnonzero(timed & which))
-            for which in (kind != _CODES[SYNC], kind == _CODES[SYNC])
+            for which in (kind != SYNC_KIND, kind == SYNC_KIND)
         ]
-        rows = _rows_of_parts(orders, {"gpu": _ON_GPU[kind], "rich": kind != _PYTHON})
+        rows = _rows_of_parts(orders, {"gpu": _ON_GPU[kind], "rich": kind != PYTHON})
         frames: tuple[list[pl.Series], ...] = ([], [])
         for name, part_of in _LAYOUT.items():
             column = {"kind": kind, "start_ns": start, "duration_ns": duration}.get(name)
@@ -179,17 +238,18 @@ class Columns:
     def _series(self, name: str, column: Array) -> pl.Series:
         """Codes become what they stand for; -1 an empty text."""
         if name == "shapes":
-            column = np.where(column < 0, len(self._shapes), column)
+            column = np.where(column < 0, len(self.shapes), column)
         series = pl.Series(name, column)
         if name == "kind":
             return pl.Series(name, KINDS, dtype=pl.Enum(KINDS)).gather(series)
         if name == "name":
-            return pl.Series(name, list(self._names), dtype=pl.String).gather(series)
+            return pl.Series(name, list(self.names), dtype=pl.String).gather(series)
         if name == "shapes":
-            return pl.Series(name, [*map(_dense, self._shapes), ""], dtype=pl.String).gather(series)
+            return pl.Series(name, [*map(_dense, self.shapes), ""], dtype=pl.String).gather(series)
         return series
 
 
+_RICH = ("correlation", "sequence_number", "forward_thread", "shapes", "position")
 # Columns in order, and which rows have them.
 _LAYOUT = {
     "kind": "all",
@@ -208,6 +268,11 @@ _LAYOUT = {
     "shapes": "rich",
     "position": "rich",
 }
+
+
+def is_detailed(name: str) -> bool:
+    """Whether the details of spans on CPU that have a name are kept."""
+    return bool(_DETAILED.match(name))
 
 
 def _rows_of_parts(orders: Sequence[Array], parts: Mapping[str, Array]) -> dict[str, list[Array]]:
@@ -238,7 +303,7 @@ def _shapes(args: list[EventArguments]) -> list[bytes]:
 
 def _kind_code(category: str | None) -> int:
     kind = kind_of(category)
-    return _CODES[kind] if kind else _FRAME if is_frame(category) else _UNTAKEN
+    return _CODES[kind] if kind else FRAME if is_frame(category) else UNTAKEN
 
 
 def _by_time(start: Array, duration: Array, rows: Array) -> Array:

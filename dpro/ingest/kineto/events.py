@@ -8,9 +8,9 @@ the events.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -32,7 +32,8 @@ from dpro.units import format_bytes
 
 _NOTHING = Raw(b"")
 MISSING_TIME = -(1 << 62)  # µs
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+PADDING = bytes(64)  # behind a text that is scanned: no value reaches beyond its first zero
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
@@ -96,6 +97,22 @@ class ExactEvent(TraceEvent, gc=False, frozen=True):
     duration: Raw = msgspec.field(default=_NOTHING, name="dur")  # type: ignore[assignment]
 
 
+class Scanned(NamedTuple):
+    """What a list of events held whose spans were taken while it was scanned.
+
+    Attributes:
+        others: events that are no spans, of those that are read.
+        events: count of all.
+    """
+
+    others: list[TraceEvent]
+    events: int
+
+
+Scan: TypeAlias = Callable[[bytes], Scanned | None]
+"""Given the text of a list of events and `PADDING`; None where it refuses the list."""
+
+
 class TraceFacts(msgspec.Struct):
     """The facts of a trace outside of its events."""
 
@@ -126,13 +143,19 @@ class EventReader:
         truncated: what is wrong, where the file ends before its JSON does; else empty.
     """
 
-    def __init__(self, source: Source) -> None:
-        """Prepare; nothing is read yet."""
+    def __init__(self, source: Source, scan: Scan | None = None) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            source: the file.
+            scan: takes the spans of a list of events instead, unless it refuses the list.
+        """
         self.facts = TraceFacts()
         self.read = 0
         self.malformed = 0
         self.truncated = ""
         self._source = source
+        self._scan = scan
         self._damage: list[str] = []
         self._bare = False  # a list of events without facts around it
         self._closed = False
@@ -187,11 +210,19 @@ class EventReader:
         cut = last_boundary(block)
         if cut:
             whole = memoryview(block)[: cut[0]]  # as a view: the text is copied once
-            events = self._decode(b"".join((b"[", rest, whole, b"]")))
+            events = self._events(b"[", rest, whole, b"]")
             if events is not None:
                 return events, block[cut[1] :]
         text = rest + block
         return self._salvage(text, last=False) if cut or len(text) >= LONGEST_EVENT_BYTES else ([], text)
+
+    def _events(self, *pieces: bytes | memoryview) -> list[TraceEvent] | None:
+        """The events of a list, without those that the scan has taken; None where it is no list."""
+        scanned = self._scan(b"".join((*pieces, PADDING))) if self._scan else None
+        if scanned is None:
+            return self._decode(b"".join(pieces))
+        self.read += scanned.events - len(scanned.others)
+        return scanned.others
 
     def _salvage(self, text: bytes, *, last: bool) -> tuple[list[TraceEvent], bytes]:
         """The same event by event: where the list ends, where an event is damaged, or cut in two."""
@@ -227,7 +258,7 @@ class EventReader:
                 return self._typed(text)
             except msgspec.ValidationError:
                 texts = _LIST.decode(text)
-        except _UNREADABLE:
+        except UNREADABLE:
             return None if is_mended else self._decode(mended(text), is_mended=True)
         return [event for each in texts if (event := self._decode_one(bytes(each)))]
 
@@ -242,7 +273,7 @@ class EventReader:
         """One event, its fields of other types than usual taken as far as they make sense; else None."""
         try:
             event = _event(text)
-        except _UNREADABLE:
+        except UNREADABLE:
             if not is_mended:
                 return self._decode_one(mended(text), is_mended=True)
             event = None
@@ -263,7 +294,13 @@ class EventReader:
 
 def _loses_digits(events: list[TraceEvent]) -> bool:
     """Whether a time has decimals and is too late for a float."""
-    return any(isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS for event in events)
+    times = [event.time for event in events]
+    try:
+        if not times or max(times) < FLOAT_LOSES_NS:  # type: ignore[type-var, operator]
+            return False
+    except TypeError:  # one is None
+        pass
+    return any(isinstance(time, float) and time >= FLOAT_LOSES_NS for time in times)
 
 
 def _facts(text: bytes) -> TraceFacts:
@@ -271,10 +308,27 @@ def _facts(text: bytes) -> TraceFacts:
     for attempt in (text, mended(text)):
         try:
             return _FACTS.decode(attempt)
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
     found = _BASE.search(text)
     return TraceFacts(base_ns=int(found[1])) if found else TraceFacts()
+
+
+def decode_events(texts: Sequence[bytes]) -> list[TraceEvent]:
+    """Events one by one given, as they would be decoded within one list; entries that are no events left out.
+
+    Args:
+        texts: of one event each.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: a text is not JSON.
+    """
+    text = b"[%b]" % b",".join(texts)
+    try:
+        events = _EVENTS.decode(text)
+        return list(_EXACT_EVENTS.decode(text)) if _loses_digits(events) else events
+    except msgspec.ValidationError:
+        return [event for each in texts if (event := _event(each))]
 
 
 def _event(text: bytes) -> TraceEvent | None:
@@ -331,7 +385,7 @@ def _why_no_trace(text: bytes, damage: list[str]) -> str:
         return "empty file; record it again"
     try:
         msgspec.json.decode(text)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         if "truncated" in str(error):
             return "JSON cut short before the first event; copy or record it again"
         return f"not JSON ({error}); give a torch.profiler trace"

@@ -8,18 +8,17 @@ of the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from dpro.arrays import Ints
 from dpro.ingest.kineto.events import NO_ARGS, TraceEvent
 from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
 ALLOCATED, RESERVED = "memory_allocated_bytes", "memory_reserved_bytes"
-_INSTANT = "i"
-_NAME = "[memory]"
+INSTANT = "i"
+NAME = "[memory]"
 _CPU = 0  # PyTorch's number for that type of device
 _COLUMNS = {"device": pl.String, "counter": pl.String, "time_ns": pl.Int64, "value": pl.Float64}
 
@@ -35,11 +34,11 @@ class Memory:
     def __init__(self) -> None:
         """Begin without events."""
         self.without_total = 0
-        self._parts: list[tuple[npt.NDArray[Any], ...]] = []
+        self._parts: list[tuple[Ints, ...]] = []
 
     def add(self, events: Iterable[TraceEvent]) -> None:
         """Take the memory events of a chunk."""
-        mine = [event for event in events if event.phase == _INSTANT and event.name == _NAME]
+        mine = [event for event in events if event.phase == INSTANT and event.name == NAME]
         if not mine:
             return
         args = [event.args or NO_ARGS for event in mine]
@@ -53,7 +52,27 @@ class Memory:
                 [a.reserved for a in args],
             )
         ]
-        known = (columns[0] != MISSING_NS) & (columns[3] >= 0)
+        self.add_arrays(*columns)
+
+    def add_arrays(
+        self,
+        time_ns: Ints,
+        kind: Ints,
+        number: Ints,
+        allocated: Ints,
+        reserved: Ints,
+    ) -> None:
+        """Take memory events by columns.
+
+        Args:
+            time_ns: `[N]`, `MISSING_NS` where there is none.
+            kind: `[N]` PyTorch's number of the type of device.
+            number: `[N]` of the device among those of its type.
+            allocated: `[N]` bytes in use; negative where the event does not say.
+            reserved: `[N]` bytes that the allocator holds.
+        """
+        columns = time_ns, kind, number, allocated, reserved
+        known = (time_ns != MISSING_NS) & (allocated >= 0)
         self.without_total += int((~known).sum())
         self._parts.append(tuple(column[known] for column in columns))
 

@@ -25,6 +25,7 @@ from dpro.ingest.kineto.marks import Marks
 from dpro.ingest.kineto.memory import Memory
 from dpro.ingest.kineto.messages import Groups, whole
 from dpro.ingest.kineto.numbers import LAST_NS
+from dpro.ingest.kineto.scan.choice import scanner_of
 from dpro.ingest.kineto.syncs import read_syncs
 from dpro.ingest.reading.files import Source, rank_of_name
 from dpro.ingest.reading.peers import ranks_of
@@ -49,13 +50,19 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     """
     source = path if isinstance(path, Source) else Source(str(path), path)
     _keep_freed_memory()
-    reader, columns, marks, memory = EventReader(source), Columns(), Marks(), Memory()
+    columns, marks, memory = Columns(), Marks(), Memory()
+    scanner = scanner_of(source, columns, memory)
+    reader = EventReader(source, scanner.take if scanner else None)
     for events in reader.chunks():
         whole_spans = [event for event in events if event.phase == "X"]
+        if scanner and events:
+            scanner.flush()
         columns.add(whole_spans)
         if len(whole_spans) < len(events):
             marks.add(events)
             memory.add(events)
+    if scanner:
+        scanner.flush()
     skipped = _add_marked(columns, marks) + Counter({_NO_TOTALS: memory.without_total})
     facts, distributed = reader.facts, _distributed(reader.facts)
     spans, sync_events = columns.frames(_base_ns(facts))

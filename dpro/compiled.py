@@ -28,7 +28,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -53,7 +53,7 @@ INTRINSICS = re.compile(
     r"llvm\.(mem(cpy|set|move)|[su](min|max|add|sub|mul)|abs|assume|masked|vector|lifetime)\b"
 )
 # What LLVM may make a call of that is named nowhere: remainders of fractions, and numbers of 128 bits.
-HIDDEN_CALLS = re.compile(r"\bfrem\b|\bi128\b")
+HIDDEN_CALLS = re.compile(r"(?<![\w.])(?:frem|i128)\b")  # not within a name
 NOTHING, WHOLE_NUMBER, BY_NUMBA = b"n", b"i", b"-"  # what a loop returns; the last: its code is not kept
 
 
@@ -66,8 +66,26 @@ def compiled(loop: Loop) -> Loop:
     return cast(Loop, CompiledLoop(loop))
 
 
+def inlined(loop: Loop) -> Loop:
+    """The same of a loop that makes no array, and becomes a part of the machine code of loops that call it.
+
+    Called as a function of its own, a loop is handed seven values for each array, on the stack: that takes
+    longer than many a small one does. Who uses its arrays is not counted, since its callers hold them.
+
+    Args:
+        loop: in the part of Python that numba compiles.
+    """
+    return cast(Loop, InlinedLoop(loop))
+
+
 class CompiledLoop:
-    """A loop, and the machine code of it for each kind of arguments seen so far."""
+    """A loop, and the machine code of it for each kind of arguments seen so far.
+
+    Attributes:
+        settings: options of `njit`.
+    """
+
+    settings: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, loop: Callable[..., Any]) -> None:
         """Nothing is compiled yet."""
@@ -95,9 +113,9 @@ class CompiledLoop:
 
         loop: Callable[..., Any]
         try:
-            loop = njit(cache=True)(self.py_func)
+            loop = njit(cache=True, **self.settings)(self.py_func)
         except RuntimeError:  # neither the package's folder nor the user's cache can be written to
-            loop = njit(self.py_func)
+            loop = njit(**self.settings)(self.py_func)
         return loop
 
     @functools.cached_property
@@ -105,7 +123,7 @@ class CompiledLoop:
         """The loop for others that call it; not from numba's cache, which does not know all constants."""
         from numba import njit
 
-        return njit(self.py_func)
+        return njit(**self.settings)(self.py_func)
 
     @property
     def _numba_type_(self) -> Any:
@@ -123,6 +141,12 @@ class CompiledLoop:
         if kept[:1] == BY_NUMBA:
             return self.by_numba
         return _callable(_linked(kept[1:], name), kept[:1], kinds)
+
+
+class InlinedLoop(CompiledLoop):
+    """A loop that is a part of others."""
+
+    settings: ClassVar[dict[str, Any]] = {"_nrt": False, "error_model": "numpy", "forceinline": True}
 
 
 _LOADING = threading.RLock()
@@ -234,7 +258,7 @@ def _made(loop: CompiledLoop, given: tuple[Any, ...], name: str) -> bytes:
     types = tuple(map(typeof, given))
     dispatcher.compile(types)
     if dispatcher.stats.cache_hits[types]:  # only the machine code was kept, with what calls it from Python
-        dispatcher = njit(loop.py_func)
+        dispatcher = njit(**loop.settings)(loop.py_func)
         dispatcher.compile(types)
     made = dispatcher.overloads[types]
     returned = {"none": NOTHING, "int64": WHOLE_NUMBER}.get(str(made.signature.return_type))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay import compiled as module
-from dpro.replay.compiled import BY_NUMBA, CompiledLoop, compiled
+from dpro import compiled as module
+from dpro.compiled import BY_NUMBA, CompiledLoop, compiled
 
 SHIFT = 3
 

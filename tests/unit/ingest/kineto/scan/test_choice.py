@@ -1,0 +1,53 @@
+"""Which traces are scanned."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+
+from dpro.ingest.kineto.columns import Columns
+from dpro.ingest.kineto.memory import Memory
+from dpro.ingest.kineto.scan import choice
+from dpro.ingest.kineto.scan.choice import scanner_of, text_bytes
+from dpro.ingest.reading.files import Source
+
+
+def _source(path, content: bytes) -> Source:
+    path.write_bytes(content)
+    return Source(path.name, path)
+
+
+def test_the_content_of_a_compressed_file_counts(tmp_path):
+    text = b"[" + b" " * 100_000 + b"]"
+    assert text_bytes(_source(tmp_path / "rank0.json", text)) == len(text)
+    assert text_bytes(_source(tmp_path / "rank0.json.gz", gzip.compress(text))) == len(text)
+    assert text_bytes(_source(tmp_path / "rank0.zst", b"\x28\xb5\x2f\xfd" + bytes(96))) == 400
+    assert text_bytes(Source("absent", tmp_path / "absent")) == 0
+    assert text_bytes(Source("member", tmp_path / "rank0.json", "member")) == 0
+
+
+def test_small_files_are_decoded_and_large_ones_scanned(tmp_path, monkeypatch):
+    source = _source(tmp_path / "rank0.json", bytes(1000))
+    monkeypatch.setattr(choice, "MIN_BYTES", 1001)
+    assert scanner_of(source, Columns(), Memory()) is None
+    monkeypatch.setattr(choice, "MIN_BYTES", 1000)
+    assert scanner_of(source, Columns(), Memory()) is not None
+
+
+def test_where_numba_would_have_to_be_loaded_files_have_to_be_larger(tmp_path, monkeypatch):
+    source = _source(tmp_path / "rank0.json", bytes(1000))
+    monkeypatch.setattr(choice, "MIN_BYTES", 1000)
+    monkeypatch.setattr(choice, "MIN_BYTES_BY_NUMBA", 1001)
+    monkeypatch.setattr(choice.platform, "machine", lambda: "aarch64")
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    assert scanner_of(source, Columns(), Memory()) is None
+
+
+def test_without_numba_every_file_is_decoded(tmp_path, monkeypatch):
+    source = _source(tmp_path / "rank0.json", bytes(1000))
+    monkeypatch.setattr(choice, "MIN_BYTES", 0)
+    monkeypatch.setattr(choice, "MIN_BYTES_BY_NUMBA", 0)
+    for module in ("dpro.ingest.kineto.scan.scanner", "dpro.ingest.kineto.scan.kernel", "dpro.compiled"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert scanner_of(source, Columns(), Memory()) is None
