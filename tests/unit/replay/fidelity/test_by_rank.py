@@ -61,7 +61,8 @@ def test_a_run_is_judged_rank_by_rank_as_it_is_as_a_whole(job, tmp_path):
 def test_a_rank_without_work_on_a_gpu_is_judged_by_what_the_run_has(tmp_path):
     job = gpu_job()
     job.step(2, 0, 1000, rank=2)
-    job.op("alone", 0, 900, rank=2)
+    for begin in (0, 300, 600):
+        job.op("alone", begin + 50, begin + 250, rank=2)
     assert_judged_as_whole(job.write(tmp_path / "run"), tmp_path / "shares")
 
 

@@ -23,6 +23,7 @@ from tests.builders import TinyRun, cpu_job, gpu_job
 from tests.jobs import ROOT
 
 EDITED = (
+    ["no-comm", "scale:kind=cpu,rank=0,step=0,factor=9", "scale:kind=cpu,rank=1,step=1,factor=9"],
     ["network:bandwidth=2"],
     ["network:bandwidth=0.5,latency=2"],
     ["delay:us=500"],
