@@ -7,6 +7,7 @@ describes other groups.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +77,15 @@ def read_dumps(folder: Path) -> DumpFolder | None:
     if any(task.source.member for task in tasks):
         return None
     spread = spread_over(tasks, None, None)
+    ordered = sorted(tasks, key=_by_numbers)
     batches = list(
-        spread(_read, [tasks[at : at + _AT_A_TIME] for at in range(0, len(tasks), _AT_A_TIME)], _lost)
+        spread(_read, [ordered[at : at + _AT_A_TIME] for at in range(0, len(tasks), _AT_A_TIME)], _lost)
     )
     files = sorted(file for batch in batches for file in batch.files)
     frames = _joined([batch.frames for batch in batches])
+    ranks = [rank for file in files for rank in file.ranks]
+    if len(set(ranks)) < len(ranks):  # names say which file of a rank comes first, as in an import
+        frames = {name: rows.sort("file", maintain_order=True) for name, rows in frames.items()}
     dumps = {task.number for task in tasks if task.format == FLIGHT_RECORDER}
     if not any(file.ranks for file in files if file.number in dumps) or not _is_clear(files, frames):
         return None
@@ -90,6 +95,12 @@ def read_dumps(folder: Path) -> DumpFolder | None:
         counted[WORKERS.name] = _one_row_each(counted[WORKERS.name])
     tables = {name: conform(table, counted.get(name, table.empty())) for name, table in TABLES.items()}
     return DumpFolder(tables, _manifest(files, dumps, [*traces.warnings, *said]))
+
+
+def _by_numbers(task: ImportTask) -> list[tuple[int, str]]:
+    """In order of the numbers in their names dumps are in order of their ranks, and need not be sorted."""
+    parts = re.split(r"([0-9]+)", task.source.label)  # texts and numbers in turn
+    return [(int(part) if at % 2 else -1, part) for at, part in enumerate(parts)]
 
 
 def _read(tasks: Sequence[ImportTask]) -> _Batch:

@@ -155,6 +155,16 @@ def test_dumps_of_a_rank_about_different_groups_are_taken_together(through_impor
     assert set(frames[PROCESS_GROUPS.name].filter(rank=0)["group"]) == {"0", "7"}
 
 
+def test_calls_come_in_order_of_ranks_and_of_one_rank_in_order_of_its_files(tmp_path):
+    files = {"a10/rank_0": dump(1, 0), "a9/rank_0": dump(1, 0, group="7")}  # ids and times are the same
+    files |= {f"rank_{rank}": dump(2, rank) for rank in (1, 2, 9, 10)}
+    dumps = read_dumps(write(tmp_path, **files))
+    assert dumps is not None
+    calls = dumps.frames[COLLECTIVES.name]
+    assert calls["rank"].to_list() == [0, 0, 1, 1, 2, 2, 9, 9, 10, 10]
+    assert calls["group"].to_list()[:2] == ["0", "7"]
+
+
 def test_report_of_ras_beside_dumps_is_said(tmp_path):
     status = {"init_state": 0, "async_error": 0, "abort_flag": False}
     well = {"rank": 0, "host": "a", "pid": 7, "cuda_dev": 0, "nvml_dev": 0, "status": status}
