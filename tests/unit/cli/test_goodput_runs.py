@@ -76,7 +76,7 @@ def test_search_says_which_change_gains_most_and_which_gain_nothing(tmp_path):
         attempts.append(attempt.ended(end, code=1))
         begin = end + 5
     path = str(job(tmp_path, attempts).path)
-    lines = dpro("goodput", path, "--hours", "10").stdout.splitlines()
+    lines = dpro("goodput", path, "--hours", "2").stdout.splitlines()
     first = next(
         at for at, line in enumerate(lines) if line.startswith("Hours of training that a change gains")
     )
@@ -97,12 +97,12 @@ def test_job_that_saved_nothing_is_shown_how_to_ask_for_checkpoints(tmp_path):
 
 
 def test_job_that_is_being_recorded_is_accounted_for_so_far(tmp_path, monkeypatch):
-    for rank in range(20):
-        process(tmp_path, rank, 0, 10, 5, world=20)
+    for rank in range(10):
+        process(tmp_path, rank, 0, 10, 5, world=10)
     monkeypatch.setattr("dpro.cli.run.live.is_live", lambda _run: True)
     done = dpro("goodput", str(tmp_path))
-    assert "is still being recorded: this is the account so far, of 7 of 20 ranks" in done.stderr
-    assert "goodput 26.3% of 19 s on 7 ranks; 5 steps in 1 attempt;" in done.stdout
+    assert "is still being recorded: this is the account so far, of 5 of 10 ranks" in done.stderr
+    assert "goodput 26.3% of 19 s on 5 ranks; 5 steps in 1 attempt;" in done.stdout
     assert "still runs, or its end was not seen" in done.stdout
 
 

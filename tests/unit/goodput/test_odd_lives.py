@@ -81,7 +81,7 @@ def check(folder, plan) -> None:
     json.loads(encode(document))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(attempts)
 def test_classes_of_any_odd_life_add_up(tmp_path_factory, plan):
     check(tmp_path_factory.mktemp("job"), plan)

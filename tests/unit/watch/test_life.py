@@ -18,6 +18,7 @@ from dpro.watch import life
 from dpro.watch.life import MAX_RANKS, LifeWatch, account_so_far, run_so_far
 
 S = 10**9
+PATIENCE_S = 120  # with a machine that does much else
 
 
 def process(run: Path, rank: int, attempt: int, began_s: int, steps: int, world: int = 2) -> None:
@@ -60,13 +61,13 @@ def test_account_so_far_is_of_all_attempts(tmp_path):
 
 
 def test_few_ranks_stand_for_many(tmp_path):
-    for rank in range(20):
-        process(tmp_path, rank, 0, 10, 3, world=20)
+    for rank in range(10):
+        process(tmp_path, rank, 0, 10, 3, world=10)
     with run_so_far(tmp_path) as run:
-        assert run.manifest.ranks == [0, 3, 6, 9, 12, 15, 18]
+        assert run.manifest.ranks == [0, 2, 4, 6, 8]
         assert len(run.manifest.ranks) <= MAX_RANKS
-        assert run.manifest.world_size == 20
-        assert run.table(STEPS)["rank"].n_unique() == 7
+        assert run.manifest.world_size == 10
+        assert run.table(STEPS)["rank"].n_unique() == 5
         assert run.label == str(tmp_path)
 
 
@@ -83,16 +84,16 @@ def test_account_is_made_aside_and_what_cannot_be_read_is_no_account(tmp_path, m
 
     def account(_run):
         asked.set()
-        answer.wait(10)
+        answer.wait(PATIENCE_S)
         return account_so_far(_run)
 
     monkeypatch.setattr(life, "account_so_far", account)
     watch = LifeWatch(tmp_path)
     assert not watch.look()  # begins
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE_S)
     assert not watch.look()  # does not wait for it
     answer.set()
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while watch._working is not None and time.monotonic() < until:
         assert not watch.look()  # nothing is recorded
     assert watch.latest is None
