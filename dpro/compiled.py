@@ -44,7 +44,7 @@ NUMBA = Path(_FOUND.origin).parent
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 Kind = Any  # what is to know of an argument: a text, or a tuple of kinds
 
-FORMAT = b"1"  # of what is kept; another one for each change of this module that changes it
+FORMAT = b"2"  # of what is kept; another one for each change of this module that changes it
 DIGEST_BYTES = 16
 # What an array is to a compiled loop; shape and strides have one number per dimension.
 ARRAY = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
@@ -103,7 +103,9 @@ class CompiledLoop:
         code = self._code.get(kinds)
         if code is None:
             with _LOADING:
-                code = self._code[kinds] = self._loaded(kinds, given)
+                code = self._code.get(kinds)  # another thread may have loaded it meanwhile
+                if code is None:
+                    code = self._code[kinds] = self._loaded(kinds, given)
         return code(*given)
 
     @functools.cached_property
@@ -133,7 +135,7 @@ class CompiledLoop:
     def _loaded(self, kinds: tuple[Kind, ...], given: tuple[Any, ...]) -> Callable[..., Any]:
         if not _can_be_kept(kinds):
             return self.by_numba
-        name = _digest([*_identity(self.py_func), kinds, *_surroundings()])
+        name = _digest([*_identity(self), kinds, *_surroundings()])
         kept = _read(name)
         if kept is None:
             kept = _made(self, given, name)
@@ -186,16 +188,18 @@ def _can_be_kept(kinds: tuple[Kind, ...]) -> bool:
     return platform.machine() == "x86_64" and not asked and all(map(known, kinds))
 
 
-def _identity(function: Any) -> Iterator[object]:
-    """What determines the machine code of a function, but for the types of its arguments."""
+def _identity(loop: CompiledLoop) -> Iterator[object]:
+    """What determines the machine code of a loop, but for the types of its arguments."""
+    function = loop.py_func
     code = function.__code__
+    yield from (loop.settings, function.__defaults__)
     yield from (code.co_code, code.co_varnames, code.co_names, getattr(code, "co_exceptiontable", b""))
     for constant in code.co_consts:
         yield None if isinstance(constant, CodeType) else constant
     for name in code.co_names:
         value = function.__globals__.get(name)
         if isinstance(value, CompiledLoop):
-            yield from _identity(value.py_func)
+            yield from _identity(value)
         else:
             yield value.__name__ if isinstance(value, ModuleType) else repr(value)
 
@@ -227,7 +231,7 @@ def _read(name: str) -> bytes | None:
         with suppress(OSError):
             content = (folder / f"{name}.loop").read_bytes()
             kept = content[DIGEST_BYTES:]
-            if kept and hashlib.blake2b(kept, digest_size=DIGEST_BYTES).digest() == content[:DIGEST_BYTES]:
+            if kept and _seal(name, kept) == content[:DIGEST_BYTES]:
                 return kept
     return None
 
@@ -238,8 +242,13 @@ def _write(name: str, kept: bytes) -> None:
         with suppress(OSError, DproError):
             folder.mkdir(exist_ok=True)
             with written_whole(folder.resolve(), f"{name}.loop") as file:
-                file.write(hashlib.blake2b(kept, digest_size=DIGEST_BYTES).digest() + kept)
+                file.write(_seal(name, kept) + kept)
             return
+
+
+def _seal(name: str, kept: bytes) -> bytes:
+    """A digest of what is kept and of its name: in the file of another loop, code would not be found."""
+    return hashlib.blake2b(kept, digest_size=DIGEST_BYTES, key=name.encode()).digest()
 
 
 def _made(loop: CompiledLoop, given: tuple[Any, ...], name: str) -> bytes:
@@ -293,9 +302,9 @@ def _leave_only(module: Any, own: str, machine: Any) -> None:
 def _runs_by_itself(module: Any, own: str) -> bool:
     """Whether a function always returns success, and nothing is named that is not in its module."""
     named = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
-    text = str(module.get_function(own))
-    succeeds = set(re.findall(r"^\s*ret (.*?)(?:,|$)", text, re.MULTILINE)) == {"i32 0"}
-    return succeeds and all(map(INTRINSICS.match, named)) and not HIDDEN_CALLS.search(text)
+    returns = re.findall(r"^\s*ret (.*?)(?:,|$)", str(module.get_function(own)), re.MULTILINE)
+    hidden = any(HIDDEN_CALLS.search(str(each)) for each in module.functions if not each.is_declaration)
+    return set(returns) == {"i32 0"} and all(map(INTRINSICS.match, named)) and not hidden
 
 
 def _machine() -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
 from typing import Any
 
@@ -13,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro import compiled as module
-from dpro.compiled import BY_NUMBA, CompiledLoop, compiled
+from dpro.compiled import BY_NUMBA, CompiledLoop, InlinedLoop, compiled
 
 SHIFT = 3
 
@@ -103,6 +106,17 @@ def test_a_file_that_is_not_whole_is_made_again(folder, damage):
     assert file.read_bytes() == whole
 
 
+def test_a_file_with_the_code_of_another_loop_is_made_again(folder):
+    _copy(_more)(4)
+    (file,) = folder.iterdir()
+    _copy(_more, SHIFT=10)(4)
+    (other,) = set(folder.iterdir()) - {file}
+    whole = other.read_bytes()
+    other.write_bytes(file.read_bytes())
+    assert _copy(_more, SHIFT=10)(4) == 14
+    assert other.read_bytes() == whole
+
+
 def test_where_the_first_folder_takes_no_files_the_second_one_does(folder, without_numba):
     folder.write_bytes(b"no folder")
     assert _copy(_more)(4) == 7
@@ -118,6 +132,10 @@ def test_where_no_folder_takes_files_loops_run_all_the_same(folder):
 
 
 def _divides(values: Any, by: int) -> int:
+    return int(values[0] // by)
+
+
+def _also_divides(values: Any, by: int) -> int:
     return int(values[0] // by)
 
 
@@ -149,6 +167,30 @@ def test_what_cannot_run_by_itself_is_left_to_numba(folder, function):
 def test_what_raises_raises(folder):
     with pytest.raises(ZeroDivisionError):
         compiled(_divides)(np.ones(1, np.int64), 0)
+
+
+def test_a_loop_with_other_settings_is_another_loop(folder):
+    assert InlinedLoop(_also_divides)(np.ones(1, np.int64), 2) == 0  # not held to raise where `by` is 0
+    with pytest.raises(ZeroDivisionError):
+        CompiledLoop(_divides)(np.ones(1, np.int64), 0)
+
+
+def test_threads_that_call_a_loop_first_load_it_once(folder, monkeypatch):
+    loads, linked, together = [], module._linked, threading.Barrier(4)
+
+    def slowly(*given):
+        loads.append(given)
+        time.sleep(0.1)
+        return linked(*given)
+
+    def call(loop):
+        together.wait()
+        return loop(4)
+
+    monkeypatch.setattr(module, "_linked", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(call, [_copy(_more)] * 4)) == [7] * 4
+    assert len(loads) == 1
 
 
 @pytest.mark.parametrize("odd", [True, 2**63, np.int32(4), 4j])
@@ -201,10 +243,10 @@ print("numba" in sys.modules, "scipy" in sys.modules)
 
 
 def test_loops_are_compiled_where_numba_can_keep_nothing(folder, monkeypatch):
-    def njit(loop=None, *, cache=False):
+    def njit(*, cache=False):
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
-        return lambda *arguments: ("compiled", loop(*arguments))
+        return lambda loop: lambda *arguments: ("compiled", loop(*arguments))
 
     monkeypatch.setattr("numba.njit", njit)
     assert compiled(_same)(True) == ("compiled", True)
