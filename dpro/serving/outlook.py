@@ -21,7 +21,7 @@ from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.serving.changes import AS_THEY_ARE, CHANGES, GivenFacts
 from dpro.replay.serving.fit import FittedCost
 from dpro.replay.serving.inside import ChangedIterations, changed_iterations
-from dpro.replay.serving.predict import predict
+from dpro.replay.serving.predict import ensure_served_as_recorded, predict
 from dpro.replay.serving.recorded import engine_of, fit_run
 from dpro.replay.serving.search import Goal, most_requests
 from dpro.replay.serving.sized import ServedModel
@@ -132,6 +132,7 @@ def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
         Unanswerable: the run does not say enough.
     """
     requests, fitted = _server(run, limits)
+    ensure_served_as_recorded(requests, fitted)
     return [
         ServingPrediction(list(each.changes), [], each.requests_per_s, _proven(each.changes))
         for each in most_requests(requests, fitted, goal)

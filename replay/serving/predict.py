@@ -10,22 +10,24 @@ its limit. What the unchanged simulation missed of the recording is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
+from dpro.errors import Unanswerable
 from dpro.replay.serving.changes import NOTHING_GIVEN, GivenFacts, Pools, Server, changed_by_all
 from dpro.replay.serving.engine import IterationCost, serve
 from dpro.replay.serving.fit import COST_PARTS, FittedCost, delayed
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_MS, NS_PER_S, format_duration
 
 DRAWS = 40
 INSIDE = (0.05, 0.95)  # of what is drawn
 SIGMAS = 1.64  # 90% of normal errors
 MIN_ERROR = 0.04  # in logarithms: two runs of one server on one machine differ by some percent
+MAX_MISSED = 2.0  # times: of the median latency, beyond which the unchanged simulation is of another server
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,15 @@ def predict(
 
     Raises:
         UsageError: there is no such change.
-        Unanswerable: a request never fits, or a change needs what is not known.
+        Unanswerable: a request never fits, a change needs what is not known, or the unchanged server is not
+            as recorded.
     """
     before = Server(requests, fitted.engine, fitted.cost, given=given)
     after = changed_by_all(before, changes)
     whole = requests.filter(pl.col("end_ns") >= pl.col("first_token_ns"), pl.col("first_token_ns") >= 0)
     measured = figures_of(whole) if whole.height == requests.height else dict.fromkeys(FIGURES, np.nan)
     same, other = (figures_of(answered(each, fitted.delay_s)) for each in (before, after))
+    _ensure_as_recorded(measured, same)
     drawn = _drawn_ratios(before, fitted, changes)
     found = []
     for index, name in enumerate(FIGURES):
@@ -148,6 +152,36 @@ def predict(
         low, high = (np.hypot(max(width, SIGMAS * MIN_ERROR), missed) for width in (-least, most))
         found.append(Figure(name, measured[name], said, said * np.exp(-low), said * np.exp(high)))
     return found
+
+
+def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> None:
+    """Check that a fitted server gives requests about the latency that was measured, where all have one.
+
+    Args:
+        requests: as recorded.
+        fitted: to them.
+
+    Raises:
+        Unanswerable: it does not.
+    """
+    if (requests["first_token_ns"] >= 0).all() and (requests["end_ns"] >= requests["first_token_ns"]).all():
+        before = Server(requests, fitted.engine, fitted.cost)
+        _ensure_as_recorded(figures_of(requests), figures_of(answered(before, fitted.delay_s)))
+
+
+def _ensure_as_recorded(measured: Mapping[str, float], same: Mapping[str, float]) -> None:
+    """Refuse to predict by a simulation that has no such queue as was recorded: ratios to it say nothing.
+
+    Raises:
+        Unanswerable: the median latency of the unchanged server is far from what was measured.
+    """
+    was, said = measured["latency_p50_ms"], same["latency_p50_ms"]
+    if max(was / said, said / was) > MAX_MISSED:
+        raise Unanswerable(
+            f"served again by an unchanged engine, requests take {format_duration(said * NS_PER_MS)} in the "
+            f"median, and {format_duration(was * NS_PER_MS)} were measured: what limits this engine is not "
+            "known; give what its log says (--max-requests, --token-budget, --kv-tokens)"
+        )
 
 
 def _drawn_ratios(before: Server, fitted: FittedCost, changes: Sequence[str]) -> Floats:

@@ -15,7 +15,13 @@ from dpro.replay.serving import search
 from dpro.replay.serving.changes import CHANGES, GivenFacts, Server, changed
 from dpro.replay.serving.engine import Engine, IterationCost, serve
 from dpro.replay.serving.fit import FORM_ERROR, FittedCost, fit_requests
-from dpro.replay.serving.predict import FIGURES, answered, figures_of, predict
+from dpro.replay.serving.predict import (
+    FIGURES,
+    answered,
+    ensure_served_as_recorded,
+    figures_of,
+    predict,
+)
 from dpro.replay.serving.search import Goal, most_requests
 from dpro.replay.serving.sized import ServedModel, cost_of, scaled
 from dpro.replay.serving.steady import first_token_s, prompt_s, token_s
@@ -289,3 +295,13 @@ def test_more_decodes_read_more_experts() -> None:
     experts = replace(LLAMA, experts=64, experts_per_token=4, expert_ffn=1024)
     few, many = (cost_of(experts, machine_of("H100"), 1, "bf16", decodes).weights_s for decodes in (1, 64))
     assert many > 2 * few
+
+
+def test_a_server_whose_limit_is_not_known_is_refused_and_one_with_its_limit_is_predicted() -> None:
+    queued = serve(arrivals(40, 20.0), Engine(kv_tokens=4_000), TRUTH).requests
+    with pytest.raises(Unanswerable, match="--kv-tokens"):
+        predict(queued, known(Engine()), ["max-batch:requests=64"])
+    with pytest.raises(Unanswerable, match="what limits this engine is not known"):
+        ensure_served_as_recorded(queued, known(Engine()))
+    ensure_served_as_recorded(queued, known(Engine(kv_tokens=4_000)))
+    assert predict(queued, known(Engine(kv_tokens=4_000)), ["max-batch:requests=64"])
