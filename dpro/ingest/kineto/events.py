@@ -293,8 +293,11 @@ class EventReader:
 
 
 def _loses_digits(events: list[TraceEvent]) -> bool:
-    """Whether a time has decimals and is too late for a float."""
-    times = [event.time for event in events]
+    """Whether a time or duration has decimals and is too large for a float."""
+    return any(map(_lose_digits, ([event.time for event in events], [event.duration for event in events])))
+
+
+def _lose_digits(times: Sequence[int | float | None]) -> bool:
     try:
         if not times or max(times) < FLOAT_LOSES_NS:  # type: ignore[type-var, operator]
             return False
@@ -339,8 +342,7 @@ def _event(text: bytes) -> TraceEvent | None:
     """
     try:
         event = _EVENT.decode(text)
-        exact = isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS
-        return _EXACT_EVENT.decode(text) if exact else event
+        return _EXACT_EVENT.decode(text) if _loses_digits([event]) else event
     except msgspec.ValidationError:
         return _lenient(text)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 from msgspec import Raw
@@ -58,8 +59,8 @@ def _floats(times: Sequence[int | float | Raw | None]) -> Floats:
 
 def _float(time: int | float | Raw | None) -> float:
     try:
-        return float(bytes(time).strip(b' "') if isinstance(time, Raw) else time)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+        return float(msgspec.json.decode(time) if isinstance(time, Raw) else time)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, msgspec.DecodeError):
         return math.nan
 
 

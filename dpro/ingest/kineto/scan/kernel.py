@@ -25,15 +25,16 @@ CATEGORY, NAME, SHAPES, SHAPES_2020, PHASE, BEGIN, END, COLUMNS = range(16, 24)
 ARGUMENTS, PASSED_OVER = COLUMNS, COLUMNS + 1  # what other keys stand for
 STRINGS, POOLED, EVENTS = range(3)  # what is counted: strings, words in their pool, events
 # Columns of a string: its hash, its bytes, its first word in the pool. Of a key with what surrounds it: which
-# of these came next the last time, and the code of the key alone.
+# of these came next the last time, and the code of the key alone; of the text of a value, that it is JSON.
 HASH, SIZE, PLACE, NEXT, KEY = range(5)
+_IS_JSON = 1
 
 MISSING_NS = -(1 << 62)  # as `kineto.numbers`
 MISSING_DURATION_NS = -1000
 TEXT = -(1 << 61)  # minus its code: a number that is written as a string; of digits there are fewer
 _MAX_DIGITS = 18
 _MAX_SIZE = 256  # of a number that is passed over: a much larger one is none for the typed decoder
-_MAX_DECIMALS, _MAX_US = 3, 1 << 53  # of microseconds: no clock shows more
+_MAX_DECIMALS, _MAX_US = 3, (1 << 53) - 1  # of microseconds: no clock shows more
 _MAX_DEPTH = 64  # of lists in lists
 _MAX_LISTS = 1 << 16  # strings, beyond which lists that are passed over are read again each time
 _NS_PER_US = 1000
@@ -313,11 +314,13 @@ def _text_of_value(text: Any, at: int, is_kept: bool, table: Any) -> tuple[int, 
     if text[at] == _OPEN_LIST:
         end = _likely_list_end(text, at)
         code = _code(text, at, end, False, table)
-    if code == ODD:
+    if code == ODD or table[1][code, KEY] != _IS_JSON:  # a name may look like a list
         end = _value_end(text, at)
         if end != ODD and (is_kept or table[3][STRINGS] < _MAX_LISTS):
             code = _code(text, at, end, True, table)
-            end = FULL if code == FULL else end
+            if code == FULL:
+                return FULL, FULL
+            table[1][code, KEY] = _IS_JSON
     return code, end
 
 

@@ -176,6 +176,29 @@ def test_tables_grow_with_names_and_rows(tmp_path, monkeypatch):
     assert set(taken_lists(path)) == {True}
 
 
+def test_a_name_that_looks_like_a_list_is_no_json(tmp_path):
+    text = json.dumps([*USUAL, cpu_op("aten::mm", 9, 1, **{"Input Dims": "[memory]"}), cpu_op("last", 1, 1)])
+    path = tmp_path / "rank0.json"
+    path.write_text(text.replace('"Input Dims": "[memory]"', '"Input Dims": [memory]'))
+    assert differences(path) == []
+    assert taken_lists(path) == [False]
+
+
+@pytest.mark.parametrize("late", ["9007199254740991.999", "9007199254740990.999", "17592186044416.001"])
+@pytest.mark.parametrize("key", ["ts", "dur"])
+def test_both_ways_read_the_same_of_times_that_a_float_cannot_hold(tmp_path, key, late):
+    path = write(tmp_path / "rank0.json", [*USUAL, cpu_op("late", 1, 1) | {key: "LATE"}])
+    path.write_text(path.read_text().replace('"LATE"', late))
+    assert differences(path) == []
+
+
+@pytest.mark.parametrize("odd", [True, False, "12.5", "true", None])
+def test_odd_times_mean_the_same_behind_times_that_a_float_cannot_hold(tmp_path, monkeypatch, odd):
+    late = [cpu_op("late", (1 << 43) + 0.125, 1) for _ in range(8)]
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 400)
+    assert differences(write(tmp_path / "rank0.json", [*late, cpu_op("odd", odd, odd), *late])) == []
+
+
 def test_a_list_with_one_odd_event_is_left_to_the_decoder(tmp_path):
     odd = cpu_op("aten::mm", 1e-3, {"no": "number"})
     path = write(tmp_path / "rank0.json", [*USUAL, odd, *USUAL])
