@@ -227,7 +227,7 @@ def _print_outlook(outlook: OutlookDocument) -> None:
     hosts = f"{outlook.hours:,.5g} h on {outlook.hosts:,} host{'s' * (outlook.hosts != 1)}"
     often = f"{base.failures:,.0f}" if base.failures >= MANY else f"{base.failures:,.2g}"
     out.print(
-        f"Predicted for {hosts} with {often} failures, by {outlook.rate}: goodput {base.goodput:.1%} "
+        f"Predicted for {hosts} with {often} failures, by {outlook.rate}: ETTR {base.goodput:.1%} "
         f"({base.low:.1%} to {base.high:.1%} in nine of ten simulated jobs)"
     )
     gaining = [each for each in changes if each.gain_h is not None and each.gain_h >= MIN_GAIN_H]
@@ -255,4 +255,4 @@ def _edits(changes: Sequence[GoodputPrediction]) -> list[str]:
 def _print_change(change: GoodputPrediction) -> None:
     gained = f"{change.gain_h:+9,.1f} h ({change.gain_low_h:+,.1f} to {change.gain_high_h:+,.1f})"
     what = ", ".join(IN_WORDS[edit.partition(":")[0]] for edit in change.edits)
-    console().print(f"{gained}  goodput {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")
+    console().print(f"{gained}  ETTR {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")

@@ -19,6 +19,7 @@ from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, account, tot
 from dpro.goodput.attempts import Attempt, attempts_of
 from dpro.goodput.ends import AttemptEnd, end_of_attempt, missing_attempts, set_forward
 from dpro.goodput.throughput import DoneSteps, StepAmount, ThroughputDocument, amount_of, throughput_of
+from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import Run
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 
@@ -86,8 +87,8 @@ class GoodputPrediction(DocumentPart, frozen=True):
 
     Attributes:
         edits: what was changed; none for the job as it is.
-        goodput: share of the time in which steps are done for good: mean, and within which nine of ten
-            simulated jobs are.
+        goodput: share of the time in which steps are done for good, with stragglers and evaluation, as `ettr`
+            of the job counts them: mean, and within which nine of ten simulated jobs are.
         low, high: that interval.
         gain_h: hours of training that the change gives, mean; null for the job as it is.
         gain_low_h, gain_high_h: its interval.
@@ -198,8 +199,16 @@ def life_of(runs: Sequence[Run], known: Sequence[Analysis] = ()) -> JobLife:
         amounts.append(amount_of(analysis))
         ends.append(end_of_attempt(analysis, attempt))
     pieces, notes = account(attempts, lost)
-    notes += [*missing_attempts(attempts), *set_forward(attempts)]
+    notes += [*missing_attempts(attempts), *set_forward(attempts), *_no_training(attempts)]
     return JobLife(attempts, pieces, notes, amounts, ends)
+
+
+def _no_training(attempts: Sequence[Attempt]) -> list[str]:
+    """What to ask instead where a server was recorded, which has no steps of training."""
+    served = any(each.run.num_rows(table) for each in attempts for table in (REQUESTS, ITERATIONS))
+    if served and all(each.steps.is_empty() for each in attempts):
+        return ["a server without steps of training: nothing counts as progress; ask `dpro serving RUN`"]
+    return []
 
 
 def lost_to_stragglers(analysis: Analysis) -> float:
@@ -301,7 +310,7 @@ def _attempts(life: JobLife) -> list[AttemptDocument]:
                 first_step=attempt.first_step,
                 steps=len(steps),
                 repeated=len(steps & done),
-                lost=max(reached - resumed.get(attempt.number, reached), 0),
+                lost=sum(step >= resumed.get(attempt.number, reached) for step in steps),
                 ended_well=attempt.ended_well,
                 end=end.how,
                 cause=end.words,

@@ -17,7 +17,7 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.errors import InputError, Unanswerable, first_line
 from dpro.goodput.stages import SeenFailures
-from dpro.units import NS_PER_S, NS_PER_US, S_PER_H
+from dpro.units import NS_PER_S, NS_PER_US, S_PER_H, format_duration
 
 MIN_FAILURES = 3  # of its own that a job's rate is taken from
 YEAR_LAST = re.compile(r"\s*\d{1,2}[/.-]\d{1,2}[/.-]\d{4}")
@@ -73,8 +73,8 @@ def own_rate(seen: SeenFailures) -> FailureRate:
     """
     if seen.count < MIN_FAILURES or seen.up_s <= 0:
         raise Unanswerable(
-            f"{seen.count} failures in {seen.up_s / S_PER_H:.3g} h do not show how often the job fails: give "
-            f"--mtbf-per-gpu HOURS, --failures LOG, or --preset {' or '.join(PRESETS)}"
+            f"{seen.count} failures in {format_duration(seen.up_s * NS_PER_S)} do not show how often the job "
+            f"fails: give --mtbf-per-gpu HOURS, --failures LOG, or --preset {' or '.join(PRESETS)}"
         )
     per_host = seen.count / (seen.up_s / S_PER_H) / seen.hosts
     return FailureRate(0.0, per_host, seen.count, f"{seen.count} failures of the job's own")

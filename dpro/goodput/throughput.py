@@ -86,7 +86,10 @@ def amount_of(analysis: Analysis) -> StepAmount:
         series = step_series(analysis.steps)
         step_s = series.typical_ns / NS_PER_S if series is not None else 0.0
         mfu = mfu_of(analysis) if analysis.run.num_rows(SPANS) else (None, NOT_IN_DEPTH)
-        return StepAmount(*mfu, *rate_of(analysis), step_s)
+        rate, no_rate = rate_of(analysis)
+        if no_rate and not analysis.run.num_rows(SPANS):
+            no_rate = NOT_IN_DEPTH
+        return StepAmount(*mfu, rate, no_rate, step_s)
     except DproError as error:
         return StepAmount(None, str(error), None, str(error), 0.0)
 

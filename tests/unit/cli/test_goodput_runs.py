@@ -80,7 +80,7 @@ def test_search_says_which_change_gains_most_and_which_gain_nothing(tmp_path):
     first = next(
         at for at, line in enumerate(lines) if line.startswith("Hours of training that a change gains")
     )
-    gains = [float(line.split()[0].replace(",", "")) for line in lines[first + 1 :] if "  goodput " in line]
+    gains = [float(line.split()[0].replace(",", "")) for line in lines[first + 1 :] if "  ETTR " in line]
     assert gains == sorted(gains, reverse=True)
     assert gains[0] > 0
     assert "(save in the background)" in "".join(lines)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import polars as pl
 import pytest
 
 from dpro.goodput.document import goodput_document, in_words, life_of
+from dpro.schema import REQUESTS, conform
+from dpro.store import open_run, write_part
+from dpro.table import complete
 from tests.commands import dpro
 from tests.lives import WrittenAttempt, job, killed_five_times
 
@@ -74,3 +78,28 @@ def test_command_says_of_each_attempt_which_steps_it_did_and_what_ended_it(tmp_p
         "rank 0 ended first, by signal 9 (SIGKILL)",
         "attempt 5: 2 ranks, steps 30 to 37, 1 of them done again; ended well",
     ]
+
+
+def test_steps_that_an_attempt_did_not_record_are_not_lost_with_it(tmp_path):
+    attempts = [WrittenAttempt(begin=begin) for begin in (0, 100)]
+    for attempt in attempts:
+        attempt.ended(attempt.trained(10))
+        attempt.starts.clear()  # as of an import: its first step is not recorded
+    first, last = goodput_document(life_of([job(tmp_path / "run", attempts)]), ["run"]).attempts
+    assert (first.steps, first.lost, last.repeated, last.lost) == (9, 9, 9, 0)
+
+
+def test_run_of_a_server_is_sent_to_the_command_for_servers(tmp_path):
+    run = WrittenAttempt(begin=0).written(tmp_path / "run")
+    rows = pl.DataFrame({"request": [0], "arrival_ns": [5]}, schema_overrides=REQUESTS.dtypes)
+    write_part(run.path, REQUESTS, "log", conform(REQUESTS, complete(REQUESTS, rows)))
+    notes = goodput_document(life_of([open_run(run.path)]), ["run"]).notes
+    assert any("ask `dpro serving RUN`" in note for note in notes)
+
+
+def test_predictions_are_given_as_what_the_job_measured_of_the_same(restarted):
+    lines = dpro("goodput", str(restarted.path), "--preset", "rsc-1", "--edit", "detect:s=1").stdout
+    predicted = next(line for line in lines.splitlines() if line.startswith("Predicted"))
+    assert "by RSC-1" in predicted
+    assert ": ETTR " in predicted
+    assert "goodput" not in predicted
