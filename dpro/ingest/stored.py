@@ -8,11 +8,12 @@ Two that end together both make it, of the same bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from dpro.errors import DproError, InputError, UsageError, first_line
@@ -21,6 +22,8 @@ from dpro.ingest.importer import STAGING_SUFFIX, Progress, Traces, find_traces, 
 from dpro.ingest.shards import MARKS, PLAN, Shard, WaitingImport, agree, finish, mark_of, stage_part
 from dpro.remote import open_store
 from dpro.store import MANIFEST, Run, is_run, open_run
+
+PATTERN = re.compile(r"[*?\[]")  # in a path that fsspec removes or fetches: any that match
 
 
 def import_to_store(
@@ -49,12 +52,15 @@ def import_to_store(
         while other shards have not ended, which ones.
 
     Raises:
-        UsageError: there is something at the URL, or other shards were given other sources.
+        UsageError: there is something at the URL, or it is no name for a run, or other shards were given
+            other sources.
         InputError: as in `import_sources`, or the store cannot be read or written.
     """
     store, root = open_store(url)
     root = root.rstrip("/")
-    run = here / (PurePosixPath(root).name or "run")
+    if PATTERN.search(root) or {".", ".."} & set(root.split("/")):
+        raise UsageError(f"{url}: names other places, too, with *, ?, [ or dots; choose another output")
+    run = here / "run"
     with _store_errors(url):
         under_way = shard is not None and store.exists(f"{root}{STAGING_SUFFIX}/{PLAN}")
         if store.exists(f"{root}/{MANIFEST}" if under_way else root):
@@ -102,10 +108,13 @@ def _import_shard(
             _put(store, run, root, last=run / MANIFEST)
             _remove(store, there)
     except FileNotFoundError:  # another shard has removed what was staged, which it does at the end
+        store.invalidate_cache()
         missing = []
     if missing and not store.exists(f"{root}/{MANIFEST}"):  # looked at last
         return WaitingImport(missing, there)
     if not is_run(run):
+        if not store.exists(f"{root}/{MANIFEST}"):
+            raise InputError(f"{there}: files are gone that shards have staged; run every shard again")
         run.mkdir(exist_ok=True)
         store.get_file(f"{root}/{MANIFEST}", str(run / MANIFEST))
     return None

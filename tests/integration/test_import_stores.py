@@ -108,6 +108,29 @@ def test_other_sources_and_an_existing_run_are_refused(store, source, tmp_path):
         _import(source, tmp_path / "third", url="memory://bucket/other")
 
 
+@pytest.mark.parametrize("name", ["run*", "run[1]", "run?", "..", "a/./run"])
+def test_a_place_that_names_others_too_is_refused(store, source, tmp_path, name):
+    _import(source, tmp_path / "first", Shard(0, 2), url="memory://bucket/run1")
+    staged = store.find("/bucket")
+    with pytest.raises(UsageError, match="names other places"):
+        _import(source, tmp_path / "second", Shard(0, 1), url=f"memory://bucket/{name}")
+    assert store.find("/bucket") == staged
+
+
+def test_a_run_may_be_called_as_staged_files_are(store, source, expected, tmp_path):
+    _import(source, tmp_path / "here", Shard(0, 1), url="memory://bucket/.importing")
+    assert _digests(store, "/bucket/.importing") == expected
+
+
+def test_shards_are_to_be_run_again_if_what_they_staged_is_gone(store, source, expected, tmp_path):
+    _import(source, tmp_path / "first", Shard(0, 2))
+    store.rm(store.find("/bucket/run.importing/files")[0])
+    with pytest.raises(InputError, match="run every shard again"):
+        _import(source, tmp_path / "second", Shard(1, 2))
+    _import(source, tmp_path / "third", Shard(0, 2))
+    assert _digests(store, "/bucket/run") == expected
+
+
 def test_a_store_that_fails_is_one_line_and_leaves_no_run(store, source, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("quota exceeded\nand more")
