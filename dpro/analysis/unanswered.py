@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from dpro.errors import Unanswerable
-from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from dpro.analysis.end import JobEnd
@@ -133,15 +133,19 @@ def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
             diagnosed = end().ranks or run.num_rows(COLLECTIVES)  # else `dpro diagnose` ends here, too
             more = ["`dpro diagnose` says what is known"] if diagnosed else end().can_say
             raise Unanswerable(f"{end().sentence} {'; '.join([*said, *more])}") from error
-        reason = why_no_window(run) or _what_calls_answer(run)
+        reason = why_no_window(run) or _what_else_answers(run)
         what = run.manifest.unrecorded or str(error)
         raise Unanswerable(f"{what}; {reason}" if reason else what) from error
 
 
-def _what_calls_answer(run: Run) -> str:
-    """What a run without spans can be asked, such as dumps of a flight recorder."""
+def _what_else_answers(run: Run) -> str:
+    """What a run without spans can be asked, such as dumps of a flight recorder, or a log of requests."""
     rows = run.rows()
-    if rows[SPANS.name] or not rows[COLLECTIVES.name]:
+    if rows[SPANS.name]:
+        return ""
+    if rows[REQUESTS.name] or rows[ITERATIONS.name]:
+        return "what it holds of a server is enough for `dpro serving`"
+    if not rows[COLLECTIVES.name]:
         return ""
     return "what it holds, collective calls, is enough for `dpro diagnose` and `dpro info`"
 

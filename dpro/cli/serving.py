@@ -133,7 +133,7 @@ def _print_latency(document: ServingDocument) -> None:
     if not document.latency:
         return
     table = Table(
-        "measure", "requests", "mean ms", "p50", "p90", "p99", title=_rates(document), title_justify="left"
+        "measure, ms", "requests", "mean", "p50", "p90", "p99", title=_rates(document), title_justify="left"
     )
     for name, each in document.latency.items():
         values = (number(value) for value in (each.mean, each.p50, each.p90, each.p99))
@@ -148,8 +148,9 @@ def _print_latency(document: ServingDocument) -> None:
         most = max(slow.waited, key=lambda part: slow.waited[part]) if slow.waited else ""
         why = f", {duration(slow.waited[most])} of it {most.removesuffix('_ms')}" if most else ""
         by = f", stalled longest by request {slow.stalled_by}" if slow.stalled_by >= 0 else ""
+        name = f" ({slow.name})" if slow.name not in ("", str(slow.request)) else ""
         console().print(
-            f"slow: request {slow.request} {slow.name}: {duration(slow.latency_ms)}{why}{by}", markup=False
+            f"slow: request {slow.request}{name}: {duration(slow.latency_ms)}{why}{by}", markup=False
         )
 
 
@@ -186,7 +187,7 @@ def _print_iterations(document: ServingDocument) -> None:
     if document.parts:
         parts = ", ".join(f"{part} {duration(ms)}" for part, ms in document.parts.items() if ms)
         seen = counted(document.windows, "iteration")
-        console().print(f"one iteration, mean of {seen} in deep windows: {parts}", markup=False)
+        console().print(f"one iteration, mean of {seen} of all ranks in deep windows: {parts}", markup=False)
 
 
 def _print_predictions(predictions: list[ServingPrediction]) -> None:

@@ -230,7 +230,7 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
               "CUDA graphs, or fewer and larger kernels: none (without a GPU: no operator) runs while the "
               "host works"),
         _part(seen, "communication", "communication", total,
-              "overlap it (nano-batches), faster all-reduces of small messages, less tensor parallelism"),
+              f"overlap it (nano-batches), {_other_help(seen)}"),
     ]  # fmt: skip
     experts = seen.experts
     if experts is not None and experts.wait_ms >= CLEAR * total:
@@ -245,6 +245,13 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
             ServingFinding("experts", _of_token(seen, experts.wait_ms, total), None, gain, evidence, helps)
         )
     return found
+
+
+def _other_help(seen: SeenServer) -> str:
+    """What helps with communication beside overlap: most of it is of experts, or of cut layers."""
+    if seen.experts is not None and seen.experts.total_ms >= seen.parts.get("communication", 0.0) / 2:
+        return "faster dispatch and combine, fewer ranks that share the experts"
+    return "faster all-reduces of small messages, less tensor parallelism"
 
 
 def _part(seen: SeenServer, part: str, name: str, total: float, helps: str) -> ServingFinding | None:

@@ -16,7 +16,7 @@ from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
 from dpro.serving.answers import ServerDiagnosis, ServerReport, sent_with_server
 from dpro.serving.document import ServingDocument, serving_document
 from dpro.serving.engine import engines
-from dpro.serving.experts import expert_waits
+from dpro.serving.experts import ExpertWaits, expert_waits
 from dpro.serving.findings import SeenServer, findings_of, gain_of_blocks
 from dpro.serving.latency import durations, percentiles
 from dpro.serving.parts import part_of, parts_of_iterations
@@ -172,6 +172,14 @@ def test_costs_of_what_windows_show_are_shares_of_a_token():
     assert host.gain_tokens_per_s == pytest.approx(300)
 
 
+@pytest.mark.parametrize(("exchanged_ms", "helps"), [(18.0, "dispatch and combine"), (2.0, "all-reduces")])
+def test_help_with_communication_is_for_what_most_of_it_is(exchanged_ms, helps):
+    timed = durations(requests((0, 0, 10, 80, 8)))
+    parts, experts = {"communication": 20.0, "matmul": 20.0}, ExpertWaits(1.0, exchanged_ms, 0, 1.0)
+    found = findings_of(SeenServer(timed, waits(timed, {}), {}, parts, experts, None))
+    assert [helps in each.help for each in found] == [True]
+
+
 def test_iterations_that_a_window_began_or_ended_in_do_not_count():
     rows = [("decode", 10 * at, 10, 1) for at in range(4)]
     work = spans(("cpu_op", "aten::mm", 5, 5), ("cpu_op", "aten::mm", 12, 6), ("cpu_op", "aten::mm", 21, 2))
@@ -312,6 +320,22 @@ def test_a_log_alone_is_answered_and_what_it_lacks_is_said(tmp_path):
     assert document.sentences[0].startswith("The engine limits throughput")
     assert [each.class_ for each in document.findings] == ["queue"]
     assert any("no iterations" in line for line in document.unknown)
+
+
+@pytest.mark.parametrize("command", ["report", "diagnose"])
+def test_commands_for_steps_send_a_log_alone_to_the_command_for_servers(tmp_path, command):
+    run_of(tmp_path, requests=ASKED)
+    refused = dpro(command, tmp_path)
+    assert refused.returncode == 1
+    assert "is enough for `dpro serving`" in refused.stderr
+
+
+def test_slowest_requests_are_named_once_and_percentiles_have_their_unit(tmp_path):
+    named = ASKED.with_columns(name=pl.Series(["0", "chat-b"]))
+    lines = dpro("serving", run_of(tmp_path, requests=named).path).stdout.splitlines()
+    assert any("measure, ms" in line for line in lines)
+    slow = [line.split(":")[1] for line in lines if line.startswith("slow")]
+    assert slow == [" request 0", " request 1 (chat-b)"]
 
 
 def test_iterations_alone_are_answered(tmp_path):
