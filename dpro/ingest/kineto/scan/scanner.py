@@ -259,9 +259,10 @@ class Scanner:
     def _read_texts(self, numbers: Ints) -> None:
         """Put the numbers that are written as strings in place of the codes of these strings."""
         for column in numbers:
-            for code in np.unique(column[column <= kernel.TEXT]).tolist():
-                text = _decoded(self._strings.text(kernel.TEXT - code))
-                column[column == code] = whole_numbers([text])
+            rows = np.flatnonzero(column <= kernel.TEXT)
+            codes, which = np.unique(kernel.TEXT - column[rows], return_inverse=True)
+            texts = [_decoded(self._strings.text(code)) for code in codes.tolist()]
+            column[rows] = whole_numbers(texts)[which]
 
 
 def _keys(strings: Strings) -> Ints:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpro.ingest.kineto.columns import Columns
 from dpro.ingest.kineto.memory import Memory
+from dpro.ingest.kineto.scan import kernel as kernel_module
 from dpro.ingest.kineto.scan import scanner
 from dpro.ingest.kineto.scan.scanner import Scanner
 from dpro.ingest.reading import files
@@ -197,6 +198,15 @@ def test_odd_times_mean_the_same_behind_times_that_a_float_cannot_hold(tmp_path,
     late = [cpu_op("late", (1 << 43) + 0.125, 1) for _ in range(8)]
     monkeypatch.setattr(files, "_BLOCK_BYTES", 400)
     assert differences(write(tmp_path / "rank0.json", [*late, cpu_op("odd", odd, odd), *late])) == []
+
+
+def test_numbers_written_as_strings_may_be_any(tmp_path):
+    # Strings stand for numbers near these until they are read.
+    numbers = ["12", "stream 7", *(str(kernel_module.TEXT - code) for code in range(200))]
+    events = [cpu_op("aten::mm", 1, 1, **{"External id": number, "correlation": "5"}) for number in numbers]
+    path = write(tmp_path / "rank0.json", events)
+    assert differences(path) == []
+    assert taken_lists(path) == [True]
 
 
 def test_a_list_with_one_odd_event_is_left_to_the_decoder(tmp_path):
