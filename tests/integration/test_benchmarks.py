@@ -86,6 +86,7 @@ PARTS = (
     "serving_checks.pairs",
     "serving_checks.tables",
     "serving_server.goal",
+    "serving_server.hooks",
     "serving_server.link",
     "serving_server.pairs",
     "serving_server.pools",
