@@ -67,6 +67,7 @@ STAGES = """
         optimizer.step()
     dist.destroy_process_group()
 """
+MAX_ATTEMPTS = 3
 WINDOW = ("--skip", "9", "--window-steps", "2", "--every", "1000000")
 
 
@@ -78,8 +79,19 @@ def ran(folder: Path, num_ranks: int, *arguments: object, options: tuple[str, ..
     return run
 
 
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def test_operations_of_a_real_pipeline_show_its_layout_its_bubbles_and_what_changes_would_do(tmp_path):
-    run = ran(tmp_path, 2, "GPipe", 4, 2, 13, -1, 1, 1)
+    # A job that waits for cores is refused, as it should be: so much time that nothing explains.
+    for attempt in range(MAX_ATTEMPTS):
+        run = ran(_made(tmp_path / str(attempt)), 2, "GPipe", 4, 2, 13, -1, 1, 1)
+        analysis = Analysis(run)
+        if analysis.operations is not None:
+            break
+    assert analysis.operations is not None, analysis.why_no_operations
     rows = run.table(OPERATIONS).filter(pl.col("step") >= 0)
     per_step = rows.group_by("rank", "stage", "step", "kind").len()
     assert per_step["len"].unique().to_list() == [4]
@@ -96,8 +108,6 @@ def test_operations_of_a_real_pipeline_show_its_layout_its_bubbles_and_what_chan
     key = ["rank", "step", "stage", "place", "micro_batch", "kind"]
     assert marked.height == 2 * 2 * 2 * 4
     assert marked.join(rows, on=key, how="anti").is_empty()
-    analysis = Analysis(run)
-    assert analysis.operations is not None
     edit = parse_edit("pipeline:schedule=gpipe,micro_batches=8")
     (found,) = what_if(analysis, [edit], calibrate=lambda found: (list(found), [])).predictions
     assert found.low_ns <= found.predicted_ns <= found.high_ns
