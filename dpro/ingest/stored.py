@@ -95,7 +95,10 @@ def _import_shard(
     (staging / MARKS).mkdir()
     if store.exists(f"{there}/{PLAN}"):
         store.get_file(f"{there}/{PLAN}", str(staging / PLAN))
-    agree(staging, traces, shard)
+        agree(staging, traces, shard)
+    else:  # put before the files are read, so that others that are given other sources find it
+        agree(staging, traces, shard)
+        store.put_file(str(staging / PLAN), f"{there}/{PLAN}")
     own_mark = mark_of(staging, shard.index)
     _remove(store, _there(there, staging, own_mark))
     stage_part(traces, staging, shard, jobs, executor, progress)

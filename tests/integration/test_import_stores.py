@@ -11,7 +11,7 @@ import pytest
 
 from dpro.errors import InputError, UsageError
 from dpro.ingest.importer import import_sources
-from dpro.ingest.shards import Shard, WaitingImport
+from dpro.ingest.shards import Shard, WaitingImport, stage_part
 from dpro.ingest.stored import import_to_store
 from dpro.opening import open_path
 from tests.integration.test_import_parallel import digests
@@ -129,6 +129,18 @@ def test_shards_are_to_be_run_again_if_what_they_staged_is_gone(store, source, e
         _import(source, tmp_path / "second", Shard(1, 2))
     _import(source, tmp_path / "third", Shard(0, 2))
     assert _digests(store, "/bucket/run") == expected
+
+
+def test_other_sources_are_refused_while_the_first_shard_reads_its_files(
+    store, source, tmp_path, monkeypatch
+):
+    def reading(*given):
+        with pytest.raises(UsageError, match="same sources"):
+            _import(source, tmp_path / "second", Shard(1, 3))
+        return stage_part(*given)
+
+    monkeypatch.setattr("dpro.ingest.stored.stage_part", reading)
+    assert isinstance(_import(source, tmp_path / "first", Shard(0, 2)), WaitingImport)
 
 
 def test_a_store_that_fails_is_one_line_and_leaves_no_run(store, source, tmp_path, monkeypatch):
