@@ -115,7 +115,7 @@ def import_shard(
     try:
         make_staging(staging)
         (staging / MARKS).mkdir(exist_ok=True)
-        agree(staging, traces, shard)
+        agree(staging, traces, shard, staging)
         stage_part(traces, staging, shard, jobs, executor, progress)
         missing = [index for index in range(shard.count) if not mark_of(staging, index).exists()]
         if is_run(run):  # looked at last: marks are gone only once the run is there
@@ -138,13 +138,14 @@ def mark_of(staging: Path, index: int) -> Path:
     return staging / MARKS / f"{index:05d}"
 
 
-def agree(staging: Path, traces: Traces, shard: Shard) -> None:
+def agree(staging: Path, traces: Traces, shard: Shard, shared: Path | str) -> None:
     """Refuse files, or a number of shards, other than those that the first shard wrote down.
 
     Args:
         staging: folder that the import is gathered in; what the first shard writes down is put there.
         traces: the files of all shards.
         shard: which of how many.
+        shared: the folder that all shards see: `staging`, or its place in a store.
 
     Raises:
         UsageError: other shards were given other sources, or are another number.
@@ -159,7 +160,7 @@ def agree(staging: Path, traces: Traces, shard: Shard) -> None:
     theirs = json.loads(plan.read_text(encoding="utf-8"))
     if theirs != mine:
         raise UsageError(
-            f"{staging}: started as {theirs['shards']} shards of {theirs['files']} files by dpro "
+            f"{shared}: started as {theirs['shards']} shards of {theirs['files']} files by dpro "
             f"{theirs['dpro']}, this is one of {mine['shards']} of {mine['files']} (or of other files); give "
             "every shard the same sources, or remove that folder to start over"
         )

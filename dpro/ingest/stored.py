@@ -91,13 +91,14 @@ def _import_shard(
 ) -> WaitingImport | None:
     """Put a shard's part into the store, and the run if it is the last; return which have not ended."""
     staging, there = run.with_name(STAGING_SUFFIX), root + STAGING_SUFFIX
+    place = store.unstrip_protocol(there)
     make_staging(staging)
     (staging / MARKS).mkdir()
     if store.exists(f"{there}/{PLAN}"):
         store.get_file(f"{there}/{PLAN}", str(staging / PLAN))
-        agree(staging, traces, shard)
+        agree(staging, traces, shard, place)
     else:  # put before the files are read, so that others that are given other sources find it
-        agree(staging, traces, shard)
+        agree(staging, traces, shard, place)
         store.put_file(str(staging / PLAN), f"{there}/{PLAN}")
     own_mark = mark_of(staging, shard.index)
     _remove(store, _there(there, staging, own_mark))
@@ -114,10 +115,10 @@ def _import_shard(
         store.invalidate_cache()
         missing = []
     if missing and not store.exists(f"{root}/{MANIFEST}"):  # looked at last
-        return WaitingImport(missing, there)
+        return WaitingImport(missing, place)
     if not is_run(run):
         if not store.exists(f"{root}/{MANIFEST}"):
-            raise InputError(f"{there}: files are gone that shards have staged; run every shard again")
+            raise InputError(f"{place}: files are gone that shards have staged; run every shard again")
         run.mkdir(exist_ok=True)
         store.get_file(f"{root}/{MANIFEST}", str(run / MANIFEST))
     return None

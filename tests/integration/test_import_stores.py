@@ -101,7 +101,7 @@ def test_two_shards_that_end_together_both_have_the_run(store, source, expected,
 def test_other_sources_and_an_existing_run_are_refused(store, source, tmp_path):
     _import(source, tmp_path / "first", Shard(0, 2))
     write_rank(source, RANKS, RANKS + 1)
-    with pytest.raises(UsageError, match="same sources"):
+    with pytest.raises(UsageError, match=r"^memory://.*/run\.importing: started as .*same sources"):
         _import(source, tmp_path / "second", Shard(1, 2))
     store.pipe("/bucket/other/manifest.json", b"{}")
     with pytest.raises(UsageError, match="exists already"):
