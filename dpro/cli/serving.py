@@ -158,6 +158,7 @@ def _rates(document: ServingDocument) -> str:
     from dpro.serving.words import number
 
     rates = (
+        (document.arrivals_per_s, "arrivals/s"),
         (document.requests_per_s, "requests/s"),
         (document.output_tokens_per_s, "output tokens/s"),
         (document.prompt_tokens_per_s, "prompt tokens/s"),
@@ -194,11 +195,13 @@ def _print_predictions(predictions: list[ServingPrediction]) -> None:
     from dpro.serving.words import number
 
     out = console()
+    if any(each.requests_per_s is not None for each in predictions):
+        out.print("\nThe most arrivals of one engine that keep the goal (0: none that was tried):")
     for each in predictions[:MAX_PREDICTIONS]:
         proven = "" if each.proven else "  (unproven)"
         name = " and ".join(each.edits) or "as it is"
         if each.requests_per_s is not None:
-            out.print(f"{number(each.requests_per_s):>8} requests/s  {name}{proven}", markup=False)
+            out.print(f"{number(each.requests_per_s):>8} arrivals/s  {name}{proven}", markup=False)
             continue
         out.print(f"\n{name}{proven}", markup=False)
         for figure in each.figures:

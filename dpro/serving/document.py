@@ -78,6 +78,8 @@ class ServingDocument(Document, frozen=True, kw_only=True):
         latency: percentiles by measure: ttft_ms, tpot_ms, queue_ms, latency_ms.
         requests_per_s, output_tokens_per_s, prompt_tokens_per_s: from the first arrival to the last end; null
             where unknown.
+        arrivals_per_s: requests from the first arrival to the last; null where unknown. It is more than
+            `requests_per_s` where requests queue.
         busy: share of the time from the first arrival to the last end in which engines run iterations; null
             without both.
         waited: ms of a request's latency by what it waited for, mean.
@@ -97,6 +99,7 @@ class ServingDocument(Document, frozen=True, kw_only=True):
     requests_per_s: float | None
     output_tokens_per_s: float | None
     prompt_tokens_per_s: float | None
+    arrivals_per_s: float | None
     busy: float | None
     waited: dict[str, float]
     iterations: list[IterationsDocument]
@@ -148,6 +151,7 @@ def serving_document(run: Run) -> ServingDocument:
         requests_per_s=requests.filter(pl.col("end_ns") >= 0).height / span_s if span_s else None,
         output_tokens_per_s=_tokens(requests, "output_tokens", span_s),
         prompt_tokens_per_s=_tokens(requests, "prompt_tokens", span_s),
+        arrivals_per_s=_arrivals_per_s(requests),
         busy=busy,
         waited=means,
         iterations=_by_kind(by_replica),
@@ -157,6 +161,12 @@ def serving_document(run: Run) -> ServingDocument:
         slowest=_slowest(timed, waited),
         unknown=_unknown(requests, iterations, waited, parts),
     )
+
+
+def _arrivals_per_s(requests: pl.DataFrame) -> float | None:
+    known = requests.filter(pl.col("arrival_ns") >= 0)["arrival_ns"]
+    span_ns = int(known.max()) - int(known.min()) if known.len() else 0  # type: ignore[arg-type]
+    return known.len() / span_ns * NS_PER_S if span_ns else None
 
 
 def _span_s(requests: pl.DataFrame) -> float:

@@ -77,7 +77,8 @@ class ServingPrediction(DocumentPart, frozen=True):
     Attributes:
         edits: the changes, made together.
         figures: of the changed server; empty in a search.
-        requests_per_s: the most that keeps the goal, null without one.
+        requests_per_s: arrivals per second of one engine, the most that keeps the goal; 0 where none that was
+            tried does, null without a goal.
         proven: whether pairs of runs have shown such a change to be predicted well.
     """
 

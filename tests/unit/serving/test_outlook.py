@@ -54,6 +54,12 @@ def test_a_search_lists_what_allows_more_requests_before_the_server_as_it_is(log
     assert rates == sorted(rates, reverse=True)
 
 
+def test_a_goal_is_answered_in_arrivals(log: Path) -> None:
+    lines = dpro("serving", log, "--ttft-ms", "0.001").stdout.splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("The most arrivals of one engine"))
+    assert lines[at + 1].split() == ["0", "arrivals/s", "as", "it", "is"]
+
+
 def test_another_device_is_predicted_with_a_model_and_the_device_of_the_recording(
     log: Path, tmp_path: Path
 ) -> None:

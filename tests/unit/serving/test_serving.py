@@ -322,6 +322,16 @@ def test_a_log_alone_is_answered_and_what_it_lacks_is_said(tmp_path):
     assert any("no iterations" in line for line in document.unknown)
 
 
+def test_arrivals_are_apart_from_requests_that_ended(tmp_path):
+    queued = requests((0, 0, 10, 500, 3), (100, 500, 600, 900, 3), (200, 900, 950, 1500, 3))
+    document = serving_document(run_of(tmp_path, requests=queued))
+    assert (document.arrivals_per_s, document.requests_per_s) == (pytest.approx(15.0), pytest.approx(2.0))
+    assert "15 arrivals/s, 2 requests/s" in dpro("serving", tmp_path).stdout
+    at_once = requests((0, 0, 10, 500, 3), (0, 0, 10, 500, 3))
+    write_part(tmp_path, REQUESTS, "rank00000", at_once)
+    assert serving_document(open_run(tmp_path)).arrivals_per_s is None
+
+
 @pytest.mark.parametrize("command", ["report", "diagnose"])
 def test_commands_for_steps_send_a_log_alone_to_the_command_for_servers(tmp_path, command):
     run_of(tmp_path, requests=ASKED)
