@@ -80,6 +80,8 @@ def _caches(recovery: Recovery, values: Values) -> Recovery:
 
 def _sharded(recovery: Recovery, values: Values) -> Recovery:
     share, ranks = recovery.writers / values["ranks"], round(values["ranks"])
+    if ranks > recovery.ranks > 0:
+        raise UsageError(f"sharded: the job has {recovery.ranks} ranks, so {ranks} cannot write a share each")
     stall_s, background_s = recovery.stall_s * share, recovery.background_s * share
     return replace(recovery, stall_s=stall_s, background_s=background_s, writers=ranks)
 
@@ -87,7 +89,9 @@ def _sharded(recovery: Recovery, values: Values) -> Recovery:
 def _hosts(recovery: Recovery, values: Values) -> Recovery:
     hosts = round(values["count"])
     grown = hosts / recovery.hosts
-    return replace(recovery, hosts=hosts, replicas=round(recovery.replicas * grown))
+    return replace(
+        recovery, hosts=hosts, replicas=round(recovery.replicas * grown), ranks=round(recovery.ranks * grown)
+    )
 
 
 DESIGNS: Mapping[str, KnownChange[Recovery]] = {

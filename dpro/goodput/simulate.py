@@ -52,6 +52,7 @@ class Recovery:
         wait_s: how long the others wait for more hosts before they go on without one.
         warm_s: of a start, what its first steps take longer.
         writers: ranks that write a checkpoint.
+        ranks: of the job at full size; 0 where unknown.
         step_noise: by what share of it steps differ, as where the machine or the network is shared: the
             mean of n steps has this standard deviation over the root of n.
     """
@@ -77,6 +78,7 @@ class Recovery:
     wait_s: float = 0.0
     warm_s: float = 0.0
     writers: int = 1
+    ranks: int = 0
     step_noise: float = 0.0
 
 

@@ -79,6 +79,7 @@ def stages_of(life: JobLife) -> Recovery:
         launch_s=seconds.get(LAUNCH, 0.0) / ranks,
         writers=max(*(_writers(each) for each in life.attempts), 1),
         warm_s=seconds.get(classes.WARM_UP, 0.0) / starts,
+        ranks=ranks,
         hosts=_hosts(life),
         step_noise=_noise(stepping),
     )

@@ -53,6 +53,14 @@ def test_shards_take_each_rank_its_share_of_the_time_to_save():
     assert changed(found, "sharded:ranks=8") == found
 
 
+def test_no_more_ranks_write_shards_than_the_job_has():
+    small = replace(JOB, ranks=128)
+    with pytest.raises(UsageError, match="the job has 128 ranks, so 129 cannot write"):
+        changed(small, "sharded:ranks=129")
+    assert changed(small, "sharded:ranks=128").writers == 128
+    assert changed(changed(small, "hosts:count=128"), "sharded:ranks=256").writers == 256
+
+
 def test_smaller_job_is_as_slow_as_given():
     found = changed(JOB, "smaller:replicas=8,slower=1.25,batch=1,wait=30")
     assert (found.slower, found.keeps_batch, found.wait_s) == (1.25, True, 30)
