@@ -35,8 +35,8 @@ IN_WORDS = {  # change -> what it is, in a few words
     "neighbour": "make failed stages anew from neighbours",
     "spares": "hosts that stand by",
     "smaller": "go on with fewer replicas",
-    "detect": "end hanging processes sooner",
-    "start": "start faster",
+    "detect": "end hanging processes at another time",
+    "start": "start in another time",
     "caches": "start with warm caches",
     "sharded": "save in shards",
     "hosts": "more or fewer hosts",
@@ -253,6 +253,8 @@ def _edits(changes: Sequence[GoodputPrediction]) -> list[str]:
 
 
 def _print_change(change: GoodputPrediction) -> None:
-    gained = f"{change.gain_h:+9,.1f} h ({change.gain_low_h:+,.1f} to {change.gain_high_h:+,.1f})"
+    hours = (change.gain_h or 0.0, change.gain_low_h or 0.0, change.gain_high_h or 0.0)
+    mean, low, high = (round(each, 1) + 0.0 for each in hours)  # no -0.0
+    gained = f"{mean:+9,.1f} h ({low:+,.1f} to {high:+,.1f})"
     what = ", ".join(IN_WORDS[edit.partition(":")[0]] for edit in change.edits)
     console().print(f"{gained}  ETTR {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")

@@ -51,11 +51,14 @@ def _spares(recovery: Recovery, values: Values) -> Recovery:
 
 
 def _smaller(recovery: Recovery, values: Values) -> Recovery:
+    replicas = round(values["replicas"])
+    if replicas > recovery.ranks > 0:
+        raise UsageError(f"smaller: the job has {recovery.ranks} ranks, which are no {replicas} replicas")
     spares = max(recovery.spares, 0)
     repair_s = values["repair"] * S_PER_H
     return replace(
         recovery,
-        replicas=round(values["replicas"]),
+        replicas=replicas,
         spares=spares,
         repair_s=repair_s,
         wait_s=values["wait"],
@@ -74,7 +77,9 @@ def _start(recovery: Recovery, values: Values) -> Recovery:
 
 
 def _caches(recovery: Recovery, values: Values) -> Recovery:
-    saved_s = (1.0 - min(values["left"], 1.0)) * recovery.warm_s
+    if values["left"] > 1:
+        raise UsageError(f"caches: left is a share from 0 to 1, not {values['left']:g}")
+    saved_s = (1.0 - values["left"]) * recovery.warm_s
     return replace(recovery, start_s=recovery.start_s - saved_s, warm_s=recovery.warm_s - saved_s)
 
 

@@ -241,12 +241,14 @@ def test_command_predicts_by_the_rate_that_is_given_and_refuses_several(tmp_path
         ("smaller:replicas=0", "a whole number from 1 on"),
         ("spares:hosts=1e30", "at most 1,000,000,000"),
         ("spares:hosts=1,repair=1e308", "at most 1,000,000,000"),
+        ("caches:left=3", "left is a share from 0 to 1, not 3"),
+        ("smaller:replicas=99,slower=1", "the job has 8 ranks, which are no 99 replicas"),
         ("detect:s=nan", "a number from 0 on, not 'nan'"),
     ],
 )
 def test_values_that_no_job_can_have_are_refused(text, says):
     with pytest.raises(UsageError, match=says):
-        changed(JOB, text)
+        changed(replace(JOB, ranks=8), text)
 
 
 def test_checkpoints_of_a_job_that_saved_none_need_what_they_cost():
