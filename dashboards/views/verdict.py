@@ -14,7 +14,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.gains import Gains, Improvement, interval_doubts, shown_grade, what_helps
-from dpro.analysis.mean_step import MeanStep, facts_of, legend
+from dpro.analysis.mean_step import MeanStep, facts_of, legend, what_binds
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -137,7 +137,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.num_rows(SPANS) > 0
     state = _health(
-        *health_info(findings, unknown, loaded.trust if replayed else None, loaded.end, _binds(loaded))
+        *health_info(findings, unknown, loaded.trust if replayed else None, loaded.end, what_binds(loaded))
     )
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = describe_logged(logged_findings(loaded.run.path))
@@ -146,14 +146,6 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     withdrawn = [html.Li(withdrawn_in_words(each)) for each in withdrawn_of(loaded)]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
     return [state, *listed, csv_link(NAME, "findings", link)]
-
-
-def _binds(loaded: Loaded) -> str:
-    """Return what binds the step where it is not compute; empty where nothing was recorded in depth."""
-    try:
-        return loaded.mean_step.binds
-    except DproError:
-        return ""
 
 
 def _health(state: str, sentence: str) -> Component:

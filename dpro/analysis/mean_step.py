@@ -259,6 +259,15 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     )
 
 
+def what_binds(analysis: Analysis) -> str:
+    """What binds the step where compute does not, or that no rank was recorded; empty where unknown."""
+    try:
+        ranks = analysis.run.manifest.ranks
+        return analysis.mean_step.binds if ranks else "Only requests of a server were recorded"
+    except DproError:
+        return ""
+
+
 def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
     """The utilisation, or why it is not known."""
     gpus = analysis.run.manifest.gpus

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.gains import Gains, Improvement, interval_doubts, what_helps
-from dpro.analysis.mean_step import MeanStep, mean_steps, shown_parts
+from dpro.analysis.mean_step import MeanStep, mean_steps, shown_parts, what_binds
 from dpro.analysis.summary import health_info, run_info, trust_info
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
@@ -122,7 +122,7 @@ def make_report(analysis: Analysis) -> RunReport:
         mean = analysis.mean_step
     except DproError:
         mean = None
-    state, verdict = health_info(findings, unknown, trust, analysis.end, mean.binds if mean else "")
+    state, verdict = health_info(findings, unknown, trust, analysis.end, what_binds(analysis))
     gains, of_step, refused = _gains(analysis, findings)
     if trust is not None:
         doubts += interval_doubts(trust, gains.rows[:MAX_PREDICTIONS])

@@ -32,6 +32,12 @@ def slow(tmp_path_factory) -> Analysis:
     return Analysis(cpu_job().write(tmp_path_factory.mktemp("slow")))
 
 
+def test_run_of_requests_alone_claims_nothing_of_ranks(tmp_path):
+    write_manifest(tmp_path / "run", Manifest(world_size=0, ranks=[]))
+    report = make_report(Analysis(open_run(tmp_path / "run")))
+    assert report.verdict == "Only requests of a server were recorded. No rank is named as the cause"
+
+
 def _stepless(folder) -> Run:
     rows = pl.DataFrame({"rank": [0, 0], "step": [0, 1], "start_ns": [0, 5], "duration_ns": [5, 6]})
     write_part(folder, STEPS, "rank0", conform(STEPS, rows.with_columns(window=-1)))
