@@ -9,13 +9,9 @@ not. A cache that cannot be used is done without.
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
-import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +24,8 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.units import format_bytes
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
@@ -132,13 +130,16 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
     Raises:
         DproError: a process was killed, or the folder cannot be written to.
     """
-    jobs = min(len(os.sched_getaffinity(0)), len(run.manifest.ranks))
-    # Not forked: the threads of the libraries that are loaded already would not come along.
-    context = multiprocessing.get_context("spawn")
+    # Loaded here: commands that find what was kept need no processes.
+    from concurrent.futures.process import BrokenProcessPool
+
+    from dpro.processes import num_cores, process_pool
+
+    jobs = min(num_cores(), len(run.manifest.ranks))
     try:
         with (
             tempfile.TemporaryDirectory(prefix="shares-", dir=cache_folder("graphs")) as folder,
-            ProcessPoolExecutor(jobs, context, _prepare_worker) as executor,
+            process_pool(jobs) as executor,
         ):
             yield executor, Path(folder)
     except BrokenProcessPool as error:
@@ -166,12 +167,6 @@ def spread_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]
         return executor.map(work, each) if len(each) > LITTLE else map(work, each)
 
     return spread
-
-
-def _prepare_worker() -> None:
-    """Limit a worker to one core; Ctrl-C ends it silently, since its parent reports the interrupt."""
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _file(run: Run, suffix: str) -> Path | None:

@@ -24,8 +24,9 @@ from dpro.ingest.assembly.assemble import Spread, assemble
 from dpro.ingest.assembly.merge import LEFT_OUT
 from dpro.ingest.assembly.staging import ImportTask, give_up, make_staging, stage
 from dpro.ingest.formats import Registry, registry, why_passed_over
-from dpro.ingest.parallel import num_cores, run_tasks
+from dpro.ingest.parallel import run_tasks
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
+from dpro.processes import num_cores
 from dpro.schema import TABLES
 from dpro.store import Manifest, is_run
 

@@ -7,8 +7,6 @@ is lost. The module imports nothing large, since it is the first that a worker p
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, as_completed, wait
@@ -16,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from dpro.errors import first_line
+from dpro.processes import process_pool
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -48,11 +47,6 @@ def run_tasks(
     if jobs <= 1 or len(tasks) <= 1:
         return map(work, tasks)
     return _in_processes(work, tasks, lost, min(jobs, len(tasks)))
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _in_executor(
@@ -99,10 +93,8 @@ def _until_a_process_dies(
     work: Callable[[Task], Result], waiting: deque[Task], jobs: int, suspects: list[Task]
 ) -> Iterator[Result]:
     """Run the waiting tasks; those that were running when a process died become suspects."""
-    # Not forked: the threads of the libraries that are loaded already would not come along.
     before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare_worker)
+    pool = process_pool(jobs)
     running: dict[Future[Result], Task] = {}
     try:
         while (waiting and not suspects) or running:
@@ -131,9 +123,3 @@ def _submit(pool: ProcessPoolExecutor, work: Callable[[Task], Result], task: Tas
         refused: Future[Result] = Future()
         refused.set_exception(error)
         return refused
-
-
-def _prepare_worker() -> None:
-    """Limit a worker to one core; Ctrl-C ends it silently, since its parent reports the interrupt."""
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

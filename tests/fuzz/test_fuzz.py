@@ -16,7 +16,7 @@ from threading import local
 
 import pytest
 
-from dpro.ingest.parallel import num_cores
+from dpro.processes import num_cores
 from tests.fuzz.cases import KINDS, commands_of
 from tests.fuzz.pool import Worker
 
