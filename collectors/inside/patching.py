@@ -44,6 +44,18 @@ def patch(
     setattr(owner, name, patched)
 
 
+def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+    """Put a function of our own in the place of another.
+
+    Args:
+        owner: the module, class or object that has the function.
+        name: its name there.
+        around: makes the one that calls it.
+    """
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(around(original)))
+
+
 def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
     """Run an action, and whatever it calls, as it is.
 

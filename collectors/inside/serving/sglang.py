@@ -14,6 +14,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+from ..patching import wrap
 from ..recorder import Recorder
 from .imports import AwaitedModules
 from .served import Served, ServedBatch
@@ -59,16 +60,16 @@ class SglangHooks:
         if missing:
             raise LookupError(f"SGLang's scheduler has no {missing[0]}: its iterations are not recorded")
         self._parallel = getattr(module, "get_parallel", None)
-        _wrap(scheduler, "run_batch", self._around_run)
-        _wrap(scheduler, "process_batch_result", self._around_process)
+        wrap(scheduler, "run_batch", self._around_run)
+        wrap(scheduler, "process_batch_result", self._around_process)
         if hasattr(scheduler, "_add_request_to_queue"):
-            _wrap(scheduler, "_add_request_to_queue", self._around_add)
+            wrap(scheduler, "_add_request_to_queue", self._around_add)
         if hasattr(getattr(module, "ScheduleBatch", None), "retract_decode"):
             self._served.knows_evictions = True
-            _wrap(module.ScheduleBatch, "retract_decode", self._around_retract)
+            wrap(module.ScheduleBatch, "retract_decode", self._around_retract)
         if hasattr(getattr(module, "PrefillAdder", None), "add_one_req"):
             self._knows_tokens = True
-            _wrap(module.PrefillAdder, "add_one_req", self._around_attempt)
+            wrap(module.PrefillAdder, "add_one_req", self._around_attempt)
 
     def _around_run(self, original: Any) -> Any:
         def run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,11 +182,6 @@ class SglangHooks:
                 self._without_token.pop(each.rid, None)
                 self._served.on_request_end(each.rid, end_ns, len(each.output_ids), outcome)
         self._served.on_iteration(done.start_ns, end_ns, done.batch)
-
-
-def _wrap(owner: Any, name: str, around: Any) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(around(original)))
 
 
 def install(recorder: Recorder) -> None:

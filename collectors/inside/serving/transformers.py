@@ -8,13 +8,13 @@ the KV cache, to the CPU or to be computed again, has not ended, though the sche
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from ..patching import wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -57,8 +57,7 @@ class TransformersHooks:
         if all(hasattr(owner, name) for owner, name, _ in wanted):
             self._set = True
             for owner, name, around in wanted:
-                original = getattr(owner, name)
-                setattr(owner, name, functools.wraps(original)(around(original)))
+                wrap(owner, name, around)
             self._look_at_cache(scheduler)
 
     def _look_at_cache(self, scheduler: Any) -> None:
@@ -71,11 +70,9 @@ class TransformersHooks:
         if all(hasattr(owner, name) for owner, name, _ in wanted):
             self._served.knows_evictions = True
             for owner, name, around in wanted:
-                original = getattr(owner, name)
-                setattr(owner, name, functools.wraps(original)(around(original)))
-            margin = getattr(scheduler, "_try_to_meet_safety_margin", None)
-            if margin is not None:
-                scheduler._try_to_meet_safety_margin = functools.wraps(margin)(self._around_margin(margin))
+                wrap(owner, name, around)
+            if hasattr(scheduler, "_try_to_meet_safety_margin"):
+                wrap(scheduler, "_try_to_meet_safety_margin", self._around_margin)
 
     def _around_margin(self, original: Any) -> Any:
         def try_to_meet_safety_margin(scheduler: Any, *args: Any, **kwargs: Any) -> Any:

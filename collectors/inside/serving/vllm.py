@@ -14,6 +14,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+from ..patching import wrap
 from ..recorder import Recorder
 from .imports import AwaitedModules
 from .served import Served, ServedBatch
@@ -63,21 +64,21 @@ class VllmHooks:
         if missing:
             raise LookupError(f"vLLM's scheduler has no {missing[0]}: its iterations are not recorded")
         for name, around in wanted:
-            _wrap(scheduler, name, around)
+            wrap(scheduler, name, around)
         if hasattr(scheduler, "_preempt_request"):
             self._served.knows_evictions = True
-            _wrap(scheduler, "_preempt_request", self._around_preempt)
+            wrap(scheduler, "_preempt_request", self._around_preempt)
         manager = getattr(module, "KVCacheManager", None)
         if hasattr(manager, "allocate_slots"):
             self._knows_blocks = True
-            _wrap(manager, "allocate_slots", self._around_allocate)
+            wrap(manager, "allocate_slots", self._around_allocate)
 
     def on_worker(self, module: Any) -> None:
         """Have each batch of a worker end a step, where its process has no scheduler."""
         worker = getattr(module, "Worker", None)
         if not hasattr(worker, "execute_model"):
             raise LookupError("vLLM's worker has no execute_model: its steps are those of model calls")
-        _wrap(worker, "execute_model", self._around_execute)
+        wrap(worker, "execute_model", self._around_execute)
 
     def _around_schedule(self, original: Any) -> Any:
         def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -215,11 +216,6 @@ def _prompt_tokens(output: Any) -> int:
         for name, made in zip(cached.req_ids, cached.num_output_tokens)
         if not made or lengths[name] > 1 + len(guessed.get(name, ()))
     )
-
-
-def _wrap(owner: Any, name: str, around: Any) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(around(original)))
 
 
 def install(recorder: Recorder) -> None:
