@@ -15,6 +15,7 @@ from dpro.ingest.shards import Shard, WaitingImport, stage_part
 from dpro.ingest.stored import import_to_store
 from dpro.opening import open_path
 from tests.integration.test_import_parallel import digests
+from tests.stores import empty_store
 from tests.traces import write_rank
 
 fsspec = pytest.importorskip("fsspec")
@@ -24,12 +25,7 @@ RANKS = 5
 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
-    """A store in memory, empty."""
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
-    memory = fsspec.filesystem("memory")
-    memory.store.clear()
-    memory.pseudo_dirs[:] = [""]
-    return memory
+    return empty_store(monkeypatch, tmp_path)
 
 
 @pytest.fixture

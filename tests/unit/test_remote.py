@@ -13,6 +13,7 @@ from dpro.errors import InputError, MissingExtra, UsageError
 from dpro.opening import open_path
 from dpro.remote import is_url, local_copy
 from tests.builders import cpu_job
+from tests.stores import empty_store
 from tests.traces import write_rank
 
 fsspec = pytest.importorskip("fsspec")
@@ -20,12 +21,7 @@ fsspec = pytest.importorskip("fsspec")
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A store in memory, empty."""
-    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
-    memory = fsspec.filesystem("memory")
-    memory.store.clear()
-    memory.pseudo_dirs[:] = [""]
-    return memory
+    return empty_store(monkeypatch, tmp_path)
 
 
 def _put(store, folder, place: str) -> None:

@@ -6,12 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.work.served import iterations, requests
-from dpro.collectors.inside import records
 from dpro.collectors.inside.serving.sglang import MAX_GONE, SglangHooks
-from dpro.schema import ITERATIONS, REQUESTS, conform
-from tests.unit.collectors.inside.serving.test_transformers import Recorder
+from tests.served import Recorder
 
 
 class Mode:
@@ -97,11 +93,7 @@ class Engine:
         self.scheduler.process_batch_result(made, self.scheduler.run_batch(made))
 
     def tables(self):
-        for action in self.recorder.ends:
-            action()
-        process = RecordedProcess(self.recorder.folder, {"rank": 0})
-        found = records.read_records(self.recorder.folder / "records.bin")
-        return conform(ITERATIONS, iterations(process, found)), conform(REQUESTS, requests(process))
+        return self.recorder.tables()
 
 
 @pytest.fixture

@@ -10,34 +10,11 @@ import pytest
 pytest.importorskip("torch")
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.work.served import iterations, requests
-from dpro.collectors.inside import records
+from dpro.collectors.convert.work.served import requests
 from dpro.collectors.inside.serving import served
 from dpro.collectors.inside.serving.transformers import PACKAGE, TransformersHooks
-from dpro.schema import ITERATIONS, REQUESTS, conform
-
-
-class Recorder:
-    """What hooks need of one: records, a folder, and calls that do not raise."""
-
-    def __init__(self, folder):
-        self.folder, self.steps, self.ends = folder, 0, []
-        self.records = records.RecordWriter(folder / "records.bin")
-
-    def listen(self, occasion, action):
-        if occasion == "end":
-            self.ends.append(action)
-
-    def call(self, action, *arguments):
-        action(*arguments)
-
-    guarded = call
-
-    def on_update(self, _signal):
-        self.steps += 1
-
-    def write_file(self, name, content):
-        (self.folder / name).write_bytes(content)
+from dpro.schema import REQUESTS, conform
+from tests.served import Recorder
 
 
 def state(name, prompt, made=0):
@@ -114,16 +91,9 @@ class Engine:
         self.hooks.look()
         self.hooks.look()
         self.make = lambda *batches: ContinuousBatchProcessor(Scheduler(), list(batches))
-        self.process = RecordedProcess(folder, {"rank": 0})
 
     def tables(self):
-        for action in self.recorder.ends:
-            action()
-        found = records.read_records(self.process.folder / "records.bin")
-        return (
-            conform(ITERATIONS, iterations(self.process, found)),
-            conform(REQUESTS, requests(self.process)),
-        )
+        return self.recorder.tables()
 
 
 @pytest.fixture
@@ -210,7 +180,7 @@ def test_a_line_that_was_cut_off_counts_nothing(engine, tmp_path):
     lines = [{"name": "a", "arrival_ns": 5, "prompt_tokens": 3}, {"name": "a", "arrival_ns": 5, "end_ns": 9}]
     text = "".join(json.dumps(each) + "\n" for each in lines) + '{"name": "b", "arr'
     (tmp_path / "requests.jsonl").write_text(text)
-    found = conform(REQUESTS, requests(engine.process))
+    found = conform(REQUESTS, requests(RecordedProcess(tmp_path, {"rank": 0})))
     assert found.select("name", "arrival_ns", "end_ns").rows() == [("a", 5, 9)]
 
 

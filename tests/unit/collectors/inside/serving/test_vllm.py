@@ -9,16 +9,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.work.served import iterations, requests, write_engines
-from dpro.collectors.inside import records
+from dpro.collectors.convert.work.served import write_engines
 from dpro.collectors.inside.serving import served
 from dpro.collectors.inside.serving.imports import AwaitedModules
 from dpro.collectors.inside.serving.vllm import VllmHooks
 from dpro.collectors.launch.recording import Launch
-from dpro.schema import ITERATIONS, REQUESTS, conform
+from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import Manifest, open_run, write_manifest
-from tests.unit.collectors.inside.serving.test_transformers import Recorder
+from tests.served import Recorder
 
 
 class Request:
@@ -115,11 +113,7 @@ class Engine:
         assert self.scheduler.update_from_output(output, result) is result
 
     def tables(self):
-        for action in self.recorder.ends:
-            action()
-        process = RecordedProcess(self.recorder.folder, {"rank": 0})
-        found = records.read_records(self.recorder.folder / "records.bin")
-        return conform(ITERATIONS, iterations(process, found)), conform(REQUESTS, requests(process))
+        return self.recorder.tables()
 
 
 @pytest.fixture
