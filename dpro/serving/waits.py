@@ -20,7 +20,6 @@ from dpro.serving.engine import WITH_PROMPTS, RecordedEngine
 from dpro.units import NS_PER_MS
 
 PARTS = ("place_ms", "kv_ms", "running_ms", "prompt_ms", "decode_ms", "stall_ms", "idle_ms")
-OF_DECODING = ("decode_ms", "stall_ms", "idle_ms")
 _MOMENTS = ("arrival_ns", "first_token_ns", "end_ns")
 
 

@@ -17,7 +17,7 @@ from dpro.documents import DocumentPart
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.evidence import StartEvidence, in_shares
-from dpro.replay.fidelity.facts import FitFacts, facts_of, share, unexplained_ns
+from dpro.replay.fidelity.facts import FitFacts, facts_of, share
 from dpro.replay.fidelity.fit import has_gpu_work, rank_errors, start_errors, step_errors
 from dpro.replay.fidelity.grade import Criterion, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
@@ -195,17 +195,11 @@ def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
     return (launches, *built.assumed)
 
 
-def unexplained_share(graph: Graph) -> float:
-    """Share of the ranks' window time in which work could have started, by all edges, but had not.
-
-    Where such time is a node of its own, what the steps would save without it: many wait for others
-    meanwhile.
-    """
-    late = (graph.nodes.kind == NodeKind.DELAY).any()
-    return _share_of_delays(graph) if late else share(unexplained_ns(graph))
-
-
 def _share_of_delays(graph: Graph) -> float:
+    """What the steps would save without what nothing explains, where that is nodes of its own.
+
+    Many wait for others meanwhile: their time is no measure of it.
+    """
     nodes = graph.nodes
     prompt = replay(graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration)))
     measured = float(measured_step_times(graph)["duration_ns"].sum())

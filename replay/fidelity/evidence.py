@@ -58,11 +58,6 @@ class StartCounts(NamedTuple):
     set_by: Ints
 
 
-def evidence_of(timeline: Timeline) -> StartEvidence:
-    """Count what the starts in a replay of the unchanged graph rest on."""
-    return in_shares(count_starts(timeline))
-
-
 def in_shares(counts: StartCounts) -> StartEvidence:
     """What the starts rest on, as shares of all."""
     recorded, inferred = counts.edges.T

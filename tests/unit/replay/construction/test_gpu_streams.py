@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.replay.fidelity.accuracy import unexplained_share
-from dpro.replay.fidelity.evidence import evidence_of
+from dpro.replay.fidelity.evidence import count_starts, in_shares
+from dpro.replay.fidelity.facts import share, unexplained_ns
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
     replay,
@@ -167,7 +167,7 @@ def test_what_is_recorded_and_what_inferred_is_decided_by_pair_of_streams(tmp_pa
     event = seen.graph.edges.kind == EdgeKind.EVENT
     assert seen.edges(EdgeKind.EVENT) == [("a", "b"), ("b", "ncclDevKernel")]
     assert seen.graph.edges.inferred[event].tolist() == [False, True]
-    evidence = evidence_of(replay(seen.graph))
+    evidence = in_shares(count_starts(replay(seen.graph)))
     assert (evidence.streams_recorded, evidence.streams_inferred) == (1, 1)
     assert seen.lasting("b", 100).start("ncclDevKernel") == seen.start("ncclDevKernel") + 100
 
@@ -211,7 +211,7 @@ def test_work_that_waits_for_room_starts_when_kernels_of_that_sort_leave_room_ho
     seen = Seen(built.graph)
     assert seen.edges(EdgeKind.CONTENTION) == [("two waves", "other")] * 3
     assert [seen.start("other", rank) for rank in range(3)] == [2006] * 3
-    evidence = evidence_of(seen.timeline)
+    evidence = in_shares(count_starts(seen.timeline))
     assert (evidence.inferred, evidence.fitted, evidence.anchored) == (0.5, 0, 0)
     assert seen.lasting("two waves", 500, rank=1).start("other", rank=1) == 2506
 
@@ -221,7 +221,7 @@ def test_work_that_waits_for_a_kernel_seen_too_seldom_is_fitted_and_said_to_be(t
     _crowded(run, 0, 0, 2600)
     seen = Seen(run.build(tmp_path / "r").graph)
     assert seen.start("other") == 2006
-    evidence = evidence_of(seen.timeline)
+    evidence = in_shares(count_starts(seen.timeline))
     assert (evidence.inferred, evidence.fitted) == (0, 0.5)
 
 
@@ -342,7 +342,7 @@ def test_a_gpu_whose_clock_is_read_wrongly_has_a_launch_latency_of_its_own(tmp_p
         run.op("last", 6000, 6100, rank)
     seen = replayed(run, tmp_path)
     assert seen.misses() == 0
-    assert unexplained_share(seen.graph) == 0
+    assert share(unexplained_ns(seen.graph)) == 0
     # It is still derived: a later launch is a later kernel.
     assert seen.lasting("cudaLaunchKernel", 300, rank=1).start("gemm", 1) - seen.start("gemm", 1) == 300
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.replay.fidelity.evidence import evidence_of
+from dpro.replay.fidelity.evidence import count_starts, in_shares
 from dpro.replay.fidelity.fit import (
     counted,
     counted_starts,
@@ -112,14 +112,14 @@ def test_starts_are_counted_by_what_set_them(tmp_path):
     run.call(10, 20, 2)
     run.kernel("k2", 101, 140, 2, stream=8)  # nothing else explains 101 than the end of k1
     run.kernel("k4", 5, 12, stream=9)
-    evidence = evidence_of(replay(run.build(tmp_path).graph))
+    evidence = in_shares(count_starts(replay(run.build(tmp_path).graph)))
     assert (evidence.derived, evidence.inferred, evidence.anchored) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
 @pytest.mark.parametrize("job", [cpu_job, gpu_job])
 def test_edges_are_counted_by_kind_and_evidence(job, tmp_path):
     graph = job().build(tmp_path).graph
-    edges = evidence_of(replay(graph)).edges
+    edges = in_shares(count_starts(replay(graph))).edges
     for row in edges.iter_rows(named=True):
         mine = graph.edges.kind == EdgeKind[row["kind"].upper()]
         assert row["inferred"] == graph.edges.inferred[mine].sum()
