@@ -28,7 +28,7 @@ from dpro.replay.graph import GraphError
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import predict
-from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.replay.whatif.registry import all_kinds, parse_edit
 
 DEFAULT = (
     "multirank/nanogpt_h100_8r_rs_ag",
@@ -47,8 +47,8 @@ BAR = 26
 
 def questions() -> Iterator[tuple[str, str]]:
     """Each edit, and each of its ways: what it is called, and an example of it."""
-    for name, edit in EDITS.items():
-        for example in WAYS.get(name, (edit.example,)):
+    for kind in all_kinds():
+        for example in WAYS.get(kind.name, (kind.example,)):
             yield way_of(parse_edit(example)), example
 
 

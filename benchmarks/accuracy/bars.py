@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import EDITS, kind_named
 from dpro.trial.changes import CHANGES
 
 CONTROLLED_MEDIAN_PCT, CONTROLLED_WORST_PCT, NOISY_MEDIAN_PCT = 2.0, 8.0, 6.0
@@ -110,7 +110,7 @@ def _families(judged: Sequence[Row]) -> Check:
     tryable = [name for name in CHANGES if name in EDITS]
     measured = {edit.partition(":")[0] for row in judged for edit in row["edits"]}
     without = [name for name in tryable if name not in measured]
-    overstated = [name for name in without if EDITS[name].proof]
+    overstated = [name for name in without if kind_named(name).proof]
     figures = {"without_pair": without, "proven_without_pair": overstated}
     return _check(len(tryable), figures, {"proven_without_pair": 0}, not overstated)
 

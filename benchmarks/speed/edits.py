@@ -20,7 +20,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.predict import baseline_steps, predict
-from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.replay.whatif.registry import all_kinds, parse_edit
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--edit", nargs="+", default=[edit.example for edit in EDITS.values()])
+    parser.add_argument("--edit", nargs="+", default=[edit.example for edit in all_kinds()])
     options = parser.parse_args()
     run = open_quietly(options.run)
     built = build_graph(run)

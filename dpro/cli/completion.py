@@ -39,13 +39,13 @@ def completion(shell: str) -> None:
 def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list[CompletionItem]:
     """What may follow in an edit: its name, then keys that are not yet given, then words that a key takes."""
     from dpro.replay.whatif.edit import keys_of
-    from dpro.replay.whatif.registry import EDITS
+    from dpro.replay.whatif.registry import EDITS, all_kinds, kind_named
 
     name, colon, given = typed.partition(":")
     if not colon:
-        named = [(f"{each}:" if keys_of(edit) else each, edit.summary) for each, edit in EDITS.items()]
+        named = [(f"{kind.name}:" if keys_of(kind) else kind.name, kind.summary) for kind in all_kinds()]
         return _that_begin(named, typed)
-    return _that_begin(_of_keys(EDITS[name], typed, given), typed) if name in EDITS else []
+    return _that_begin(_of_keys(kind_named(name), typed, given), typed) if name in EDITS else []
 
 
 def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:

@@ -6,13 +6,16 @@ In: predictions, refusals, interactions, curves and points. Out: the parts of do
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from dpro.documents import DocumentPart
-from dpro.replay.whatif.pareto import ParetoPoint
-from dpro.replay.whatif.predict import Prediction, Refusal
-from dpro.replay.whatif.search import Interaction, SmallGain
-from dpro.replay.whatif.sensitivity import Curve
 from dpro.units import ms
+
+if TYPE_CHECKING:  # a document of one says nothing of the others
+    from dpro.replay.whatif.pareto import ParetoPoint
+    from dpro.replay.whatif.predict import Prediction, Refusal
+    from dpro.replay.whatif.search import Interaction, SmallGain
+    from dpro.replay.whatif.sensitivity import Curve
 
 
 class PredictionDocument(DocumentPart, frozen=True):

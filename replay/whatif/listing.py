@@ -11,14 +11,14 @@ from pathlib import Path
 
 from dpro.replay.whatif.edit import EFFORTS, Edit, Key, keys_of, number
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
-from dpro.replay.whatif.registry import FAMILIES, parse_edit
+from dpro.replay.whatif.registry import FAMILIES, all_kinds, kind_named, parse_edit
 
 BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
 
 
 def help_rows() -> list[tuple[str, str]]:
     """(example, what it does, and whether it is unproven) of every edit, in the order of the families."""
-    return [(edit.example, _summary(edit)) for family in FAMILIES.values() for edit in family]
+    return [(edit.example, _summary(edit)) for edit in all_kinds()]
 
 
 def _summary(edit: type[Edit]) -> str:
@@ -28,9 +28,9 @@ def _summary(edit: type[Edit]) -> str:
 def list_text() -> str:
     """All edits with their keys, for a terminal."""
     lines = []
-    for family, edits in FAMILIES.items():
+    for family, names in FAMILIES.items():
         lines.append(family)
-        for edit in edits:
+        for edit in map(kind_named, names):
             lines += [f"  {edit.name}: {_summary(edit)}", f"      --edit '{edit.example}'"]
             lines += [f"      {key.name}={_default(key)}  {key.help}" for key in own_keys(edit)]
             lines += ["      and a selection"] if _selects(edit) else []
@@ -43,9 +43,9 @@ def list_text() -> str:
 def markdown() -> str:
     """All edits, for the page about them."""
     lines = []
-    for family, edits in FAMILIES.items():
+    for family, names in FAMILIES.items():
         lines += [f"### {family}", ""]
-        for edit in edits:
+        for edit in map(kind_named, names):
             lines += [f"#### `{edit.name}`: {edit.summary}", "", f"`--edit '{edit.example}'`", ""]
             lines += [f"- `{key.name}={_default(key)}`: {_help(key)}" for key in own_keys(edit)]
             lines += ["- the keys of a selection, as below"] if _selects(edit) else []

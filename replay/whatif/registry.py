@@ -3,74 +3,103 @@
 In: what the user typed. Out: an edit, or one line that names the nearest thing that exists.
 
 Each edit declares its keys, help and documentation itself. A new edit is a class in the file of its family
-and its name in the list here: the parser, the command's help and `docs/whatif.md` follow.
+and its name in the list here: the parser, the command's help and `docs/whatif.md` follow. The list names
+modules and classes as text, and an edit is imported when it is asked for: importing all of them takes as long
+as to predict one.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit, keys_of, make
-from dpro.replay.whatif.edits.communication import Algorithm, Delay, Network, NoCommunication
-from dpro.replay.whatif.edits.fabric.neighbours import OtherJobs, PlacedRanks
-from dpro.replay.whatif.edits.fabric.paths import (
-    FailedCable,
-    HashedPaths,
-    Oversubscription,
-    PlannedPaths,
-    SprayedPaths,
-)
-from dpro.replay.whatif.edits.gpu.cuda_graph import CudaGraph
-from dpro.replay.whatif.edits.gpu.device import Device
-from dpro.replay.whatif.edits.gpu.kernels import Compile, Optimizer, Precision
-from dpro.replay.whatif.edits.gradients import Bucket, Compress, Priority
-from dpro.replay.whatif.edits.heal import Heal
-from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
-from dpro.replay.whatif.edits.parallelism.chunked.moe_pipeline import MoePipeline
-from dpro.replay.whatif.edits.parallelism.chunked.split import Split
-from dpro.replay.whatif.edits.parallelism.fill import Fill
-from dpro.replay.whatif.edits.parallelism.layout import ParallelLayout
-from dpro.replay.whatif.edits.parallelism.pipeline import Balance, Pipeline
-from dpro.replay.whatif.edits.parallelism.skip import Skip
-from dpro.replay.whatif.edits.parallelism.stages import StageLayers
-from dpro.replay.whatif.edits.replicas import DataParallelSize
-from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute
-from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
-from dpro.replay.whatif.edits.synchronisation import LocalUpdates, Overlap, Prefetch
-from dpro.replay.whatif.edits.training_loop import Garbage, HideInput, Workers
 from dpro.replay.whatif.grammar import nearest, split_edit, values_of
 
-FAMILIES: dict[str, tuple[type[Edit], ...]] = {
-    "Selected work": (Scale, Remove, Replace),
-    "Ranks": (Heal, Slow, Drop),
-    "Host": (NoLaunch, FreeHost, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
-    "Fusion": (Optimizer, Compile),
-    "Precision": (Precision,),
-    "Devices": (Device,),
-    "Memory for time": (Accumulate, Recompute, Batch),
-    "Parallelism": (
-        DataParallelSize,
-        ParallelLayout,
-        Balance,
-        StageLayers,
-        Pipeline,
-        Skip,
-        Fill,
-        Split,
-        MoePipeline,
-    ),
-    "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
-    "Fabric": (
-        PlannedPaths,
-        SprayedPaths,
-        PlacedRanks,
-        HashedPaths,
-        FailedCable,
-        Oversubscription,
-        OtherJobs,
-    ),
-    "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
+FAMILIES: dict[str, dict[str, str]] = {
+    "Selected work": {
+        "scale": "selected_work:Scale",
+        "remove": "selected_work:Remove",
+        "replace": "selected_work:Replace",
+    },
+    "Ranks": {
+        "heal": "heal:Heal",
+        "slow": "selected_work:Slow",
+        "drop": "selected_work:Drop",
+    },
+    "Host": {
+        "no-launch": "host:NoLaunch",
+        "free-host": "host:FreeHost",
+        "cuda-graph": "gpu.cuda_graph:CudaGraph",
+        "cpu": "host:Cpu",
+        "no-sync": "host:NoSync",
+        "hide-input": "training_loop:HideInput",
+        "workers": "training_loop:Workers",
+        "gc": "training_loop:Garbage",
+    },
+    "Fusion": {
+        "optimizer": "gpu.kernels:Optimizer",
+        "compile": "gpu.kernels:Compile",
+    },
+    "Precision": {"precision": "gpu.kernels:Precision"},
+    "Devices": {"device": "gpu.device:Device"},
+    "Memory for time": {
+        "accumulate": "scaling:Accumulate",
+        "recompute": "scaling:Recompute",
+        "batch": "scaling:Batch",
+    },
+    "Parallelism": {
+        "data-parallel": "replicas:DataParallelSize",
+        "layout": "parallelism.layout:ParallelLayout",
+        "balance": "parallelism.pipeline:Balance",
+        "stages": "parallelism.stages:StageLayers",
+        "pipeline": "parallelism.pipeline:Pipeline",
+        "skip": "parallelism.skip:Skip",
+        "fill": "parallelism.fill:Fill",
+        "split": "parallelism.chunked.split:Split",
+        "moe-pipeline": "parallelism.chunked.moe_pipeline:MoePipeline",
+    },
+    "Communication": {
+        "network": "communication:Network",
+        "delay": "communication:Delay",
+        "no-comm": "communication:NoCommunication",
+        "algorithm": "communication:Algorithm",
+        "prefetch": "synchronisation:Prefetch",
+    },
+    "Fabric": {
+        "paths": "fabric.paths:PlannedPaths",
+        "spray": "fabric.paths:SprayedPaths",
+        "place": "fabric.neighbours:PlacedRanks",
+        "ecmp": "fabric.paths:HashedPaths",
+        "fail": "fabric.paths:FailedCable",
+        "oversubscription": "fabric.paths:Oversubscription",
+        "beside": "fabric.neighbours:OtherJobs",
+    },
+    "Gradients": {
+        "bucket": "gradients:Bucket",
+        "priority": "gradients:Priority",
+        "compress": "gradients:Compress",
+        "local-updates": "synchronisation:LocalUpdates",
+        "overlap": "synchronisation:Overlap",
+    },
 }
-EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}
+EDITS = {name: place for family in FAMILIES.values() for name, place in family.items()}
+
+
+def kind_named(name: str) -> type[Edit]:
+    """The class of an edit, imported when it is first asked for.
+
+    Raises:
+        KeyError: there is no edit of that name.
+    """
+    module, _, attribute = EDITS[name].partition(":")
+    kind: type[Edit] = getattr(import_module(f"dpro.replay.whatif.edits.{module}"), attribute)
+    return kind
+
+
+def all_kinds() -> list[type[Edit]]:
+    """The classes of all edits, in the order of the families."""
+    return list(map(kind_named, EDITS))
 
 
 def parse_edit(text: str) -> Edit:
@@ -82,7 +111,7 @@ def parse_edit(text: str) -> Edit:
     name, rest = split_edit(text)
     if name not in EDITS:
         raise UsageError(f"no edit {name!r}{nearest(name, EDITS)}; there are {', '.join(EDITS)}")
-    cls = EDITS[name]
-    edit = make(cls, values_of(name, rest, keys_of(cls), cls.example), name)
+    kind = kind_named(name)
+    edit = make(kind, values_of(name, rest, keys_of(kind), kind.example), name)
     assert isinstance(edit, Edit)
     return edit

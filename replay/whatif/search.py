@@ -28,7 +28,7 @@ from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import all_kinds
 from dpro.replay.whatif.together import Tries, best_pair, gain_of, goes_with, in_order, is_slim
 from dpro.units import format_duration
 
@@ -107,7 +107,7 @@ def explore(
     report: Callable[[int, int], None] = lambda *_: None,
     suspects: Collection[int] = (),
     baseline: pl.DataFrame | None = None,
-    kinds: Collection[type[Edit]] = tuple(EDITS.values()),
+    kinds: Collection[type[Edit]] | None = None,
 ) -> SearchResult:
     """Predict every candidate that may gain, and the best of them together.
 
@@ -118,7 +118,7 @@ def explore(
         report: is called with how many were made, and how many there will be at most.
         suspects: ranks that findings name.
         baseline: `baseline_steps` of the graph, if it is at hand or not of all steps.
-        kinds: the edits to consider.
+        kinds: the edits to consider; None for all.
 
     Raises:
         Unanswerable: there is no whole step.
@@ -150,17 +150,17 @@ def explore(
 
 
 def candidates(
-    facts: RunFacts, kinds: Collection[type[Edit]] = tuple(EDITS.values())
+    facts: RunFacts, kinds: Collection[type[Edit]] | None = None
 ) -> tuple[list[Edit], list[Refusal]]:
     """What each edit there is proposes for a run, in the order of the registry, and what has nothing to.
 
     Args:
         facts: what the run shows.
-        kinds: the edits to consider.
+        kinds: the edits to consider; None for all.
     """
     found: list[Edit] = []
     refused = []
-    for kind in kinds:
+    for kind in all_kinds() if kinds is None else kinds:
         try:
             found += kind.candidates(facts)
         except (Unanswerable, GraphError) as error:

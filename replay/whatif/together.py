@@ -166,8 +166,8 @@ def goes_with(facts: RunFacts, edit: Edit, taken: Iterable[Edit]) -> bool:
 
 def in_order(edits: Iterable[Edit]) -> list[Edit]:
     """In the order of the registry, so that a set of edits has one text."""
-    order = {kind: number for number, kind in enumerate(EDITS.values())}
-    return sorted(edits, key=lambda edit: (order[type(edit)], str(edit)))
+    order = {name: number for number, name in enumerate(EDITS)}
+    return sorted(edits, key=lambda edit: (order[edit.name], str(edit)))
 
 
 def best_pair(tries: Tries, edits: Collection[Edit]) -> frozenset[Edit]:

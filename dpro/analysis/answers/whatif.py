@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 from msgspec import UNSET, UnsetType
@@ -40,16 +40,17 @@ from dpro.replay.whatif.documents import (
     refusal_document,
 )
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
-from dpro.replay.whatif.pareto import ParetoPoint, pareto
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked, undominated
 from dpro.replay.whatif.ranks.predict import predict_by_rank
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import all_kinds
 from dpro.replay.whatif.search import BUDGET, SearchResult, explore
-from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import SPANS
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import format_duration, ms
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.pareto import ParetoPoint
+    from dpro.replay.whatif.sensitivity import Curve
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
@@ -274,6 +275,10 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
         refused: all.
         analysis: of the run.
     """
+    if not refused:
+        return []
+    from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
+
     wanting = [each.reason == NOT_OPERATIONS for each in refused]
     why = analysis.why_no_operations if any(wanting) else ""
     if not why:
@@ -301,8 +306,8 @@ def explored(
     graph, suspects, view = analysis.built.predictive, analysis.suspects, analysis.operations
     if view is None or view is analysis:
         return explore(graph, trust, budget, progress, suspects, baseline)
-    apart = [kind for kind in EDITS.values() if kind.of_operations]
-    others = [kind for kind in EDITS.values() if not kind.of_operations]
+    apart = [kind for kind in all_kinds() if kind.of_operations]
+    others = [kind for kind in all_kinds() if not kind.of_operations]
     found = explore(graph, trust, budget, progress, suspects, baseline, others)
     beside = explore(
         view.built.predictive, view.trust, budget, suspects=suspects, baseline=view.baseline, kinds=apart
@@ -354,6 +359,8 @@ def sensitivity_of(analysis: Analysis) -> tuple[SensitivityDocument, list[Curve]
     Raises:
         Unanswerable: the run holds no whole step.
     """
+    from dpro.replay.whatif.sensitivity import sensitivity
+
     curves, trust = sensitivity(analysis.built.predictive), analysis.trust
     document = SensitivityDocument(
         run=analysis.run.label,
@@ -372,6 +379,8 @@ def pareto_of(analysis: Analysis) -> tuple[ParetoDocument, list[ParetoPoint]]:
     Raises:
         Unanswerable: the run holds no allocations, or no whole step.
     """
+    from dpro.replay.whatif.pareto import pareto
+
     trust = analysis.trust
     points = pareto(analysis.built.predictive, trust)
     document = ParetoDocument(

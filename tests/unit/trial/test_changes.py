@@ -6,7 +6,7 @@ import pytest
 
 from dpro.collectors.inside.apply import report
 from dpro.errors import UsageError
-from dpro.replay.whatif.registry import EDITS, FAMILIES, parse_edit
+from dpro.replay.whatif.registry import EDITS, FAMILIES, all_kinds, parse_edit
 from dpro.trial.changes import (
     CHANGES,
     VARIABLE_EXAMPLE,
@@ -120,13 +120,13 @@ def test_no_collection_at_all_may_be_asked_for_without_a_number():
 
 def test_half_of_all_edits_that_settings_or_code_make_can_be_tried():
     """Others are about other hardware or the fabric, or cannot be done at all: no job could try them."""
-    outside = {edit.name for edit in FAMILIES["Fabric"]}
-    possible = {name for name, edit in EDITS.items() if edit.effort not in ("money", "none")} - outside
+    outside = set(FAMILIES["Fabric"])
+    possible = {kind.name for kind in all_kinds() if kind.effort not in ("money", "none")} - outside
     assert 2 * len(CHANGES.keys() & possible) >= len(possible)
 
 
 def test_what_a_setting_or_a_line_changes_can_be_tried_but_for_what_needs_another_job():
-    easy = {name for name, edit in EDITS.items() if edit.effort in ("flag", "line")}
+    easy = {kind.name for kind in all_kinds() if kind.effort in ("flag", "line")}
     assert easy - CHANGES.keys() <= {"drop", "layout", "pipeline", "place"}
 
 

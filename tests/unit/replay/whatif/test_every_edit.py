@@ -21,7 +21,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.replay.whatif.registry import EDITS, all_kinds, kind_named, parse_edit
 from dpro.replay.whatif.search import bounds_of, candidates, replayed_gains
 from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
@@ -236,7 +236,7 @@ def test_an_edit_is_refused_in_one_line_or_makes_a_graph_that_replays_and_leaves
 ):
     graph = job(name)
     before = replay(graph).end
-    changed = _applied(graph, EDITS[edit].example)
+    changed = _applied(graph, kind_named(edit).example)
     assert (replay(graph).end == before).all()
     if changed is not None:
         assert changed.nodes.duration.min() >= 0
@@ -352,9 +352,9 @@ def test_what_is_kept_of_a_graph_changes_no_edit_of_it_and_of_what_edits_made_of
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_every_edit_declares_candidates_a_bound_and_its_effort(edit):
-    assert EDITS[edit].effort in EFFORTS
-    assert not getattr(EDITS[edit].bound, "__isabstractmethod__", False)
-    assert {"candidates", "effort"} <= vars(EDITS[edit]).keys()
+    assert kind_named(edit).effort in EFFORTS
+    assert not getattr(kind_named(edit).bound, "__isabstractmethod__", False)
+    assert {"candidates", "effort"} <= vars(kind_named(edit)).keys()
 
 
 def test_every_edit_has_a_candidate_on_some_job(job):
@@ -394,6 +394,6 @@ def test_an_edit_says_how_many_times_the_samples_of_a_step_are(job, name, text, 
 
 
 def test_on_a_real_trace_every_edit_is_answered_or_refused(real):
-    answered = {edit for edit, cls in EDITS.items() if _applied(real, cls.example) is not None}
+    answered = {kind.name for kind in all_kinds() if _applied(real, kind.example) is not None}
     assert answered >= {"heal", "no-launch", "cuda-graph", "cpu", "network", "no-comm"}
     assert not answered & {"pipeline", "balance", "recompute", "gc", "workers"}

@@ -14,7 +14,7 @@ from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.graph_ops.selected import KINDS, NodeSelection
-from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.replay.whatif.registry import EDITS, kind_named, parse_edit
 
 patterns = st.text("abcz:*_#() ", max_size=12).map(str.strip)
 numbers = st.none() | st.integers(0, 5000)
@@ -81,7 +81,7 @@ def test_what_the_help_text_shows_can_be_typed(text, edit):
 
 @pytest.mark.parametrize("name", EDITS)
 def test_the_example_of_every_edit_is_one(name):
-    example = EDITS[name].example
+    example = kind_named(name).example
     assert str(parse_edit(example)) == example
 
 

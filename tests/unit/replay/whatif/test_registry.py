@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -10,14 +12,28 @@ import pytest
 from dpro.cli.run.whatif import whatif
 from dpro.replay.whatif.edit import Edit, keys_of
 from dpro.replay.whatif.listing import generate, help_rows, list_text
-from dpro.replay.whatif.registry import EDITS, FAMILIES, parse_edit
+from dpro.replay.whatif.registry import EDITS, FAMILIES, all_kinds, kind_named, parse_edit
 
 PAGE = Path(__file__).parents[4] / "docs" / "whatif.md"
-edits = pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+edits = pytest.mark.parametrize("edit", all_kinds(), ids=EDITS)
 
 
 def test_no_two_edits_share_a_name():
     assert len(EDITS) == sum(len(family) for family in FAMILIES.values())
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_each_name_leads_to_the_edit_that_is_called_so(name):
+    assert kind_named(name).name == name
+
+
+def test_an_edit_is_imported_when_it_is_asked_for():
+    code = "import sys; from dpro.replay.whatif.registry import parse_edit; parse_edit('network:bandwidth=2')"
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*sys.modules)"], capture_output=True, text=True
+    )
+    edits = {name for name in loaded.stdout.split() if name.startswith("dpro.replay.whatif.edits.")}
+    assert edits == {"dpro.replay.whatif.edits.communication"}
 
 
 @edits
@@ -53,7 +69,7 @@ def test_help_and_list_name_every_edit(edit):
 
 def test_the_commands_help_shows_the_example_of_every_edit():
     shown = whatif.get_help(click.Context(whatif, info_name="whatif", terminal_width=110))
-    for edit in EDITS.values():
+    for edit in all_kinds():
         assert edit.example in shown
 
 

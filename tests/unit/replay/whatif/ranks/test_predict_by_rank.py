@@ -17,7 +17,7 @@ from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.replay.whatif.ranks.predict import predict_by_rank
-from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.store import Run
 from tests.builders import TinyRun, cpu_job, gpu_job
 from tests.jobs import ROOT
@@ -116,8 +116,8 @@ def test_kernels_that_communication_slows_down_are_slowed_down_rank_by_rank(tmp_
 def test_edits_that_look_at_all_ranks_at_once_are_refused(tmp_path):
     both = Both(gpu_job().write(tmp_path / "run"), tmp_path / "shares")
     assert "needs the graph of all ranks at once" in str(both.by_rank(["heal:rank=1"]))
-    assert {kind.name for kind in EDITS.values() if kind.of_operations}  # and so are those of operations
-    assert all(parse_edit(kind.example).scope() == "job" for kind in EDITS.values() if kind.of_operations)
+    assert {kind.name for kind in all_kinds() if kind.of_operations}  # and so are those of operations
+    assert all(parse_edit(kind.example).scope() == "job" for kind in all_kinds() if kind.of_operations)
 
 
 @pytest.mark.slow
