@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from itertools import chain
 from typing import Any
 
@@ -51,9 +52,10 @@ def _work_keys(graph: Graph) -> pl.DataFrame:
 
 
 def _name_codes(graph: Graph) -> Ints:
-    """[len(names)] a code per name; names that differ in numbers only (`ProfilerStep#3`) share one."""
-    plain = [re.sub(r"\d+", "0", name) for name in graph.names]
-    return np.unique(np.array(plain), return_inverse=True)[1].astype(np.int64)
+    """[len(names)] a code per name, the same in all graphs; names that differ in numbers only share one."""
+    plain = (re.sub(r"\d+", "0", name).encode(errors="surrogatepass") for name in graph.names)
+    digests = b"".join(blake2b(name, digest_size=8).digest() for name in plain)
+    return np.frombuffer(digests, np.int64)
 
 
 def phase_work(graph: Graph) -> pl.DataFrame:
@@ -65,16 +67,28 @@ def phase_work(graph: Graph) -> pl.DataFrame:
     """
     nodes = graph.nodes
     columns = (nodes.duration, nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around)
-    return once(graph, "phase work", columns, lambda: _phase_work(graph))
+    return once(graph, "phase work", columns, lambda: with_calls(work_without_calls(graph), graph))
 
 
-def _phase_work(graph: Graph) -> pl.DataFrame:
+def work_without_calls(graph: Graph) -> pl.DataFrame:
+    """`phase_work` without `calls`: of a part of a graph with some ranks, it is their part."""
     keys = work_keys(graph)
     return (
         keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))
         .group_by("rank", "step", *LABEL)
         .agg(pl.col("work_ns").sum())
-        .join(_calls(graph), on="rank", how="left")
+    )
+
+
+def with_calls(work: pl.DataFrame, graph: Graph) -> pl.DataFrame:
+    """`phase_work` of all ranks.
+
+    Args:
+        work: as from `work_without_calls`, of all ranks.
+        graph: with the transfers of all ranks.
+    """
+    return (
+        work.join(_calls(graph), on="rank", how="left")
         .with_columns(pl.col("calls").fill_null(0))
         .sort("rank", "step", *LABEL)
     )

@@ -20,7 +20,7 @@ from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import peers_of
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.heal import healed_in_each_step
+from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
 from dpro.units import format_duration
 
 MIN_WAITING = 0.1  # of the step, mean over ranks
@@ -70,7 +70,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     graph, work = baseline.graph, baseline.work
     if not peers_of(baseline.teams, rank):
         return "no other rank makes the same calls, which would show what that costs"
-    healed = healed_in_each_step(graph, rank, work)
+    healed = Shortened(healing_in_each_step(rank, work)).durations(graph)
     gains = gains_of(baseline, work, [[rank]], healed)
     step, saved = float(gains.base.mean()), float(gains.saved.mean())
     said = (

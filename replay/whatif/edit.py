@@ -18,9 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import polars as pl
 
 from dpro.errors import UsageError
 from dpro.replay.graph import Graph
@@ -36,6 +37,13 @@ EFFORTS = {
     "none": "cannot be done",
 }
 MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
+
+
+class RankChange(Protocol):
+    """What changes a graph, of all ranks or of one."""
+
+    def apply(self, graph: Graph, /) -> Graph:
+        """The changed graph."""
 
 
 class Edit(ABC):
@@ -60,8 +68,8 @@ class Edit(ABC):
             not predicted. Empty where nothing changes.
         memory: whether it takes or frees memory of a step, so that one is tried with the other.
         of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
-        acts_on: what it looks at and changes: only transfers, each rank by itself, or the whole job; the
-            first two can be had of condensed ranks.
+        acts_on: what it looks at and changes: only transfers, each rank by itself, some ranks beside their
+            peers, or the whole job; all but the last can be had of condensed ranks.
     """
 
     name: ClassVar[str]
@@ -77,7 +85,7 @@ class Edit(ABC):
     training: ClassVar[str] = ""
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
     of_operations: ClassVar[bool] = False
-    acts_on: ClassVar[Literal["transfers", "ranks", "job"]] = "job"
+    acts_on: ClassVar[Literal["transfers", "ranks", "peers", "job"]] = "job"
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -134,6 +142,15 @@ class Edit(ABC):
     def scope(self) -> str:
         """What it looks at and changes, as `acts_on`."""
         return self.acts_on
+
+    def beside_peers(self, graph: Graph, work: pl.DataFrame) -> RankChange:
+        """What it changes, once it is known how long all ranks work; of edits that compare ranks.
+
+        Args:
+            graph: with all ranks; that of condensed ranks is enough.
+            work: as `dpro.replay.peers.phase_work` returns it.
+        """
+        return self
 
     def ranks_changed(self, graph: Graph) -> list[int]:
         """The ranks in which it may change something, where it changes each by itself."""

@@ -31,7 +31,7 @@ from dpro.detect.stragglers.excess import (
 )
 from dpro.detect.stragglers.replayed import HealingGains, describe, gains_of, healing_gains
 from dpro.replay.peers import ON_CPU, ON_GPU, teams
-from dpro.replay.whatif.edits.heal import healed_in_each_step
+from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
 
 MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and little shows what is usual
 MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not show the noise
@@ -115,7 +115,7 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
     if gains is None:
         return None
     if not _costs(gains):
-        healed = healed_in_each_step(baseline.graph, rank, work)
+        healed = Shortened(healing_in_each_step(rank, work)).durations(baseline.graph)
         gains = gains_of(baseline, work, [[rank]], healed)
     if not _costs(gains):
         return None

@@ -31,7 +31,7 @@ from dpro.detect.stragglers.causes import (
 from dpro.replay.condense.alternatives import condense_both, with_ranks_of
 from dpro.replay.graph import Graph
 from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams
-from dpro.replay.whatif.edits.heal import healed_at_once
+from dpro.replay.whatif.edits.heal import Shortened, healing
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
@@ -148,7 +148,8 @@ def _healed(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> tu
     """The sets without ranks that have no peer, and [N] ns, how long nodes last whose rank is healed."""
     with_peers = {rank for team in teams(work) if len(team) > 1 for rank in team}
     sets = [kept for ranks in sets if (kept := [rank for rank in ranks if rank in with_peers])]
-    return sets, healed_at_once(baseline.graph, sorted(set(chain(*sets))), work)
+    healed = Shortened(healing(baseline.graph, sorted(set(chain(*sets))), work))
+    return sets, healed.durations(baseline.graph)
 
 
 def _that_count(baseline: Baseline, work: pl.DataFrame) -> Bools:

@@ -78,6 +78,7 @@ class Heal(Edit):
     assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
     source = "ours: per phase between collectives the median over steps, against the median of the peers'"
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, 2 and 4 on gloo; a sleep, 4 V100"
+    acts_on = "peers"
     effort = "code"
     at: RanksAt
     doubt: float = 0.1
@@ -99,9 +100,21 @@ class Heal(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, phase by phase, down to the peers' median; never up."""
+        return self.beside_peers(graph, phase_work(graph)).apply(graph)
+
+    def beside_peers(self, graph: Graph, work: pl.DataFrame) -> Shortened:
+        """Shorten the work of the ranks to what it takes their peers.
+
+        Args:
+            graph: with all ranks.
+            work: as `phase_work` returns it.
+        """
         ranks = self.at.ranks(graph)
-        healed = healed_against_stages if self.at.stage is not None else healed_durations
-        return graph.with_durations(healed(graph, ranks, apart=ranks).min(axis=1))
+        compared = healing_of_stages if self.at.stage is not None else healing
+        return Shortened(compared(graph, ranks, work, apart=ranks))
+
+    def ranks_changed(self, graph: Graph) -> list[int]:
+        return self.at.ranks(graph)
 
     def on_operations(self) -> bool:
         """Stages are compared by the work of their micro-batches."""
@@ -120,10 +133,50 @@ class Heal(Edit):
         return f"`dpro diagnose` says what holds {self.at.describe()} up"
 
 
-def healed_durations(
-    graph: Graph, ranks: Sequence[int], apart: Collection[int] = (), work: pl.DataFrame | None = None
-) -> Ints:
-    """Durations with one rank healed at a time.
+@dataclass(frozen=True)
+class Shortened:
+    """Work that takes a share of its time.
+
+    Attributes:
+        ratios: `ratio`, and columns of `work_keys` that say of which work.
+    """
+
+    ratios: pl.DataFrame
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with these durations, rounded to whole nanoseconds.
+
+        Args:
+            graph: of all ranks, or of some.
+        """
+        return graph.with_durations(self.durations(graph))
+
+    def durations(self, graph: Graph) -> Ints:
+        """[N] ns, how long the nodes of a graph last then.
+
+        Args:
+            graph: of all ranks, or of some.
+        """
+        by = [name for name in self.ratios.columns if name != "ratio"]
+        mine = work_keys(graph).filter(pl.col("rank").is_in(self.ratios["rank"].unique().implode()))
+        joined = mine.join(self.ratios, on=by, maintain_order="left")
+        durations, at = graph.nodes.duration.copy(), joined["node"].to_numpy()
+        durations[at] = np.rint(durations[at] * joined["ratio"].to_numpy()).astype(np.int64)
+        return durations
+
+    def of(self, rank: int) -> Shortened:
+        """The same of one rank alone.
+
+        Args:
+            rank: which.
+        """
+        return Shortened(self.ratios.filter(pl.col("rank") == rank))
+
+
+def healing(
+    graph: Graph, ranks: Sequence[int], work: pl.DataFrame, apart: Collection[int] = ()
+) -> pl.DataFrame:
+    """What share of their time ranks take for their work once they are healed, as of `Shortened`.
 
     For each phase of a step, and for CPU and GPU work apart, the rank's typical time (median over steps) is
     compared with its peers' (median over peers of their medians). What it needs more is taken away from the
@@ -131,55 +184,46 @@ def healed_durations(
     the same ratios in every step: noise of single steps is left alone.
 
     Args:
-        graph: the graph.
-        ranks: which ranks, one scenario each.
+        graph: with all ranks; that of condensed ranks is enough.
+        ranks: which to heal, each by itself: healing a rank changes no node of another.
+        work: as `phase_work` gives it, of the steps that show what is typical.
         apart: ranks that do not count as peers.
-        work: as `phase_work` gives it, of the steps that show what is typical; of all where None.
 
     Returns:
-        [N, len(ranks)] ns, nowhere longer than in the graph.
+        `rank`, the columns of `LABEL`, and `ratio`, below 1.
 
     Raises:
         Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
     """
-    known = phase_work(graph) if work is None else work
-    return _healed(graph, work_keys(graph), known, ranks, ranks_of_teams(teams(known), apart))
+    return _healing(graph, ranks, work, ranks_of_teams(teams(work), apart))
 
 
-def healed_at_once(graph: Graph, ranks: Sequence[int], work: pl.DataFrame) -> Ints:
-    """`healed_durations` of each rank in one column: healing a rank changes no node of another.
+def healing_of_stages(
+    graph: Graph, ranks: Sequence[int], work: pl.DataFrame, apart: Collection[int]
+) -> pl.DataFrame:
+    """As `healing`, against all ranks of other stages, by kinds of work in the step as a whole.
 
     Args:
-        graph: the graph.
-        ranks: which ranks; each is healed against all of its peers as they are.
-        work: as `phase_work` gives it, of the steps that show what is typical.
-
-    Returns:
-        [N] ns, nowhere longer than in the graph.
-
-    Raises:
-        Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
+        graph: with all ranks; that of condensed ranks is enough.
+        ranks: which to heal.
+        work: as `phase_work` gives it.
+        apart: ranks that do not count as peers.
     """
-    durations = graph.nodes.duration.copy()
-    healed = _healed_work(graph, work_keys(graph), work, ranks, ranks_of_teams(teams(work)))
-    durations[healed["node"].to_numpy()] = healed["lasts"].to_numpy()
-    return durations
+    whole = work.with_columns(position=pl.lit(0, pl.Int64)).group_by("rank", "step", *LABEL)
+    everyone = ranks_of_teams([work["rank"].unique().to_list()], apart)
+    return _healing(graph, ranks, whole.agg(pl.col("work_ns").sum()), everyone).drop("position")
 
 
-def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
-    """Durations with one rank healed in each step for itself: for work that is longer now here and now there.
+def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
+    """As `healing`, in each step for itself: for work that is longer now here and now there.
 
     What a rank works longer in a step than its peers do in that step, in sum, is taken away from the phases
     that are longer, in proportion; CPU and GPU work apart. Phases that are shorter count against it: noise
     is no gain.
 
     Args:
-        graph: the graph.
         rank: which rank.
         work: as `phase_work` gives it, of the steps that count.
-
-    Returns:
-        [N] ns, nowhere longer than in the graph.
 
     Raises:
         Unanswerable: the rank has no peer that went through the same phases.
@@ -188,56 +232,22 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
     if not peers:
         raise Unanswerable(_NO_PEER.format(rank))
     sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
-    own = sums.filter(pl.col("rank") == rank).select(*place, own="work_ns")
+    own = sums.filter(pl.col("rank") == rank).select("rank", *place, own="work_ns")
     theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
     excess = pl.col("own") - pl.col("work_ns").fill_null(0)
     longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
     taken = longer * (whole / longer.sum().over("step", "resource")).clip(0.0, 1.0).fill_nan(0.0)
     ratios = own.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
-    mine = work_keys(graph).filter(pl.col("rank") == rank)
-    joined = mine.join(ratios, on=place, how="left", maintain_order="left")
-    factor = joined["ratio"].fill_nan(1.0).fill_null(1.0).to_numpy()
-    durations, at = graph.nodes.duration.copy(), mine["node"].to_numpy()
-    durations[at] = np.rint(durations[at] * factor).astype(np.int64)
-    return durations
+    return ratios.select("rank", *place, pl.col("ratio").fill_nan(1.0))
 
 
-def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[int]) -> Ints:
-    """As `healed_durations`, against all ranks of other stages, by kinds of work in the step as a whole.
+def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
+    """As `healing`.
 
     Args:
-        graph: the graph.
-        ranks: which ranks, one scenario each.
-        apart: ranks that do not count as peers.
-    """
-    whole = {"position": pl.lit(0, pl.Int64)}
-    work = phase_work(graph).with_columns(**whole)
-    work = work.group_by("rank", "step", *LABEL).agg(pl.col("work_ns").sum()).sort("rank", "step", *LABEL)
-    everyone = ranks_of_teams([work["rank"].unique().to_list()], apart)
-    return _healed(graph, work_keys(graph).with_columns(**whole), work, ranks, everyone)
-
-
-def _healed(
-    graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, ranks: Sequence[int], known: pl.DataFrame
-) -> Ints:
-    """[N, len(ranks)] ns, durations with one rank healed at a time; arguments as of `_healed_work`."""
-    durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
-    healed = _healed_work(graph, keys, work, ranks, known)
-    column = healed["rank"].replace_strict(list(ranks), range(len(ranks)), return_dtype=pl.Int64)
-    durations[healed["node"].to_numpy(), column.to_numpy()] = healed["lasts"].to_numpy()
-    return durations
-
-
-def _healed_work(
-    graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, ranks: Sequence[int], known: pl.DataFrame
-) -> pl.DataFrame:
-    """`node` and `rank` of all work of some ranks, and how long it `lasts` once each is healed by itself.
-
-    Args:
-        graph: the graph.
-        keys: `work_keys`.
+        graph: with all ranks.
+        ranks: which to heal.
         work: `phase_work`, of the steps that count.
-        ranks: which ranks.
         known: all ranks, as from `ranks_of_teams`.
     """
     others = dict(known.select("rank", "others").iter_rows())
@@ -252,14 +262,10 @@ def _healed_work(
     compared = known.filter(pl.col("team").is_in(known.filter(mine)["team"].unique().implode()))
     phase = _excess(phases, compared, PHASE).select("rank", *PHASE, whole=pl.col("excess"))
     parts = pl.col("excess").sum().over("rank", *PHASE)
-    longer = _excess(labels, compared, LABEL).sort("rank", *LABEL).with_columns(parts=parts)
+    longer = _excess(labels, compared, LABEL).filter(mine).sort("rank", *LABEL).with_columns(parts=parts)
     # Below 1 for the work that makes a rank slower than its peers.
     taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0) / pl.col("own")
-    ratios = longer.join(phase, on=["rank", *PHASE]).select("rank", *LABEL, ratio=1.0 - taken)
-    healed = keys.filter(mine).join(ratios, on=["rank", *LABEL], how="left", maintain_order="left")
-    duration = graph.nodes.duration[healed["node"].to_numpy()]
-    lasts = np.rint(duration * healed["ratio"].fill_null(1.0).to_numpy()).astype(np.int64)
-    return healed.select("node", "rank", lasts=pl.Series(lasts))
+    return longer.join(phase, on=["rank", *PHASE]).select("rank", *LABEL, ratio=1.0 - taken)
 
 
 def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:

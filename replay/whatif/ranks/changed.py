@@ -13,17 +13,19 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.graph import EdgeKind, Graph, MeshPosition, Message, NodeKind
+from dpro.replay.peers import with_calls, work_without_calls
 from dpro.replay.sharded.agreed import OfRank, Spread
 from dpro.replay.sharded.joined import Joined, join_skeletons, without_ranks
 from dpro.replay.sharded.pooled import PooledOfRank
 from dpro.replay.sharded.share import Share, build_share, load_share, share_file
 from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
-from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.store import Run
 
@@ -52,7 +54,7 @@ class RankWork:
     folder: Path
     messages: tuple[Message, ...]
     places: dict[int, MeshPosition]
-    edits: tuple[Edit, ...]
+    edits: tuple[RankChange, ...]
     transfers: Ints
     lasting: Ints
 
@@ -73,7 +75,7 @@ class CondensedJob:
     condensed: CondensedRun
     folder: Path
     joined: Joined
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[RankChange, ...] = ()
 
     def work_on(self, ranks: Iterable[int]) -> Iterator[RankWork]:
         """What it takes to build ranks of it again.
@@ -111,7 +113,7 @@ def rank_under_edits(work: RankWork) -> tuple[Share, Graph]:
     return share, graph.with_durations(duration)
 
 
-def _changed(graph: Graph, edit: Edit) -> Graph | None:
+def _changed(graph: Graph, edit: RankChange) -> Graph | None:
     """A rank's graph under an edit; None where it holds nothing that the edit changes."""
     try:
         changed = edit.apply(graph)
@@ -122,7 +124,7 @@ def _changed(graph: Graph, edit: Edit) -> Graph | None:
     return changed
 
 
-def change_rank(edit: Edit, work: RankWork) -> RankSkeleton | None:
+def change_rank(edit: RankChange, work: RankWork) -> RankSkeleton | None:
     """Condense a rank under one more edit; None where it changes nothing of the rank.
 
     Args:
@@ -152,14 +154,35 @@ def apply_edit(job: CondensedJob, edit: Edit, spread: Spread) -> CondensedJob:
         made = dataclasses.replace(job.joined, graph=edit.apply(graph))
     else:
         ranks = edit.ranks_changed(graph)
-        found = spread(partial(change_rank, edit), job.work_on(ranks))
+        change = edit.beside_peers(graph, work_by_phase(job, spread)) if edit.scope() == "peers" else edit
+        found = spread(partial(change_rank, change), job.work_on(ranks))
         skeletons = [each for each in found if each is not None]
         if not skeletons:
             edit.apply(graph)  # says what is missing, as far as the condensed graph shows it
             raise Unanswerable(f"nothing in the run fits {edit}")
-        made, edits = with_ranks(job, skeletons), (*edits, edit)
+        made, edits = with_ranks(job, skeletons), (*edits, change)
     linked = with_shared_links(graph, made.graph)
     return dataclasses.replace(job, joined=dataclasses.replace(made, graph=linked), edits=edits)
+
+
+def work_by_phase(job: CondensedJob, spread: Spread) -> pl.DataFrame:
+    """As `dpro.replay.peers.phase_work`, of all ranks of a job.
+
+    Args:
+        job: the job.
+        spread: has the work on ranks done.
+    """
+    found = spread(work_of_rank, job.work_on(job.condensed.agreed.ranks))
+    return with_calls(pl.concat(found), job.joined.graph)
+
+
+def work_of_rank(work: RankWork) -> pl.DataFrame:
+    """How long a rank works in each phase.
+
+    Args:
+        work: which rank of which job.
+    """
+    return work_without_calls(rank_under_edits(work)[1])
 
 
 def with_ranks(job: CondensedJob, skeletons: Sequence[RankSkeleton]) -> Joined:

@@ -138,7 +138,10 @@ def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options,
     assert documents(run, *options) == whole  # from the cache
 
 
-@pytest.mark.parametrize("edit", ["network:bandwidth=2", "slow:rank=1,factor=2", "scale:kind=cpu,factor=0.5"])
+@pytest.mark.parametrize(
+    "edit",
+    ["network:bandwidth=2", "slow:rank=1,factor=2", "scale:kind=cpu,factor=0.5", "heal:rank=1"],
+)
 def test_edits_of_a_large_run_are_predicted_rank_by_rank(run, edit, monkeypatch, in_threads):
     whole = documents(run, "--edit", edit, command="whatif")
     monkeypatch.setattr(graphs, "LARGE", 1)
@@ -148,11 +151,11 @@ def test_edits_of_a_large_run_are_predicted_rank_by_rank(run, edit, monkeypatch,
 
 
 def test_an_edit_that_needs_the_whole_graph_of_a_large_run_has_it_or_is_refused(run, monkeypatch, in_threads):
-    whole = documents(run, "--edit", "heal:rank=1", command="whatif")
+    whole = documents(run, "--edit", "batch:factor=2", command="whatif")
     monkeypatch.setattr(graphs, "LARGE", 1)
-    assert documents(run, "--edit", "heal:rank=1", command="whatif") == whole
+    assert documents(run, "--edit", "batch:factor=2", command="whatif") == whole
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
-    done = CliRunner().invoke(cli, ["whatif", str(run.path), "--edit", "heal:rank=1"])
+    done = CliRunner().invoke(cli, ["whatif", str(run.path), "--edit", "batch:factor=2"])
     assert done.exit_code == 1
     assert "spans at once takes some" in " ".join(done.stdout.split())
 

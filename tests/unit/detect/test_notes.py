@@ -11,7 +11,7 @@ from dpro.detect.baseline import Baseline, waits
 from dpro.detect.notes import note_waiting
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edits.heal import healed_in_each_step
+from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
 from tests.unit.detect.jobs import MS, Work, equal_work, found_in_graph, graph_of, noisy
 
 STEPS = 8
@@ -54,7 +54,7 @@ def test_rank_that_is_longer_in_another_place_of_each_step_is_named_with_its_cos
 
 def test_healing_in_each_step_takes_away_what_the_rank_works_longer_in_that_step(tmp_path):
     graph = graph_of(tmp_path, late_in_turns())
-    healed = healed_in_each_step(graph, 2, phase_work(graph))
+    healed = Shortened(healing_in_each_step(2, phase_work(graph))).durations(graph)
     assert (graph.nodes.duration - healed).sum() == pytest.approx(STEPS * 10 * MS, rel=0.001)
     assert (healed <= graph.nodes.duration).all()
     assert (healed == graph.nodes.duration)[graph.nodes.rank != 2].all()
@@ -63,7 +63,7 @@ def test_healing_in_each_step_takes_away_what_the_rank_works_longer_in_that_step
 @pytest.mark.parametrize("seed", range(3))
 def test_healing_a_rank_that_is_like_its_peers_in_each_step_saves_hardly_anything(seed, tmp_path):
     graph = graph_of(tmp_path, noisy(equal_work(4, STEPS, 4), seed, 0.05))
-    healed = healed_in_each_step(graph, 1, phase_work(graph))
+    healed = Shortened(healing_in_each_step(1, phase_work(graph))).durations(graph)
     assert replay(graph.with_durations(healed)).end.max() >= 0.98 * replay(graph).end.max()
 
 

@@ -15,7 +15,7 @@ from dpro.detect.significance import MIN_SHARE
 from dpro.detect.stragglers import replayed
 from dpro.detect.stragglers.replayed import healing_gains
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.whatif.edits.heal import healed_durations
+from dpro.replay.whatif.edits.heal import Shortened, healing
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import open_run, write_part
 from tests.unit.detect.jobs import (
@@ -56,8 +56,8 @@ def test_healing_saves_what_a_replay_of_the_whole_graph_with_healed_ranks_does(t
     gains = healing_gains(baseline, baseline.work, [[0], [1], [1, 2]])
     assert gains.saved[:, 1].min() > 5 * MS
     for column, ranks in enumerate(gains.ranks):
-        healed = healed_durations(baseline.graph, ranks, work=baseline.work).min(axis=1)
-        after = baseline.changed_step_ns(baseline.graph.with_durations(healed))
+        healed = Shortened(healing(baseline.graph, ranks, baseline.work))
+        after = baseline.changed_step_ns(healed.apply(baseline.graph))
         assert (gains.base - after == gains.saved[:, column]).all()
 
 

@@ -14,9 +14,10 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.peers import phase_work
 from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
 from dpro.replay.whatif.edits.communication import Network, NoCommunication
-from dpro.replay.whatif.edits.heal import Heal, RanksAt, healed_durations
+from dpro.replay.whatif.edits.heal import Heal, RanksAt, Shortened, healing
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.edits.training_loop import HideInput
@@ -141,9 +142,12 @@ def test_healing_leaves_the_noise_of_single_steps_alone(tmp_path):
 
 def test_healing_many_ranks_at_once_gives_each_as_by_itself(jobs):
     graph, _ = jobs["cpu"]
-    together = healed_durations(graph, [0, 1, 2])
-    for column, rank in enumerate([0, 1, 2]):
-        assert (together[:, column] == Heal(RanksAt(rank)).apply(graph).nodes.duration).all()
+    healed = Shortened(healing(graph, [0, 1, 2], phase_work(graph)))
+    together = healed.durations(graph)
+    for rank in [0, 1, 2]:
+        alone, mine = Heal(RanksAt(rank)).apply(graph).nodes.duration, graph.nodes.rank == rank
+        assert (np.where(mine, together, graph.nodes.duration) == alone).all()
+        assert (healed.of(rank).durations(graph) == alone).all()
 
 
 def test_a_rank_that_is_not_there_cannot_be_healed(jobs):
@@ -365,11 +369,12 @@ def test_a_run_without_step_marks_counts_each_window_as_one_step(tmp_path):
 
 def test_batched_healing_predicts_the_same_step_times_as_one_replay_each(jobs):
     graph, _ = jobs["cpu"]
-    durations = healed_durations(graph, [0, 1, 2])
+    alone = [Heal(RanksAt(rank)).apply(graph) for rank in [0, 1, 2]]
+    durations = np.stack([each.nodes.duration for each in alone], axis=1)
     ends = replay_durations(graph, durations)
-    for column, rank in enumerate([0, 1, 2]):
+    for column in range(3):
         frame = step_times(graph, ends[:, column] - durations[:, column], ends[:, column])
-        assert frame.equals(pl.DataFrame(step_times(graph, *_times(Heal(RanksAt(rank)).apply(graph)))))
+        assert frame.equals(pl.DataFrame(step_times(graph, *_times(alone[column]))))
 
 
 def _times(graph: Graph) -> tuple[np.ndarray, np.ndarray]:

@@ -36,6 +36,12 @@ EDITED = (
     ["scale:kind=kernel,factor=0.5"],
     ["replace:kind=kernel,us=10"],
     ["scale:name=nothing,factor=2"],
+    ["heal:rank=0"],
+    ["heal:rank=1"],
+    ["slow:rank=1,factor=1.3", "heal:rank=1", "scale:kind=cpu,factor=0.7", "heal:rank=0"],
+    ["heal:rank=17"],
+    ["heal:host=*"],
+    ["heal:stage=1"],
     ["slow:rank=1,factor=1.3", "network:bandwidth=4", "no-comm", "scale:kind=cpu,factor=0.8"],
 )
 
@@ -115,7 +121,7 @@ def test_kernels_that_communication_slows_down_are_slowed_down_rank_by_rank(tmp_
 
 def test_edits_that_look_at_all_ranks_at_once_are_refused(tmp_path):
     both = Both(gpu_job().write(tmp_path / "run"), tmp_path / "shares")
-    assert "needs the graph of all ranks at once" in str(both.by_rank(["heal:rank=1"]))
+    assert "needs the graph of all ranks at once" in str(both.by_rank(["data-parallel:ranks=16"]))
     assert {kind.name for kind in all_kinds() if kind.of_operations}  # and so are those of operations
     assert all(parse_edit(kind.example).scope() == "job" for kind in all_kinds() if kind.of_operations)
 
