@@ -148,6 +148,10 @@ class Edges:
         """All of them, in this order."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
+    def taken(self, which: Ints) -> Edges:
+        """Some of them, in the order of `which` [K]."""
+        return Edges(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Edges)})
+
 
 Columns = TypeVar("Columns", Nodes, Edges)
 Value = TypeVar("Value")
@@ -227,8 +231,7 @@ class Graph:
 
     def without_edges(self, drop: Bools) -> Graph:
         """The same graph without the edges marked in `drop` [E]; the order stays valid."""
-        kept = np.flatnonzero(~drop)
-        edges = Edges(**{f.name: getattr(self.edges, f.name)[kept] for f in dataclasses.fields(Edges)})
+        edges = self.edges.taken(np.flatnonzero(~drop))
         kept_before = np.append(0, np.cumsum(~drop))
         return dataclasses.replace(self, edges=_freeze(edges), indptr=_frozen(kept_before[self.indptr]))
 
@@ -344,8 +347,7 @@ def assembled(
     if num_nodes and nodes.duration.min() < 0:
         raise GraphError(f"negative duration on node {names[nodes.name[nodes.duration.argmin()]]!r}")
     indptr, order = by_target(edges.source, edges.target, num_nodes)
-    in_order = Edges(**{f.name: getattr(edges, f.name)[order] for f in dataclasses.fields(Edges)})
-    return Graph(_freeze(nodes), _freeze(in_order), _frozen(indptr), names, lanes, origin_ns)
+    return Graph(_freeze(nodes), _freeze(edges.taken(order)), _frozen(indptr), names, lanes, origin_ns)
 
 
 def _frozen(array: Ints) -> Ints:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Ints
+from dpro.replay.condense.joined import paths_beside
 from dpro.replay.construction.graph_builder import in_order, write_columns
 from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph
-from dpro.replay.graph import Edges, Graph, NodeKind, Nodes, assembled
+from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
 from dpro.replay.sharded.agreed import Agreed
 from dpro.replay.sharded.pooled import Pooled
 from dpro.replay.sharded.skeleton import RankSkeleton
@@ -40,6 +41,9 @@ def join_skeletons(
 ) -> Joined:
     """Join the skeletons of all ranks where the ranks meet.
 
+    A collective that others hold, too, keeps no edge from its arrival to its transfer: the rendezvous is
+    between them. An edit that takes it out starts from `with_own_order`.
+
     Args:
         skeletons: of all ranks, in any order.
         agreed: what the ranks have in common.
@@ -54,12 +58,39 @@ def join_skeletons(
     origin = pooled.origin_ns
     for times in (found.nodes.measured_start, found.nodes.measured_end):
         times -= origin
-    graph = assembled(found.nodes, found.edges, labels, found.lanes, origin)
+    edges = _less_paths_beside(found.edges, found.nodes.duration.size)
+    graph = assembled(found.nodes, edges, labels, found.lanes, origin)
     node = np.full(graph.num_nodes, -1, np.int64)
     own = np.concatenate([each.node for each in skeletons])
     node[found.number[: own.size]] = own
     graph = dataclasses.replace(graph, messages=agreed.messages, places=agreed.places, run=run)
     return Joined(graph, node)
+
+
+def _less_paths_beside(edges: Edges, size: int) -> Edges:
+    meets = edges.kind == EdgeKind.RENDEZVOUS
+    own = np.flatnonzero(~meets)
+    kept = paths_beside(
+        edges.source[own], edges.target[own], edges.lag[own, None], edges.taken(np.flatnonzero(meets)), size
+    )
+    meets[own[kept]] = True
+    return edges.taken(np.flatnonzero(meets))
+
+
+def with_own_order(graph: Graph) -> Graph:
+    """The same with an edge from each arrival to its transfer: without rendezvous nothing else orders them.
+
+    Args:
+        graph: joined.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    arrive, transfer = (_members(nodes, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
+    number, zeros = len(arrive), np.zeros(len(arrive), np.int64)
+    own = Edges(arrive, transfer, zeros, np.full(number, EdgeKind.PATH), np.zeros(number, np.bool_))
+    both = Edges(
+        *(np.concatenate([getattr(each, f.name) for each in (edges, own)]) for f in dataclasses.fields(Edges))
+    )
+    return assembled(nodes, both, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
 
 
 def without_ranks(joined: Joined, ranks: Collection[int]) -> list[RankSkeleton]:
@@ -75,8 +106,7 @@ def without_ranks(joined: Joined, ranks: Collection[int]) -> list[RankSkeleton]:
     if at.size == 0:
         return []
     place = np.cumsum(kept) - 1
-    own = np.flatnonzero(kept[edges.source] & kept[edges.target])
-    inside = Edges(**{f.name: getattr(edges, f.name)[own] for f in dataclasses.fields(Edges)})
+    inside = edges.taken(np.flatnonzero(kept[edges.source] & kept[edges.target]))
     inside = dataclasses.replace(inside, source=place[inside.source], target=place[inside.target])
     columns = Nodes(**{f.name: getattr(nodes, f.name)[at] for f in dataclasses.fields(Nodes)})
     rest = assembled(columns, inside, graph.names, graph.lanes, graph.origin_ns)

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.graph import EdgeKind, Graph, MeshPosition, Message, NodeKind
 from dpro.replay.peers import with_calls, work_without_calls
 from dpro.replay.sharded.agreed import OfRank, Spread
-from dpro.replay.sharded.joined import Joined, join_skeletons, without_ranks
+from dpro.replay.sharded.joined import Joined, join_skeletons, with_own_order, without_ranks
 from dpro.replay.sharded.pooled import PooledOfRank
 from dpro.replay.sharded.share import Share, build_share, load_share, share_file
 from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
@@ -151,7 +151,7 @@ def apply_edit(job: CondensedJob, edit: Edit, spread: Spread) -> CondensedJob:
     if edit.scope() == "job":
         raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
     if edit.scope() == "transfers":
-        made = dataclasses.replace(job.joined, graph=edit.apply(graph))
+        made = dataclasses.replace(job.joined, graph=_with_transfers(edit, graph))
     else:
         ranks = edit.ranks_changed(graph)
         change = edit.beside_peers(graph, work_by_phase(job, spread)) if edit.scope() == "peers" else edit
@@ -196,9 +196,25 @@ def with_ranks(job: CondensedJob, skeletons: Sequence[RankSkeleton]) -> Joined:
     rest = without_ranks(job.joined, [each.rank for each in skeletons])
     joined = join_skeletons([*rest, *skeletons], condensed.agreed, condensed.pooled, job.run)
     graph = dataclasses.replace(joined.graph, network=before.network, products=before.products)
-    gone = graph.edges.kind == EdgeKind.RENDEZVOUS
-    gone &= ~np.isin(_members(graph), _members(before)[before.edges.kind == EdgeKind.RENDEZVOUS])
-    return dataclasses.replace(joined, graph=graph.without_edges(gone) if gone.any() else graph)
+    if _taken_out(graph, before).any():
+        graph = with_own_order(graph)
+        graph = graph.without_edges(_taken_out(graph, before))
+    return dataclasses.replace(joined, graph=graph)
+
+
+def _with_transfers(edit: Edit, graph: Graph) -> Graph:
+    """A joined graph under an edit of transfers, of which some take out rendezvous."""
+    changed = edit.apply(graph)
+    if changed.edges.source.size < graph.edges.source.size:
+        changed = edit.apply(with_own_order(graph))
+    return changed
+
+
+def _taken_out(graph: Graph, before: Graph) -> Bools:
+    """[E] edges at rendezvous that another graph of the job has not."""
+    known = _members(before)[before.edges.kind == EdgeKind.RENDEZVOUS]
+    missing: Bools = (graph.edges.kind == EdgeKind.RENDEZVOUS) & ~np.isin(_members(graph), known)
+    return missing
 
 
 def _members(graph: Graph) -> Ints:

@@ -64,9 +64,19 @@ def assert_same_as_whole(run: Run, folder: Path) -> Graph:
     for steps in (step_ends, rank_step_times):
         expected = steps(whole, *_times(whole))
         assert expected.equals(steps(small, *_times(small)))
+    assert not beside_rendezvous(small).any()
     assert small.origin_ns == whole.origin_ns
     assert small.messages == whole.messages
     return small
+
+
+def beside_rendezvous(graph: Graph) -> np.ndarray:
+    """[E] edges from an arrival to its own transfer, with a rendezvous between the two as well."""
+    nodes, edges = graph.nodes, graph.edges
+    met = nodes.collective[nodes.kind == NodeKind.RENDEZVOUS]
+    own = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
+    own &= nodes.collective[edges.source] == nodes.collective[edges.target]
+    return own & np.isin(nodes.collective[edges.source], met) & (edges.lag <= 0)
 
 
 def _times(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
