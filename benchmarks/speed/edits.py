@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable
+from dpro.freed_memory import keep_freed_memory
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--edit", nargs="+", default=[edit.example for edit in all_kinds()])
     options = parser.parse_args()
+    keep_freed_memory()  # as whoever asks for a graph does (dpro/analysis/graphs.py)
     run = open_quietly(options.run)
     built = build_graph(run)
     graph, trust = built.predictive, assess(built, replay(built.graph), run.manifest)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dpro._version import __version__
 from dpro.cache import cache_folder
 from dpro.errors import DproError, Unanswerable
+from dpro.freed_memory import keep_freed_memory
 from dpro.limits import memory_left
 from dpro.replay.construction.progress import Progress, ignore
 from dpro.units import format_bytes
@@ -73,6 +74,7 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     too_large = why_too_large(run)
     if too_large:
         raise Unanswerable(f"{run.label}: {too_large}")
+    keep_freed_memory()
     file = _file(run, "")
     known = None if file is None else load(file, run)
     if known is not None:
