@@ -46,6 +46,19 @@ def replay(graph: Graph) -> Timeline:
     return Timeline(graph, start, start + nodes.duration, binding)
 
 
+def replayed(graph: Graph) -> Timeline:
+    """The replay of a graph as it was recorded, which several ask for: made once."""
+    nodes, edges = graph.nodes, graph.edges
+    columns = (nodes.duration, nodes.earliest, graph.indptr, edges.source, edges.lag)
+    start, end, binding = once(graph, "replayed", columns, lambda: _times(replay(graph)))
+    return Timeline(graph, start, end, binding)
+
+
+def _times(timeline: Timeline) -> tuple[Ints, Ints, Ints]:
+    """All of a timeline but its graph."""
+    return timeline.start, timeline.end, timeline.binding
+
+
 def replay_durations(graph: Graph, durations: Ints) -> Ints:
     """[N, S] end of each node when the graph is replayed with each column of `durations` [N, S].
 

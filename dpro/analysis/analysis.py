@@ -179,9 +179,9 @@ class Analysis(Cached):
     @cached
     def replayed(self) -> Timeline:
         """The replay of the unchanged graph: what is compared with the trace."""
-        from dpro.replay.timeline import replay
+        from dpro.replay.timeline import replayed
 
-        return replay(self.built.graph)
+        return replayed(self.built.graph)
 
     @cached
     def timeline(self) -> Timeline:

@@ -19,7 +19,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.intervals import covered, union
-from dpro.replay.timeline import Timeline, replay
+from dpro.replay.timeline import Timeline, replay, replayed
 
 ALONE, OVERLAPPED = 0.05, 0.95  # shares of a kernel's time up to and from which it counts as such
 ENOUGH_PLACES = 8
@@ -129,7 +129,7 @@ def overlapped_before(graph: Graph) -> Floats:
     columns = (nodes.duration, nodes.earliest, nodes.kind, nodes.rank, edges.source, edges.lag)
 
     def compute() -> Floats:
-        timeline = replay(graph)
+        timeline = replayed(graph)
         return overlapped_share(graph, timeline.start, timeline.end)
 
     return once(graph, "overlapped before", columns, compute)

@@ -20,7 +20,7 @@ import numpy as np
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.models.curves import FAR, Between, medians, through
-from dpro.replay.timeline import Timeline, replay
+from dpro.replay.timeline import Timeline, replayed
 from dpro.units import format_bytes
 
 CollectiveKind = tuple[str, str]  # operation and group
@@ -103,7 +103,7 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Collective
         return _fit_costs(graph, timeline)
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    return once(graph, "fitted costs", columns, lambda: _fit_costs(graph, replay(graph)))
+    return once(graph, "fitted costs", columns, lambda: _fit_costs(graph, replayed(graph)))
 
 
 def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:

@@ -32,7 +32,7 @@ from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.fidelity.overlap import Contention, overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import beyond_sizes
-from dpro.replay.timeline import Timeline, changed_durations, durations_of, replay, step_ends
+from dpro.replay.timeline import Timeline, changed_durations, durations_of, replay, replayed, step_ends
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
@@ -218,7 +218,7 @@ def baseline_steps(
     Raises:
         Unanswerable: there is no whole step.
     """
-    timeline = timeline or replay(graph)
+    timeline = timeline or replayed(graph)
     steps = step_ends(graph, timeline.start, timeline.end)
     if steps.height == 0:
         raise Unanswerable("no whole step in the run: record at least two steps")

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.replay.graph import NodeKind, once
-from dpro.replay.timeline import changed_durations, changed_step_times, extents_of, step_ends, step_times
+from dpro.replay.timeline import (
+    changed_durations,
+    changed_step_times,
+    extents_of,
+    replay,
+    replayed,
+    step_ends,
+    step_times,
+)
 from tests.builders import tiny_graph
 
 
@@ -55,6 +63,16 @@ def test_extents_are_from_the_first_start_to_the_last_end_of_each_group(case):
         expected[place] = min(first, int(start[node])), max(last, int(end[node]))
     found = extents_of(graph, ["window", "step"], start, end)
     assert {row[:2]: row[2:] for row in found.iter_rows()} == expected
+
+
+def test_a_recorded_graph_is_replayed_once_and_a_changed_one_by_itself():
+    graph = tiny_graph([10, 10], [(0, 1, 0)])
+    first = replayed(graph)
+    assert replayed(graph).start is first.start
+    assert (first.start.tolist(), first.end.tolist()) == ([0, 10], [10, 20])
+    slower = graph.with_durations(graph.nodes.duration * 2)
+    assert replayed(slower).end.tolist() == replay(slower).end.tolist() == [20, 40]
+    assert replayed(graph).start is first.start
 
 
 def test_what_was_computed_counts_for_the_same_columns_only():
