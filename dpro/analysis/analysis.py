@@ -153,14 +153,6 @@ class Analysis(Cached):
         graph = replace(found.joined.graph, network=self._network, products=self._products)
         return replace(found, joined=replace(found.joined, graph=graph))
 
-    @cached
-    def left_out(self) -> list[str]:
-        """What findings lack where the graph cannot be held as a whole."""
-        from dpro.analysis.graphs import why_too_large
-
-        why = "" if self.condensed is None else why_too_large(self.run)
-        return [f"what replays with a rank as fast as its peers: {why}"] if why else []
-
     @property
     def built(self) -> Built:
         """The graph as a whole and what it rests on."""
@@ -245,14 +237,25 @@ class Analysis(Cached):
     @cached
     def context(self) -> Context:
         """What the detectors share that judge the run by its deep windows, or without them."""
+        from dpro.detect.baseline import Baseline
         from dpro.detect.context import Context
 
-        if self.left_out:
-            return Context(self.run, None, self._work)
         if self.built.of_operations:
             return Context(self.run, operations=self._work)
-        known = self.built.graph if self.trust.answerable else None
+        known = Baseline(self.built.graph) if self.trust.answerable else None
         return Context(self.run, known, self._work, breakdown=lambda: self.breakdown)
+
+    @cached
+    def judged_by_rank(self) -> Verdict:
+        """Findings, and notes, of a run whose ranks are condensed."""
+        from dpro.analysis.graphs import windows_by_rank
+        from dpro.detect.context import Context
+        from dpro.detect.run import diagnose, notes_of
+
+        assert self.condensed is not None
+        with windows_by_rank(self.run, self.condensed) as windows:
+            context = Context(self.run, windows, self._work, breakdown=lambda: self.breakdown)
+            return (found := diagnose(context)), notes_of(context, found)
 
     @property
     def _work(self) -> tuple[Graph, Slowdown] | None:
@@ -294,7 +297,8 @@ class Analysis(Cached):
         from dpro.detect.run import diagnose
 
         refuse_pretended(self.run)
-        return diagnose(self.context), [*not_shown_by_replay(self.run, self.trust), *self.left_out]
+        found = diagnose(self.context) if self.condensed is None else self.judged_by_rank[0]
+        return found, not_shown_by_replay(self.run, self.trust)
 
     @property
     def verdict(self) -> Verdict:
@@ -314,6 +318,8 @@ class Analysis(Cached):
         from dpro.detect.run import notes_of
 
         with suppress(DproError):  # windows that cannot be replayed
+            if self.condensed is not None:
+                return self.judged_by_rank[1]
             return notes_of(self.context, findings) if self.run.num_rows(SPANS) else []
         return []
 
@@ -375,12 +381,7 @@ class Analysis(Cached):
         except DproError:
             starts = [self.steps["start_ns"].min(), self.counters["time_ns"].min()]
             return {}, min((start for start in starts if isinstance(start, int)), default=0)
-        ahead: dict[str, int] = {}
-        aligned = {rank for rank, _ in built.alignment.clocks}
-        for rank, host in self.workers.sort("rank").select("rank", "host").iter_rows():
-            if rank in aligned:
-                ahead.setdefault(host, built.alignment.of(rank).line.offset_ns)
-        return ahead, built.graph.origin_ns
+        return built.alignment.ahead(self.workers), built.graph.origin_ns
 
     @cached
     def baseline(self) -> pl.DataFrame:

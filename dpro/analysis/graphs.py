@@ -27,6 +27,7 @@ from dpro.units import format_bytes
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from dpro.detect.baseline import BaselineOfRanks
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
@@ -94,8 +95,8 @@ def why_too_large(run: Run) -> str:
         return ""
     return (
         f"the graph of all {spans:,} spans at once takes some {format_bytes(spans * BYTES_PER_SPAN)} of "
-        f"memory, and {format_bytes(left)} are left; `dpro replay`, and edits of the network or of selected "
-        "work (`dpro whatif --edit`), do without it"
+        f"memory, and {format_bytes(left)} are left; `dpro replay`, `dpro diagnose` and edits of the "
+        "network or of selected work (`dpro whatif --edit`) do without it"
     )
 
 
@@ -148,6 +149,31 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
         raise DproError(
             f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
         ) from error
+
+
+@contextmanager
+def windows_by_rank(run: Run, condensed: CondensedRun) -> Iterator[BaselineOfRanks | None]:
+    """The deep windows of a run whose ranks are condensed, where their replay fits, else None.
+
+    A rank is built again when its inside is asked for the first time.
+
+    Args:
+        run: the run.
+        condensed: its ranks.
+
+    Raises:
+        DproError: a process was killed, or there is no room for the ranks.
+    """
+    from dpro.detect.baseline import BaselineOfRanks
+    from dpro.replay.whatif.ranks.apart import RanksApart
+    from dpro.replay.whatif.ranks.changed import CondensedJob
+
+    if not condensed.trust.answerable:
+        yield None
+        return
+    with rank_processes(run) as (executor, folder):
+        job = CondensedJob(run, condensed, folder, condensed.joined)
+        yield BaselineOfRanks(RanksApart(job, spread_over(executor)))
 
 
 @contextmanager

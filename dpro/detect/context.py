@@ -61,7 +61,7 @@ class Context:
     def __init__(
         self,
         run: Run | None = None,
-        graph: Graph | None = None,
+        recorded: Baseline | None = None,
         operations: tuple[Graph, Slowdown] | None = None,
         breakdown: Callable[[], pl.DataFrame] | None = None,
     ) -> None:
@@ -69,19 +69,19 @@ class Context:
 
         Args:
             run: the run, None to look at the graph alone.
-            graph: of its deep windows, None where there is none whose replay fits.
+            recorded: the graph of its deep windows, None where there is none whose replay fits.
             operations: the graph of whole operations and what slows it down; None where the run has none.
             breakdown: returns `step_breakdown` of the run; None where that is not known.
         """
         self._run = run
-        self._graph = graph
+        self._recorded = recorded
         self.operations = operations
         self.breakdown = breakdown
 
     @cached_property
     def has(self) -> frozenset[Need]:
         """What the run offers to detectors."""
-        graph = self._graph is not None
+        graph = self._recorded is not None
         run = None if self._run is None or self._only_operations(self._run) else self._run
         offers = {
             Need.OPERATIONS: self.operations is not None,
@@ -109,11 +109,11 @@ class Context:
 
     # Deep windows.
 
-    @cached_property
+    @property
     def recorded(self) -> Baseline:
         """The graph as recorded."""
-        assert self._graph is not None
-        return Baseline(self._graph)
+        assert self._recorded is not None
+        return self._recorded
 
     @cached_property
     def balanced(self) -> BalancedJob:

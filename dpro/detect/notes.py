@@ -19,7 +19,7 @@ from dpro.detect.stragglers.replayed import gains_of
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import peers_of
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import step_times
 from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
 from dpro.units import format_duration
 
@@ -70,7 +70,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     graph, work = baseline.graph, baseline.work
     if not peers_of(baseline.teams, rank):
         return "no other rank makes the same calls, which would show what that costs"
-    healed = Shortened(healing_in_each_step(rank, work)).durations(graph)
+    healed = Shortened(healing_in_each_step(rank, work))
     gains = gains_of(baseline, work, [[rank]], healed)
     step, saved = float(gains.base.mean()), float(gains.saved.mean())
     said = (
@@ -78,7 +78,8 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
         f"{format_duration(step - saved)} instead of {format_duration(step)}"
     )
     before = _in_whole_groups(graph, waits(graph, baseline.timeline.start))
-    after = _in_whole_groups(graph, waits(graph, replay(graph.with_durations(healed)).start))
+    changed = baseline.under(healed)
+    after = _in_whole_groups(changed.graph, waits(changed.graph, changed.timeline.start))
     left = float(after["wait_ns"].sum())
     if left < REMAINS * float(before["wait_ns"].sum()):
         return f"{said}: what runs during this waiting takes as long"
@@ -94,7 +95,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
 
 def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
     """What is known of a rank that is late even with what it works longer taken away."""
-    longer = excess_by_cause(baseline.graph, rank, peers_of(baseline.teams, rank), 0)
+    longer = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), 0)
     excess = float(longer["excess_ns"].clip(lower_bound=0).sum())
     if excess < waited_ns / 2:
         return "it works hardly longer than its peers: the trace does not show why it is late"

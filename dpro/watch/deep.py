@@ -231,6 +231,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
     """
     from dpro.analysis.graphs import make_graph
     from dpro.collectors.job.finish import finish
+    from dpro.detect.baseline import Baseline
     from dpro.detect.context import Context
     from dpro.detect.live import diagnose_graph
     from dpro.store import open_run
@@ -244,7 +245,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
             finish(launch, readers, None, {})
         opened = open_run(to)
         built, trust = make_graph(opened)
-        return diagnose_graph(Context(opened, built.graph)) if trust.answerable else []
+        return diagnose_graph(Context(opened, Baseline(built.graph))) if trust.answerable else []
 
 
 def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:

@@ -75,6 +75,18 @@ class Alignment:
         """A rank's clock in its first window."""
         return self.clocks[min(key for key in self.clocks if key[0] == rank)]
 
+    def ahead(self, workers: pl.DataFrame) -> dict[str, int]:
+        """By how many ns the clock of each host is ahead, as that of its first rank shows.
+
+        Args:
+            workers: table `workers`.
+        """
+        first, found = dict(sorted(self.clocks, reverse=True)), dict[str, int]()
+        for rank, host in workers.sort("rank").select("rank", "host").iter_rows():
+            if rank in first:
+                found.setdefault(host, self.clocks[rank, first[rank]].line.offset_ns)
+        return found
+
     def aligned(self, frame: pl.DataFrame) -> pl.DataFrame:
         """A table's rows with their times on the reference clock.
 

@@ -6,7 +6,7 @@ whole graph, as `dpro.replay.timeline` has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import polars as pl
@@ -28,12 +28,24 @@ def critical_path_inside(joined: Joined, timeline: Timeline, inside: InsideOf) -
         timeline: its replay.
         inside: replays a rank.
     """
-    nodes, frames = joined.graph.nodes, []
+    paths = critical_stretches(joined, timeline, inside)
+    return summed_pieces([path_pieces(own, nodes, 0) for own, nodes in paths])
+
+
+def critical_stretches(
+    joined: Joined, timeline: Timeline, inside: InsideOf
+) -> Iterator[tuple[Timeline, Ints]]:
+    """What decides when windows end, as the replays of the ranks that it goes through and their nodes.
+
+    Args:
+        joined: the joined graph.
+        timeline: its replay.
+        inside: replays a rank.
+    """
+    nodes = joined.graph.nodes
     for window in np.unique(nodes.window).tolist():
         ends = np.where(nodes.window == window, timeline.end, -1)
-        path = _path_to_last(joined, timeline, inside, ends == ends.max())
-        frames += [path_pieces(own, nodes_, 0) for own, nodes_ in path]
-    return summed_pieces(frames)
+        yield from _path_to_last(joined, timeline, inside, ends == ends.max())
 
 
 def critical_path_of_steps_inside(

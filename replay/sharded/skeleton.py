@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.condense.joined import joined_graph
-from dpro.replay.condense.parts import Cut, part_of
+from dpro.replay.condense.parts import Cut, Part, part_of, part_under
 from dpro.replay.condense.skeletons import skeleton_of
 from dpro.replay.construction.graph_builder import count_from, on_worker
 from dpro.replay.construction.lags import started_work, with_lags
@@ -88,8 +88,28 @@ def skeleton_of_share(rank: int, share: Share, graph: Graph) -> RankSkeleton:
         graph: as from `finished`, perhaps changed since.
     """
     cut = cut_of(rank, share, graph)
-    skeleton = skeleton_of(part_of(graph, cut, 0))
-    small, node = joined_graph(graph, cut, [skeleton])
+    return _kept(rank, share, graph, cut, skeleton_of(part_of(graph, cut, 0)))
+
+
+def skeletons_of_both(
+    rank: int, share: Share, graph: Graph, changed: Ints
+) -> tuple[RankSkeleton, RankSkeleton]:
+    """Two skeletons of a rank of one shape: as it is, and changed.
+
+    Args:
+        rank: which.
+        share: of the rank.
+        graph: as from `finished`, perhaps changed since.
+        changed: [N] ns, how long its nodes last in the other.
+    """
+    cut = cut_of(rank, share, graph)
+    both = skeleton_of(part_under(graph, cut, 0, np.stack([graph.nodes.duration, changed], axis=1)))
+    return _kept(rank, share, graph, cut, both, 0), _kept(rank, share, graph, cut, both, 1)
+
+
+def _kept(rank: int, share: Share, graph: Graph, cut: Cut, skeleton: Part, scenario: int = 0) -> RankSkeleton:
+    """What is left of a rank in one of the scenarios of a skeleton."""
+    small, node = joined_graph(graph, cut, [skeleton], scenario)
     small = _with_measured_ends(small, graph)
     place = np.full(graph.num_nodes, -1, np.int64)
     place[node[node >= 0]] = np.flatnonzero(node >= 0)

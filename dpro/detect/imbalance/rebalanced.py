@@ -21,11 +21,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.detect.baseline import Baseline
+from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
 from dpro.detect.significance import MIN_STEPS
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS
 from dpro.replay.peers import ON_CPU, ON_GPU, teams
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
@@ -63,13 +63,13 @@ class BalancedJob:
 
 def rebalance(baseline: Baseline) -> BalancedJob:
     """The job with balanced work; as it is where workloads explain nothing."""
-    graph, work = baseline.graph, baseline.work
+    run, work = baseline.graph.run, baseline.work
     as_it_is = BalancedJob(baseline, [], True, {})
-    if graph.run is None:
+    if run is None:
         return as_it_is
     resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
     own = work.filter(pl.col("resource") == resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
-    workloads = workloads_in_windows(graph.run)
+    workloads = workloads_in_windows(run)
     found = [
         each
         for team in teams(work)
@@ -77,8 +77,8 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     ]
     if not found:
         return as_it_is
-    even = graph.with_durations(_scaled(graph, resource, found))
-    before, after = baseline.step_ns, baseline.changed_step_ns(even)
+    even = baseline.under(ScaledWork(GPU_KINDS if resource == ON_GPU else CPU_KINDS, _factors(found)))
+    before, after = baseline.step_ns, baseline.changed_step_ns(even.graph)
     if before.size < MIN_STEPS:
         return as_it_is
     ranks, _, most = max(found, key=lambda each: each[2].model.significance)
@@ -87,7 +87,7 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     explained = {
         rank: float(value) for ranks, _, uneven in found for rank, value in zip(ranks, uneven.explained)
     }
-    return BalancedJob(Baseline(even), findings, most.model.significance > 0, explained)
+    return BalancedJob(even, findings, most.model.significance > 0, explained)
 
 
 def _explained(
@@ -116,19 +116,19 @@ def _explained(
     return None if uneven is None else (ranks, steps, uneven)
 
 
-def _scaled(graph: Graph, resource: int, found: list[tuple[list[int], Ints, Uneven]]) -> Ints:
-    """[N] ns, durations with work scaled to equal workloads."""
-    nodes = graph.nodes
-    duration = nodes.duration.astype(float)
-    works = np.isin(nodes.kind, GPU_KINDS if resource == ON_GPU else CPU_KINDS)
-    for ranks, steps, uneven in found:
-        factor = uneven.equal / uneven.own
-        row = np.minimum(np.searchsorted(steps, nodes.step), len(steps) - 1)
-        column = np.minimum(np.searchsorted(ranks, nodes.rank), len(ranks) - 1)
-        mine = works & (steps[row] == nodes.step) & (np.array(ranks)[column] == nodes.rank)
-        duration[mine] *= factor[row[mine], column[mine]]
-    scaled: Ints = np.rint(duration).astype(np.int64)
-    return scaled
+def _factors(found: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
+    """`rank`, `step` and `factor`: what multiple of its time work takes with equal workloads."""
+    frames = [
+        pl.DataFrame(
+            {
+                "rank": np.tile(np.array(ranks, np.int64), steps.size),
+                "step": np.repeat(steps, len(ranks)),
+                "factor": (uneven.equal / uneven.own).ravel(),
+            }
+        )
+        for ranks, steps, uneven in found
+    ]
+    return pl.concat(frames)
 
 
 RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"

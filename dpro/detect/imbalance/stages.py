@@ -9,14 +9,15 @@ whole operations have `pipeline_slowdown.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools
-from dpro.detect.baseline import Baseline
+from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
@@ -45,16 +46,20 @@ def find_uneven_work_of_stages(baseline: Baseline) -> list[Finding]:
 def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Finding]:
     """The same by the steps from a first one on."""
     graph = baseline.graph
-    stages, works = _stages(graph, first), _works(graph)
+    stage_of = {rank: place.stage for rank, place in graph.places.items()}
+    computed = pl.concat(baseline.look(partial(_computed, baseline.on_gpus)))
+    stages = _stages(computed.filter(pl.col("step") >= first), stage_of)
     if stages.height < 2:
         return []
     work = stages["work_ns"].to_numpy()
     factor = dict(zip(stages["stage"].to_list(), (work.mean() / work).tolist()))
-    scale = np.ones(graph.num_nodes)
-    for rank, place in graph.places.items():
-        scale[works & (graph.nodes.rank == rank)] = factor.get(place.stage, 1.0)
-    duration = np.rint(graph.nodes.duration * scale).astype(np.int64)
-    times = baseline.step_ns, baseline.changed_step_ns(graph.with_durations(duration))
+    of_ranks = {rank: factor.get(stage, 1.0) for rank, stage in stage_of.items()}
+    steps_of_ranks = computed.select("rank", "step").filter(pl.col("rank").is_in(list(of_ranks)))
+    factors = steps_of_ranks.with_columns(
+        factor=pl.col("rank").replace_strict(of_ranks, return_dtype=pl.Float64)
+    )
+    even = baseline.under(ScaledWork(_kinds(baseline.on_gpus), factors))
+    times = baseline.step_ns, baseline.changed_step_ns(even.graph)
     before, after = (each[-num_steps:] for each in times)
     saved = before - after
     if not clear_gain(saved, before):
@@ -102,42 +107,38 @@ def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding
     return kept
 
 
-def _works(graph: Graph) -> Bools:
-    """[N] whether a node is what ranks compute with: GPUs where there are any."""
-    nodes = graph.nodes
-    on_gpu = np.isin(nodes.kind, GPU_KINDS)
-    works = on_gpu if on_gpu.any() else np.isin(nodes.kind, CPU_KINDS)
-    return works & (nodes.step >= 0)
+def _kinds(on_gpus: bool) -> tuple[NodeKind, ...]:
+    """Kinds of nodes that ranks compute with: GPUs where there are any."""
+    return GPU_KINDS if on_gpus else CPU_KINDS
 
 
-def _stages(graph: Graph, first: int) -> pl.DataFrame:
-    """`stage`, `work_ns` of its fastest rank and `operations` per step since the first, `ranks`; in order."""
+def _computed(on_gpus: bool, graph: Graph) -> pl.DataFrame:
+    """`rank`, `step`, `work_ns` and `operations`: how long ranks compute, and how many operations."""
     nodes = graph.nodes
-    works = _works(graph) & (nodes.step >= first)
+    works = np.isin(nodes.kind, _kinds(on_gpus)) & (nodes.step >= 0)
+    single = np.isin(nodes.kind[works], (NodeKind.CPU, *GPU_KINDS))
+    places = {"rank": nodes.rank[works], "step": nodes.step[works]}
+    frame = pl.DataFrame({**places, "work_ns": nodes.duration[works], "operations": single})
+    return frame.group_by("rank", "step").agg(pl.col("work_ns").sum(), pl.col("operations").sum())
+
+
+def _stages(computed: pl.DataFrame, stage_of: Mapping[int, int]) -> pl.DataFrame:
+    """`stage`, `work_ns` of its fastest rank and `operations` per step, `ranks`; in order.
+
+    Args:
+        computed: as from `_computed`, of the steps that count.
+        stage_of: ranks.
+    """
     schema: dict[str, pl.DataType | type[pl.DataType]] = {
         "stage": pl.Int64,
         "work_ns": pl.Float64,
         "operations": pl.Float64,
         "ranks": pl.List(pl.Int64),
     }
-    single = works & np.isin(nodes.kind, (NodeKind.CPU, *GPU_KINDS))
-    stage = {rank: place.stage for rank, place in graph.places.items()}
-    per_step = (
-        pl.DataFrame(
-            {
-                "rank": nodes.rank[works],
-                "step": nodes.step[works],
-                "work_ns": nodes.duration[works],
-                "operations": single[works],
-            }
-        )
-        .filter(pl.col("rank").is_in(list(stage)))
-        .group_by("rank", "step")
-        .agg(pl.col("work_ns").sum(), pl.col("operations").sum())
-    )
+    per_step = computed.filter(pl.col("rank").is_in(list(stage_of)))
     per_rank = per_step.group_by("rank").agg(pl.col("work_ns", "operations").median())
     return (
-        per_rank.with_columns(stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64))
+        per_rank.with_columns(stage=pl.col("rank").replace_strict(stage_of, return_dtype=pl.Int64))
         .group_by("stage")
         .agg(pl.col("work_ns").min(), pl.col("operations").median(), ranks=pl.col("rank").sort())
         .select(pl.col(name).cast(dtype) for name, dtype in schema.items())

@@ -14,13 +14,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.detect.baseline import Baseline
+from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.causes import CAUSES, OUTSIDE_OPERATORS, causes_of
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS
-from dpro.replay.timeline import time_on_critical_path
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
+from dpro.replay.timeline import Timeline
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.schema import SPANS
 from dpro.units import format_duration
@@ -82,16 +82,19 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
 
 def _saved(baseline: Baseline) -> tuple[Ints, Ints]:
     """Return [S] ns, step times, and what hosts that take no time would save; empty where no GPU was used."""
-    graph = baseline.graph
-    nodes = graph.nodes
-    on_gpus = np.unique(nodes.rank[np.isin(nodes.kind, GPU_KINDS)])
+    on_gpus = np.concatenate(baseline.look(_ranks_on_gpus)) if baseline.on_gpus else np.empty(0, np.int64)
     if not on_gpus.size:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    on_host = np.isin(nodes.kind, CPU_KINDS) & np.isin(nodes.rank, on_gpus)
-    free = baseline.changed_step_ns(graph.with_durations(np.where(on_host, 0, nodes.duration)))
+    no_time = pl.DataFrame({"rank": on_gpus, "factor": np.zeros(on_gpus.size)})
+    free = baseline.changed_step_ns(baseline.under(ScaledWork(CPU_KINDS, no_time)).graph)
     return baseline.step_ns, baseline.step_ns - np.clip(
         free, 0, None
     )  # work before the first step may go into it
+
+
+def _ranks_on_gpus(graph: Graph) -> Ints:
+    """Return the ranks that have work on a GPU."""
+    return np.unique(graph.nodes.rank[np.isin(graph.nodes.kind, GPU_KINDS)])
 
 
 def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
@@ -125,7 +128,7 @@ def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
         "the most that can be gained on the host"
     ]
     try:
-        launched = baseline.changed_step_ns(NoLaunch().apply(graph))
+        launched = baseline.changed_step_ns(baseline.under(NoLaunch()).graph)
         lines[0] += f"; with free launch calls alone {format_duration(float(launched.mean()))}"
     except Unanswerable:
         pass
@@ -139,23 +142,10 @@ def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
 
 def _spent(baseline: Baseline, num_steps: int) -> list[str]:
     """Return what hosts do on the critical path, per step, longest first."""
-    graph = baseline.graph
-    nodes = graph.nodes
-    cause = causes_of(graph)
-    critical = time_on_critical_path(baseline.timeline)
-    here = np.flatnonzero(np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0) & (critical > 0))
-    around = np.where(nodes.around[here] >= 0, nodes.around[here], nodes.name[here])
-    outside = cause[here] == CAUSES.index(OUTSIDE_OPERATORS)
-    frame = pl.DataFrame(
-        {
-            "cause": pl.Series(CAUSES)[cause[here]],
-            "name": np.where(outside, around, nodes.name[here]),
-            "ns": critical[here],
-        },
-        schema={"cause": pl.String, "name": pl.Int64, "ns": pl.Int64},
-    )
+    spent = [_host_work(baseline, *stretch) for stretch in baseline.critical_stretches()]
     parts = (
-        frame.group_by("cause", "name")
+        pl.concat(spent)
+        .group_by("cause", "name")
         .agg(pl.col("ns").sum())
         .sort(["ns", "name"], descending=[True, False])
         .group_by("cause", maintain_order=True)
@@ -163,6 +153,19 @@ def _spent(baseline: Baseline, num_steps: int) -> list[str]:
         .sort(["ns", "cause"], descending=[True, False])
     )
     return [
-        f"{format_duration(ns / num_steps)} in {what} (most in {graph.names[name][:80]})"
+        f"{format_duration(ns / num_steps)} in {what} (most in {name[:80]})"
         for what, ns, name in parts.head(MAX_PARTS).iter_rows()
     ]
+
+
+def _host_work(baseline: Baseline, timeline: Timeline, path: Ints) -> pl.DataFrame:
+    """Return `cause`, `name` and `ns` of what hosts do in steps on a part of the critical path."""
+    graph, nodes = timeline.graph, timeline.graph.nodes
+    critical = timeline.end[path] - np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
+    on_host = np.isin(nodes.kind[path], CPU_KINDS) & (nodes.step[path] >= 0) & (critical > 0)
+    here = path[on_host]
+    cause = causes_of(graph, baseline.on_gpus)[here]
+    around = np.where(nodes.around[here] >= 0, nodes.around[here], nodes.name[here])
+    name = np.where(cause == CAUSES.index(OUTSIDE_OPERATORS), around, nodes.name[here])
+    names = pl.Series(graph.names, dtype=pl.String).gather(name)
+    return pl.DataFrame({"cause": pl.Series(CAUSES)[cause], "name": names, "ns": critical[on_host]})

@@ -8,12 +8,14 @@ Which counters exist is declared by `dpro.collectors`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
+from dpro.detect.baseline import Baseline
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
@@ -97,11 +99,11 @@ def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:
     return dict(more.iter_rows())
 
 
-def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl.DataFrame:
+def excess_by_cause(baseline: Baseline, rank: int, peers: list[int], since: int) -> pl.DataFrame:
     """Where a rank's extra work is, against the median of its peers, from a step on.
 
     Args:
-        graph: the graph.
+        baseline: the graph.
         rank: which rank.
         peers: ranks to compare it with.
         since: the first step that counts.
@@ -109,32 +111,12 @@ def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl
     Returns:
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
     """
-    nodes, cause = graph.nodes, causes_of(graph)
-    here = np.flatnonzero((nodes.step >= since) & (cause > 0) & np.isin(nodes.rank, [rank, *peers]))
-    around, host = nodes.around[here], nodes.kind[here] == NodeKind.HOST
-    frame = pl.DataFrame(
-        {
-            "rank": nodes.rank[here],
-            "step": nodes.step[here],
-            "cause": cause[here],
-            "label": np.where(host & (around >= 0), around, nodes.name[here]),
-            "work": nodes.duration[here],
-        }
-    )
-    keys = ["cause", "label"]
-    steps = frame.group_by("rank").agg(steps=pl.col("step").n_unique())
-    per_step = (
-        frame.group_by("rank", *keys)
-        .agg(pl.col("work").sum())
-        .join(steps, on="rank")
-        .with_columns(work=pl.col("work") / pl.col("steps"))
-    )
+    keys, compared = ["cause", "label"], [rank, *peers]
+    per_step = pl.concat(baseline.look(partial(_work_by_cause, compared, since, baseline.on_gpus), compared))
     others = per_step.filter(pl.col("rank").is_in(peers)).group_by(keys).agg(peer=pl.col("work").median())
     own = per_step.filter(pl.col("rank") == rank).join(others, on=keys, how="left")
-    names, known = pl.Series(graph.names, dtype=pl.String), pl.Series(CAUSES)
     excess = own.with_columns(
-        names[own["label"]].alias("label"),
-        known[own["cause"]].alias("cause"),
+        pl.Series(CAUSES)[own["cause"]].alias("cause"),
         excess_ns=pl.col("work") - pl.col("peer").fill_null(0),
     )
     compute = pl.col("cause").is_in(OF_DEVICES)
@@ -149,13 +131,34 @@ def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl
     )
 
 
-def causes_of(graph: Graph) -> Ints:
-    """[N] what each node's time is attributed to, as an index of `CAUSES`; 0 for waits and transfers."""
+def _work_by_cause(ranks: list[int], since: int, on_gpus: bool, graph: Graph) -> pl.DataFrame:
+    """`rank`, `cause`, `label` and `work`: ns per step that some ranks of a graph work, from a step on."""
+    nodes, cause = graph.nodes, causes_of(graph, on_gpus)
+    here = np.flatnonzero((nodes.step >= since) & (cause > 0) & np.isin(nodes.rank, ranks))
+    around, host = nodes.around[here], nodes.kind[here] == NodeKind.HOST
+    label = np.where(host & (around >= 0), around, nodes.name[here])
+    rows = {"rank": nodes.rank[here], "step": nodes.step[here], "cause": cause[here], "label": label}
+    frame = pl.DataFrame({**rows, "work": nodes.duration[here]})
+    steps = frame.group_by("rank").agg(steps=pl.col("step").n_unique())
+    summed = frame.group_by("rank", "cause", "label").agg(pl.col("work").sum()).join(steps, on="rank")
+    names = pl.Series(graph.names, dtype=pl.String)
+    return summed.select(
+        "rank", "cause", names.gather(summed["label"]).alias("label"), pl.col("work") / pl.col("steps")
+    )
+
+
+def causes_of(graph: Graph, on_gpus: bool) -> Ints:
+    """[N] what each node's time is attributed to, as an index of `CAUSES`; 0 for waits and transfers.
+
+    Args:
+        graph: of all ranks, or of some.
+        on_gpus: whether any rank of the job has work on a GPU.
+    """
     nodes = graph.nodes
     gpu = np.isin(nodes.kind, GPU_KINDS)
     cause = np.zeros(graph.num_nodes, np.int64)
     of_kinds = {
-        NodeKind.CPU: HOST_OPERATORS if gpu.any() else OPERATORS,
+        NodeKind.CPU: HOST_OPERATORS if on_gpus else OPERATORS,
         NodeKind.RUNTIME: RUNTIME_CALLS,
         NodeKind.HOST: OUTSIDE_OPERATORS,
         NodeKind.GAP: OUTSIDE_OPERATORS,

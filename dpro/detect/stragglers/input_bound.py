@@ -7,6 +7,8 @@ step would still be shorter if its input were ready.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import polars as pl
 
@@ -32,7 +34,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
         excess_of_stragglers_ns: what healing single ranks would save already; only the rest counts here.
     """
     try:
-        changed = HideInput().apply(baseline.graph)
+        changed = baseline.under(HideInput()).graph
     except Unanswerable:
         return []
     base, hidden = baseline.step_ns, baseline.changed_step_ns(changed)
@@ -40,7 +42,8 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     steady = float((saved >= MIN_WAIT * base).mean()) if base.size else 0.0
     if base.size < MIN_STEPS or steady < PERSISTENT:
         return []
-    loading = _loading_per_step(baseline.graph, base.size)
+    looked = chain(*(each.items() for each in baseline.look(_loading)))
+    loading = {rank: total / base.size for rank, total in looked}
     if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # the input of some ranks only is their fault
     cost = float(saved.mean())
@@ -57,14 +60,14 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     ]
 
 
-def _loading_per_step(graph: Graph, num_steps: int) -> dict[int, float]:
-    """Time each rank spends in its DataLoader per step, ns, by rank."""
+def _loading(graph: Graph) -> dict[int, float]:
+    """Time each rank spends in its DataLoader in steps, ns, by rank."""
     ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0])
     loading = NodeSelection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
     total = np.bincount(
         graph.nodes.rank[loading], graph.nodes.duration[loading], minlength=int(ranks.max()) + 1
     )
-    return {int(rank): float(total[rank]) / num_steps for rank in ranks}
+    return {int(rank): float(total[rank]) for rank in ranks}
 
 
 def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:

@@ -103,7 +103,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
 
 def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats) -> Finding:
     cost, step = float(gains.saved.mean()), float(gains.base.mean())
-    causes = excess_by_cause(baseline.graph, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
+    causes = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
     excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
     evidence = (

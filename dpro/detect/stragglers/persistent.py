@@ -115,11 +115,11 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
     if gains is None:
         return None
     if not _costs(gains):
-        healed = Shortened(healing_in_each_step(rank, work)).durations(baseline.graph)
+        healed = Shortened(healing_in_each_step(rank, work))
         gains = gains_of(baseline, work, [[rank]], healed)
     if not _costs(gains):
         return None
-    finding = describe(baseline.graph, work, gains, 0)
+    finding = describe(baseline, work, gains, 0)
     why = (
         f"its work is longer than its peers' typically is in {excess.persistent:.0%} of {excess.num_steps} "
         "recorded steps; the step does not wait for it in all of them"

@@ -28,14 +28,12 @@ from dpro.detect.stragglers.causes import (
     host_cause,
     idle_cause,
 )
-from dpro.replay.condense.alternatives import condense_both, with_ranks_of
 from dpro.replay.graph import Graph
 from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams
 from dpro.replay.whatif.edits.heal import Shortened, healing
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
-FEW = 8  # sets of ranks: condensing the graph takes as long as that many replays of it
 ROUNDING = 1e-9  # of sums of ns as floats
 
 
@@ -86,7 +84,7 @@ def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | N
     if gains is None:
         return []
     clear = np.flatnonzero(clear_gains(gains.saved, gains.base)).tolist()
-    return [describe(baseline.graph, work, gains, at) for at in clear]
+    return [describe(baseline, work, gains, at) for at in clear]
 
 
 def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
@@ -137,19 +135,19 @@ def large_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -
     sets, healed = _healed(baseline, work, sets)
     if not sets:
         return None
-    nodes, at = baseline.graph.nodes, baseline.decisive
-    taken = np.bincount(nodes.rank[at] + 1, nodes.duration[at] - healed[at], int(nodes.rank.max()) + 2)
+    taken = baseline.saved_at_most(healed, set(chain(*sets)))
     least = MIN_SHARE * baseline.step_ns[_that_count(baseline, work)].sum()
     large = [ranks for ranks in sets if taken[np.array(ranks) + 1].sum() >= least * (1 - ROUNDING)]
     return gains_of(baseline, work, large, healed)
 
 
-def _healed(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> tuple[list[list[int]], Ints]:
-    """The sets without ranks that have no peer, and [N] ns, how long nodes last whose rank is healed."""
+def _healed(
+    baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]
+) -> tuple[list[list[int]], Shortened]:
+    """The sets without ranks that have no peer, and what healing each of these takes away."""
     with_peers = {rank for team in teams(work) if len(team) > 1 for rank in team}
     sets = [kept for ranks in sets if (kept := [rank for rank in ranks if rank in with_peers])]
-    healed = Shortened(healing(baseline.graph, sorted(set(chain(*sets))), work))
-    return sets, healed.durations(baseline.graph)
+    return sets, Shortened(healing(baseline.graph, sorted(set(chain(*sets))), work))
 
 
 def _that_count(baseline: Baseline, work: pl.DataFrame) -> Bools:
@@ -158,43 +156,39 @@ def _that_count(baseline: Baseline, work: pl.DataFrame) -> Bools:
     return counted
 
 
-def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], healed: Ints) -> HealingGains:
+def gains_of(
+    baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], healed: Shortened
+) -> HealingGains:
     """What healing sets of ranks would save, in the steps that count.
 
     Args:
         baseline: the unchanged graph.
         work: as `phase_work` returns it, of the steps that count.
         sets: ranks to heal together.
-        healed: [N] ns, durations of the nodes where their rank is healed.
+        healed: what healing takes away.
     """
-    counted, graph = _that_count(baseline, work), baseline.graph
+    counted = _that_count(baseline, work)
     base = baseline.step_ns[counted]
-    if len(sets) > FEW:
-        both = condense_both(graph, healed)
-        graphs = (with_ranks_of(*both, ranks) for ranks in sets)
-    else:
-        own = graph.nodes.duration
-        of_sets = (np.isin(graph.nodes.rank, ranks) for ranks in sets)
-        graphs = (graph.with_durations(np.where(mine, healed, own)) for mine in of_sets)
+    graphs = baseline.each_changed(healed, sets)
     after = [baseline.changed_step_ns(changed)[-base.size :] for changed in graphs]
     return HealingGains(
         sets, baseline.steps[counted], base, base[:, None] - np.reshape(after, (-1, base.size)).T
     )
 
 
-def describe(graph: Graph, work: pl.DataFrame, gains: HealingGains, column: int) -> Finding:
+def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column: int) -> Finding:
     """The finding that names one of the sets of ranks that were healed.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         work: as `phase_work` returns it, of the steps that count.
         gains: of healing.
         column: which set.
     """
-    ranks, saved = gains.ranks[column], gains.saved[:, column]
+    graph, ranks, saved = baseline.graph, gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
     since = int(gains.steps[0])
-    causes = excess_by_cause(graph, ranks[0], peers_of(teams(work), ranks[0]), since)
+    causes = excess_by_cause(baseline, ranks[0], peers_of(teams(work), ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
     more = _counted(graph, work, ranks[0], since)

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.analysis import graphs
-from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli import cli
 from dpro.errors import Unanswerable
@@ -167,17 +166,13 @@ def test_what_needs_the_whole_graph_of_a_large_run_says_so_where_it_does_not_fit
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
     with pytest.raises(Unanswerable, match=r"the graph of all .* spans at once takes some .* are left"):
         graph_of(run)
-    findings, unknown = Analysis(run).verdict_by_replay
-    assert findings is not None
-    assert any("as fast as its peers: the graph of all" in line for line in unknown)
 
 
-def test_what_needs_the_whole_graph_of_a_large_run_has_it_where_it_fits(run, monkeypatch, in_threads):
-    expected = Analysis(run).verdict_by_replay
+def test_a_large_run_is_diagnosed_rank_by_rank_with_the_same_answer(run, monkeypatch, in_threads):
+    whole = documents(run, command="diagnose")
     monkeypatch.setattr(graphs, "LARGE", 1)
-    analysis = Analysis(run)
-    assert analysis.condensed is not None
-    assert analysis.verdict_by_replay == expected
+    never(monkeypatch)
+    assert documents(run, command="diagnose") == whole
 
 
 @pytest.mark.slow

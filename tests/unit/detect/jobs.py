@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.context import Context
 from dpro.detect.findings import Finding
 from dpro.detect.live import diagnose_graph
@@ -136,7 +137,7 @@ def graph_of(folder: Path, work: Work, clock_ms: dict[int, float] | None = None)
 
 def found_in_graph(graph: Graph) -> list[Finding]:
     """What the detectors of deep windows find in a graph, costliest first."""
-    return diagnose_graph(Context(graph=graph))
+    return diagnose_graph(Context(recorded=Baseline(graph)))
 
 
 def mean_step_ns(graph: Graph) -> float:

@@ -1,0 +1,130 @@
+"""The ranks of a condensed job one by one: what each shows, and the job with some of them changed.
+
+In: a condensed job, functions of the graph of one rank, and changes of it. Out: what the functions return,
+and joined graphs. A rank is built again in any process, and changed there as all of the job would be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph
+from dpro.replay.sharded.agreed import Spread
+from dpro.replay.sharded.inside import meetings_of, replay_inside, those_of
+from dpro.replay.sharded.path import critical_stretches
+from dpro.replay.sharded.share import Share
+from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share, skeletons_of_both
+from dpro.replay.timeline import Timeline
+from dpro.replay.whatif.edit import RankChange
+from dpro.replay.whatif.ranks.changed import CondensedJob, RankWork, rank_under_edits, with_ranks
+
+T = TypeVar("T")
+Changes = tuple[RankChange, ...]
+
+
+@dataclass(frozen=True)
+class RanksApart:
+    """The ranks of a condensed job.
+
+    Attributes:
+        job: the job.
+        spread: has the work on ranks done.
+        changes: of its ranks, in order, beside its edits.
+    """
+
+    job: CondensedJob
+    spread: Spread
+    changes: Changes = ()
+
+    @property
+    def graph(self) -> Graph:
+        """Their joined graph."""
+        return self.job.joined.graph
+
+    def look(self, look: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
+        """What a function returns of the graph of each rank.
+
+        Args:
+            look: the function; processes find it by its name.
+            ranks: which, all where None.
+        """
+        return list(self.spread(partial(_look, look, self.changes), self._work(ranks)))
+
+    def under(self, change: RankChange) -> RanksApart:
+        """The same ranks under one more change.
+
+        Args:
+            change: what to change.
+
+        Raises:
+            Unanswerable: no rank holds anything that it changes.
+        """
+        found = list(self.spread(partial(_changed, change, self.changes), self._work()))
+        skeletons = [each for each in found if not isinstance(each, str)]
+        if not skeletons:
+            raise Unanswerable(next(iter(found)))
+        job = dataclasses.replace(self.job, joined=with_ranks(self.job, skeletons))
+        return RanksApart(job, self.spread, (*self.changes, change))
+
+    def both(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
+        """Their joined graph as it is, and with ranks changed in how long they work: graphs of one shape.
+
+        Args:
+            change: what to change.
+            ranks: which are changed.
+        """
+        found = list(self.spread(partial(_both, change, self.changes), self._work(ranks)))
+        one, other = (with_ranks(self.job, [each[at] for each in found]).graph for at in (0, 1))
+        return one, other
+
+    def critical_stretches(self, timeline: Timeline) -> Iterator[tuple[Timeline, Any]]:
+        """As `dpro.replay.sharded.path.critical_stretches`.
+
+        Args:
+            timeline: the replay of their joined graph.
+        """
+        meetings = meetings_of(timeline)
+
+        @cache
+        def inside(rank: int) -> Timeline:
+            share, graph = _built(self.changes, next(iter(self._work([rank]))))
+            return replay_inside(share, graph, those_of(meetings, share.instance))
+
+        return critical_stretches(self.job.joined, timeline, inside)
+
+    def _work(self, ranks: Iterable[int] | None = None) -> Iterator[RankWork]:
+        return self.job.work_on(self.job.condensed.agreed.ranks if ranks is None else ranks)
+
+
+def _built(changes: Changes, work: RankWork) -> tuple[Share, Graph]:
+    """A rank's share, and its graph under changes; those that change nothing of it are left out."""
+    share, graph = rank_under_edits(work)
+    for change in changes:
+        try:
+            graph = change.apply(graph)
+        except Unanswerable:  # of this rank
+            continue
+    return share, graph
+
+
+def _look(look: Callable[[Graph], T], changes: Changes, work: RankWork) -> T:
+    return look(_built(changes, work)[1])
+
+
+def _changed(change: RankChange, changes: Changes, work: RankWork) -> RankSkeleton | str:
+    """The skeleton of a rank under one more change; why there is none where it changes nothing."""
+    share, graph = _built(changes, work)
+    try:
+        return skeleton_of_share(work.own.rank, share, change.apply(graph))
+    except Unanswerable as error:
+        return str(error)
+
+
+def _both(change: RankChange, changes: Changes, work: RankWork) -> tuple[RankSkeleton, RankSkeleton]:
+    share, graph = _built(changes, work)
+    return skeletons_of_both(work.own.rank, share, graph, change.apply(graph).nodes.duration)
