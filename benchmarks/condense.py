@@ -366,7 +366,7 @@ def copies(graph: Graph, num_ranks: int, nodes_per_rank: int) -> dict[str, Check
         duration, earliest, indptr, source, lag, place = join(skeletons, met, shared)
     longest_path(duration[:1], earliest[:1], indptr[:2], source, lag)
     with adding(spent, "replay"):
-        start, _ = longest_path(duration, earliest, indptr, source, lag)
+        start, _, _ = longest_path(duration, earliest, indptr, source, lag)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     wrong = differing_inside(ranks, skeletons, start[place])
     share = num_nodes / ALL_NODES
@@ -402,7 +402,8 @@ def differing_inside(ranks: Sequence[Original], skeletons: Sequence[Part], start
         earliest = part.earliest[:, 0].copy()
         given = (original.members[skeleton.node] >= 0) & ~original.arrives[skeleton.node]
         earliest[skeleton.node[given]] = kept[given]
-        alone, _ = longest_path(part.duration[:, 0], earliest, part.indptr, part.source, part.lag[:, 0])
+        durations, lag = part.duration[:, 0], part.lag[:, 0]
+        alone, _, _ = longest_path(durations, earliest, part.indptr, part.source, lag)
         wrong += int((alone[skeleton.node] != kept).sum())
     return wrong
 

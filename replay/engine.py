@@ -19,23 +19,25 @@ FEW = 32  # up to here a plain loop is the fastest
 
 @compiled
 def _longest_path(
-    duration: Any, earliest: Any, indptr: Any, source: Any, lag: Any, start: Any, binding: Any
+    duration: Any, earliest: Any, indptr: Any, source: Any, lag: Any, start: Any, end: Any, binding: Any
 ) -> None:
     for node in range(duration.size):
         latest = earliest[node]
         edge_of_latest = NO_NODE
         for edge in range(indptr[node], indptr[node + 1]):
-            before = source[edge]
-            ready = start[before] + duration[before] + lag[edge]
+            ready = end[source[edge]] + lag[edge]  # of one array: memory takes the time
             if ready > latest:
                 latest = ready
                 edge_of_latest = edge
         start[node] = latest
+        end[node] = latest + duration[node]
         binding[node] = edge_of_latest
 
 
-def longest_path(duration: Ints, earliest: Ints, indptr: Ints, source: Ints, lag: Ints) -> tuple[Ints, Ints]:
-    """Start of every node, and the edge that determined it.
+def longest_path(
+    duration: Ints, earliest: Ints, indptr: Ints, source: Ints, lag: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Start and end of every node, and the edge that determined the start.
 
     A node starts when the last of its predecessors has ended and that edge's lag has passed, but not before
     its own earliest time. Nodes are numbered in topological order, so one pass in order of number suffices
@@ -49,13 +51,12 @@ def longest_path(duration: Ints, earliest: Ints, indptr: Ints, source: Ints, lag
         lag: [E] ns between the end of the predecessor and the start of the node; may be negative.
 
     Returns:
-        start: [N] ns, and binding: [N] index of the edge that set the start, -1 where `earliest` did.
+        start, end: [N] ns, and binding: [N] index of the edge that set the start, -1 where `earliest` did.
         The first of several equal edges counts.
     """
-    start = np.empty_like(duration)
-    binding = np.empty_like(duration)
-    _longest_path(duration, earliest, indptr, source, lag, start, binding)
-    return start, binding
+    start, end, binding = np.empty_like(duration), np.empty_like(duration), np.empty_like(duration)
+    _longest_path(duration, earliest, indptr, source, lag, start, end, binding)
+    return start, end, binding
 
 
 @compiled

@@ -42,8 +42,8 @@ class Timeline:
 def replay(graph: Graph) -> Timeline:
     """Start every node as soon as its predecessors allow: the longest path over the graph."""
     nodes, edges = graph.nodes, graph.edges
-    start, binding = longest_path(nodes.duration, nodes.earliest, graph.indptr, edges.source, edges.lag)
-    return Timeline(graph, start, start + nodes.duration, binding)
+    start, end, binding = longest_path(nodes.duration, nodes.earliest, graph.indptr, edges.source, edges.lag)
+    return Timeline(graph, start, end, binding)
 
 
 def replayed(graph: Graph) -> Timeline:

@@ -49,7 +49,8 @@ class Inside:
             given = whole.edges.target[cut.between]
             given = given[whole.nodes.rank[given] == rank]
             earliest[cut.place[given]] = self.start[given]
-            start, _ = longest_path(part.duration[:, 0], earliest, part.indptr, part.source, part.lag[:, 0])
+            durations, lag = part.duration[:, 0], part.lag[:, 0]
+            start, _, _ = longest_path(durations, earliest, part.indptr, part.source, lag)
             self.start[members] = start[: members.size]
             self.known[number] = True
         return members

@@ -129,9 +129,9 @@ def replayed_us(
     backward = np.where(pipe.apart, backward - weights, backward)
     duration = np.choose(pipe.kind, [forward, backward, weights])
     lag = np.where(pipe.crosses, round(NS_PER_US * message_us), 0)
-    start, _ = longest_path(duration, np.zeros_like(duration), pipe.indptr, pipe.source, lag)
+    _, end, _ = longest_path(duration, np.zeros_like(duration), pipe.indptr, pipe.source, lag)
     busy = np.bincount(pipe.stage, duration, minlength=forward_us.shape[0]) / NS_PER_US
-    return float((start + duration).max()) / NS_PER_US, busy
+    return float(end.max()) / NS_PER_US, busy
 
 
 def bound_us(

@@ -119,7 +119,7 @@ def _steps(graph: Graph) -> Ints:
     target = graph.num_nodes - 1 - edges.source[order]
     indptr = np.searchsorted(target, np.arange(graph.num_nodes + 1)).astype(np.int64)
     none = np.zeros(graph.num_nodes, np.int64)
-    back, _ = longest_path(
+    back, _, _ = longest_path(
         none, left[::-1].copy(), indptr, graph.num_nodes - 1 - edges.target[order], np.zeros_like(order)
     )
     step: Ints = last - back[::-1]

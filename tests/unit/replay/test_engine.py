@@ -46,8 +46,10 @@ def _graph(dag: tuple[list[int], list[int], list[Edge]]) -> Graph:
 @given(dags())
 def test_every_start_equals_that_of_the_event_driven_simulation(dag):
     graph = _graph(dag)
-    starts = dict(zip(graph.nodes.name.tolist(), replay(graph).start.tolist()))
+    timeline = replay(graph)
+    starts = dict(zip(graph.nodes.name.tolist(), timeline.start.tolist()))
     assert [starts[i] for i in range(len(starts))] == simulate(*dag)
+    assert (timeline.end == timeline.start + graph.nodes.duration).all()
 
 
 @given(dags(), st.lists(st.integers(0, 5), min_size=1, max_size=4))
@@ -105,8 +107,10 @@ def test_what_sort_of_work_a_node_is_does_not_matter_to_when_it_starts(dag, data
         st.lists(st.sampled_from(list(NodeKind)), min_size=len(durations), max_size=len(durations))
     )
     graph = tiny_graph(durations, edges, earliest=earliest, kind=[int(kind) for kind in kinds])
-    starts = dict(zip(graph.nodes.name.tolist(), replay(graph).start.tolist()))
+    timeline = replay(graph)
+    starts = dict(zip(graph.nodes.name.tolist(), timeline.start.tolist()))
     assert [starts[i] for i in range(len(starts))] == simulate(*dag)
+    assert (timeline.end == timeline.start + graph.nodes.duration).all()
 
 
 def test_of_edges_that_set_the_same_start_the_first_counts_and_before_them_the_nodes_own_time():
@@ -233,8 +237,8 @@ def test_what_waits_by_no_edge_starts_as_without_the_edges():
 
 def test_a_graph_without_nodes_replays_to_nothing():
     empty = np.empty(0, np.int64)
-    start, binding = longest_path(empty, empty, np.zeros(1, np.int64), empty, empty)
-    assert start.size == binding.size == 0
+    start, end, binding = longest_path(empty, empty, np.zeros(1, np.int64), empty, empty)
+    assert start.size == end.size == binding.size == 0
 
 
 moments = st.integers(0, 40)
