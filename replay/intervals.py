@@ -6,10 +6,12 @@ two moments. Shares of a step (compute, communication, both, neither) follow fro
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpro.replay.engine import compiled
 
 Times: TypeAlias = NDArray[np.int64]  # [N] ns
 Intervals: TypeAlias = NDArray[np.int64]  # [N, 2] ns: start, end
@@ -52,10 +54,27 @@ def covered(intervals: Intervals, starts: Times, ends: Times) -> Times:
 def _covered_before(intervals: Intervals, times: Times) -> Times:
     if len(intervals) == 0:
         return np.zeros(len(times), dtype=np.int64)
-    lengths = intervals[:, 1] - intervals[:, 0]
-    whole = np.concatenate([[0], np.cumsum(lengths)])
-    begun = np.searchsorted(intervals[:, 0], times, side="right")
-    # Of the last interval that has begun, what lies after the moment is taken off again.
-    overshoot = np.where(begun > 0, intervals[begun - 1, 1] - times, 0)
-    result: Times = whole[begun] - np.maximum(overshoot, 0)
-    return result
+    first, last = np.ascontiguousarray(intervals.T)
+    before = np.empty(len(times), np.int64)
+    _lies_before(first, last, np.append(0, np.cumsum(last - first)), np.ascontiguousarray(times), before)
+    return before
+
+
+@compiled
+def _lies_before(first: Any, last: Any, whole: Any, times: Any, before: Any) -> None:
+    # Moments of one stream mostly lie between the same two beginnings as the one before: only others are
+    # searched for. Of the last interval that has begun, what lies after the moment is taken off again.
+    begun = 0
+    for i in range(times.size):
+        time = times[i]
+        if (begun > 0 and first[begun - 1] > time) or (begun < first.size and first[begun] <= time):
+            begun, above = 0, first.size
+            while begun < above:
+                middle = (begun + above) // 2
+                if first[middle] <= time:
+                    begun = middle + 1
+                else:
+                    above = middle
+        before[i] = whole[begun]
+        if begun > 0 and last[begun - 1] > time:
+            before[i] -= last[begun - 1] - time

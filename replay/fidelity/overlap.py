@@ -216,6 +216,7 @@ def _settled(timeline: Timeline, before: Floats, now: Floats, slowdown: float) -
     graph = timeline.graph
     kernels, moving = _kernels_and_transfers(graph)
     alone = graph.nodes.duration[kernels] / (1 + (slowdown - 1) * before)
+    ends = int(timeline.end.max(initial=0))
     for round_ in range(ROUNDS):
         if round_:
             now = _shares(graph, kernels, moving, timeline.start, timeline.end)
@@ -225,9 +226,8 @@ def _settled(timeline: Timeline, before: Floats, now: Floats, slowdown: float) -
         slower = np.rint(alone * (1 + (slowdown - 1) * now))
         duration = graph.nodes.duration.copy()
         duration[kernels[changed]] = slower[changed]
-        again = replay(graph.with_durations(duration))
-        moved = abs(int(again.end.max(initial=0)) - int(timeline.end.max(initial=0)))
-        timeline = again
-        if moved < SETTLED_NS:
+        timeline = replay(graph.with_durations(duration))
+        ended, ends = ends, int(timeline.end.max(initial=0))
+        if abs(ends - ended) < SETTLED_NS:
             break
     return timeline

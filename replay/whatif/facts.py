@@ -27,6 +27,7 @@ from dpro.replay.timeline import AFTER_STEPS, Timeline, chain_to, durations_of, 
 
 MAX_RANKS = 8  # that are looked at one by one: those that decide most of the critical path
 LARGEST_OPS = 4  # operations on the critical path that are looked at one by one
+COMMUNICATION = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.TRANSFER)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class RunFacts:
         Args:
             ranks: which.
         """
-        mine = np.isin(self.graph.nodes.rank[self.path], list(ranks)) & ~self.communication[self.path]
+        nodes = self.graph.nodes
+        mine = np.isin(nodes.rank[self.path], list(ranks)) & ~np.isin(nodes.kind[self.path], COMMUNICATION)
         return self.per_step(float(self._path_duration[mine].sum()))
 
     @cached_property
@@ -185,7 +187,7 @@ class RunFacts:
     @cached_property
     def communication(self) -> Bools:
         """[N] arrivals, rendezvous and transfers."""
-        return np.isin(self.graph.nodes.kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.TRANSFER))
+        return np.isin(self.graph.nodes.kind, COMMUNICATION)
 
     @cached_property
     def on_cpu(self) -> Bools:

@@ -40,6 +40,8 @@ class Tries:
     Attributes:
         facts: what the run shows.
         changed: graphs that single edits have made of its graph.
+        least_after: what is left at least by a first edit and a second one on top of it, ns; and whether the
+            graph of the second was known then.
         left: how many more sets of several edits may be replayed.
     """
 
@@ -56,6 +58,7 @@ class Tries:
         """
         self.facts, self.left = facts, left
         self.changed: dict[Edit, Graph] = {}
+        self.least_after: dict[tuple[Edit, Edit, bool], float] = {}
         self._trust, self._report, self._made = trust, report, 0
         self._gains: dict[frozenset[Edit], float | None] = {}
 
@@ -246,6 +249,13 @@ class _Limits:
     def least_after_ns(self, first: Edit, pair: frozenset[Edit]) -> float:
         """What two leave at least by what the second can take from the critical path under the first."""
         (second,) = pair - {first}
+        place = (first, second, second in self._tries.changed)
+        if place not in self._tries.least_after:
+            self._tries.least_after[place] = self._least_on_top_ns(first, second)
+        return self._tries.least_after[place]
+
+    def _least_on_top_ns(self, first: Edit, second: Edit) -> float:
+        """As `least_after_ns`, worked out."""
         before = self._tries.facts
         if first not in self._after:
             self._after[first] = _facts_after(before, self._tries.changed[first])
@@ -256,7 +266,7 @@ class _Limits:
             try:
                 can = min(can, second.bound_on_top(before, after))
             except (Unanswerable, GraphError):
-                return math.inf if in_order(pair)[0] is first else 0.0
+                return math.inf if in_order([first, second])[0] is first else 0.0
         return (after.base_ns - max(can, 0.0)) / samples
 
 

@@ -118,18 +118,30 @@ def _links(graph: Graph) -> list[Ints]:
 
     Those that an edit queued are one stream, whatever lanes they are on.
     """
-    nodes = graph.nodes
-    (at,) = np.nonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0) & (nodes.duration > 0))
-    if at.size == 0:
-        return []
-    columns = (nodes.rank, nodes.message, graph.messages)
-    groups = once(graph, "groups of messages", columns, lambda: _groups(graph))
-    place = np.stack([nodes.rank[at], nodes.window[at], groups[nodes.message[at]]])
-    link = np.unique(place, axis=1, return_inverse=True)[1].ravel()
-    stream = np.where(queued(graph)[at], -1, nodes.lane[at])
-    lanes = np.unique(np.stack([link, stream]), axis=1)[0]
-    several = np.flatnonzero(np.bincount(lanes) > 1)
+    at, link, stream = _on_links(graph)
+    moves = graph.nodes.duration[at] > 0
+    at, link, stream = at[moves], link[moves], stream[moves]
+    streams = np.unique(np.stack([link, stream]), axis=1)[0]
+    several = np.flatnonzero(np.bincount(streams) > 1)
     return [at[link == each] for each in several.tolist()]
+
+
+def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
+    """All transfers, which link each is on, and on which stream: -1 of those that an edit queued."""
+    nodes, edges = graph.nodes, graph.edges
+
+    def compute() -> tuple[Ints, Ints, Ints]:
+        at = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+        groups = once(graph, "groups of messages", of_groups, lambda: _groups(graph))
+        group = groups[nodes.message[at]] if at.size else at
+        place = np.stack([nodes.rank[at], nodes.window[at], group])
+        link = np.unique(place, axis=1, return_inverse=True)[1].ravel()
+        return at, link, np.where(queued(graph)[at], -1, nodes.lane[at])
+
+    of_groups = (nodes.rank, nodes.message, graph.messages)
+    of_queues = (edges.kind, edges.source, edges.target, edges.lag)
+    columns = (*of_groups, nodes.kind, nodes.window, nodes.lane, *of_queues)
+    return once(graph, "transfers on links", columns, compute)
 
 
 def _groups(graph: Graph) -> Ints:
