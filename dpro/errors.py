@@ -30,6 +30,10 @@ class Unanswerable(DproError):
     """The run lacks what the question needs; the message says what to record instead."""
 
 
+class NothingToChange(Unanswerable):
+    """The graph holds nothing that an edit changes; of a graph of one rank, others may."""
+
+
 class InternalError(Exception):
     """A defect of dpro itself, whatever the user gave it. Exit code 1, with a request to report it."""
 

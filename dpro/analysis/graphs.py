@@ -96,7 +96,7 @@ def why_too_large(run: Run) -> str:
     return (
         f"the graph of all {spans:,} spans at once takes some {format_bytes(spans * BYTES_PER_SPAN)} of "
         f"memory, and {format_bytes(left)} are left; `dpro replay`, `dpro diagnose` and edits of the "
-        "network or of selected work (`dpro whatif --edit`) do without it"
+        "network or of the work of ranks (`dpro whatif --edit`) do without it"
     )
 
 

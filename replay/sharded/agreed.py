@@ -21,11 +21,19 @@ from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.match import Matching, match_collectives
 from dpro.replay.construction.graph_builder import asked_after, places_of, wait_and_transfer, with_messages
 from dpro.replay.graph import MeshPosition, Message
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
 
 Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
 LANES = ("span_id", "rank", "window", "device", "stream")
+OF_RANKS = (
+    SPANS,
+    SYNCS,
+    STEPS,
+    DEPENDENCIES,
+    COLLECTIVES,
+    COUNTERS,
+)  # tables of which a rank has rows of its own
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, 
         ranks: which.
     """
     found: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
-    for table in (SPANS, SYNCS, STEPS, DEPENDENCIES):
+    for table in OF_RANKS:
         named: dict[int, list[Path]] = {}
         others: list[Path] = []
         for part in run.parts(table):

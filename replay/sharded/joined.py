@@ -122,7 +122,7 @@ def _members(nodes: Nodes, kind: NodeKind) -> Ints:
 
 def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankGraph:
     """A skeleton as a part of a graph, its times as recorded: those of rendezvous are, too."""
-    graph = skeleton.graph
+    graph, members = skeleton.graph, skeleton.instance >= 0
     begins = graph.nodes.measured_start + origin
 
     def nodes(into: Place) -> Lanes:
@@ -136,6 +136,5 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
         write_columns(columns, into.nodes, into.number)
         return list(graph.lanes)
 
-    return RankGraph(
-        begins, nodes, graph.edges, skeleton.instance, skeleton.arrive, skeleton.transfer, background=0
-    )
+    met = [each[members] for each in (skeleton.instance, skeleton.arrive, skeleton.transfer)]
+    return RankGraph(begins, nodes, graph.edges, met[0], met[1], met[2], background=0)

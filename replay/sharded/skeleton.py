@@ -33,7 +33,8 @@ class RankSkeleton:
         rank: which.
         graph: the nodes kept and the longest paths between them; names are only those that they have.
         node: [M] node of the share that each is; -1 of the virtual end of a step.
-        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
+        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it; instance -1 where an
+            edit has taken the rank out of it.
     """
 
     rank: int

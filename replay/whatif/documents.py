@@ -6,9 +6,11 @@ In: predictions, refusals, interactions, curves and points. Out: the parts of do
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpro.documents import DocumentPart
+from dpro.replay.whatif.edit import EFFORTS
 from dpro.units import ms
 
 if TYPE_CHECKING:  # a document of one says nothing of the others
@@ -141,6 +143,22 @@ class PointDocument(DocumentPart, frozen=True):
     within_step_bytes: int
     fits: bool | None
     best: bool
+
+
+def undominated(predictions: Sequence[Prediction]) -> list[bool]:
+    """[P] whether nothing else that is advice gains as much for less effort, or more for as much.
+
+    Args:
+        predictions: any.
+    """
+    effort = [list(EFFORTS).index(each.effort) for each in predictions]
+    advice = [at for at, each in enumerate(predictions) if each.is_advice and each.speedup > 1]
+
+    def beats(one: int, other: int) -> bool:
+        more, less = predictions[one].speedup - predictions[other].speedup, effort[other] - effort[one]
+        return more >= 0 and less >= 0 and (more > 0 or less > 0)
+
+    return [at in advice and not any(beats(one, at) for one in advice) for at in range(len(predictions))]
 
 
 def prediction_document(

@@ -189,22 +189,6 @@ def _order_of_gain(speedup: float) -> int:
     return math.floor(math.log2(min(max(100 * (speedup - 1), 0.1), 1e6)))
 
 
-def undominated(predictions: Sequence[Prediction]) -> list[bool]:
-    """[P] whether nothing else that is advice gains as much for less effort, or more for as much.
-
-    Args:
-        predictions: any.
-    """
-    effort = [list(EFFORTS).index(each.effort) for each in predictions]
-    advice = [at for at, each in enumerate(predictions) if each.is_advice and each.speedup > 1]
-
-    def beats(one: int, other: int) -> bool:
-        more, less = predictions[one].speedup - predictions[other].speedup, effort[other] - effort[one]
-        return more >= 0 and less >= 0 and (more > 0 or less > 0)
-
-    return [at in advice and not any(beats(one, at) for one in advice) for at in range(len(predictions))]
-
-
 def baseline_steps(
     graph: Graph, timeline: Timeline | None = None, selection: Selection = ALL
 ) -> pl.DataFrame:
@@ -280,7 +264,9 @@ def compare(
     timelines = _replays(graph, changed, known.overlap if known else None)
     if known and known.rendezvous is not None:
         timelines += as_missing_ranks_may_come(changed, known.rendezvous)
-    return compare_replays(graphs, timelines, baseline, edits, trust, notes)
+    others = [_with_each(graphs, edits, each) for each in (_ends_of, _limits_of)]
+    others_ns = [_means_of(each, baseline, graph, trust.overlap) for each in others]
+    return compare_replays(graphs, timelines, baseline, edits, trust, notes, others_ns)
 
 
 def compare_replays(
@@ -290,6 +276,7 @@ def compare_replays(
     edits: Sequence[Edit],
     trust: Trust,
     notes: Sequence[str],
+    others_ns: Sequence[Sequence[float]],
 ) -> Prediction:
     """What edits that were applied and replayed do to the step, against the baseline; as `predict`.
 
@@ -300,10 +287,11 @@ def compare_replays(
         edits: what was changed.
         trust: how well the unchanged replay fits.
         notes: what is to be said of the edits.
+        others_ns: mean steps at the ends of what edits leave open, and that nothing can be faster than.
     """
     graph = graphs[0]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
-    after_ns, *others_ns = (_steps_of(timeline, baseline) for timeline in timelines)
+    after_ns, *may_be_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     samples = float(np.prod([edit.samples(at) for edit, at in zip(edits, graphs)]))
     gain = before_ns - after_ns
@@ -317,13 +305,11 @@ def compare_replays(
     between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
     proven = [edit.is_proven(at) for edit, at in zip(edits, graphs)]
     doubts = _doubts(edits, [base, *between, predicted])
-    open_ns = max((abs(float(other.mean()) - predicted) for other in others_ns), default=0.0)
+    open_ns = max((abs(float(other.mean()) - predicted) for other in may_be_ns), default=0.0)
     margin = spread + misfit + sum(doubts) + open_ns
     saved = before_ns - after_ns / samples
-    at_ends = _with_each(graphs, edits, lambda edit, at: edit.bounds(at))
-    ends = [predicted, *_means_of(at_ends, baseline, graph, trust.overlap)]
-    limits = _means_of(_with_each(graphs, edits, _limits_of), baseline, graph, trust.overlap)
-    least = min(max(limits, default=0.0), predicted)
+    ends = [predicted, *others_ns[0]]
+    least = min(max(others_ns[1], default=0.0), predicted)
     doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
     unsure = _unsure(before_ns, saved, doubted / samples) + open_ns / samples
     unsure += misfit / max(predicted, 1.0) * abs(float(saved.mean()))
@@ -422,6 +408,10 @@ def _with_each(
                     changed = with_shared_links(changed, later.apply(changed))
                 found.append(changed)
     return found
+
+
+def _ends_of(edit: Edit, graph: Graph) -> Sequence[Graph]:
+    return edit.bounds(graph)
 
 
 def _limits_of(edit: Edit, graph: Graph) -> Sequence[Graph]:

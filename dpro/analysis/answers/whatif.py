@@ -38,9 +38,10 @@ from dpro.replay.whatif.documents import (
     point_document,
     prediction_document,
     refusal_document,
+    undominated,
 )
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked, undominated
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
 from dpro.replay.whatif.ranks.predict import predict_by_rank
 from dpro.replay.whatif.registry import all_kinds
 from dpro.replay.whatif.search import BUDGET, SearchResult, explore

@@ -1,6 +1,7 @@
 """The edits, one module per family; `dpro.replay.whatif.registry` lists them.
 
 selected_work    any work that is named: scaled, removed, replaced, slowed down
+counted          edits for which numbers of the whole job matter, which are sums over ranks
 heal             ranks, links and stages as healthy as their peers
 host             launches, synchronisation and CPU time of the host
 training_loop    input, garbage collection

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.errors import Unanswerable, UsageError
+from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.graph import Graph, once
 from dpro.replay.peers import (
     LABEL,
@@ -53,11 +53,12 @@ class RanksAt:
         """Which they are.
 
         Raises:
-            Unanswerable: there are none, or the run does not say.
+            NothingToChange: there are none.
+            Unanswerable: the run does not say.
         """
         found = ranks_at(graph, self.rank, self.host, self.stage)
         if not found:
-            raise Unanswerable(absent(graph, self.describe()))
+            raise NothingToChange(absent(graph, self.describe()))
         return found
 
     def describe(self) -> str:

@@ -12,15 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
-from dpro.errors import Unanswerable
+from dpro.errors import NothingToChange
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.spans.scope import descendants_of
 
+LAUNCHES = "calls that launch GPU work"
 MAX_WAITS = 2  # calls that wait for the GPU which are looked at one by one
 
 
@@ -29,6 +31,7 @@ class NoLaunch(Edit):
     """Launching GPU work costs the CPU nothing and the work is there at once."""
 
     name = "no-launch"
+    acts_on = "ranks"
     summary = "calls that launch GPU work take no time, and no other host work changes: a bound"
     example = "no-launch"
     needs = "launches, or delays of whole operations"
@@ -78,7 +81,7 @@ class NoLaunch(Edit):
 
 
 @dataclass(frozen=True)
-class FreeHost(Edit):
+class FreeHost(CountedEdit):
     """The host takes no time at all: only the GPU, the network and waits for them are left."""
 
     name = "free-host"
@@ -100,9 +103,17 @@ class FreeHost(Edit):
         launch = facts.graph.edges.kind == EdgeKind.LAUNCH
         return facts.on_path(facts.on_cpu | launching_calls(facts.graph, launch), launch)
 
-    def apply(self, graph: Graph) -> Graph:
-        """Make all CPU work and all launches free."""
-        return free_host(graph)
+    def counts(self, graph: Graph) -> Counts:
+        return {LAUNCHES: num_launches(graph)}
+
+    def change(self, graph: Graph, counts: Counts) -> Graph:
+        """Make all CPU work and all launches free.
+
+        Args:
+            graph: the graph.
+            counts: of the whole job.
+        """
+        return free_host(graph, counts)
 
     def describe(self) -> str:
         return "the host is free: no Python, dispatch, launches or data loading"
@@ -111,19 +122,23 @@ class FreeHost(Edit):
         return "cannot be done: it bounds what any change to the host can gain, CUDA graphs included"
 
 
-def free_host(graph: Graph) -> Graph:
+def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
     """The graph with all CPU work of steps, all launch calls and launch latencies of 0.
 
     A latency that was negative stays, and so does what else the host does before the first step: that is no
     part of a step.
+
+    Args:
+        graph: of a job, or of one of its ranks.
+        counts: with `LAUNCHES` of the whole job, where the graph is not of all of it.
 
     Raises:
         Unanswerable: the host launches nothing, so that its work is the job's.
     """
     launch = graph.edges.kind == EdgeKind.LAUNCH
     calls = launching_calls(graph, launch)
-    if not calls.any():
-        raise Unanswerable("the run holds no GPU launches: what the CPU does is the job's own work")
+    if not (calls.any() if counts is None else counts[LAUNCHES]):
+        raise NothingToChange("the run holds no GPU launches: what the CPU does is the job's own work")
     on_cpu = calls | np.isin(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
     lag = np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
     return graph.with_durations(np.where(on_cpu, 0, graph.nodes.duration)).with_lags(lag)
@@ -134,6 +149,7 @@ class Cpu(Edit):
     """The host's CPU works faster, launches included."""
 
     name = "cpu"
+    acts_on = "ranks"
     summary = "the host's CPU is faster"
     example = "cpu:factor=2"
     needs = "CPU work, or launch delays of whole operations"
@@ -156,7 +172,7 @@ class Cpu(Edit):
         """Divide the durations of all CPU work."""
         mask = np.isin(graph.nodes.kind, (*CPU_KINDS, NodeKind.DELAY)) & (graph.nodes.rank >= 0)
         if not mask.any():
-            raise Unanswerable("the run holds no CPU work: record with CPU activities")
+            raise NothingToChange("the run holds no CPU work: record with CPU activities")
         return graph.with_durations(scaled(graph, mask, 1 / self.factor))
 
     def describe(self) -> str:
@@ -173,6 +189,7 @@ class NoSync(Edit):
     """The CPU does not wait for the GPU in selected calls."""
 
     name = "no-sync"
+    acts_on = "ranks"
     summary = "selected calls do not wait for the GPU"
     example = "no-sync:within=aten::item"
     needs = "calls that wait for GPU work"
@@ -188,7 +205,7 @@ class NoSync(Edit):
         graph = facts.graph
         edges = np.flatnonzero(_waits_for_gpu(graph))
         if not edges.size:
-            raise Unanswerable("the CPU waits for the GPU in no call of the run")
+            raise NothingToChange("the CPU waits for the GPU in no call of the run")
         call = _waiting_calls(graph)[edges]
         until, ready = graph.edges.target[edges], facts.timeline.end[graph.edges.source[edges]]
         waited = np.maximum(ready - facts.timeline.end[np.maximum(call, 0)], 0)
@@ -220,7 +237,7 @@ class NoSync(Edit):
         """[E] the edges of these waits; of graphs that differ in durations or lags found once.
 
         Raises:
-            Unanswerable: there are none.
+            NothingToChange: there are none.
         """
         nodes, edges = graph.nodes, graph.edges
         columns = (nodes.kind, nodes.lane, nodes.rank, nodes.span, edges.source, edges.target, edges.kind)
@@ -229,12 +246,12 @@ class NoSync(Edit):
     def _waits(self, graph: Graph) -> Bools:
         waits = _waits_for_gpu(graph)
         if not waits.any():
-            raise Unanswerable("the CPU waits for the GPU in no call of the run")
+            raise NothingToChange("the CPU waits for the GPU in no call of the run")
         dropped = waits & _waiting_in(graph, self.within) if self.within else waits
         if not dropped.any():
             calls = {graph.names[name] for name in graph.nodes.name[graph.edges.target[waits]]}
             near = nearest(self.within, sorted(calls))
-            raise Unanswerable(f"the CPU waits for the GPU nowhere in {self.within!r}{near}")
+            raise NothingToChange(f"the CPU waits for the GPU nowhere in {self.within!r}{near}")
         return dropped
 
     def describe(self) -> str:
@@ -286,8 +303,8 @@ def _waiting_in(graph: Graph, pattern: str) -> Bools:
 
 def require_launches(graph: Graph) -> None:
     """Refuse a run whose host launches no GPU work."""
-    if not launching_calls(graph, graph.edges.kind == EdgeKind.LAUNCH).any():
-        raise Unanswerable("the run holds no GPU launches")
+    if not num_launches(graph):
+        raise NothingToChange("the run holds no GPU launches")
 
 
 def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -301,6 +318,11 @@ def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_
     calls[graph.edges.source[launch]] = True
     calls &= graph.nodes.kind == NodeKind.RUNTIME
     return calls
+
+
+def num_launches(graph: Graph) -> int:
+    """How many calls launch GPU work."""
+    return int(launching_calls(graph, graph.edges.kind == EdgeKind.LAUNCH).sum())
 
 
 def _without_delays(graph: Graph, late: NDArray[np.bool_]) -> Graph:

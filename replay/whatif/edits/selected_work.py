@@ -103,6 +103,12 @@ class Remove(Edit):
         mask = self.selection.chosen(graph)
         return without(graph, mask if self.selection.kind else with_descendants(graph, mask))
 
+    def scope(self) -> str:
+        return "job" if self.selection.axis else "ranks"
+
+    def ranks_changed(self, graph: Graph) -> list[int]:
+        return self.selection.ranks(graph)
+
     def describe(self) -> str:
         return f"{self.selection.describe()} is not done"
 

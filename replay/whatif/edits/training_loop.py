@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Floats, Ints
-from dpro.errors import Unanswerable
+from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
 from dpro.replay.timeline import replay, step_times
@@ -34,6 +34,7 @@ class HideInput(Edit):
     """The training loop never waits for its input."""
 
     name = "hide-input"
+    acts_on = "ranks"
     summary = "the step never waits for its DataLoader"
     example = "hide-input"
     needs = "the DataLoader's annotation, which torch.profiler and dpro record"
@@ -129,7 +130,7 @@ def loading_of(graph: Graph) -> NDArray[np.bool_]:
     """
     loading = NodeSelection(within=DATA_LOADING).mask(graph)
     if not loading.any():
-        raise Unanswerable(
+        raise NothingToChange(
             "no DataLoader was seen: no span of the run is within enumerate(DataLoader), as PyTorch calls it"
         )
     return loading

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools
-from dpro.errors import Unanswerable
+from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.mesh import AXES, BY
 from dpro.replay.run_mesh import axes_of_messages
@@ -106,9 +106,9 @@ class NodeSelection:
         return mask
 
     def scope(self) -> str:
-        """As of an edit of the selected work; where modules begin and end, the tables of all ranks say."""
+        """As of an edit of the selected work; along which axis groups are, the calls of all ranks say."""
         if self.module:
-            return "job"
+            return "job" if self.axis else "ranks"
         return "transfers" if self.op or self.group or self.axis or self.kind == "collective" else "ranks"
 
     def ranks(self, graph: Graph) -> list[int]:
@@ -123,13 +123,13 @@ class NodeSelection:
         """`mask`, of which something fits.
 
         Raises:
-            Unanswerable: nothing does; the message has the nearest name.
+            NothingToChange: nothing does; the message has the nearest name.
         """
         mask = self.mask(graph)
         if not mask.any():
             known = not self.name or fitting(graph.names, self.name).any()
             near = "" if known else nearest(self.name, graph.names)
-            raise Unanswerable(f"nothing in the run fits {self}{near}")
+            raise NothingToChange(f"nothing in the run fits {self}{near}")
         return mask
 
 

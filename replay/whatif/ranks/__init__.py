@@ -1,5 +1,7 @@
 """Predictions for runs whose ranks are condensed: each rank is changed and condensed again by itself.
 
+tables   a run as one of its ranks sees it
+rank     one rank under edits
 changed  edits of transfers in the joined graph, and of ranks in each rank's own
 slowed   kernels that communication slows down otherwise, once what overlaps has changed
 predict  predictions of both, as of the whole graph

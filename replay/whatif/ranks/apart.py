@@ -21,7 +21,8 @@ from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share, skeletons_of_both
 from dpro.replay.timeline import Timeline
 from dpro.replay.whatif.edit import RankChange
-from dpro.replay.whatif.ranks.changed import CondensedJob, RankWork, rank_under_edits, with_ranks
+from dpro.replay.whatif.ranks.changed import CondensedJob, with_ranks
+from dpro.replay.whatif.ranks.rank import RankWork, rank_under_edits
 
 T = TypeVar("T")
 Changes = tuple[RankChange, ...]

@@ -7,6 +7,7 @@ each. A rank in which an edit changes something is built and condensed again, in
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,45 +19,25 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.by_rank import CondensedRun
-from dpro.replay.graph import EdgeKind, Graph, MeshPosition, Message, NodeKind
-from dpro.replay.peers import with_calls, work_without_calls
-from dpro.replay.sharded.agreed import OfRank, Spread
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.peers import with_calls
+from dpro.replay.sharded.agreed import Spread
 from dpro.replay.sharded.joined import Joined, join_skeletons, with_own_order, without_ranks
-from dpro.replay.sharded.pooled import PooledOfRank
-from dpro.replay.sharded.share import Share, build_share, load_share, share_file
-from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
-from dpro.replay.whatif.edit import Edit, RankChange
+from dpro.replay.sharded.skeleton import RankSkeleton
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.counted import CountedEdit
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
+from dpro.replay.whatif.ranks.rank import (
+    CHANGED,
+    FASTEST,
+    WHOLE_ONLY,
+    RankEdit,
+    RankWork,
+    change_rank,
+    count_rank,
+    work_of_rank,
+)
 from dpro.store import Run
-
-WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
-
-
-@dataclass(frozen=True)
-class RankWork:
-    """What a process has to know to build a rank again as a job has it.
-
-    Attributes:
-        run: the run.
-        own: what the rank needs of it.
-        known: what is pooled.
-        folder: where its share is kept once it was built.
-        messages: kinds of communication.
-        places: of all ranks.
-        edits: what was changed inside ranks, in order.
-        transfers: [K] transfers of its share, and
-        lasting: [K] ns that they take.
-    """
-
-    run: Run
-    own: OfRank
-    known: PooledOfRank
-    folder: Path
-    messages: tuple[Message, ...]
-    places: dict[int, MeshPosition]
-    edits: tuple[RankChange, ...]
-    transfers: Ints
-    lasting: Ints
 
 
 @dataclass(frozen=True)
@@ -68,14 +49,14 @@ class CondensedJob:
         condensed: its ranks as they were recorded.
         folder: where shares are kept meanwhile.
         joined: as they are under the edits.
-        edits: those of them that changed something inside ranks.
+        changes: what edits have changed inside ranks.
     """
 
     run: Run
     condensed: CondensedRun
     folder: Path
     joined: Joined
-    edits: tuple[RankChange, ...] = ()
+    changes: tuple[RankEdit, ...] = ()
 
     def work_on(self, ranks: Iterable[int]) -> Iterator[RankWork]:
         """What it takes to build ranks of it again.
@@ -83,106 +64,95 @@ class CondensedJob:
         Args:
             ranks: which.
         """
-        agreed, nodes = self.condensed.agreed, self.joined.graph.nodes
+        agreed, graph = self.condensed.agreed, self.joined.graph
+        nodes = graph.nodes
         moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
         moving = moving[np.argsort(nodes.rank[moving], kind="stable")]
         for rank in ranks:
             mine = moving[slice(*np.searchsorted(nodes.rank[moving], (rank, rank + 1)))]
             yield RankWork(
                 self.run, agreed.of(rank), self.condensed.pooled.of(rank), self.folder, agreed.messages,
-                dict(agreed.places), self.edits, self.joined.node[mine], nodes.duration[mine],
+                dict(agreed.places), graph.products, self.changes, self.joined.node[mine],
+                nodes.duration[mine],
             )  # fmt: skip
 
 
-def rank_under_edits(work: RankWork) -> tuple[Share, Graph]:
-    """A rank's share, and its graph as the job has it.
+@dataclass(frozen=True)
+class Changed:
+    """What an edit makes of a job.
 
-    Args:
-        work: which rank of which job.
+    Attributes:
+        job: the changed job.
+        ends: the ends of what the edit leaves open.
+        least: what the changed job cannot be faster than, where that is known.
+        notes: what is to be said of it.
     """
-    file = share_file(work.folder, work.own.rank)
-    if not file.exists():
-        build_share(work.run, work.own, work.folder)
-    share = load_share(file)
-    graph = finished(share, work.known)
-    graph = dataclasses.replace(graph, messages=work.messages, places=work.places, run=work.run)
-    for edit in work.edits:
-        graph = _changed(graph, edit) or graph
-    duration = graph.nodes.duration.copy()
-    duration[work.transfers] = work.lasting
-    return share, graph.with_durations(duration)
+
+    job: CondensedJob
+    ends: list[CondensedJob]
+    least: list[CondensedJob]
+    notes: Sequence[str]
 
 
-def _changed(graph: Graph, edit: RankChange) -> Graph | None:
-    """A rank's graph under an edit; None where it holds nothing that the edit changes."""
-    try:
-        changed = edit.apply(graph)
-    except Unanswerable:
-        return None
-    if changed.num_nodes != graph.num_nodes:
-        raise Unanswerable(f"{edit} {WHOLE_ONLY}")
-    return changed
-
-
-def change_rank(edit: RankChange, work: RankWork) -> RankSkeleton | None:
-    """Condense a rank under one more edit; None where it changes nothing of the rank.
-
-    Args:
-        edit: what to change.
-        work: the rank without it.
-    """
-    share, graph = rank_under_edits(work)
-    changed = _changed(graph, edit)
-    return None if changed is None else skeleton_of_share(work.own.rank, share, changed)
-
-
-def apply_edit(job: CondensedJob, edit: Edit, spread: Spread) -> CondensedJob:
+def apply_edit(job: CondensedJob, edit: Edit, spread: Spread, with_ends: bool = True) -> Changed:
     """The job under one more edit.
 
     Args:
         job: the job.
         edit: what to change.
         spread: has the work on ranks done.
+        with_ends: whether the ends of what the edit leaves open are asked for.
 
     Raises:
         Unanswerable: the edit needs the whole graph, or changes nothing.
     """
-    graph, edits = job.joined.graph, job.edits
     if edit.scope() == "job":
         raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
-    if edit.scope() == "transfers":
-        made = dataclasses.replace(job.joined, graph=_with_transfers(edit, graph))
-    else:
-        ranks = edit.ranks_changed(graph)
-        change = edit.beside_peers(graph, work_by_phase(job, spread)) if edit.scope() == "peers" else edit
-        found = spread(partial(change_rank, change), job.work_on(ranks))
-        skeletons = [each for each in found if each is not None]
-        if not skeletons:
-            edit.apply(graph)  # says what is missing, as far as the condensed graph shows it
-            raise Unanswerable(f"nothing in the run fits {edit}")
-        made, edits = with_ranks(job, skeletons), (*edits, change)
-    linked = with_shared_links(graph, made.graph)
-    return dataclasses.replace(job, joined=dataclasses.replace(made, graph=linked), edits=edits)
+    if edit.scope() != "transfers":
+        return _of_ranks(job, edit, spread, with_ends)
+    graph = job.joined.graph
+
+    def made(changed: Graph) -> CondensedJob:
+        return _with(job, dataclasses.replace(job.joined, graph=changed))
+
+    changed, least = made(_with_transfers(edit, graph)), edit.limit(graph) if with_ends else None
+    ends = list(map(made, edit.bounds(graph))) if with_ends else []
+    return Changed(changed, ends, [] if least is None else [made(least)], edit.notes(graph))
 
 
-def work_by_phase(job: CondensedJob, spread: Spread) -> pl.DataFrame:
-    """As `dpro.replay.peers.phase_work`, of all ranks of a job.
+def _of_ranks(job: CondensedJob, edit: Edit, spread: Spread, with_ends: bool) -> Changed:
+    """The job under an edit that changes each rank by itself, perhaps beside its peers."""
+    ranks, every = edit.ranks_changed(job.joined.graph), job.condensed.agreed.ranks
+    change, lines = RankEdit(edit), tuple[str, ...]()
+    if isinstance(edit, CountedEdit):
+        counts = Counter[str]()
+        for each in spread(partial(count_rank, edit), job.work_on(every)):
+            counts.update(each)
+        change, lines = RankEdit(edit, dict(counts)), edit.lines(dict(counts))
+    elif edit.scope() == "peers":
+        work = with_calls(pl.concat(spread(work_of_rank, job.work_on(every))), job.joined.graph)
+        change = RankEdit(edit.beside_peers(job.joined.graph, work))
+    skeletons: dict[int, list[RankSkeleton]] = {}
+    reasons = Counter[str]()
+    for found, why in spread(partial(change_rank, change, with_ends), job.work_on(ranks)):
+        reasons[why] += 1
+        for end, skeleton in found.items():
+            skeletons.setdefault(end, []).append(skeleton)
+    if CHANGED not in skeletons:
+        raise Unanswerable(max(reasons, key=reasons.__getitem__, default=f"nothing in the run fits {edit}"))
 
-    Args:
-        job: the job.
-        spread: has the work on ranks done.
-    """
-    found = spread(work_of_rank, job.work_on(job.condensed.agreed.ranks))
-    return with_calls(pl.concat(found), job.joined.graph)
+    def made(end: int) -> CondensedJob:
+        changes = (*job.changes, dataclasses.replace(change, end=end))
+        return dataclasses.replace(_with(job, with_ranks(job, skeletons[end])), changes=changes)
+
+    ends = [made(end) for end in sorted(skeletons) if end > CHANGED]
+    return Changed(made(CHANGED), ends, [made(FASTEST)] if FASTEST in skeletons else [], lines)
 
 
-def work_of_rank(work: RankWork) -> pl.DataFrame:
-    """How long a rank works in each phase.
-
-    Args:
-        work: which rank of which job.
-    """
-    return work_without_calls(rank_under_edits(work)[1])
+def _with(job: CondensedJob, joined: Joined) -> CondensedJob:
+    """The job with another joined graph, in which transfers share links as they then meet on them."""
+    graph = with_shared_links(job.joined.graph, joined.graph)
+    return dataclasses.replace(job, joined=dataclasses.replace(joined, graph=graph))
 
 
 def with_ranks(job: CondensedJob, skeletons: Sequence[RankSkeleton]) -> Joined:

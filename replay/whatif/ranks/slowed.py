@@ -21,7 +21,8 @@ from dpro.replay.sharded.inside import Meetings, meetings_of, replay_inside, tho
 from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share
 from dpro.replay.timeline import Timeline, replay
-from dpro.replay.whatif.ranks.changed import CondensedJob, RankWork, rank_under_edits, with_ranks
+from dpro.replay.whatif.ranks.changed import CondensedJob, with_ranks
+from dpro.replay.whatif.ranks.rank import RankWork, rank_under_edits
 
 
 def replays_by_rank(

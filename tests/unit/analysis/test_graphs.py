@@ -139,7 +139,7 @@ def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options,
 
 @pytest.mark.parametrize(
     "edit",
-    ["network:bandwidth=2", "slow:rank=1,factor=2", "scale:kind=cpu,factor=0.5", "heal:rank=1"],
+    ["network:bandwidth=2", "slow:rank=1,factor=2", "remove:module=*", "heal:rank=1"],
 )
 def test_edits_of_a_large_run_are_predicted_rank_by_rank(run, edit, monkeypatch, in_threads):
     whole = documents(run, "--edit", edit, command="whatif")

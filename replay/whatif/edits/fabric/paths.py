@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class FabricEdit(Edit):
     needs: ClassVar[str] = "a topology (`dpro topology FILE --attach RUN`), and ranks on several hosts of it"
     source: ClassVar[str] = "max-min fair rates, Bertsekas and Gallager, section 6.5.2"
     is_better: ClassVar[bool] = True
+    acts_on: ClassVar[Literal["transfers", "ranks", "peers", "job"]] = "transfers"
 
     @abstractmethod
     def cables(self, at: Placed) -> Callable[[float], Cables]:

@@ -9,6 +9,7 @@ say, so the prediction keeps it and its interval goes to where it is gone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -16,11 +17,12 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.errors import Unanswerable
+from dpro.errors import NothingToChange
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.host import free_host, require_launches
+from dpro.replay.whatif.edits.counted import CountedEdit, Counts
+from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
@@ -50,7 +52,7 @@ SHARE_OF_OPTIMIZER = 0.05  # of the step: host work of the optimizer that is wor
 
 
 @dataclass(frozen=True)
-class CudaGraph(Edit):
+class CudaGraph(CountedEdit):
     """What operators launch between two points that cannot be captured becomes one CUDA graph."""
 
     name = "cuda-graph"
@@ -78,13 +80,40 @@ class CudaGraph(Edit):
     def bound(self, facts: RunFacts) -> float:
         return facts.on_path(facts.on_cpu & self.selection.mask(facts.graph))
 
-    def apply(self, graph: Graph) -> Graph:
-        """Make the CPU time of captured operators free, behind the first launch of each graph."""
+    def counts(self, graph: Graph) -> Counts:
+        """How much host time there is, is captured, and is neither known to be captured nor to stay, ns."""
+        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.target, graph.edges.kind)
+        return once(graph, ("host time", self), columns, lambda: self._counted(graph))
+
+    def _counted(self, graph: Graph) -> Counts:
+        nodes = graph.nodes
+        inside = np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+        where = pl.DataFrame({name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")})
+        counts = {LAUNCHES: num_launches(graph), "steps": where.n_unique(), "taken": 0.0, "open": 0.0}
+        counts["whole"] = float(nodes.duration[inside].sum())
+        with suppress(NothingToChange):
+            found = self._captured(graph)
+            for name, mask in (("taken", found.taken), ("open", found.open)):
+                counts[name] = float(nodes.duration[mask & inside].sum())
+        return counts
+
+    def change(self, graph: Graph, counts: Counts) -> Graph:
+        """Make the CPU time of captured operators free, behind the first launch of each graph.
+
+        Args:
+            graph: the graph.
+            counts: of the whole job.
+        """
         found = self._captured(graph)
         return graph.with_durations(np.where(found.taken, 0, graph.nodes.duration))
 
-    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """Where launching a graph takes long, and where all host code between launches is captured."""
+    def ends(self, graph: Graph, counts: Counts) -> tuple[Graph, ...]:
+        """Where launching a graph takes long, and where all host code between launches is captured.
+
+        Args:
+            graph: the graph.
+            counts: of the whole job.
+        """
         found = self._captured(graph)
         duration = np.where(found.taken, 0, graph.nodes.duration)
         return (
@@ -92,20 +121,19 @@ class CudaGraph(Edit):
             graph.with_durations(np.where(found.open, 0, duration)),
         )
 
-    def limit(self, graph: Graph) -> Graph | None:
-        """No graph gains more than a host that takes no time."""
-        return free_host(graph)
+    def least(self, graph: Graph, counts: Counts) -> Graph | None:
+        """No graph gains more than a host that takes no time.
 
-    def notes(self, graph: Graph) -> tuple[str, ...]:
+        Args:
+            graph: the graph.
+            counts: of the whole job.
+        """
+        return free_host(graph, counts)
+
+    def lines(self, counts: Counts) -> tuple[str, ...]:
         """How much host time is captured, stays, and is neither known to be one nor the other."""
-        found = self._captured(graph)
-        nodes = graph.nodes
-        inside = np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
-        where = pl.DataFrame({name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")})
-        per = max(where.n_unique(), 1)
-        taken, left_open, whole = (
-            float(nodes.duration[mask & inside].sum()) / per for mask in (found.taken, found.open, inside)
-        )
+        per = max(counts["steps"], 1)
+        taken, left_open, whole = (counts[name] / per for name in ("taken", "open", "whole"))
         stays = format_duration(whole - taken - left_open)
         return (
             f"of {format_duration(whole)} of host time per step and rank {format_duration(taken)} is in "
@@ -164,7 +192,7 @@ def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
         chosen: [N] work that may be captured.
 
     Raises:
-        Unanswerable: nothing can be captured.
+        NothingToChange: nothing can be captured.
     """
     nodes, edges = graph.nodes, graph.edges
     calls, fixed = _calls(graph)
@@ -176,7 +204,7 @@ def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
     inside[order[behind]] = True
     inside &= chosen
     if not inside.any():
-        raise Unanswerable(
+        raise NothingToChange(
             "nowhere are two launches that can be captured without a wait, a copy from or to the host, or "
             "a synchronising call between them: record with GPU activities; of operation-level traces "
             "no-launch predicts what launches cost"

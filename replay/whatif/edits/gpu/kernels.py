@@ -17,7 +17,7 @@ import numpy as np
 
 from dpro.arrays import Bools, Ints
 from dpro.classify import classify
-from dpro.errors import Unanswerable, UsageError
+from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.roofline import BYTES, stored_as
@@ -138,6 +138,7 @@ class Compile(Edit):
     """Pointwise kernels that follow one another on a stream become one."""
 
     name = "compile"
+    acts_on = "ranks"
     summary = "runs of pointwise kernels and reductions are fused, as torch.compile does"
     example = "compile"
     needs = "GPU kernels and their launches"
@@ -168,7 +169,9 @@ class Compile(Edit):
         _require_kernels(graph)
         fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
         if fused is graph:
-            raise Unanswerable("no two pointwise kernels or reductions follow one another: nothing to fuse")
+            raise NothingToChange(
+                "no two pointwise kernels or reductions follow one another: nothing to fuse"
+            )
         return fused
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
@@ -185,7 +188,9 @@ class Compile(Edit):
 def _require_kernels(graph: Graph) -> None:
     """Refuse a run without GPU kernels."""
     if not (graph.nodes.kind == NodeKind.KERNEL).any():
-        raise Unanswerable("the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled")
+        raise NothingToChange(
+            "the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled"
+        )
 
 
 def _with_fused(graph: Graph, run: Ints) -> Graph:

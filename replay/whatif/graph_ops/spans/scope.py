@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.errors import Unanswerable
+from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.memory import MODULE
 from dpro.replay.whatif.grammar import nearest
@@ -54,7 +54,7 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
         near = nearest(pattern, ranges["name"].unique().sort().to_list())
-        raise Unanswerable(
+        raise NothingToChange(
             f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
         )
     return nodes_of(graph, run, nesting.with_backward(nesting.marked(chosen)))
@@ -181,7 +181,9 @@ def names_in_scope(graph: Graph, pattern: str) -> list[str]:
     ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
-        raise Unanswerable(f"the run has no range {pattern!r}: record with torch.profiler or `dpro record`")
+        raise NothingToChange(
+            f"the run has no range {pattern!r}: record with torch.profiler or `dpro record`"
+        )
     inner = nesting.spans.filter(nesting.inside(nesting.marked(chosen)) & nesting.on_cpu)
     return inner["name"].unique().sort().to_list()
 

@@ -14,12 +14,13 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path
+from dpro.replay.whatif.documents import undominated
 from dpro.replay.whatif.edits.gradients import Priority
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
-from dpro.replay.whatif.predict import Prediction, Refusal, ranked, undominated
+from dpro.replay.whatif.predict import Prediction, Refusal, ranked
 from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, replayed_gains, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity

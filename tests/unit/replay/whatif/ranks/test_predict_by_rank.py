@@ -20,6 +20,7 @@ from dpro.replay.whatif.ranks.predict import predict_by_rank
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.store import Run
 from tests.builders import TinyRun, cpu_job, gpu_job
+from tests.fabrics import crossing_pairs
 from tests.jobs import ROOT
 
 EDITED = (
@@ -43,6 +44,32 @@ EDITED = (
     ["heal:host=*"],
     ["heal:stage=1"],
     ["slow:rank=1,factor=1.3", "network:bandwidth=4", "no-comm", "scale:kind=cpu,factor=0.8"],
+)
+IN_RANKS = (
+    ["scale:module=*,factor=0.5"],
+    ["remove:name=aten*"],
+    ["remove:kind=kernel"],
+    ["remove:module=*"],
+    ["remove:op=all_reduce,rank=1"],
+    ["remove:kind=collective", "delay:us=100"],
+    ["remove:kind=cpu,rank=0", "slow:rank=1,factor=2"],
+    ["no-launch"],
+    ["free-host"],
+    ["cuda-graph", "network:bandwidth=2"],
+    ["cpu:factor=2"],
+    ["no-sync", "free-host"],
+    ["compile", "slow:rank=1,factor=1.3"],
+    ["network:bandwidth=0.5", "cuda-graph", "compile"],
+    ["hide-input"],
+)
+ON_FABRICS = (
+    ["ecmp"],
+    ["paths"],
+    ["spray:headroom=0.2"],
+    ["fail:link=leaf0/spine0,then=hash"],
+    ["oversubscription:ratio=2"],
+    ["place"],
+    ["paths", "slow:rank=1,factor=1.3"],
 )
 
 
@@ -87,7 +114,14 @@ class Both:
 @pytest.mark.parametrize("job", [cpu_job, gpu_job])
 def test_predictions_by_rank_are_those_of_the_whole_graph(job, tmp_path):
     both = Both(job().write(tmp_path / "run"), tmp_path / "shares")
-    assert len({both.assert_same(edits) for edits in EDITED}) > 5
+    assert len({both.assert_same(edits) for edits in (*EDITED, *IN_RANKS)}) > 15
+
+
+def test_paths_and_cables_of_a_fabric_change_the_joined_graph(tmp_path):
+    run = crossing_pairs(tmp_path / "run", 2000).run
+    assert run is not None
+    both = Both(run, tmp_path / "shares")
+    assert len({both.assert_same(edits) for edits in ON_FABRICS}) > 3
 
 
 def overlapping_job(num_ranks: int = 2, num_steps: int = 3) -> TinyRun:
@@ -112,7 +146,8 @@ def overlapping_job(num_ranks: int = 2, num_steps: int = 3) -> TinyRun:
 def test_kernels_that_communication_slows_down_are_slowed_down_rank_by_rank(tmp_path):
     run = overlapping_job().write(tmp_path / "run")
     both = Both(run, tmp_path / "shares", Contention(1.5, 1.2, 1.9))
-    for edits in (["network:bandwidth=0.5"], ["slow:rank=1,factor=2"], ["no-comm"]):
+    several = (["remove:kind=collective,rank=1"], ["free-host"], ["cuda-graph", "network:bandwidth=2"])
+    for edits in (["network:bandwidth=0.5"], ["slow:rank=1,factor=2"], ["no-comm"], *several):
         both.assert_same(edits)
     slowed = both.whole(["network:bandwidth=0.5"])
     both.trust = dataclasses.replace(both.trust, overlap=None)
@@ -131,5 +166,5 @@ def test_predictions_for_real_jobs_by_rank_are_those_of_the_whole_graph(traces, 
     jobs = sorted(path for path in (traces / "multirank").iterdir() if path.is_dir())
     for source in [ROOT / "sample_traces" / "slow_rank", *jobs]:
         both = Both(open_path(source), tmp_path / source.name)
-        for edits in EDITED:
+        for edits in (*EDITED, *IN_RANKS):
             both.assert_same(edits)

@@ -1,0 +1,222 @@
+"""One rank of a condensed run under edits, in any process: built again, changed, condensed again.
+
+In: what a process has to know of the rank, and an edit. Out: its graph, or skeletons of it. Where it meets
+other ranks, an edge of its own from arrival to transfer stands for the rendezvous: an edit that takes that
+away takes the rank out of the collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Ints
+from dpro.errors import NothingToChange, Unanswerable
+from dpro.replay.graph import EdgeKind, Edges, Graph, MeshPosition, Message
+from dpro.replay.peers import work_without_calls
+from dpro.replay.sharded.agreed import OfRank
+from dpro.replay.sharded.pooled import PooledOfRank
+from dpro.replay.sharded.share import Share, build_share, load_share, share_file
+from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
+from dpro.replay.whatif.edit import Edit, RankChange
+from dpro.replay.whatif.edits.counted import CountedEdit, Counts
+from dpro.replay.whatif.ranks.tables import tables_of
+from dpro.store import Run
+
+WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
+CHANGED, FASTEST = 0, -1  # 1, 2, … are the ends of what an edit leaves open
+
+
+@dataclass(frozen=True)
+class RankEdit:
+    """What an edit makes of a rank.
+
+    Attributes:
+        edit: the edit, or what follows from it.
+        counts: of the whole job, where it counts.
+        end: the changed job, one of the ends of what the edit leaves open, or what it cannot be faster than.
+    """
+
+    edit: RankChange
+    counts: Counts = field(default_factory=dict)
+    end: int = CHANGED
+
+    def of(self, graph: Graph) -> Graph:
+        """The graph of a rank as it is then, itself where it stays as it is.
+
+        Raises:
+            Unanswerable: the run lacks what the edit needs.
+        """
+        try:
+            return self.made(graph) if self.end == CHANGED else self.ends(graph).get(self.end, graph)
+        except NothingToChange:
+            return graph
+
+    def made(self, graph: Graph) -> Graph:
+        """What the edit makes of a rank.
+
+        Raises:
+            NothingToChange: it stays as it is.
+            Unanswerable: the run lacks what the edit needs.
+        """
+        edit = self.edit
+        changed = edit.change(graph, self.counts) if isinstance(edit, CountedEdit) else edit.apply(graph)
+        if changed.num_nodes != graph.num_nodes:
+            raise Unanswerable(f"{edit} {WHOLE_ONLY}")
+        return changed
+
+    def ends(self, graph: Graph) -> dict[int, Graph]:
+        """The ends of what an edit leaves open, and what it cannot be faster than; none of other changes."""
+        edit, found = self.edit, dict[int, Graph]()
+        if not isinstance(edit, Edit):
+            return found
+        with suppress(NothingToChange):
+            ends = edit.ends(graph, self.counts) if isinstance(edit, CountedEdit) else edit.bounds(graph)
+            found |= dict(enumerate(ends, CHANGED + 1))
+        with suppress(NothingToChange):
+            least = edit.least(graph, self.counts) if isinstance(edit, CountedEdit) else edit.limit(graph)
+            found |= {} if least is None else {FASTEST: least}
+        return found
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What a process has to know to build a rank again as a job has it.
+
+    Attributes:
+        run: the run.
+        own: what the rank needs of it.
+        known: what is pooled.
+        folder: where its share is kept once it was built.
+        messages: kinds of communication.
+        places: of all ranks.
+        products: measured matrix products.
+        changes: what was changed inside ranks, in order.
+        transfers: [K] transfers of its share, and
+        lasting: [K] ns that they take.
+    """
+
+    run: Run
+    own: OfRank
+    known: PooledOfRank
+    folder: Path
+    messages: tuple[Message, ...]
+    places: dict[int, MeshPosition]
+    products: pl.DataFrame | None
+    changes: tuple[RankEdit, ...]
+    transfers: Ints
+    lasting: Ints
+
+
+def rank_under_edits(work: RankWork) -> tuple[Share, Graph]:
+    """A rank's share, and its graph as the job has it.
+
+    Of collectives that edits have taken the rank out of, the share has instance -1. Where there are edits,
+    the graph has edges `with_meetings`.
+
+    Args:
+        work: which rank of which job.
+    """
+    file = share_file(work.folder, work.own.rank)
+    if not file.exists():
+        build_share(work.run, work.own, work.folder)
+    share = load_share(file)
+    graph = dataclasses.replace(
+        finished(share, work.known),
+        messages=work.messages,
+        places=work.places,
+        run=tables_of(work.run, work.own),
+        products=work.products,
+    )
+    if work.changes:
+        graph = with_meetings(graph, share)
+        for change in work.changes:
+            graph = change.of(graph)
+        share = still_meeting(share, graph)
+    duration = graph.nodes.duration.copy()
+    duration[work.transfers] = work.lasting
+    return share, graph.with_durations(duration)
+
+
+def with_meetings(graph: Graph, share: Share) -> Graph:
+    """A rank's graph with an edge for each rendezvous, from its arrival to its transfer.
+
+    Args:
+        graph: of the rank.
+        share: of the rank.
+    """
+    edges, count = graph.edges, share.instance.size
+    at = graph.indptr[share.transfer + 1]
+    zero = np.zeros(count, np.int64)
+    columns = {
+        "source": share.arrive,
+        "target": share.transfer,
+        "lag": zero,
+        "kind": np.full(count, EdgeKind.RENDEZVOUS, np.int64),
+        "inferred": zero != 0,
+    }
+    met = Edges(**{name: np.insert(getattr(edges, name), at, new) for name, new in columns.items()})
+    more = np.bincount(share.transfer, minlength=graph.num_nodes)
+    return dataclasses.replace(graph, edges=met, indptr=graph.indptr + np.append(0, np.cumsum(more)))
+
+
+def still_meeting(share: Share, graph: Graph) -> Share:
+    """A rank's share, with instance -1 for collectives that edits have taken the rank out of.
+
+    Args:
+        share: of the rank.
+        graph: its graph under edits.
+    """
+    waits = np.zeros(graph.num_nodes, np.bool_)
+    waits[graph.edges.target[graph.edges.kind == EdgeKind.RENDEZVOUS]] = True
+    return dataclasses.replace(share, instance=np.where(waits[share.transfer], share.instance, -1))
+
+
+def count_rank(edit: CountedEdit, work: RankWork) -> Counts:
+    """What a rank shows of what an edit counts.
+
+    Args:
+        edit: what to change.
+        work: the rank without it.
+    """
+    return edit.counts(rank_under_edits(work)[1])
+
+
+def work_of_rank(work: RankWork) -> pl.DataFrame:
+    """How long a rank works in each phase.
+
+    Args:
+        work: which rank of which job.
+    """
+    return work_without_calls(rank_under_edits(work)[1])
+
+
+def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict[int, RankSkeleton], str]:
+    """Condense a rank under one more edit.
+
+    Args:
+        change: what to change.
+        with_ends: whether the ends of what the edit leaves open are asked for, too.
+        work: the rank without it.
+
+    Returns:
+        Skeletons of the rank in the changed job and at the ends, where it is another one; and why it is none
+        in the changed job.
+    """
+    share, graph = rank_under_edits(work)
+    if not work.changes:
+        graph = with_meetings(graph, share)
+    made, why = dict[int, Graph](), ""
+    try:
+        made[change.end] = change.made(graph)
+    except NothingToChange as error:
+        why = str(error)
+    if with_ends:
+        made |= change.ends(graph)
+    rank = work.own.rank
+    return {end: skeleton_of_share(rank, still_meeting(share, each), each) for end, each in made.items()}, why
