@@ -30,6 +30,7 @@ from dpro.dashboards.app import VIEWS
 from dpro.dashboards.links import Link
 from dpro.dashboards.report.page import html_of
 from dpro.dashboards.whatif import workbench
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.browser import served, settle, start_browser, wait
@@ -57,7 +58,7 @@ def make_run(folder: Path, ranks: int, spans: int) -> None:
             sequence=pl.Series(range(ends.size)),
             op=pl.lit("all_reduce"),
             group=pl.lit("world"),
-            group_ranks=group,
+            group_ranks=members_text(group),
             bytes_in=pl.lit(1 << 20),
         )
         bounds = np.r_[0, begin[ends] + OP_NS + GAP_NS]

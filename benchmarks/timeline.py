@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.table import Table
@@ -156,7 +157,7 @@ def _moved(
             moved = pl.col(name) + number * 10_000_000
             changed.append(pl.when(pl.col(name) >= 0).then(moved).otherwise(pl.col(name)).alias(name))
     if table is COLLECTIVES:
-        changed.append(pl.lit(list(range(ranks)), pl.List(pl.Int32)).alias("group_ranks"))
+        changed.append(pl.lit(members_text(range(ranks))).alias("group_ranks"))
         changed.append(pl.lit(-1, pl.Int64).alias("sequence"))
     if table is STEPS:
         changed.append(pl.col("step") + number * frame["step"].n_unique())

@@ -31,7 +31,6 @@ MAX_MEMBERS = 200_000  # of an archive; there are jobs of 100,000 ranks
 MAX_HEADER_BYTES = 1 << 20  # of one member: its name and what else is said of it
 MAX_RANKS = 1 << 18  # twice the largest job; what is missing is listed
 MAX_DIMENSIONS = 64  # of a tensor: PyTorch's own bound
-MAX_LISTED_RANKS = 1 << 26  # ranks of groups, repeated in each of their collectives, in one file
 MAX_ROWS_PER_BYTE = 2  # of a table in Parquet; real ones have a tenth of one
 MIN_ROWS = 1 << 20
 

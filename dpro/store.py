@@ -26,7 +26,7 @@ from dpro.panics import panics_as
 from dpro.schema import TABLES, conform
 from dpro.table import SchemaError, Table
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: `group_ranks` are lists
 MANIFEST = "manifest.json"
 
 
@@ -325,7 +325,9 @@ def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl
     schema = {name: table.dtypes[name] for name in columns}
     try:
         with _readable(parts[0].parent):
-            frame = pl.scan_parquet(parts, schema=table.dtypes, missing_columns="insert", glob=False)
+            frame = pl.scan_parquet(
+                parts, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False
+            )
             read = frame.select(columns).collect()
     except InputError:  # which part it is shows by reading them one by one
         return pl.concat([_read_part(table, part).select(*schema) for part in parts])

@@ -6,7 +6,7 @@ In: frames. Out: the same with the columns and types of a declaration. Which tab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -22,11 +22,19 @@ class SchemaError(InternalError):
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its polars type, one sentence, the value where a source lacks it (None: an empty list)."""
+    """One column.
+
+    Attributes:
+        dtype: its polars type.
+        doc: one sentence.
+        default: the value where a source lacks it; None: an empty list.
+        of_lists: makes its values of the lists that sources give, and runs had before.
+    """
 
     dtype: pl.DataType | type[pl.DataType]
     doc: str
     default: object = -1
+    of_lists: Callable[[pl.Series], pl.Series] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,13 +91,20 @@ def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
         raise SchemaError(f"table {table.name}: undeclared columns {', '.join(unknown)}")
     other = [name for name, dtype in frame.schema.items() if dtype != table.columns[name].dtype]
     try:
-        cast = frame.with_columns(pl.col(name).cast(table.columns[name].dtype) for name in other)
+        cast = frame.with_columns(_cast(table.columns[name], frame[name]) for name in other)
     except pl.exceptions.PolarsError as error:
         raise SchemaError(f"table {table.name}: {first_line(error)}") from error
     for name in other:
         if cast.schema[name] != table.columns[name].dtype:  # of a struct, polars casts what is in it
             raise SchemaError(f"table {table.name}: {name} is {frame.schema[name]}")
     return cast
+
+
+def _cast(column: Column, values: pl.Series) -> pl.Series:
+    """Return the values in the type of the column."""
+    if column.of_lists is not None and isinstance(values.dtype, pl.List):
+        return column.of_lists(values)
+    return values.cast(column.dtype)
 
 
 def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:

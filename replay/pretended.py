@@ -16,6 +16,7 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.members import members_of
 from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
@@ -117,9 +118,9 @@ def with_communication(
     per_host = manifest.options["pretend"]["per_host"]
     for at, node in enumerate(transfers.tolist()):
         op, ranks, peer, rank = known[int(graph.nodes.collective[node])]
-        by_kind.setdefault(_shape(op, [rank, peer] if op in POINT_TO_POINT else ranks, per_host), []).append(
-            at
-        )
+        by_kind.setdefault(
+            _shape(op, [rank, peer] if op in POINT_TO_POINT else members_of(ranks), per_host), []
+        ).append(at)
     source = _Source(manifest, network, per_host)
     for (op, num_ranks, hosts, stride), places in by_kind.items():
         of_kind = np.array(places)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.classify import REDUCTIONS
+from dpro.members import members_of
 from dpro.replay.alignment.match import group_label
 from dpro.replay.graph import Graph, once
 from dpro.replay.mesh import AXES, GRADIENTS, Mesh, RankGroup, axis_of_group, mesh_of
@@ -48,11 +49,11 @@ def _axes_of_messages(graph: Graph) -> tuple[str, ...]:
     calls = graph.run.table(COLLECTIVES, columns).with_columns(label=group_label())
     alone = calls.filter(pl.col("peer") < 0).select("op", "label", "group", ranks="group_ranks")
     pairs = calls.filter(pl.col("peer") >= 0).select(
-        "op", "label", "group", ranks=pl.concat_list("rank", "peer")
+        "op", "label", "group", ranks=pl.format("{},{}", "rank", "peer")
     )
     found: dict[tuple[str, str], set[str]] = {}
     for op, label, group, ranks in pl.concat([alone, pairs]).unique().iter_rows():
-        axis = axis_of_group(mesh, ranks, description_of(group))
+        axis = axis_of_group(mesh, members_of(ranks), description_of(group))
         found.setdefault((op, label), set()).add(axis)
     axes = {message: each.pop() for message, each in found.items() if len(each) == 1}
     return tuple(axes.get((message.op, message.group), "") for message in graph.messages)
@@ -73,10 +74,11 @@ def groups_of(run: Run) -> list[RankGroup]:
         run.table(BUCKETS).select("rank", bytes_in="bytes"), on=["rank", "bytes_in"], how="semi"
     )
     gradients = reductions.select(*columns, op=pl.lit(GRADIENTS)).unique()
-    rows = pl.concat([said, used, gradients]).filter(pl.col("group_ranks").list.len() > 0)
+    rows = pl.concat([said, used, gradients]).filter(pl.col("group_ranks") != "")
     known = rows.group_by(*columns).agg(pl.col("op").unique())
     groups = []
-    for name, ranks, ops in known.iter_rows():
+    for name, text, ops in known.iter_rows():
+        ranks = members_of(text)
         number = name.partition(" ")[0]
         order = (0, int(number)) if number.isdecimal() else (1, 0)
         described = RankGroup(description_of(name), frozenset(ranks), frozenset(ops) - {""})

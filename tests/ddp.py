@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from dpro.members import members_text
 from tests.builders import MAIN, US, WORKER, TinyRun
 
 ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
@@ -67,7 +68,7 @@ def ddp_job(
             moved = max(together + latency, moved) + us_per_kb * size
             ends.append(moved)
             for rank in range(num_ranks):
-                facts = {"group": "dp", "group_ranks": list(range(num_ranks)), "dtype": "float32"}
+                facts = {"group": "dp", "group_ranks": members_text(range(num_ranks)), "dtype": "float32"}
                 facts |= {"bytes_in": size * KB, "bytes_out": size * KB}
                 op = run.op("c10d::allreduce_", called[rank], called[rank] + call, rank)
                 thread = WORKER + bucket % 2
@@ -152,7 +153,7 @@ def gpu_ddp_job(closes: tuple[int, ...] = (3,), *, kernel: float = 1000, us_per_
                     run.op("c10d::allreduce_", at + 2, at + 22, rank)
                     correlation = next(number)
                     run.call(at + 4, at + 20, correlation, rank)
-                    facts = {"group": "dp", "group_ranks": [0, 1], "dtype": "float32", "bytes_in": size}
+                    facts = {"group": "dp", "group_ranks": "0,1", "dtype": "float32", "bytes_in": size}
                     begun = max([ready[index], *ends[bucket - 1 : bucket]])
                     run.nccl(
                         begun,

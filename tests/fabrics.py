@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpro.members import members_text
 from dpro.replay.graph import Graph
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, write
@@ -60,7 +61,12 @@ def reducing(
     for step in range(steps):
         at = 10_000.0 * step
         for group, ranks in enumerate(groups):
-            facts = {"group": f"group{group}", "group_ranks": ranks, "bytes_in": MB, "bytes_out": MB}
+            facts = {
+                "group": f"group{group}",
+                "group_ranks": members_text(ranks),
+                "bytes_in": MB,
+                "bytes_out": MB,
+            }
             for rank in ranks:
                 called = (at + 100, at + 110)
                 run.gloo(called, (at + 110, at + 110 + lasts_us), rank, sequence=step, **facts)

@@ -3,8 +3,8 @@
 python -m benchmarks.speed.ranks [--ranks 64 1024 10240] [--rounds 3] [--json]
 
 A made-up job: hosts of eight ranks, each with a clock of its own; steps with collectives inside a host,
-between ranks of one place on all hosts, and of all ranks. Groups of more than 32 ranks do not list them, as
-in traces of PyTorch's profiler. Each part runs at each size in a process of its own; CPU time is the least of
+between ranks of one place on all hosts, and of all ranks. Each call says the ranks of its group, as the
+recorder writes them. Each part runs at each size in a process of its own; CPU time is the least of
 the rounds, memory by how much the first one lets the process grow. A part is flat if what it takes per rank,
 at the most ranks, is at most 1.25 times what it takes at any other number.
 """
@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from dpro.detect.stragglers.own_time import calls_of
+from dpro.members import members_text
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.match import match_collectives
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS, conform
@@ -31,7 +32,6 @@ from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from dpro.watch.late import LatestRecords, OwnTimes
 
 RANKS_PER_HOST = 8
-MAX_LISTED = 32  # ranks that PyTorch's profiler lists of a group
 STEPS_OF_JOB = 6
 STEP_NS = 100 * NS_PER_MS
 IN_HOST, ACROSS, OF_ALL = 6, 2, 1  # collectives of each step
@@ -110,19 +110,18 @@ def _calls(ranks: np.ndarray, ahead: np.ndarray, numbered: bool) -> pl.DataFrame
         columns = {
             "collective_id": np.full(ranks.size, number), "span_id": np.full(ranks.size, number),
             "rank": ranks, "op": ["all_reduce"] * ranks.size, "bytes_in": np.full(ranks.size, 1 << 20),
-            "group": [f"{name}{which}" for which in group.tolist()], "group_ranks": _listed(name, host),
+            "group": [f"{name}{which}" for which in group.tolist()], "group_ranks": _members(group),
             "sequence": np.full(ranks.size, number if numbered else -1),
             "enqueued_ns": called + ahead, "start_ns": called + ahead, "duration_ns": ended - called,
         }  # fmt: skip
-        parts.append(pl.DataFrame(columns, schema_overrides={"group_ranks": pl.List(pl.Int32)}))
+        parts.append(pl.DataFrame(columns))
     return pl.concat(parts)
 
 
-def _listed(name: str, host: np.ndarray) -> list[list[int]]:
-    """Return the ranks of each rank's group, where it has few."""
-    if name != "host":
-        return [[]] * host.size
-    return [list(range(each * RANKS_PER_HOST, (each + 1) * RANKS_PER_HOST)) for each in host.tolist()]
+def _members(group: np.ndarray) -> list[str]:
+    """Return the ranks of each rank's group, as the recorder writes them."""
+    texts = [members_text(np.flatnonzero(group == each).tolist()) for each in range(group.max() + 1)]
+    return [texts[each] for each in group.tolist()]
 
 
 def _match(numbered: bool, num_ranks: int) -> Callable[[], object]:

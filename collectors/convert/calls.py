@@ -13,10 +13,16 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.convert.stall import keep_groups, with_stalled_states, without_evicted_states
+from dpro.collectors.convert.stall import (
+    keep_groups,
+    with_group_ranks,
+    with_stalled_states,
+    without_evicted_states,
+)
 from dpro.collectors.inside.names import STALL
 from dpro.folders import written_whole
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
+from dpro.schema.members import with_texts
 from dpro.store import write_part
 
 BACKENDS = ("fr", "nccl")  # their entries are numbered apart: ids of the one are even, of the other odd
@@ -52,13 +58,13 @@ def latest_dump_ns(folder: Path) -> int:
 
 def entries(folder: Path) -> pl.DataFrame:
     """Each entry that is in no part yet, as it was last seen, in the order of the ids."""
-    frames = [frame for path in _kept(folder) if (frame := pl.read_parquet(path)).height]
+    frames = [frame for path in _kept(folder) if (frame := with_texts(pl.read_parquet(path))).height]
     if not frames:
         return COLLECTIVES.empty()
     found = without_evicted_states(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
     found = found.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     passed, _ = _state(folder)
-    return with_group_ranks(found.filter(~_below(passed)), folder / "groups.json")
+    return with_group_ranks(found.filter(~_below(passed)), folder)
 
 
 def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
@@ -69,7 +75,7 @@ def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
         since_ns: when its last step ended.
     """
     paths = [path for path in _kept(folder) if path.stem.endswith(f"-{STALL}")]
-    frames = [pl.read_parquet(path) for path in paths if path.stat().st_mtime_ns > since_ns]
+    frames = [with_texts(pl.read_parquet(path)) for path in paths if path.stat().st_mtime_ns > since_ns]
     return pl.concat([frame for frame in frames if frame.height] or [COLLECTIVES.empty()], how="diagonal")
 
 
@@ -157,23 +163,3 @@ def _state(folder: Path) -> tuple[list[int], int]:
 def _write_state(folder: Path, passed: list[int], lost: int) -> None:
     with written_whole(folder, _STATE) as file:
         file.write(json.dumps({"passed": passed, "lost": lost}).encode())
-
-
-def with_group_ranks(found: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Add the ranks of groups from the process where the dump lacks them (`group` begins with a name).
-
-    Args:
-        found: rows with `group` and `group_ranks`.
-        path: the file in which the process saved ranks by name of group; it may be missing.
-    """
-    groups = json.loads(path.read_text()) if path.is_file() else {}
-    if not groups:
-        return found
-    known = pl.DataFrame(
-        {"name": list(groups), "ranks": list(groups.values())},
-        schema={"name": pl.String, "ranks": COLLECTIVES.dtypes["group_ranks"]},
-    )
-    joined = found.with_columns(name=pl.col("group").str.split(" ").list.first())
-    joined = joined.join(known, on="name", how="left", maintain_order="left")
-    filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("ranks"))
-    return joined.with_columns(group_ranks=filled.fill_null([])).drop("name", "ranks")

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.collectors.inside.names import PRETENDED
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, conform
 
 SOURCE = "pretended"
@@ -155,5 +156,7 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    calls: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
-    return calls
+    """The calls in a file, each with the ranks of its group as text."""
+    saved = json.loads(path.read_text()) if path.is_file() else {"groups": {}, "calls": []}
+    texts = {name: members_text(ranks) for name, ranks in saved["groups"].items()}
+    return [call | {"ranks": texts[call["group"]]} for call in saved["calls"]]

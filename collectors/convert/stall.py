@@ -15,7 +15,9 @@ from typing import Any
 
 import polars as pl
 
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
+from dpro.schema.members import with_texts
 
 SOURCE = "dpro recorder"
 MESSAGE_IDS = 1 << 61  # ids of messages begin here: those of the flight recorder and of windows are below
@@ -50,13 +52,14 @@ def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.Data
         stalled_ns: the later of the last step's end and the last collective's begin. A message whose handle
             was released during the stall was delivered if it was enqueued before this.
     """
+    stall = stall_of(folder)
     messages = [
         message | {"state": "scheduled" if message["enqueued_ns"] >= stalled_ns else "completed"}
         if message.get("state") == "closed"
         else message
-        for message in stall_of(folder).get("messages", [])
+        for message in stall.get("messages", [])
     ]
-    return _rows(messages, rank, MESSAGE_IDS)
+    return _rows(messages, stall.get("groups", {}), rank, MESSAGE_IDS)
 
 
 def delivered(messages: pl.DataFrame) -> pl.DataFrame:
@@ -72,14 +75,20 @@ def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
         rank: the rank that sent or received them.
         window: its number.
     """
-    messages = json.loads(path.read_text()) if path.is_file() else []
-    return conform(COLLECTIVES, _rows(messages, rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS))
+    saved = json.loads(path.read_text()) if path.is_file() else []
+    if isinstance(saved, list):  # of an earlier version
+        saved = {"groups": {}, "messages": saved}
+    rows = _rows(saved["messages"], saved["groups"], rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS)
+    return conform(COLLECTIVES, rows)
 
 
-def _rows(messages: Sequence[Mapping[str, Any]], rank: int, first_id: int) -> pl.DataFrame:
+def _rows(
+    messages: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]], rank: int, first_id: int
+) -> pl.DataFrame:
     rows = []
     for number, message in enumerate(messages):
-        ranks, peer, size = message["ranks"], message["peer"], message["bytes"]
+        peer, size = message["peer"], message["bytes"]
+        ranks = message.get("ranks") or groups.get(message["group"], ())  # each had them in earlier versions
         sends = message["op"] == "send"
         rows.append(
             {
@@ -88,7 +97,7 @@ def _rows(messages: Sequence[Mapping[str, Any]], rank: int, first_id: int) -> pl
                 "window": -1,
                 "op": message["op"],
                 "group": message["group"],
-                "group_ranks": ranks,
+                "group_ranks": members_text(ranks),
                 "sequence": message["sequence"],
                 "bytes_in": size if sends else 0,
                 "bytes_out": 0 if sends else size,
@@ -126,7 +135,7 @@ def process_groups(folder: Path, rank: int) -> pl.DataFrame:
         folder: of the process.
         rank: its rank.
     """
-    frames = [pl.read_parquet(path) for path in sorted(folder.glob("said-*.parquet"))]
+    frames = [with_texts(pl.read_parquet(path)) for path in sorted(folder.glob("said-*.parquet"))]
     if not frames:
         return PROCESS_GROUPS.empty()
     return with_known_ranks(pl.concat(frames), folder).with_columns(rank=pl.lit(rank, pl.Int32))
@@ -139,15 +148,27 @@ def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
         said: what its dumps said.
         folder: where it writes.
     """
-    path = folder / "groups.json"
-    named: Mapping[str, list[int]] = json.loads(path.read_text()) if path.is_file() else {}
     path = folder / "checked"
     checked_ns = int(path.read_text()) if path.is_file() else -1
-    ranks = [named.get(group.split(" ")[0], []) for group in said["group"]]
-    recorded = pl.Series("recorded", ranks, dtype=PROCESS_GROUPS.dtypes["group_ranks"])
-    filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(recorded)
     saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
-    return said.with_columns(group_ranks=filled, saved_ns=saved_ns)
+    return with_group_ranks(said, folder).with_columns(saved_ns=saved_ns)
+
+
+def with_group_ranks(rows: pl.DataFrame, folder: Path) -> pl.DataFrame:
+    """Add the ranks of groups that the process itself recorded where a dump lacks them.
+
+    Args:
+        rows: with `group`, which begins with a name, and `group_ranks`.
+        folder: where the process writes.
+    """
+    path = folder / "groups.json"
+    named: Mapping[str, list[int]] = json.loads(path.read_text()) if path.is_file() else {}
+    texts = {name: members_text(ranks) for name, ranks in named.items()}
+    name = pl.col("group").str.split(" ").list.first()
+    recorded = name.replace_strict(texts, default="", return_dtype=pl.String)
+    return rows.with_columns(
+        group_ranks=pl.when(pl.col("group_ranks") != "").then("group_ranks").otherwise(recorded)
+    )
 
 
 def with_stalled_states(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:

@@ -36,6 +36,7 @@ from dpro.detect.hang.evidence import (
     verdict_in_words,
 )
 from dpro.detect.hang.waits import victims_of
+from dpro.members import members_of
 
 NAME = "hang"
 MAX_GROUPS = 60  # rows of the figure
@@ -108,11 +109,7 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         standing: as from `standing_info`.
         theme: light or dark.
     """
-    names = {
-        ranks: numbers_in_words(sorted(map(int, ranks.split(","))))
-        for ranks in standing["ranks"].unique()
-        if ranks
-    }
+    names = {ranks: numbers_in_words(members_of(ranks)) for ranks in standing["ranks"].unique() if ranks}
     members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
     known = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
     named = standing.with_columns(row=pl.col("group") + known)

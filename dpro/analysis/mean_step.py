@@ -15,6 +15,7 @@ import polars as pl
 
 from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable
+from dpro.members import count_of
 from dpro.replay.models.gpus import common_model
 from dpro.replay.models.inputs import find_inputs, inputs_of_calls
 from dpro.replay.models.mfu import PARAMETERS, SHAPES, Mfu, find_mfu, operations_of_calls
@@ -326,8 +327,7 @@ def _replicas_known(analysis: Analysis) -> bool:
     workers, world = analysis.workers, analysis.run.manifest.world_size
     if world == 1 or (not workers.is_empty() and bool((workers["dp"] >= 0).all())):
         return True
-    members = analysis.collectives["group_ranks"].list.len()
-    return members.len() > 0 and bool((members == world).all())
+    return {count_of(ranks) for ranks in analysis.collectives["group_ranks"].unique()} == {world}
 
 
 def inputs_per_s(analysis: Analysis) -> float | None:

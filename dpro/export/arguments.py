@@ -13,10 +13,12 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
+from dpro.members import members_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.replay.models.gradients.passes import Pass, parameters_of, passes_of
 from dpro.schema import COLLECTIVES, SPANS
+from dpro.schema.members import of_each_text
 from dpro.words import shortened
 
 MAX_TEXT = 200  # characters of an argument
@@ -91,15 +93,13 @@ def _of_communication(graph: Graph) -> pl.DataFrame:
             pl.when(pl.col("payload").count() > 0).then(pl.col("payload").sum()),
         )
     )
-    ranks = first["group_ranks"].to_list()
-    texts = {tuple(each): in_ranges(each) for each in {tuple(each) for each in ranks}}
     return first.select(
         *SPAN,
         bytes="payload",
         dtype=_short(pl.col("dtype")),
         op=_short(pl.col("op")),
         process_group=_short(pl.col("group")),
-        group_ranks=pl.Series([texts[tuple(each)] or None for each in ranks], dtype=pl.String),
+        group_ranks=of_each_text("group_ranks", _ranks_in_words, pl.String()),
         seq=_if_known(pl.col("sequence")),
         peer=_if_known(pl.col("peer")),
         algorithm=_short(pl.col("algorithm")),
@@ -124,6 +124,10 @@ def _passes(graph: Graph) -> list[Pass]:
     with suppress(Unanswerable):
         return passes_of(graph, parameters_of(graph.run))
     return gradient_passes(graph)
+
+
+def _ranks_in_words(text: str) -> str | None:
+    return in_ranges(members_of(text)) or None
 
 
 def in_ranges(ranks: Sequence[int]) -> str:

@@ -21,16 +21,15 @@ from dpro.ingest.assembly.assemble import missing_in_words
 from dpro.ingest.assembly.merge import LEFT_OUT
 from dpro.ingest.assembly.staging import ImportTask, read_task
 from dpro.ingest.flight_recorder.repeated import in_words, newest
-from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, Format, Importer, registry
+from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, registry
 from dpro.ingest.importer import find_traces, spread_over
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, conform
+from dpro.schema.members import GROUP_RANKS
 from dpro.store import Manifest
 from dpro.table import Table, complete
 
 _AT_A_TIME = 32  # dumps that a process reads before it returns their rows
 _TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)
-_GROUP_RANKS = "group_ranks"
-_DUMPS = Format(FLIGHT_RECORDER, "dpro.ingest.flight_recorder", "read_calls", ())
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class DumpFolder:
     """The content of a folder of dumps.
 
     Attributes:
-        frames: rows by table name; the ranks of groups are in `process_groups` alone, where it has them.
+        frames: rows by table name.
         manifest: ranks, those missing, and warnings.
     """
 
@@ -110,7 +109,7 @@ def _read(tasks: Sequence[ImportTask]) -> _Batch:
     for task in tasks:
         label = task.source.label
         try:
-            traces = list(read_task(_reader(task), task))
+            traces = list(read_task(registry().named(task.format), task))
         except DproError as error:
             files.append(_File(task.number, label, [], -1, [], str(error)))
             continue
@@ -121,11 +120,6 @@ def _read(tasks: Sequence[ImportTask]) -> _Batch:
             for name, rows in trace.frames.items():
                 found.setdefault(name, []).append((task.number, rows))
     return _Batch(files, {name: _numbered(TABLES[name], parts) for name, parts in found.items()})
-
-
-def _reader(task: ImportTask) -> Importer:
-    """The importer of a file: dumps are read without the ranks that `process_groups` states once."""
-    return _DUMPS if task.format == FLIGHT_RECORDER else registry().named(task.format)
 
 
 def _numbered(table: Table, parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.DataFrame:
@@ -147,22 +141,19 @@ def _lost(tasks: Sequence[ImportTask], why: str) -> _Batch:
 
 
 def _joined(frames: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    """The rows of each table together; calls keep the ranks of groups that `process_groups` lacks."""
+    """The rows of each table together."""
     found = {}
     for table in _TABLES:
         parts = [each[table.name] for each in frames if table.name in each and each[table.name].height]
         if parts:
             found[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
-    calls = found.get(COLLECTIVES.name)
-    if calls is not None and calls["group"].unique().is_in(_stated(found).implode()).all():
-        found[COLLECTIVES.name] = calls.drop(_GROUP_RANKS)
     return found
 
 
 def _stated(frames: Mapping[str, pl.DataFrame]) -> pl.Series:
     """Names of groups whose ranks are known, once for each set of ranks."""
     groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
-    return groups.filter(pl.col(_GROUP_RANKS).list.len() > 0).unique(["group", _GROUP_RANKS])["group"]
+    return groups.filter(pl.col(GROUP_RANKS) != "").unique(["group", GROUP_RANKS])["group"]
 
 
 def _is_clear(files: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> bool:

@@ -8,6 +8,7 @@ training    steps, operations of pipelines, gradients and the models they belong
 job         processes and hosts: telemetry, clocks, checkpoints, starts, facts
 serving     requests of a server, iterations of its engine
 shared      columns that tables share
+members     columns that have the ranks of groups
 
 Rules that all tables share: times are int64 nanoseconds on the clock of the host that recorded them and
 are never rewritten; ids are int64 and -1 means none; intervals are half open; units are in the names.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.schema.shared import DURATION, RANK, START, WINDOW
+from dpro.schema.shared import DURATION, GROUP_RANKS, RANK, START, WINDOW
 from dpro.table import Column, Table
 
 SPAN_KINDS = (
@@ -66,7 +66,7 @@ COLLECTIVES = Table(
             "",
         ),
         "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
-        "group_ranks": Column(pl.List(pl.Int32), "Global ranks of the group, empty where unknown.", None),
+        "group_ranks": GROUP_RANKS,
         "sequence": Column(pl.Int64, "Sequence number within the group."),
         "bytes_in": Column(pl.Int64, "Bytes this rank puts in; -1 unknown."),
         "bytes_out": Column(pl.Int64, "Bytes this rank gets; -1 unknown."),
@@ -122,7 +122,7 @@ PROCESS_GROUPS = Table(
     {
         "rank": RANK,
         "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
-        "group_ranks": Column(pl.List(pl.Int32), "Global ranks of the group, empty where unknown.", None),
+        "group_ranks": GROUP_RANKS,
         "enqueued": Column(pl.Int64, "Sequence number of the last call that was issued; -1 unknown."),
         "completed": Column(pl.Int64, "Sequence number of the last call that was finished; -1 unknown."),
         "saved_ns": Column(pl.Int64, "When the flight recorder was saved, at the latest; -1 unknown."),

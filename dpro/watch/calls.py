@@ -1,9 +1,8 @@
 """The latest calls of all processes of a job, as far as late ranks can be inferred from them.
 
 In: what processes dump of their flight recorders for a watcher. Out: one table of numbers for the whole
-job. Of a call only what it was, in which group, and when is kept; the ranks of groups, which are long lists
-in large jobs, are kept once. Reading costs most here, so dumps are decoded into the few fields that are used,
-and no call is read twice except where dumps overlap.
+job. Of a call only what it was, in which group, and when is kept. Reading costs most here, so dumps are
+decoded into the few fields that are used, and no call is read twice except where dumps overlap.
 """
 
 from __future__ import annotations
@@ -20,13 +19,16 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import operation
-from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
+from dpro.collectors.convert.calls import BACKENDS
+from dpro.collectors.convert.stall import with_group_ranks
 from dpro.collectors.inside.names import SHOWN
 from dpro.detect.stragglers.own_time import MESSAGES, calls_of
 from dpro.errors import InputError
 from dpro.ingest.flight_recorder import read_dump
 from dpro.ingest.flight_recorder.entries import label
+from dpro.members import count_of, members_text
 from dpro.schema import COLLECTIVES, conform
+from dpro.schema.members import with_texts
 from dpro.watch.tail import ProcessTail
 
 MIN_STEPS = 3  # number of steps whose calls hold a whole step of all ranks
@@ -78,7 +80,7 @@ class _Known:
         self.stamps: dict[str, tuple[int, int]] = {}
         self.last = dict.fromkeys(BACKENDS, -1)
         self.kinds: dict[tuple[str, tuple[str, ...]], int] = {}
-        self.groups: dict[str, list[int]] = {}
+        self.groups: dict[str, str] = {}
 
 
 class CallTable:
@@ -95,8 +97,8 @@ class CallTable:
         self.messages = False
         self._known: dict[Path, _Known] = {}
         self._kinds: dict[CallKind, int] = {}
-        self._keys: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._ranks: dict[str, tuple[int, ...]] = {}
+        self._keys: dict[tuple[str, str], str] = {}
+        self._ranks: dict[str, str] = {}
 
     def read(self, tails: Iterable[ProcessTail]) -> bool:
         """Read what is new; return whether there was any call."""
@@ -163,27 +165,27 @@ class CallTable:
         if op in MESSAGES or not group or not group[0]:
             return _NONE
         ranks = self._ranks_of(group[0], config, tail, known)
-        if len(ranks) == 1:
+        size = count_of(ranks)
+        if size == 1:
             return _NONE
         key = self._key(label(group[0], group[1] if len(group) > 1 else ""), ranks)
-        return self._number(CallKind(op, key, len(ranks) or -1))
+        return self._number(CallKind(op, key, size or -1))
 
-    def _ranks_of(
-        self, group: str, config: Mapping[str, _Config], tail: ProcessTail, known: _Known
-    ) -> tuple[int, ...]:
-        """Return the ranks of a group, from the dump, or from the process's own file; else none."""
+    def _ranks_of(self, group: str, config: Mapping[str, _Config], tail: ProcessTail, known: _Known) -> str:
+        """Return the ranks of a group as text, from the dump, or from the process's own file; else none."""
         listed = config[group].ranks if group in config else ""
         if listed:
             if listed not in self._ranks:
                 digits = listed.strip("[]").replace(",", " ").split()
-                self._ranks[listed] = tuple(sorted(int(each) for each in digits if each.isdigit()))
+                self._ranks[listed] = members_text(sorted(int(each) for each in digits if each.isdigit()))
             return self._ranks[listed]
         if group not in known.groups:
             with suppress(OSError, ValueError):
-                known.groups = json.loads((tail.process.folder / "groups.json").read_bytes())
-        return tuple(sorted(known.groups.get(group, ())))
+                named = json.loads((tail.process.folder / "groups.json").read_bytes())
+                known.groups = {name: members_text(sorted(ranks)) for name, ranks in named.items()}
+        return known.groups.get(group, "")
 
-    def _key(self, group: str, ranks: tuple[int, ...]) -> str:
+    def _key(self, group: str, ranks: str) -> str:
         """Return a short name of a group."""
         return self._keys.setdefault((group, ranks), f"{len(self._keys)}")
 
@@ -212,7 +214,7 @@ class CallTable:
         place, last = BACKENDS.index(backend), known.last[backend]
         try:
             if path.suffix == ".parquet":  # was converted before this look
-                frame = pl.read_parquet(path).select(COLLECTIVES.columns)
+                frame = with_texts(pl.read_parquet(path)).select(COLLECTIVES.columns)
             else:
                 dump = read_dump(path, rank=tail.process.rank, after=last).frames[COLLECTIVES.name]
                 frame = conform(COLLECTIVES, dump).with_columns(pl.col("collective_id") * 2 + place)
@@ -222,14 +224,14 @@ class CallTable:
         if new.is_empty():
             return pl.DataFrame(schema=SCHEMA)
         known.last[backend] = max(last, _largest(new["collective_id"]) // 2)
-        new = with_group_ranks(new, tail.process.folder / "groups.json")
+        new = with_group_ranks(new, tail.process.folder)
         self.messages = self.messages or bool(new["op"].is_in(MESSAGES).any())
         return self._of_table(new)
 
     def _of_table(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return rows of `collectives` with the columns of `SCHEMA`."""
         calls = calls_of(rows)
-        names = {key: self._key(*_group_of(key)) for key in calls["key"].unique()}
+        names = {key: self._key(*key.rsplit("|", 1)) for key in calls["key"].unique()}
         short = pl.col("key").replace_strict(names, return_dtype=pl.String)
         return calls.with_columns(key=short).select(
             pl.col({"enqueued_ns": "time_ns"}.get(name, name)).cast(dtype).alias(name)
@@ -269,12 +271,6 @@ def _earlier_dumps(path: Path, backend: str, tail: ProcessTail, known: _Known) -
         wanted = [each for each in found if found[each] >= since_ns and ".tmp" not in each.name]
         return sorted(wanted, key=lambda each: found[each])
     return []
-
-
-def _group_of(key: str) -> tuple[str, tuple[int, ...]]:
-    """Return the group and its ranks in a key of `calls_of`."""
-    group, _, ranks = key.rpartition("|")
-    return group, tuple(int(rank) for rank in ranks.split(",") if rank)
 
 
 def _largest(numbers: pl.Series) -> Any:

@@ -1,8 +1,7 @@
 """The latest calls of a job's processes, in memory, in the form in which a search for a hang needs them.
 
 In: the folders they write to, and their latest records. Out: `Records`, as of a run. A dump that has not
-changed is not read again; no file is written, and the ranks of groups, which are long lists in large jobs,
-are kept once for each process and not with each call.
+changed is not read again, and no file is written.
 """
 
 from __future__ import annotations
@@ -17,20 +16,19 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
-from dpro.collectors.convert.stall import message_rows, with_known_ranks
+from dpro.collectors.convert.calls import BACKENDS
+from dpro.collectors.convert.stall import message_rows, with_group_ranks, with_known_ranks
 from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
-from dpro.ingest.flight_recorder import read_calls
+from dpro.ingest.flight_recorder import read_dump
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
+from dpro.schema.members import GROUP_RANKS
 from dpro.watch.tail import ProcessTail, heartbeats_of, steps_of, workers_of
-
-_NO_RANKS = pl.lit([], dtype=COLLECTIVES.dtypes["group_ranks"])
 
 
 @dataclass(frozen=True)
 class _Dump:
-    """One dump: calls, without the ranks of their groups where `groups` has them; and groups."""
+    """One dump: calls and groups."""
 
     stamp: tuple[int, int]
     place: int  # of the backend
@@ -80,7 +78,7 @@ class Snapshot:
         groups = self._groups()
         calls = pl.concat([self._calls(), *(conform(COLLECTIVES, each) for each in messages)])
         return make_records(
-            _with_ambiguous(calls, groups),
+            calls,
             groups,
             workers_of(tails),
             steps_of(tails),
@@ -97,16 +95,13 @@ class Snapshot:
             path: the file.
             stamp: of the file as it is read.
         """
-        frames = read_calls(path, rank=tail.process.rank).frames
+        frames = read_dump(path, rank=tail.process.rank).frames
         calls = frames[COLLECTIVES.name]
         groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
-        if not (groups["group_ranks"].list.len() > 0).all():
+        if not (groups[GROUP_RANKS] != "").all():
             groups = with_known_ranks(conform(PROCESS_GROUPS, groups), tail.process.folder)
-        listed = groups.filter(pl.col("group_ranks").list.len() > 0)["group"]
-        if calls["group"].unique().is_in(listed.implode()).all():
-            calls = calls.drop("group_ranks", strict=False)
-        else:
-            calls = with_group_ranks(conform(COLLECTIVES, calls), tail.process.folder / "groups.json")
+        if not (calls[GROUP_RANKS] != "").all():
+            calls = with_group_ranks(calls, tail.process.folder)
         return _Dump(stamp, BACKENDS.index(backend), calls, groups)
 
     def _calls(self) -> pl.DataFrame:
@@ -153,22 +148,3 @@ def _has_messages(tail: ProcessTail) -> bool:
         stall: Mapping[str, object] = json.loads((tail.process.folder / "stall.json").read_bytes())
         return bool(stall.get("messages"))
     return False
-
-
-def _with_ambiguous(calls: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Add the ranks to calls of groups that share their name with others.
-
-    Args:
-        calls: rows of `collectives`.
-        groups: rows of `process_groups`.
-    """
-    listed = groups.filter(pl.col("group_ranks").list.len() > 0)
-    names = listed.unique(["group", "group_ranks"])["group"]
-    several = names.filter(names.is_duplicated()).unique()
-    if several.is_empty():
-        return calls
-    known = listed.filter(pl.col("group").is_in(several.implode()))
-    known = known.select("rank", "group", listed="group_ranks").unique(["rank", "group"], keep="last")
-    joined = calls.join(known, on=["rank", "group"], how="left", maintain_order="left")
-    given = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("listed"))
-    return joined.with_columns(group_ranks=given.fill_null(_NO_RANKS)).drop("listed")

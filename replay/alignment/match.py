@@ -121,9 +121,8 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
 
 def group_label() -> pl.Expr:
     """What distinguishes process groups, of rows of `collectives`: name, and ranks where they are known."""
-    ranks = pl.col("group_ranks").cast(pl.List(pl.String)).list.join(", ")
-    has_ranks = pl.col("group_ranks").list.len() > 0
-    return pl.when(has_ranks).then(pl.format("{}[{}]", "group", ranks)).otherwise("group")
+    named = pl.format("{}[{}]", "group", "group_ranks")
+    return pl.when(pl.col("group_ranks") != "").then(named).otherwise("group")
 
 
 def _group_keys(rows: pl.DataFrame) -> pl.Series:

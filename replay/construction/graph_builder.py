@@ -44,6 +44,7 @@ from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
 from dpro.replay.pipeline.recorded import has_operations, operations_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.schema.members import num_members
 from dpro.store import Run
 
 # Of the `spans` table; not the shapes, which are most of it.
@@ -272,7 +273,7 @@ def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, .
     Returns:
         The rows with `payload` (bytes, -1 unknown) and `message`, and the messages that the latter numbers.
     """
-    known = pl.max_horizontal(pl.col("group_ranks").list.len().cast(pl.Int64), "expected").max()
+    known = pl.max_horizontal(num_members(), "expected").max()
     rows = matched.with_columns(
         num_ranks=known.over("key"), payload=pl.max_horizontal("bytes_in", "bytes_out")
     )

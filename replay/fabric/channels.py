@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from dpro.members import members_of
 from dpro.replay.fabric.flows import MESSAGES, PAIRWISE, TREE, Channels, Hop
 from dpro.schema import COLLECTIVES, SENDS, WORKERS
 from dpro.store import Run
@@ -122,9 +123,8 @@ def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> Plac
     """
     workers = run.table(WORKERS).select("host", "pid", "rank")
     rank_of = {(_short(host), pid): rank for host, pid, rank in workers.iter_rows() if host and pid}
-    known = [
-        tuple(each) for each in run.table(COLLECTIVES, ["group_ranks"])["group_ranks"].unique() if len(each)
-    ]
+    texts = run.table(COLLECTIVES, ["group_ranks"])["group_ranks"].unique()
+    known = [members_of(each) for each in texts.sort() if each]
     groups: dict[Ranks, list[GroupChannels]] = {}
     unknown = incomplete = 0
     for each in communicators:

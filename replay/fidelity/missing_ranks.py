@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
+from dpro.members import members_of
 from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.graph import Graph, NodeKind
@@ -125,8 +126,8 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
     Args:
         rows: matched collectives.
     """
-    messages = rows.filter(pl.col("op").is_in(POINT_TO_POINT) & (pl.col("group_ranks").list.len() > 1))
-    listed = messages["group_ranks"].unique().to_list()
+    messages = rows.filter(pl.col("op").is_in(POINT_TO_POINT))
+    listed = [ranks for text in messages["group_ranks"].unique() if len(ranks := members_of(text)) > 1]
     size = max(map(len, listed), default=0)
     stages = {
         rank: stage for ranks in listed for stage, rank in enumerate(sorted(ranks)) if len(ranks) == size
@@ -143,10 +144,11 @@ def rendezvous_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry 
     """
     nodes, absent = built.graph.nodes, set(missing)
     rows = built.matching.rows.select("instance", "group_ranks", "peer")
+    may_wait = {ranks: not absent.isdisjoint(members_of(ranks)) for ranks in rows["group_ranks"].unique()}
     met = [
         instance
         for instance, ranks, peer in rows.iter_rows()
-        if (peer in absent if peer >= 0 else not ranks or not absent.isdisjoint(ranks))
+        if (peer in absent if peer >= 0 else not ranks or may_wait[ranks])
     ]
     transfers = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & np.isin(nodes.collective, met))
     if transfers.size == 0:

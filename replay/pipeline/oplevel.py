@@ -22,6 +22,7 @@ from dpro.replay.graph import EdgeKind, Edges, Graph, Message, NodeKind, Nodes, 
 from dpro.replay.pipeline.dependencies import CLOCK_SLACK_NS, STEP, PipelineStructure, find_dependencies
 from dpro.replay.pipeline.operations import COMMUNICATION, Operations, Role
 from dpro.schema import COLLECTIVES
+from dpro.schema.members import num_members
 from dpro.store import Run
 from dpro.units import format_duration
 
@@ -355,7 +356,7 @@ def _matching(run: Run, rows: pl.DataFrame) -> Matching:
     members = pl.col("members").cast(pl.Int64)
     known = rows.filter("communicates").select("rank", "span_id", "instance", members, key="group")
     matched = run.table(COLLECTIVES).join(known, on=["rank", "span_id"])
-    expected = pl.max_horizontal(pl.col("group_ranks").list.len().cast(pl.Int64), 1)
+    expected = pl.max_horizontal(num_members(), 1)
     return Matching(matched.with_columns(expected=expected, covering=expected), ())
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from dpro.members import members_of
 from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.match import POINT_TO_POINT, match_collectives
 from dpro.replay.graph import MeshPosition
@@ -32,6 +33,7 @@ from dpro.replay.pipeline.operations import (
 from dpro.replay.pipeline.ranges import has_ranges, operations_by_ranges
 from dpro.replay.steps.typical import step_series, undisturbed
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
+from dpro.schema.members import of_each_text
 from dpro.store import Run
 from dpro.timed import with_times
 
@@ -284,9 +286,12 @@ def _on_streams(
 def _of_one_stage(places: dict[int, MeshPosition]) -> pl.Expr:
     """Whether the ranks of a group are several of one stage."""
     stage = {rank: place.stage for rank, place in places.items()}
-    number = pl.element().replace_strict(stage, default=-1, return_dtype=pl.Int64)
-    stages = pl.col("group_ranks").list.eval(number)
-    return (stages.list.len() > 1) & (stages.list.n_unique() == 1) & (stages.list.first() >= 0)
+
+    def of_one(text: str) -> bool:
+        ranks = members_of(text)
+        return len(ranks) > 1 and len({stage.get(rank) for rank in ranks}) == 1 and ranks[0] in stage
+
+    return of_each_text("group_ranks", of_one, pl.Boolean())
 
 
 def _rest(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

@@ -38,6 +38,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.alignment.match import match_collectives
 from dpro.replay.intervals import Intervals, Times, covered, union
 from dpro.schema import GPU_WORK_KINDS
+from dpro.schema.members import num_members
 
 NO_STEP = -1  # the number of the step that stands for a whole window where no steps were recorded
 LANE = ["rank", "window", "pid", "tid"]
@@ -340,7 +341,7 @@ def _sum_or_null(column: str) -> pl.Expr:
 
 def _bus_bytes() -> pl.Expr:
     """Bytes that cross one rank's link, by the convention of the NCCL tests, from what the rank puts in."""
-    n = pl.col("group_ranks").list.len().cast(pl.Float64)
+    n = num_members().cast(pl.Float64)
     per_byte = (
         pl.when(pl.col("op") == "all_reduce")
         .then(2 * (n - 1) / n)
@@ -366,7 +367,7 @@ def matched_members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFr
         `transfer_ns` (null where they are not).
     """
     rows = match_collectives(collectives, spans).rows
-    size = pl.max_horizontal("expected", pl.col("group_ranks").list.len().cast(pl.Int64), 2)
+    size = pl.max_horizontal("expected", num_members(), 2)
     transfer = pl.col("duration_ns").min().over("instance")
     rows = rows.with_columns(complete=pl.col("members") >= size)
     return rows.with_columns(transfer_ns=pl.when("complete").then(transfer))
@@ -384,7 +385,7 @@ def ready_times(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         ran a collective. A span that ran several collectives at once is ready when the last of them is.
     """
     rows = matched_members(collectives, spans)
-    alone = pl.col("group_ranks").list.len() == 1  # a group of one rank waits for no other
+    alone = num_members() == 1  # a group of one rank waits for no other
     transfer = pl.when(alone).then("duration_ns").otherwise("transfer_ns")
     ready = pl.col("start_ns") + pl.col("duration_ns") - transfer
     last = pl.when(ready.is_null().any()).then(None).otherwise(ready.max())

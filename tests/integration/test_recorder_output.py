@@ -92,7 +92,7 @@ def test_every_call_is_one_row(both):
         assert sorted(mine["sequence"]) == list(range(1, mine.height + 1))
     groups = recorded.table(PROCESS_GROUPS)
     assert set(groups["group"]) == {"0 default_pg"}
-    assert groups["group_ranks"].list.len().unique().len() == 1
+    assert groups["group_ranks"].unique().len() == 1
 
 
 def test_replay_is_as_good_as_of_the_import(both):

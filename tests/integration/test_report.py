@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
         }
         gloo = {**lane, **comm, "span_id": 2, "kind": "annotation", "name": "gloo:all_reduce", "tid": 2}
         member = {**comm, "rank": rank, "window": 0, "collective_id": 1, "op": "all_reduce", "group": "0"}
-        member |= {"group_ranks": [0, 1], "sequence": 1, "bytes_in": 3000, "span_id": 2}
+        member |= {"group_ranks": "0,1", "sequence": 1, "bytes_in": 3000, "span_id": 2}
         step = {"rank": rank, "step": 7, "window": 0, "start_ns": 0, "duration_ns": 10 * MS}
         for table, rows in ((SPANS, [op, gloo]), (COLLECTIVES, [member]), (STEPS, [step])):
             write_part(folder, table, f"rank{rank:05d}", pl.DataFrame(rows))

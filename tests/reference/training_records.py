@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from dpro.members import members_text
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, TABLES, WORKERS, conform
 from dpro.store import Manifest, write_manifest, write_part
 from tests.reference.training_jobs import Job, Log, hosts_apart, mesh_of
@@ -155,8 +156,8 @@ def _groups(job: Job, frame: pl.DataFrame) -> pl.DataFrame:
         frame.group_by("kind", "index").agg(pl.col("peer").first(), pl.col("rank").first()).iter_rows()
     ):
         members = sorted((rank, peer)) if peer >= 0 else mesh.groups[kind][index].tolist()
-        rows.append((kind, index, f"{kind}.{index}", members))
-    schema = {"kind": pl.String, "index": pl.Int64, "group": pl.String, "group_ranks": pl.List(pl.Int32)}
+        rows.append((kind, index, f"{kind}.{index}", members_text(members)))
+    schema = {"kind": pl.String, "index": pl.Int64, "group": pl.String, "group_ranks": pl.String}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 

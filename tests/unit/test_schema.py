@@ -98,5 +98,5 @@ def test_the_page_of_the_tables_is_what_their_declarations_generate():
 def test_a_row_of_the_page_has_type_unit_default_and_meaning():
     rows = page().splitlines()
     assert "| `gpu_step_ns` | int64 | ns | `-1` | " in "\n".join(rows)
-    assert "| `group_ranks` | list of int32 |  |  | Global ranks of the group, empty where unknown. |" in rows
+    assert "| `names` | list of string |  |  | Their names; empty where unknown. |" in rows
     assert any(row.startswith("| `kind` | one of `event_record`, ") for row in rows)

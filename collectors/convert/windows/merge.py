@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from dpro.schema.members import num_members
+
 SLACK_NS = 50_000  # an entry may seem this much later than the end of its call
 LAUNCH_NS = 100_000_000  # the longest from an entry to the launch of its kernel
 KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
@@ -44,7 +46,7 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
         .join(known, on="entry", how="left", maintain_order="left")
     )
     # A reduce-scatter that was run as an all-reduce of all that it was given brings a part of it.
-    part = pl.col("bytes_out_fr") // pl.col("group_ranks_fr").list.len().clip(lower_bound=1)
+    part = pl.col("bytes_out_fr") // num_members("group_ranks_fr").clip(lower_bound=1)
     same = pl.col("op") == pl.col("op_fr")
     joined = joined.with_columns(bytes_out_fr=pl.when(same).then("bytes_out_fr").otherwise(part))
     facts = [pl.coalesce(_known(f"{name}_fr", entries.schema[name]), name).alias(name) for name in _FACTS]
@@ -55,8 +57,6 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
 def _known(name: str, dtype: pl.DataType) -> pl.Expr:
     """The column, null where it says unknown."""
     column = pl.col(name)
-    if isinstance(dtype, pl.List):
-        return pl.when(column.list.len() > 0).then(column)
     return pl.when(column != "" if dtype == pl.String else column >= 0).then(column)
 
 

@@ -91,8 +91,9 @@ class Stalls:
         """
         messages, self._in_window = self._in_window, deque(maxlen=MAX_MESSAGES)
         if messages:
-            content = json.dumps(_with_ranks(messages)).encode()
-            self._recorder.write_file(f"{name.replace('window', 'messages')}.json", content)
+            saved = {"groups": _groups_of(messages), "messages": list(messages)}
+            path = f"{name.replace('window', 'messages')}.json"
+            self._recorder.write_file(path, json.dumps(saved).encode())
 
     def on_second(self) -> None:
         """Save while no step ends; not while the process ends, which changes what is open."""
@@ -126,7 +127,8 @@ class Stalls:
         self._open = known | {_name_of(message) for message in latest if message["state"] == "closed"}
         stall = {
             "saved_ns": time.time_ns(),
-            "messages": _with_ranks([*latest, *pending]),
+            "groups": _groups_of([*latest, *pending]),
+            "messages": [*latest, *pending],
             "stack": _main_stack(),
         }
         self._recorder.write_file("stall.json", json.dumps(stall).encode())
@@ -142,14 +144,14 @@ def _is_open(work: Any) -> bool:
     return held is not None and not held.is_completed()
 
 
-def _with_ranks(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, each with the global ranks of its group, in the group's order."""
-    ranks = {
-        name: sorted(places, key=lambda rank: places[rank])
+def _groups_of(messages: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
+    """Global ranks of the groups of some messages, in the order of each group."""
+    used = {message["group"] for message in messages}
+    return {
+        name: sorted(places, key=places.__getitem__)
         for group, name in group_names().items()
-        if (places := group_ranks(group))
+        if name in used and (places := group_ranks(group))
     }
-    return [message | {"ranks": ranks.get(message["group"], [])} for message in messages]
 
 
 def _main_stack() -> list[str]:

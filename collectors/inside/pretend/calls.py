@@ -39,6 +39,7 @@ class Calls:
         """Nothing was called yet."""
         self._recorder = recorder
         self._groups: dict[str, Members] = {}
+        self._used: dict[str, Sequence[int]] = {}
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._in_window: deque[dict[str, Any]] = deque(maxlen=MAX_CALLS)
         self._others: deque[dict[str, Any]] = deque(maxlen=MAX_CALLS)
@@ -69,11 +70,11 @@ class Calls:
         """
         key = (of.name, op, str(peer)) if op in _MESSAGES else (of.name,)
         self._counts[key] += 1
+        self._used[of.name] = of.ranks
         first = next(iter([*given, *got]), None)
         call = {
             "op": op,
             "group": of.name,
-            "ranks": list(of.ranks),
             "sequence": self._counts[key],
             "bytes_in": 0 if op == "recv" else sum(each.nbytes for each in given),
             "bytes_out": 0 if op == "send" else sum(each.nbytes for each in got),
@@ -102,4 +103,5 @@ class Calls:
             self._save(f"{PRETENDED}.json", self._others)
 
     def _save(self, name: str, calls: deque[dict[str, Any]]) -> None:
-        self._recorder.write_file(name, json.dumps(list(calls)).encode())
+        used = {call["group"]: list(self._used[call["group"]]) for call in calls}
+        self._recorder.write_file(name, json.dumps({"groups": used, "calls": list(calls)}).encode())

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from dpro.detect.hang.ras import SOURCE, Ras, read_ras
+from dpro.members import members_of, members_text
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS
+from dpro.schema.members import GROUP_RANKS, of_each_text, sorted_members
 from dpro.store import Run
 
 UNFINISHED = ("scheduled", "started")
 # A member can finish these only after every other member has come.
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 DEFAULT_GROUP = "0 default_pg"
-_RANKS_OF_GROUP = "group_ranks"
-_LIST = COLLECTIVES.dtypes[_RANKS_OF_GROUP]
 _COUNT_SCALE = 2  # a recording numbers its two flight recorders in turn: the first entries are 0 and 1
 
 
@@ -52,22 +52,11 @@ class Records:
 
 
 def read_records(run: Run) -> Records:
-    """Read the records of a run.
-
-    Each call lists the ranks of its group, which takes much memory where groups are large: the lists are read
-    only if the ranks of some group are in no other table.
-    """
+    """Read the records of a run."""
     groups, workers, steps, clock_samples = (
         run.table(table, list(table.columns)) for table in (PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
     )
-    listed = groups.filter(pl.col("group_ranks").list.len() > 0).unique(["group", "group_ranks"])["group"]
-    calls = run.table(COLLECTIVES, [name for name in COLLECTIVES.columns if name != _RANKS_OF_GROUP])
-    known = calls.filter(pl.col("state") != "")["group"].unique()
-    if listed.is_duplicated().any() or not known.is_in(listed.implode()).all():
-        calls = run.table(COLLECTIVES)
-    else:
-        none = pl.lit([], dtype=_LIST)
-        calls = calls.with_columns(none.alias(_RANKS_OF_GROUP))
+    calls = run.table(COLLECTIVES)
     records = make_records(calls, groups, workers, steps, clock_samples, run.manifest.world_size)
     asked = SOURCE in run.manifest.sources.get(COUNTERS.name, "")  # telemetry is much to read
     return replace(records, ras=read_ras(run.table(COUNTERS))) if asked else records
@@ -148,43 +137,37 @@ def _keyed(
     """Add `key`, which identifies a group: its name and ranks, since split groups share a name.
 
     Args:
-        frame: rows with `group` and `group_ranks`, which may be empty.
+        frame: rows with `group` and `group_ranks`.
         process_groups: table `process_groups`.
         world_size: number of ranks of the job.
 
     Returns:
-        The rows with `key`; and `key`, `ranks`.
+        The rows with `key`; and `key`, `ranks` as a text.
     """
-    on = ["group"]
-    if frame[_RANKS_OF_GROUP].list.len().sum():
-        on.append(_RANKS_OF_GROUP)
-    else:
-        frame = frame.drop(_RANKS_OF_GROUP)
-    kinds = frame.select(on).unique()  # few, while rows may be millions
-    own = kinds if len(on) > 1 else kinds.with_columns(pl.lit([], _LIST).alias(_RANKS_OF_GROUP))
+    on = ["group", GROUP_RANKS] if (frame[GROUP_RANKS] != "").any() else ["group"]
+    kinds = frame.select("group", GROUP_RANKS).unique()  # few, while rows may be millions
     listed = (
-        pl.concat([each.select("group", _RANKS_OF_GROUP) for each in (process_groups, own)])
-        .filter(pl.col(_RANKS_OF_GROUP).list.len() > 0)
+        pl.concat([each.select("group", GROUP_RANKS) for each in (process_groups, kinds)])
+        .filter(pl.col(GROUP_RANKS) != "")
         .unique()
-        .sort("group", _RANKS_OF_GROUP)
+        .sort("group", GROUP_RANKS)
     )
-    single = listed.filter(pl.len().over("group") == 1).rename({_RANKS_OF_GROUP: "listed"})
+    single = listed.filter(pl.len().over("group") == 1).rename({GROUP_RANKS: "listed"})
     ranks = (
-        pl.when(pl.col(_RANKS_OF_GROUP).list.len() > 0)
-        .then(_RANKS_OF_GROUP)
+        pl.when(pl.col(GROUP_RANKS) != "")
+        .then(GROUP_RANKS)
         .when(pl.col("listed").is_not_null())
         .then("listed")
         .when(pl.col("group") == DEFAULT_GROUP)
-        .then(pl.lit(list(range(world_size)), _LIST))
-        .otherwise(_RANKS_OF_GROUP)
-        .list.sort()
+        .then(pl.lit(members_text(range(world_size))))
+        .otherwise(GROUP_RANKS)
     )
-    text = pl.col("ranks").cast(pl.List(pl.String)).list.join(",")
-    # Ranks of large groups are long texts: a category is looked at once and not in every row.
+    # A category is looked at once and not in every row.
     keys = (
-        own.join(single, on="group", how="left")
+        kinds.join(single, on="group", how="left")
         .with_columns(ranks=ranks)
-        .with_columns(key=(pl.col("group") + "|" + text).cast(pl.Categorical))
+        .with_columns(sorted_members("ranks"))
+        .with_columns(key=(pl.col("group") + "|" + pl.col("ranks")).cast(pl.Categorical))
     )
     keyed = frame.join(keys.select(*on, "key"), on=on, how="left", maintain_order="left")
     return keyed, keys.select("key", "ranks")
@@ -192,7 +175,9 @@ def _keyed(
 
 def _members(calls: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
     """Return `key`, `rank`: the members of each group; those that called it where none are listed."""
-    named = keys.unique("key").explode("ranks", empty_as_null=True).drop_nulls().rename({"ranks": "rank"})
+    each = of_each_text("ranks", members_of, pl.List(pl.Int32()))
+    named = keys.unique("key").with_columns(rank=each).drop("ranks")
+    named = named.explode("rank", empty_as_null=True).drop_nulls()
     callers = calls.select("key", "rank").unique().join(named, on="key", how="anti")
     return pl.concat([named, callers]).unique().sort("key", "rank")
 

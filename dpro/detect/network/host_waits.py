@@ -16,6 +16,7 @@ import polars as pl
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import ranks_in_words
 from dpro.detect.regression import Regression, regression_of
+from dpro.members import members_of
 from dpro.replay.steps.host import host_facts
 from dpro.replay.steps.typical import job_steps
 from dpro.units import format_duration
@@ -76,7 +77,7 @@ def idle_times(own: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -
 def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
     """Groups of which several ranks were recorded, the largest first; none that may wait for ranks apart."""
     seen = calls.group_by("key").agg(pl.col("rank").unique().sort()).sort("key")
-    members = [{int(rank) for rank in key.rpartition("|")[2].split(",") if rank} for key in seen["key"]]
+    members = [set(members_of(key.rpartition("|")[2])) for key in seen["key"]]
     recorded = {*calls["rank"]}
     found = {}
     for ranks in seen["rank"].to_list():

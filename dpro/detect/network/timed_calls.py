@@ -21,6 +21,7 @@ import polars as pl
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import MESSAGE, Healed, Traffic
 from dpro.replay.steps.typical import job_steps
+from dpro.schema.members import num_members
 
 _COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfer_ns", "whole")
 
@@ -63,7 +64,7 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
         "peer",
         "duration_ns",
         "source",
-        pl.col("group_ranks").list.len().cast(pl.Int64).alias("size"),
+        num_members().alias("size"),
         bytes=pl.max_horizontal("bytes_in", "bytes_out"),
         began_ns=began,
     )

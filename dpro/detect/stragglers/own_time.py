@@ -15,6 +15,7 @@ import polars as pl
 from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.clocks import on_lines
 from dpro.replay.peers import teams_in_groups
+from dpro.schema.members import num_members, sorted_members
 
 MESSAGES = ("send", "recv")
 COALESCED = ":coalesced"  # what the flight recorder calls several messages that go as one ends with
@@ -44,20 +45,15 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
         & (pl.col("sequence") >= 0)
         & (pl.col("enqueued_ns") >= 0)
         & (pl.col("group") != "")
-        & (pl.col("group_ranks").list.len() != 1)
+        & (num_members() != 1)
     )
-    known = known.with_columns(members=pl.col("group_ranks").hash())  # the lists of large jobs are long
-    ranks = pl.col("group_ranks").list.sort().cast(pl.List(pl.String)).list.join(",")
-    size = pl.col("group_ranks").list.len().cast(pl.Int64)
-    groups = known.unique(["group", "members"]).select(
-        "group",
-        "members",
-        key=pl.col("group") + "|" + ranks,
-        size=pl.when(size > 0).then(size).otherwise(-1),
+    by = ["group", "group_ranks"]
+    groups = known.select(by).unique().with_columns(size=num_members())
+    groups = groups.with_columns(
+        key=pl.col("group") + "|" + sorted_members(),
+        size=pl.when(pl.col("size") > 0).then("size").otherwise(-1),
     )
-    rows = known.select("rank", "sequence", "op", "group", "members", time_ns="enqueued_ns").join(
-        groups, on=["group", "members"]
-    )
+    rows = known.select(*by, "rank", "sequence", "op", time_ns="enqueued_ns").join(groups, on=by)
     first = rows.group_by("rank", "key", "sequence").agg(
         pl.col("op").first(), pl.col("size").first(), pl.col("time_ns").min()
     )

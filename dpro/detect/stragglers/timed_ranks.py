@@ -16,6 +16,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE, find_late_ranks
 from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, usual_ones
+from dpro.schema.members import num_members
 
 LAST_ON_GPU = (
     "by the times of its collectives on the GPU, to which it comes last; no counter of its host explains it, "
@@ -103,17 +104,16 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
         & (pl.col("sequence") >= 0)
         & (pl.col("enqueued_ns") >= 0)
         & (pl.col("group") != "")
-        & (pl.col("group_ranks").list.len() != 1)
+        & (num_members() != 1)
         & ~pl.col("op").is_in([*MESSAGES, "send_recv"])
         & ~pl.col("op").str.ends_with(COALESCED)
     )
     timed = timed.filter(pl.col("source") == pl.col("source").mode().min())
-    call = ["group", "members", "op", "sequence"]
-    members = timed.with_columns(members=pl.col("group_ranks").hash())
-    callers = members.group_by("group", "members").agg(callers=pl.col("rank").n_unique())
-    size = pl.when(pl.col("group_ranks").list.len() > 0).then(pl.col("group_ranks").list.len())
+    call = ["group", "group_ranks", "op", "sequence"]
+    callers = timed.group_by("group", "group_ranks").agg(callers=pl.col("rank").n_unique())
+    size = pl.when(num_members() > 0).then(num_members())
     return (
-        members.join(callers, on=["group", "members"])
+        timed.join(callers, on=["group", "group_ranks"])
         .with_columns(
             size=pl.coalesce(size, "callers").cast(pl.Int64),
             met=pl.len().over(call),

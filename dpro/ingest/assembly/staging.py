@@ -262,7 +262,7 @@ def _of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:
     """Whether a rank sends or receives within a group: its peer then depends on its own rank."""
-    within_group = pl.col("op").is_in(["send", "recv"]) & (pl.col("group_ranks").list.len() > 0)
+    within_group = pl.col("op").is_in(["send", "recv"]) & (pl.col("group_ranks") != "")
     return any(
         name == COLLECTIVES.name
         and {"op", "group_ranks"} <= set(frame.columns)

@@ -5,6 +5,6 @@ entries     the calls in it as rows of `collectives`
 repeated    which of several dumps of one rank count
 """
 
-from dpro.ingest.flight_recorder.reader import is_dump, read_calls, read_dump
+from dpro.ingest.flight_recorder.reader import is_dump, read_dump
 
-__all__ = ["is_dump", "read_calls", "read_dump"]
+__all__ = ["is_dump", "read_dump"]

@@ -15,15 +15,16 @@ from contextlib import suppress
 from functools import cache
 from itertools import compress, repeat
 from operator import contains, is_, itemgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
 
 from dpro.classify import operation
 from dpro.ingest.reading.dtypes import dtype_bytes, dtype_name
-from dpro.ingest.reading.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call
+from dpro.ingest.reading.peers import directed_bytes, global_peer
 from dpro.ingest.reading.values import elements, int32, int64, mapping, rounded, sequence, text
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_MS
 
@@ -40,31 +41,12 @@ _KEY_FIELDS = (
 )  # fmt: skip
 
 
-class CallColumns(NamedTuple):
-    """Calls as rows of `collectives`, without the ranks of their groups, which take much memory where large.
-
-    Attributes:
-        rows: one row per call.
-        kinds: all that calls of a kind share.
-        of_kind: [N] the kind of each call.
-    """
-
-    rows: pl.DataFrame
-    kinds: Sequence[Mapping[str, Any]]
-    of_kind: np.ndarray[Any, np.dtype[np.int64]]
-
-    def with_group_ranks(self) -> pl.DataFrame:
-        """Return the rows with the ranks of their groups, unless too many: `process_groups` has them once."""
-        ranks = [kind[GROUP_RANKS] for kind in self.kinds]
-        return self.rows.with_columns(of_each_call(ranks, self.of_kind))
-
-
 def calls_of(
     entries: Sequence[Entry],
     groups: Mapping[str, Sequence[int]],
     rank: int,
     stand_ins: Mapping[Call, Entry],
-) -> CallColumns:
+) -> pl.DataFrame:
     """Calls as rows of `collectives`.
 
     Args:
@@ -74,10 +56,10 @@ def calls_of(
         stand_ins: as `coalesced_calls` gives them.
     """
     if not entries:
-        return CallColumns(COLLECTIVES.empty().drop(GROUP_RANKS), [], np.empty(0, np.int64))
+        return COLLECTIVES.empty()
     examples, of_kind = _kinds(entries)
     kinds = [_kind(example, groups, rank) for example in examples]
-    names = [name for name in kinds[0] if name in COLLECTIVES.dtypes and name != GROUP_RANKS]
+    names = [name for name in kinds[0] if name in COLLECTIVES.dtypes]
     shared = pl.DataFrame(
         [pl.Series(name, [kind[name] for kind in kinds], COLLECTIVES.dtypes[name]) for name in names]
     )
@@ -90,8 +72,7 @@ def calls_of(
         "duration_ns": _durations(column(entries, "duration_ms")),
         "state": _states(entries, retires, stand_ins),
     }
-    rows = shared[of_kind].hstack([pl.Series(name, values) for name, values in own.items()])
-    return CallColumns(rows, kinds, of_kind)
+    return shared[of_kind].hstack([pl.Series(name, values) for name, values in own.items()])
 
 
 def column(entries: Sequence[Entry], name: str) -> list[Any]:
@@ -178,7 +159,7 @@ def _kind(entry: Entry, groups: Mapping[str, Sequence[int]], rank: int) -> dict[
         "source": SOURCE,
         "op": op,
         "group": label(group, description),
-        "group_ranks": ranks,
+        "group_ranks": members_text(ranks),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
         "dtype": dtype_name(text(dtypes[0])),

@@ -20,7 +20,6 @@ import polars as pl
 from dpro.errors import InputError
 from dpro.ingest.flight_recorder.entries import (
     SOURCE,
-    CallColumns,
     calls_of,
     coalesced_calls,
     column,
@@ -33,6 +32,7 @@ from dpro.ingest.reading.files import read_bytes
 from dpro.ingest.reading.peers import ranks_in, ranks_of
 from dpro.ingest.reading.values import int32, int64, mapping, sequence, text
 from dpro.ingest.trace import RankTrace
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, WORKERS
 
 _PICKLE = b"\x80"
@@ -64,30 +64,11 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
     """
     with plain_pickle.without_collection():
         trace, calls = _read(path, rank, after)
-    frames = {COLLECTIVES.name: calls.with_group_ranks(), **trace.frames}
+    frames = {COLLECTIVES.name: calls, **trace.frames}
     return replace(trace, frames=frames)
 
 
-def read_calls(path: Path, *, rank: int | None = None) -> RankTrace:
-    """Read one rank's dump; calls do not repeat the ranks of groups that `process_groups` states.
-
-    Args:
-        path: as for `read_dump`.
-        rank: as for `read_dump`.
-
-    Raises:
-        InputError: as for `read_dump`.
-    """
-    with plain_pickle.without_collection():
-        trace, calls = _read(path, rank, -1)
-    said = trace.frames[PROCESS_GROUPS.name]
-    stated = set(said.filter(pl.col("group_ranks").list.len() > 0)["group"].to_list())
-    whole = any(kind["group_ranks"] and kind["group"] not in stated for kind in calls.kinds)
-    frames = {COLLECTIVES.name: calls.with_group_ranks() if whole else calls.rows, **trace.frames}
-    return replace(trace, frames=frames)
-
-
-def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, CallColumns]:
+def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataFrame]:
     """Read a dump: all but its calls, and its calls."""
     dump = _load(read_bytes(path), path)
     entries = dump.get("entries") or []
@@ -149,7 +130,7 @@ def _group_rows(
         {
             "rank": rank,
             "group": label(name, description),
-            "group_ranks": groups.get(name, []),
+            "group_ranks": members_text(groups.get(name, ())),
             "enqueued": int64(facts.get("last_enqueued_collective", -1)),
             "completed": int64(facts.get("last_completed_collective", -1)),
             "saved_ns": saved_ns,
@@ -160,7 +141,7 @@ def _group_rows(
             *(("", "", status[number]) for number in unnamed),
             *((name, described[name], {}) for name in described if name not in dict(names.values())),
         ]
-    ] or [{"rank": rank, "group": "", "group_ranks": [], "saved_ns": saved_ns, "source": SOURCE}]
+    ] or [{"rank": rank, "group": "", "group_ranks": "", "saved_ns": saved_ns, "source": SOURCE}]
     return pl.DataFrame(rows, schema={name: PROCESS_GROUPS.dtypes[name] for name in rows[0]}, orient="row")
 
 

@@ -17,8 +17,9 @@ from msgspec import Raw
 
 from dpro.ingest.kineto.events import EventArguments
 from dpro.ingest.reading.dtypes import dtype_bytes, dtype_name
-from dpro.ingest.reading.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call, ranks_in
+from dpro.ingest.reading.peers import directed_bytes, global_peer, of_each_call, ranks_in
 from dpro.ingest.reading.values import elements
+from dpro.schema.members import GROUP_RANKS
 
 NOT_DESCRIBED = ("", "undefined")  # the latter is what PyTorch says of a group that the job did not describe
 Groups = Mapping[str, Sequence[int]]

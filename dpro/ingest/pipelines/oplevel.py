@@ -20,6 +20,7 @@ from dpro.errors import InputError, first_line
 from dpro.ingest.reading.files import read_bytes
 from dpro.ingest.trace import RankTrace
 from dpro.limits import MAX_RANKS, MAX_ROWS_PER_BYTE, MIN_ROWS
+from dpro.schema.members import texts_of_lists
 from dpro.units import NS_PER_S
 
 SOURCE = "op-level parquet"
@@ -179,6 +180,7 @@ def _spans(operations: pl.DataFrame) -> pl.DataFrame:
 def _collectives(operations: pl.DataFrame) -> pl.DataFrame:
     """Rows of `collectives` of all ranks: sends and receives with their peer, the others with their group."""
     ran = pl.concat([_sends_and_receives(operations), _in_groups(operations)])
+    ran = ran.with_columns(texts_of_lists(ran["group_ranks"]))
     per_step = pl.col("seq_id").max() + 1  # sequence numbers restart at each step
     return ran.sort("rank", "span_id").select(
         pl.int_range(pl.len()).over("rank").alias("collective_id"),

@@ -15,10 +15,9 @@ import numpy as np
 import polars as pl
 
 from dpro.ingest.reading.values import int32
-from dpro.limits import MAX_LISTED_RANKS
-from dpro.schema import COLLECTIVES
+from dpro.members import members_text
+from dpro.schema.members import GROUP_RANKS
 
-GROUP_RANKS = "group_ranks"
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -35,16 +34,13 @@ def ranks_in(listed: str) -> Sequence[int]:
 
 
 def of_each_call(ranks: Sequence[Sequence[int]], of_call: Array) -> pl.Series:
-    """The ranks of the group of each call; none where they are too many to be repeated that often.
+    """The ranks of the group of each call, as text.
 
     Args:
         ranks: of some groups.
         of_call: [N] which of them each call is of.
     """
-    counts = np.array([len(each) for each in ranks], np.int64)
-    if counts[of_call].sum() > MAX_LISTED_RANKS:
-        ranks = [()] * len(ranks)
-    return pl.Series(GROUP_RANKS, ranks, COLLECTIVES.dtypes[GROUP_RANKS])[of_call]
+    return pl.Series(GROUP_RANKS, list(map(members_text, ranks)), pl.String)[of_call]
 
 
 def global_peer(own: int, peer: int, rank: int, ranks: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Collection
 import polars as pl
 
 from dpro.errors import Unanswerable
+from dpro.members import members_of
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.edits.parallelism.pipeline import computes
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
@@ -69,9 +70,9 @@ def _calls_with_others(run: Run, ranks: Collection[int]) -> pl.DataFrame:
     """Collective calls of these ranks with others: `rank`, `op`, `group`, `bytes`, `at` (ns), `window`."""
     columns = ["rank", "window", "op", "group", "group_ranks", "bytes_in", "bytes_out", "start_ns"]
     calls = run.table(COLLECTIVES, [*columns, "launch_span_id"]).filter(pl.col("rank").is_in(list(ranks)))
-    others = pl.col("group_ranks").list.set_difference(pl.lit(list(ranks), pl.List(pl.Int64)))
-    unknown = pl.col("group_ranks").list.len() == 0
-    calls = calls.filter(unknown | (others.list.len() > 0)) if run.manifest.world_size > 1 else calls.clear()
+    alone = [text for text in calls["group_ranks"].unique() if text and set(members_of(text)) <= set(ranks)]
+    with_others = ~pl.col("group_ranks").is_in(pl.Series(alone, dtype=pl.String).implode())
+    calls = calls.filter(with_others) if run.manifest.world_size > 1 else calls.clear()
     launched = run.table(SPANS, ["rank", "span_id", "start_ns"]).rename({"start_ns": "called_ns"})
     return calls.join(
         launched, left_on=["rank", "launch_span_id"], right_on=["rank", "span_id"], how="left"

@@ -61,11 +61,11 @@ def written(
     rows = [
         {
             "collective_id": number, "rank": rank, "window": -1, "op": "all_reduce", "group": "0",
-            "group_ranks": [0, 1], "sequence": number, "enqueued_ns": at(number), "state": state,
+            "group_ranks": "0,1", "sequence": number, "enqueued_ns": at(number), "state": state,
         }
         for rank, number, state in [*done, *((rank, 2, "scheduled") for rank in calls)]
     ]  # fmt: skip
-    groups = [{"rank": rank, "group": "0", "group_ranks": [0, 1], "saved_ns": at(saved_s)} for rank in RANKS]
+    groups = [{"rank": rank, "group": "0", "group_ranks": "0,1", "saved_ns": at(saved_s)} for rank in RANKS]
     write_part(path, WORKERS, "all", frame(WORKERS, workers))
     write_part(path, STEPS, "all", frame(STEPS, steps))
     write_part(path, COLLECTIVES, "all", frame(COLLECTIVES, rows))

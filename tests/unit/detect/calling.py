@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dpro.detect.findings import Finding
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen
 from dpro.detect.stragglers.own_time import calls_of, own_time
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, COUNTERS, STEPS, WORKERS, conform
 
 MS = 1_000_000
@@ -125,7 +126,7 @@ def tables(
                         "window": -1,
                         "op": section.op,
                         "group": name,
-                        "group_ranks": members,
+                        "group_ranks": members_text(members),
                     }
                     calls.append(row | {"sequence": number, "enqueued_ns": int(now[rank]), "start_ns": -1})
                 if section.blocks and job.hosts_wait:

@@ -11,6 +11,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case, examine
 from dpro.detect.hang.find import find_causes
 from dpro.detect.hang.records import make_records
+from dpro.members import members_text
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, conform
 from dpro.table import Table
 from dpro.units import NS_PER_S
@@ -70,7 +71,7 @@ class Job:
             "window": -1,
             "op": op,
             "group": "-".join(map(str, group)),
-            "group_ranks": list(group),
+            "group_ranks": members_text(group),
             "bytes_in": 400,
             "bytes_out": 400,
             "dtype": "float32",

@@ -20,6 +20,7 @@ from dpro.detect.baseline import Baseline
 from dpro.detect.context import Context
 from dpro.detect.findings import Finding
 from dpro.detect.live import diagnose_graph
+from dpro.members import members_text
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
@@ -182,7 +183,11 @@ class _Rank:
         moved = self.span("gloo:all_reduce", "annotation", self.now, end - self.now, thread=1)
         row = {"collective_id": len(self.collectives), "rank": self.rank, "window": 0, "op": "all_reduce"}
         before = [row["group_ranks"] for row in self.collectives]
-        row |= {"group": str(members), "group_ranks": members, "sequence": before.count(members)}
+        row |= {
+            "group": str(members),
+            "group_ranks": members_text(members),
+            "sequence": before.count(members_text(members)),
+        }
         row |= {"bytes_in": 1 << 20, "bytes_out": 1 << 20, "dtype": "float32", "start_ns": self.now}
         row |= {"duration_ns": end - self.now, "span_id": moved, "launch_span_id": self.called}
         self.collectives.append(row)

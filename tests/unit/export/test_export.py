@@ -407,7 +407,7 @@ def test_slices_carry_what_is_known_of_their_spans_and_nothing_that_is_not(tmp_p
         copied = run.kernel("Memcpy HtoD", 36, 40, 1, rank, kind="memcpy", bytes=4096)
         run.call(40, 45, 2, rank)
         run.nccl(
-            50, 80, 2, rank, group="3", group_ranks=[0, 1], sequence=7, bytes_in=64, bytes_out=128,
+            50, 80, 2, rank, group="3", group_ranks="0,1", sequence=7, bytes_in=64, bytes_out=128,
             dtype="bfloat16", algorithm="RING",
         )  # fmt: skip
     assert copied > 0

@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             at = 10_000.0 * step
             for number in range(4):
                 begin = at + 2500 * number
-                facts = {"group_ranks": [0, 1], "bytes_in": 10**6, "bytes_out": 10**6}
+                facts = {"group_ranks": "0,1", "bytes_in": 10**6, "bytes_out": 10**6}
                 made.gloo(
                     (begin, begin + 10), (begin + 20, begin + 1040), rank, sequence=4 * step + number, **facts
                 )

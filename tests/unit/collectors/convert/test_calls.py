@@ -104,7 +104,7 @@ def test_calls_of_a_window_that_is_open_wait_for_it(tmp_path, folder):
 def test_calls_that_a_window_has_met_are_no_rows_of_their_own(tmp_path, folder):
     dump(folder, "000001", range(0, 20), 100)
     met = pl.DataFrame({"collective_id": [2 * 3, 2 * 4], "rank": [0, 0], "window": [0, 0]})
-    write_part(tmp_path, COLLECTIVES, f"{PART}-batch-window0000", met.with_columns(group_ranks=[]))
+    write_part(tmp_path, COLLECTIVES, f"{PART}-batch-window0000", met.with_columns(group_ranks=pl.lit("")))
     write(tmp_path, folder)
     assert written(tmp_path)["sequence"].to_list() == [1, 2, 3, *range(6, 21)]
     assert calls.lost_calls(folder) == {}

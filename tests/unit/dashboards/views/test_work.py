@@ -65,7 +65,7 @@ def sized(tmp_path_factory):
     for step in range(6):
         for rank in (0, 1):
             run.call(at, at + 5, step, rank)
-            sort = {"sequence": step, "group": "world", "group_ranks": [0, 1], "dtype": "Float"}
+            sort = {"sequence": step, "group": "world", "group_ranks": "0,1", "dtype": "Float"}
             size = {"bytes_in": 1000 * 4**step, "bytes_out": 1000 * 4**step}
             run.nccl(at + 10, at + 30 + 4**step, step, rank, **sort, **size)
             run.step(step, at, at + 40 + 4**step, rank)

@@ -7,6 +7,7 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import numbers_in_words, ranks_in_words, time_in_words
 from dpro.detect.hang.waits import sinks
+from dpro.members import members_text
 from dpro.units import NS_PER_S
 from tests.unit.detect.hanging import DONE, OPEN, RUNNING, START_NS, Job
 
@@ -270,7 +271,7 @@ def test_what_a_rank_reported_of_a_group_shows_that_it_never_came(job):
     # Dumps of what is unfinished alone: rank 2's is empty but for the state of the group.
     job.rows.clear()
     job.call([0, 1, 3], WORLD, OPEN)
-    job.dump(2, group="0-1-2-3", group_ranks=list(WORLD), enqueued=1, completed=1)
+    job.dump(2, group="0-1-2-3", group_ranks=members_text(WORLD), enqueued=1, completed=1)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks, finding.confidence > 0.95) == ("hang.host", (2,), True)
 

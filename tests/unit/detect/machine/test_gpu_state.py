@@ -238,7 +238,7 @@ def test_whatever_may_hold_clocks_down_over_time_has_a_remedy():
 def written(path, *rows: pl.DataFrame, frames) -> Analysis:
     for table, frame in zip((COLLECTIVES, STEPS, COUNTERS, WORKERS), frames):
         write_part(path, table, "all", pl.concat([frame, *rows]) if table is COUNTERS else frame)
-    groups = [{"rank": rank, "group": "0,1,2,3", "group_ranks": [0, 1, 2, 3]} for rank in range(4)]
+    groups = [{"rank": rank, "group": "0,1,2,3", "group_ranks": "0-3"} for rank in range(4)]
     write_part(path, PROCESS_GROUPS, "all", conform(PROCESS_GROUPS, pl.DataFrame(groups)))
     write_manifest(path, Manifest(world_size=4, ranks=[0, 1, 2, 3], created_by="dpro record test"))
     return Analysis(open_run(path))

@@ -10,6 +10,7 @@ import pytest
 from dpro.detect.baseline import Baseline
 from dpro.detect.network.traffic import traffic_of
 from dpro.detect.network.transfers import find_slow_network
+from dpro.members import members_text
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, write
 from dpro.topology.paths import FILE as PATHS
@@ -28,7 +29,12 @@ def job(folder: Path, lasts_us: Sequence[float], cables: Sequence[int] | None) -
         at = 10_000.0 * step
         for pair, lasts in enumerate(lasts_us):
             ranks = [pair, pair + PAIRS]
-            facts = {"group": f"group{pair}", "group_ranks": ranks, "bytes_in": MB, "bytes_out": MB}
+            facts = {
+                "group": f"group{pair}",
+                "group_ranks": members_text(ranks),
+                "bytes_in": MB,
+                "bytes_out": MB,
+            }
             for rank in ranks:
                 moved = (at + 110, at + 110 + lasts)
                 run.gloo((at + 100, at + 110), moved, rank, sequence=step, **facts)

@@ -12,6 +12,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.network.timed_calls import traffic_of_calls
 from dpro.detect.network.transfers import find_slow_network
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, STEPS, WORKERS, conform
 from dpro.store import open_run
 from tests.reference.training_jobs import Job, run_job
@@ -115,7 +116,7 @@ def test_a_link_that_slow_rings_share_is_named_from_timed_calls_alone():
             "collective_id": 100 * step + number,
             "rank": rank,
             "group": f"g{number}",
-            "group_ranks": list(ring),
+            "group_ranks": members_text(ring),
             "sequence": step,
             "start_ns": 1000 * MS * step + 50 * MS * number,
             "duration_ns": (30 if {1, 2} <= {*ring} else 10) * MS + (5 * MS if rank == ring[0] else 0),

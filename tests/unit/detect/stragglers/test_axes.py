@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro.detect.stragglers.axes import felt_along
+from dpro.members import members_text
 from dpro.replay.graph import Graph
 from tests.builders import TinyRun
 
@@ -27,7 +28,12 @@ def job(folder: Path, tensor_us: float, data_us: float, axes: bool = True) -> Gr
         at = 10_000.0 * step
         for kind, (groups, begins, late) in enumerate(((TENSOR, 100, tensor_us), (DATA, 2000, data_us))):
             for number, ranks in enumerate(groups):
-                facts = {"group": f"g{kind}{number}", "group_ranks": ranks, "bytes_in": 8, "bytes_out": 8}
+                facts = {
+                    "group": f"g{kind}{number}",
+                    "group_ranks": members_text(ranks),
+                    "bytes_in": 8,
+                    "bytes_out": 8,
+                }
                 for rank in ranks:
                     since = at + begins + (late if rank == 3 else 0)
                     ends = at + begins + late + 500

@@ -16,6 +16,7 @@ import pytest
 
 from dpro.ingest.flight_recorder import is_dump, read_dump
 from dpro.ingest.reading.files import read_head
+from dpro.members import members_text
 from tests.unit.ingest.flight_recorder.test_flight_recorder import rows_of
 
 # Two processes; each dumps what it did as a pickle and as JSON, in full and what is active.
@@ -116,7 +117,7 @@ def test_the_dumps_of_a_real_hang_are_read_whole(traces):
             ranks = json.loads(recorded["pg_config"][name]["ranks"])
             called = entry["profiling_name"].removeprefix("nccl:").split()
             assert row["op"] == ops.get(called[0], called[0])
-            assert (row["group"], row["group_ranks"]) == (f"{name} {description}", ranks)
+            assert (row["group"], row["group_ranks"]) == (f"{name} {description}", members_text(ranks))
             assert rank in ranks
             assert row["enqueued_ns"] == entry["time_created_ns"]
             assert row["state"] == entry["state"] == "scheduled"

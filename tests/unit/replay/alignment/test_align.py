@@ -349,7 +349,7 @@ def test_clocks_that_cannot_be_reconciled_forbid_predictions(tmp_path):
             begin = 1000 * number + (30_000 if rank and number >= 10 else 0)  # us: set in the middle
             run.step(number, begin, begin + 900, rank)
             run.call(begin, begin + 5, number, rank)
-            run.nccl(begin + 10, begin + 600, number, rank, sequence=number, group="0", group_ranks=[0, 1])
+            run.nccl(begin + 10, begin + 600, number, rank, sequence=number, group="0", group_ranks="0,1")
     opened = run.write(tmp_path / "r")
     built = build_graph(opened)
     trust = assess(built, replay(built.graph), opened.manifest)

@@ -221,7 +221,7 @@ def test_a_transfer_knows_what_it_moves_and_all_other_nodes_move_nothing(tmp_pat
     run = TinyRun()
     for rank in (0, 1):
         run.op("step", 0, 500, rank)
-        called = {"group": "dp", "group_ranks": [0, 1], "dtype": "float32"}
+        called = {"group": "dp", "group_ranks": "0,1", "dtype": "float32"}
         run.gloo((10, 20), (20, 100), rank, bytes_in=64, bytes_out=64, **called)
         run.gloo((110, 120), (120, 200), rank, op="all_gather", bytes_in=8, bytes_out=16, **called)
         run.gloo((210, 220), (220, 300), rank, op="barrier")

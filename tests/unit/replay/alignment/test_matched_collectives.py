@@ -105,7 +105,7 @@ def test_sequence_numbers_decide_where_they_are_known(tmp_path):
         for number in range(3):
             begin = 400 * number + first
             run.call(begin, begin + 5, number, rank)
-            run.nccl(begin + 10, begin + 100, number, rank, sequence=number, group="0", group_ranks=[0, 1])
+            run.nccl(begin + 10, begin + 100, number, rank, sequence=number, group="0", group_ranks="0,1")
     rows = run.build(tmp_path / "r").matching.rows
     instances = [rows.filter(rows["rank"] == rank)["instance"].to_list() for rank in (0, 1)]
     assert instances[0] == instances[1]
@@ -119,7 +119,7 @@ def test_groups_are_matched_apart(tmp_path):
         for number in range(2):
             begin = 300 * number
             run.call(begin, begin + 5, number, rank)
-            facts = {"group": "tp", "group_ranks": [2 * group, 2 * group + 1], "sequence": number}
+            facts = {"group": "tp", "group_ranks": f"{2 * group},{2 * group + 1}", "sequence": number}
             run.nccl(begin + 10 + 40 * rank, begin + 200 + 10 * group, number, rank, **facts)
     built = run.build(tmp_path / "r")
     assert (built.graph.nodes.kind == NodeKind.RENDEZVOUS).sum() == 4
@@ -137,7 +137,7 @@ def test_sends_and_receives_pair_by_peer_and_in_order(tmp_path):
 
     def part(op: str, rank: int, peer: int, begin: float, end: float, number: int) -> None:
         run.call(begin - 10, begin - 5, number, rank)
-        run.nccl(begin, end, number, rank, op=op, peer=peer, group="pp", group_ranks=[0, 1, 2])
+        run.nccl(begin, end, number, rank, op=op, peer=peer, group="pp", group_ranks="0-2")
 
     part("send", 0, 1, 20, 130, 1)
     part("send", 0, 2, 140, 170, 2)
@@ -164,7 +164,7 @@ def test_messages_pair_by_peer_and_order_where_each_process_counts_those_to_all_
 
     def part(op: str, rank: int, peer: int, begin: float, end: float, sequence: int) -> None:
         run.call(begin - 10, begin - 5, sequence, rank)
-        facts = {"peer": peer, "group": "pp", "group_ranks": [0, 1, 2], "sequence": sequence}
+        facts = {"peer": peer, "group": "pp", "group_ranks": "0-2", "sequence": sequence}
         run.nccl(begin, end, sequence, rank, op=op, **facts)
 
     part("send", 0, 2, 20, 50, 1)
@@ -186,7 +186,7 @@ def test_messages_whose_order_shows_nothing_pair_by_numbers_that_both_ends_hold(
     for rank, op, first in ((0, "send", 0), (1, "recv", 1)):
         for index in range(first, 6):
             run.call(100 * index, 100 * index + 5, index, rank)
-            facts = {"peer": 1 - rank, "group": "pp", "group_ranks": [0, 1], "sequence": index}
+            facts = {"peer": 1 - rank, "group": "pp", "group_ranks": "0,1", "sequence": index}
             run.nccl(100 * index + 10, 100 * index + 90, index, rank, op=op, **facts)
     built = run.build(tmp_path / "r")
     pairs = built.matching.rows.filter(built.matching.rows["members"] == 2)
@@ -201,7 +201,7 @@ def test_batched_messages_of_unknown_peers_are_no_collective_of_the_whole_group(
     for rank in range(4):
         for index, end in enumerate(np.cumsum(uneven[rank]).tolist()):
             run.call(end - 35, end - 30, index, rank)
-            facts = {"group": "pp", "group_ranks": [0, 1, 2, 3], "sequence": index}
+            facts = {"group": "pp", "group_ranks": "0-3", "sequence": index}
             run.nccl(end - 20, end, index, rank, op="send_recv", **facts)
     matching = run.build(tmp_path / "r").matching
     assert matching.rows["members"].max() == 1
@@ -220,7 +220,7 @@ def test_a_kernel_with_messages_to_several_peers_ends_when_the_last_of_them_has_
         span = run.kernel("ncclDevKernel_SendRecv", arrive[rank], end[rank], 2, rank, stream=20)
         for peer in (rank - 1, rank + 1):
             if 0 <= peer <= 2:
-                facts = {"peer": peer, "group": "pp", "group_ranks": [0, 1, 2]}
+                facts = {"peer": peer, "group": "pp", "group_ranks": "0-2"}
                 run.member(span, "send", **facts)
                 run.member(span, "recv", **facts)
     built = run.build(tmp_path / "r")
@@ -244,7 +244,7 @@ def test_parts_of_a_coalesced_call_share_its_number_and_are_matched_one_by_one(t
             for place in range(2):
                 begin = 600 * sequence + 200 * place + late
                 run.call(begin, begin + 5, 10 * sequence + place, rank)
-                facts = {"sequence": sequence, "group": "0", "group_ranks": [0, 1]}
+                facts = {"sequence": sequence, "group": "0", "group_ranks": "0,1"}
                 run.nccl(begin + 10, begin + 100 + 50 * place, 10 * sequence + place, rank, **facts)
     rows = run.build(tmp_path / "r").matching.rows.sort("rank", "start_ns")
     first, second = (rows.filter(rows["rank"] == rank)["instance"].to_list() for rank in (0, 1))

@@ -150,7 +150,7 @@ def test_messages_of_one_thread_wait_for_none_of_its_others(tmp_path):
     for rank in (0, 1):
         run.step(0, 0, 600, rank)
         run.op("compute", 0, 100, rank)
-        peer = {"peer": 1 - rank, "sequence": 1, "group": "0", "group_ranks": [0, 1]}
+        peer = {"peer": 1 - rank, "sequence": 1, "group": "0", "group_ranks": "0,1"}
         for number, op in enumerate(("send", "recv")):
             at = 100 + 20 * number
             call = run.op(f"c10d::{op}", at, at + 10, rank)
@@ -166,7 +166,7 @@ def test_messages_go_by_their_numbers_since_when_a_caller_asked_for_them_implies
     run = TinyRun()
     sent = [0, 110, 250, 330, 500, 590, 720]
     for number, (at, following) in enumerate(pairwise(sent)):
-        numbered = {"group": "0", "group_ranks": [0, 1], "sequence": number + 40}
+        numbered = {"group": "0", "group_ranks": "0,1", "sequence": number + 40}
         run.op("compute", at + 20, following - 20)
         send = run.mark("gloo:send", at + 6, following - 5, tid=MAIN)
         run.member(send, "send", run.op("c10d::send", at, at + 10), peer=1, **numbered)

@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.members import members_text
 from dpro.replay.fabric.channels import INSPECTOR, LOG, channels_of_run, groups_of_log
 from dpro.replay.fabric.flows import Channels, Flows, flows_of
 from dpro.replay.fabric.network import fabric_of
@@ -100,7 +101,13 @@ def run_of(folder: Path, groups: list[list[int]], sends: pl.DataFrame | None = N
         for rank in range(4)
     ]
     calls = [
-        {"rank": rank, "op": "all_reduce", "group": f"g{at}", "group_ranks": ranks, "sequence": 1}
+        {
+            "rank": rank,
+            "op": "all_reduce",
+            "group": f"g{at}",
+            "group_ranks": members_text(ranks),
+            "sequence": 1,
+        }
         for at, ranks in enumerate(groups)
         for rank in ranks
     ]

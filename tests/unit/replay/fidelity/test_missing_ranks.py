@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable
+from dpro.members import members_text
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.missing_ranks import (
@@ -43,7 +44,7 @@ def _waited(waits: list[float]) -> TinyRun:
         run.call(begin + 10, begin + 20, 2 * step + 1)
         run.kernel("gemm", begin + 10, begin + 200, 2 * step)
         end = begin + 300 + wait
-        run.nccl(begin + 200, end, 2 * step + 1, sequence=step, group="0", group_ranks=[0, 1], bytes_in=64)
+        run.nccl(begin + 200, end, 2 * step + 1, sequence=step, group="0", group_ranks="0,1", bytes_in=64)
         run.call(begin + 20, end, 1000 + step, name="cudaDeviceSynchronize")
         run.step(step, begin, end)
         begin = end
@@ -83,7 +84,7 @@ def _staged(num_stages: int, group: bool) -> TinyRun:
     ranks = [4 * stage for stage in range(num_stages)]
     for index in range(2):
         run.call(30 + 20 * index, 35 + 20 * index, 500 + index)
-        facts = {"peer": 4, "group": "pp", "group_ranks": ranks if group else []}
+        facts = {"peer": 4, "group": "pp", "group_ranks": members_text(ranks if group else ())}
         span = run.kernel("ncclDevKernel_SendRecv", 40 + 60 * index, 90 + 60 * index, 500 + index, stream=21)
         run.member(span, "send", **facts)
     return run

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpro.members import members_text
 from dpro.replay.models.link_costs import beyond_sizes, fit_costs, fit_line
 from tests.builders import US, TinyRun
 from tests.unit.replay.whatif.edits.test_communication import four_ranks
@@ -111,7 +112,7 @@ def _sizes_job(gap_us: float = 5000) -> TinyRun:
                 sequence=number,
                 bytes_in=size,
                 bytes_out=size,
-                group_ranks=[0, 1],
+                group_ranks="0,1",
             )
     return run
 
@@ -161,7 +162,7 @@ def test_groups_of_one_axis_have_one_curve(tmp_path):
                 rank,
                 sequence=number,
                 group=f"tp{rank // 2}",
-                group_ranks=group,
+                group_ranks=members_text(group),
                 bytes_in=size,
                 bytes_out=size,
             )

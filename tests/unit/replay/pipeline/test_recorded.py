@@ -82,7 +82,7 @@ def test_reduction_that_a_backward_calls_is_no_work_of_it(tmp_path):
         "rank",
         op=pl.lit("all_reduce"),
         group=pl.format("dp {}", "stage"),
-        group_ranks=pl.when(pl.col("stage") == 0).then([0, 1]).otherwise([2, 3]),
+        group_ranks=pl.when(pl.col("stage") == 0).then(pl.lit("0,1")).otherwise(pl.lit("2,3")),
         window=pl.lit(-1),
         enqueued_ns=pl.col("start_ns") + 15 * MS,  # of the 20 that it lasts
         start_ns=pl.lit(-1),

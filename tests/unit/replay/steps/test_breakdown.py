@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
+from dpro.members import members_text
 from dpro.replay.steps.breakdown import collective_totals, kernel_totals, step_breakdown
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS, conform
 from dpro.table import Table
@@ -191,15 +192,15 @@ def _two_ranks(second: tuple[int, int], **group: Any) -> pl.DataFrame:
 def test_exposed_communication_before_the_last_member_arrived_is_wait():
     # rank 0  cc......tt    computes 0-20, in the all-reduce 20-80
     # rank 1  ........tt    in it 65-80: it came last, so 15 are transfer, and rank 0 waited the other 45
-    assert _exposed(_two_ranks((65, 80), group_ranks=[0, 1])) == [(60, 45, 15), (15, 0, 15)]
+    assert _exposed(_two_ranks((65, 80), group_ranks="0,1")) == [(60, 45, 15), (15, 0, 15)]
 
 
 def test_wait_needs_no_common_clock():
-    assert _exposed(_two_ranks((7_065, 7_080), group_ranks=[0, 1])) == [(60, 45, 15), (15, 0, 15)]
+    assert _exposed(_two_ranks((7_065, 7_080), group_ranks="0,1")) == [(60, 45, 15), (15, 0, 15)]
 
 
 def test_exposed_communication_is_not_split_where_a_member_of_the_group_left_no_record():
-    parts = _two_ranks((65, 80), group_ranks=[0, 1, 2])
+    parts = _two_ranks((65, 80), group_ranks="0-2")
     assert _exposed(parts) == [(60, None, None), (15, None, None)]
 
 
@@ -207,14 +208,14 @@ def test_compute_beside_a_collective_takes_from_the_wait_or_the_transfer_that_it
     # rank 0 in the all-reduce 20-80, rank 1 last at 65; rank 0 computes 0-30 and 60-70
     spans = [_kernel(1, 0, 30), _kernel(3, 60, 70), _kernel(2, 20, 80, stream=9)]
     spans += [_kernel(2, 65, 80, stream=9, rank=1)]
-    rows = [_collective(1, span, group_ranks=[0, 1]) for span in spans[2:]]
+    rows = [_collective(1, span, group_ranks="0,1") for span in spans[2:]]
     parts = _split(spans, rows, [_step(0, 0, 100), _step(0, 0, 100, rank=1)])
     assert _exposed(parts) == [(40, 30, 10), (15, 0, 15)]
 
 
 def test_a_transfer_beside_the_wait_of_another_collective_counts_as_transfer():
     # rank 0: one all-reduce 0-100 whose last member comes at 90, another on stream 11, 40-60, with no wait
-    groups = {"group": "a", "group_ranks": [0, 1]}, {"group": "b", "group_ranks": [0, 1]}
+    groups = {"group": "a", "group_ranks": "0,1"}, {"group": "b", "group_ranks": "0,1"}
     spans = [_kernel(1, 0, 100), _kernel(2, 40, 60, stream=11)]
     spans += [_kernel(1, 90, 100, rank=1), _kernel(2, 40, 60, stream=11, rank=1)]
     rows = [_collective(at % 2, span, **groups[at % 2]) for at, span in enumerate(spans)]
@@ -224,7 +225,7 @@ def test_a_transfer_beside_the_wait_of_another_collective_counts_as_transfer():
 
 def test_a_group_of_one_rank_waits_for_no_other():
     spans = [_kernel(1, 0, 40)]
-    assert _exposed(_split(spans, [_collective(1, spans[0], group_ranks=[0])], [_step(0, 0, 100)])) == [
+    assert _exposed(_split(spans, [_collective(1, spans[0], group_ranks="0")], [_step(0, 0, 100)])) == [
         (40, 0, 40)
     ]
 
@@ -235,7 +236,7 @@ def test_a_twentieth_of_unmatched_communication_counts_as_transfer_and_more_leav
 ):
     # rank 0 in an all-reduce 0-100 of which 60 are wait, and in one that rank 1 did not record
     spans = [_kernel(1, 0, 100), _kernel(1, 60, 100, rank=1), _kernel(2, 100, 100 + unknown)]
-    of = {"group": "a", "group_ranks": [0, 1]}, {"group": "b", "group_ranks": [0, 1]}
+    of = {"group": "a", "group_ranks": "0,1"}, {"group": "b", "group_ranks": "0,1"}
     rows = [_collective(1, span, **of[span["span_id"] - 1]) for span in spans]
     parts = _split(spans, rows, [_step(0, 0, 200), _step(0, 0, 200, rank=1)])
     assert _exposed(parts)[0] == split
@@ -281,7 +282,11 @@ def _all_reduces(
         for index, duration in enumerate(of_rank):
             end = 1000 * (index + 1)
             spans.append(_kernel(index, end - duration, end, rank=rank))
-            rows.append(_collective(index, spans[-1], sequence=index, group="g", group_ranks=ranks, **more))
+            rows.append(
+                _collective(
+                    index, spans[-1], sequence=index, group="g", group_ranks=members_text(ranks), **more
+                )
+            )
     return _table(COLLECTIVES, rows), _table(SPANS, spans)
 
 

@@ -17,7 +17,7 @@ def seen(*rows: dict[str, object]) -> pl.DataFrame:
 
 
 def entries(*rows: dict[str, object]) -> pl.DataFrame:
-    base = {"op": "all_reduce", "window": -1, "group": "0 default_pg", "group_ranks": [0, 1], "start_ns": -1}
+    base = {"op": "all_reduce", "window": -1, "group": "0 default_pg", "group_ranks": "0,1", "start_ns": -1}
     base |= {"bytes_in": 64, "bytes_out": 64, "dtype": "float32", "source": "flight recorder"}
     return conform(COLLECTIVES, pl.DataFrame([base | row for row in rows]))
 
@@ -38,7 +38,7 @@ def test_entry_belongs_to_the_call_it_was_made_in():
     assert merged.columns == window.columns
     assert merged["collective_id"].to_list() == [6, 10]
     assert merged["sequence"].to_list() == [3, 5]
-    assert merged["group_ranks"].to_list() == [[0, 1], [0, 1]]
+    assert merged["group_ranks"].to_list() == ["0,1", "0,1"]
     assert merged["bytes_in"].to_list() == [64, 64]
     assert merged["enqueued_ns"].to_list() == [1_000, 10_000_000]
 

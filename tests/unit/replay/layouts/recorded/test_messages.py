@@ -27,7 +27,7 @@ def pipeline(folder: Path, ranks: set[int]) -> Graph:
                     called = run.op(f"c10d::{op}_", begin, begin + 10, rank)
                     span = run.mark(f"gloo:{op}", start, begin + LATE + MOVES, rank, tid=WORKER)
                     peer = sender if rank == 1 else 1
-                    more = {"peer": peer, "sequence": number, "group": "0", "group_ranks": [0, 1, 2]}
+                    more = {"peer": peer, "sequence": number, "group": "0", "group_ranks": "0-2"}
                     run.member(span, op, launched_by=called, bytes_in=64, bytes_out=64, **more)
     for rank in ranks:
         run.step(0, 0, 100 * counted, rank)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.errors import Unanswerable
+from dpro.members import members_text
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import facts_of
@@ -37,7 +38,12 @@ def grid_job(dp: int = 2, tp: int = 2, *, axes: bool = True, steps: int = 8) -> 
                     continue
                 run.op("aten::mm", at, at + WORK, rank)
                 at += WORK
-                known = {"group": f"group {ranks}", "group_ranks": ranks, "bytes_in": size, "bytes_out": size}
+                known = {
+                    "group": f"group {ranks}",
+                    "group_ranks": members_text(ranks),
+                    "bytes_in": size,
+                    "bytes_out": size,
+                }
                 run.gloo((at, at + 10), (at + 20, at + 20 + took(size)), rank, sequence=step, **known)
                 run.mark("wait", at + 10, at + 20 + took(size), rank)
                 at += 20 + took(size)

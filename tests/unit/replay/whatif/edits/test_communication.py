@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable, UsageError
+from dpro.members import members_text
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import fit_costs
 from dpro.replay.whatif.edits.communication import Algorithm
@@ -33,7 +34,7 @@ def four_ranks(folder: Path, *, hosts: bool = True, inside: bool = False, algori
     for name, ranks, latency, per_byte in jobs:
         for size in (*SIZES, *SIZES):
             end = at + 20 + latency + per_byte * size
-            facts = {"group": name, "group_ranks": ranks, "bytes_in": size, "bytes_out": size}
+            facts = {"group": name, "group_ranks": members_text(ranks), "bytes_in": size, "bytes_out": size}
             for rank in ranks:
                 run.gloo((at, at + 10), (at + 20, end), rank, sequence=number, algorithm=algorithm, **facts)
             at, number = end + 50, number + 1
@@ -124,7 +125,7 @@ def test_of_one_rank_of_a_group_it_is_said_that_waiting_hides_the_cost(tmp_path,
     for at in range(num_transfers):
         facts = {
             "group": "all",
-            "group_ranks": [0, 1, 2, 3],
+            "group_ranks": "0-3",
             "bytes_in": SIZES[at % 4],
             "bytes_out": SIZES[at % 4],
         }

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable
+from dpro.members import members_text
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import Graph, NodeKind
@@ -43,7 +44,7 @@ def noisy_job(num_ranks: int, seed: int = 3) -> TinyRun:
             run.op("work", begin, ready, rank)
             facts = {
                 "group": "dp",
-                "group_ranks": list(range(num_ranks)),
+                "group_ranks": members_text(range(num_ranks)),
                 "bytes_in": size,
                 "bytes_out": size,
             }
@@ -140,7 +141,7 @@ def sharded_job(op: str) -> TinyRun:
     run, at = TinyRun(), 0.0
     for step in range(6):
         size = 1000 * (1 + step % 2)
-        facts = {"op": op, "group": "all", "group_ranks": [0, 1, 2, 3], "bytes_in": size, "bytes_out": size}
+        facts = {"op": op, "group": "all", "group_ranks": "0-3", "bytes_in": size, "bytes_out": size}
         end = at + 540 + 0.1 * size
         for rank in range(4):
             run.op("work", at, at + 500, rank)

@@ -26,7 +26,7 @@ def fsdp_job(num_steps: int = 3) -> TinyRun:
             run.mark(f"{name} ({layer})", at, at + 20 + lasts, rank)
             called = run.op(what, at + 2, at + 20, rank)
             ran = run.mark(f"gloo:{op}", at + 20, at + 20 + lasts, rank, tid=WORKER + number % 2)
-            facts = {"group": "dp", "group_ranks": [0, 1], "bytes_in": 1000, "bytes_out": 1000}
+            facts = {"group": "dp", "group_ranks": "0,1", "bytes_in": 1000, "bytes_out": 1000}
             run.member(ran, op, launched_by=called, sequence=number, **facts)
         at, number = at + 20 + lasts, number + 1
 

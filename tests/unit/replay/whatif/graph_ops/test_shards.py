@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.errors import Unanswerable
+from dpro.members import members_text
 from dpro.replay.timeline import replay
 from dpro.schema import WORKERS
 from tests.builders import TinyRun
@@ -20,12 +21,17 @@ def replicas(num_ranks: int = 2, **call: object) -> TinyRun:
         for rank in ranks:
             run.op("aten::mm", begin, begin + 200, rank)
             if call:
-                more = {"group": "0", "group_ranks": ranks, **call}
+                more = {"group": "0", "group_ranks": members_text(ranks), **call}
                 run.gloo(
                     (begin + 200, begin + 210), (begin + 205, begin + 300), rank, sequence=2 * step, **more
                 )
             run.op("MmBackward0", begin + 310, begin + 600, rank, forward_thread=1)
-            reduced = {"group": "0", "group_ranks": ranks, "bytes_in": 1 << 20, "bytes_out": 1 << 20}
+            reduced = {
+                "group": "0",
+                "group_ranks": members_text(ranks),
+                "bytes_in": 1 << 20,
+                "bytes_out": 1 << 20,
+            }
             run.gloo(
                 (begin + 600, begin + 610), (begin + 605, begin + 900), rank, sequence=2 * step + 1, **reduced
             )

@@ -199,7 +199,7 @@ def _beside_a_reduction() -> TinyRun:
         begins = spans[row["span_id"]]["start_ns"] / US
         called = run.op("c10d::alltoall_", begins, begins, row["rank"])
         ran = run.mark("gloo:all_to_all", begins, begins + 2048, row["rank"], tid=60)
-        facts = {"group": "dp", "group_ranks": [0, 1], "bytes_in": 1 << 20, "bytes_out": 1 << 20}
+        facts = {"group": "dp", "group_ranks": "0,1", "bytes_in": 1 << 20, "bytes_out": 1 << 20}
         run.member(ran, "all_to_all", launched_by=called, sequence=100 + number // 2, **facts)
     return run
 

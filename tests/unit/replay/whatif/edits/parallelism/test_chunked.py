@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import Unanswerable
+from dpro.members import members_text
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.edits.parallelism.chunked.costs import LARGEST_SLOWDOWN, SLOWDOWN
 from dpro.replay.whatif.facts import facts_of
@@ -28,7 +29,7 @@ def took(size: int) -> float:
 
 def facts(step: int, size: int) -> dict[str, object]:
     return {
-        **{"sequence": step, "group": "tp", "group_ranks": list(range(RANKS))},
+        **{"sequence": step, "group": "tp", "group_ranks": members_text(range(RANKS))},
         **{"bytes_in": size, "bytes_out": size},
     }
 

@@ -1,0 +1,73 @@
+"""The ranks of process groups as text: `0-7`, `0-10232:8`, `0,1,8,9`.
+
+In: the ranks of a group, in its order. Out: a text that says the same, and back. Every call of a collective
+repeats the ranks of its group: as lists they would take the square of the number of ranks, while groups
+as jobs make them are a few ranges, of any size. Equal texts mean equal ranks in the same order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from dpro.limits import MAX_RANKS
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
+MIN_RANGE = 3  # ranks
+
+
+def members_text(ranks: Sequence[int]) -> str:
+    """Return ranks as text; an empty one for none, or where one of them is no rank.
+
+    Args:
+        ranks: of a group, in its order.
+    """
+    return _text(tuple(ranks))
+
+
+@lru_cache(maxsize=64)
+def _text(ranks: tuple[int, ...]) -> str:
+    if any(rank is None or not 0 <= rank < MAX_RANKS for rank in ranks):
+        return ""
+    parts, at = [], 0
+    while at < len(ranks):
+        last = at
+        step = ranks[at + 1] - ranks[at] if at + 1 < len(ranks) else 0
+        while step > 0 and last + 1 < len(ranks) and ranks[last + 1] - ranks[last] == step:
+            last += 1
+        if last - at + 1 < MIN_RANGE:
+            last = at
+            parts.append(f"{ranks[at]}")
+        else:
+            parts.append(f"{ranks[at]}-{ranks[last]}" + (f":{step}" if step > 1 else ""))
+        at = last + 1
+    return ",".join(parts)
+
+
+@lru_cache(maxsize=256)
+def members_of(text: str) -> tuple[int, ...]:
+    """Return the ranks in a text; none where it does not say any, as in a damaged file.
+
+    Args:
+        text: as `members_text` gives it.
+    """
+    return tuple(rank for part in _ranges(text) for rank in part)
+
+
+def count_of(text: str) -> int:
+    """Return how many ranks a text says; 0 where it says none."""
+    return sum(map(len, _ranges(text)))
+
+
+def _ranges(text: str) -> Iterator[range]:
+    """The ranges of a text; none where it is no such text, or says more ranks than there can be."""
+    found = []
+    for part in text.split(",") if text else []:
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            return iter(())
+        first, last, step = match.groups()
+        found.append(range(int(first), int(last or first) + 1, max(int(step or 1), 1)))
+    whole = sum(map(len, found)) <= MAX_RANKS and all(each and each[-1] < MAX_RANKS for each in found)
+    return iter(found if whole else ())
