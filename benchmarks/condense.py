@@ -35,12 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a scr
 
 from dpro.opening import open_path
 from dpro.replay.condense.joined import Condensed, condense, recondense
-from dpro.replay.condense.parts import Part, cut_by_rank, part_of
-from dpro.replay.condense.skeletons import skeleton_of
+from dpro.replay.condense.parts import Cut, cut_by_rank, rank_alone
+from dpro.replay.condense.skeletons import Skeletons, skeletons_of
 from dpro.replay.construction import graph_builder
 from dpro.replay.engine import grouped, longest_path, topological_order
 from dpro.replay.fidelity.by_rank import fit_of_share
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Edges, Graph, NodeKind, Nodes
 from dpro.replay.sharded.agreed import agree
 from dpro.replay.sharded.inside import meetings_of, those_of
 from dpro.replay.sharded.joined import join_skeletons
@@ -249,12 +249,14 @@ class Original:
     """A rank to copy.
 
     Attributes:
-        part: its share of the graph.
+        graph: its share of the graph, by itself.
+        cut: of it: where others would meet it.
         members: [N] number of the collective that a node arrives at or transfers, else -1.
         arrives: [N] whether it is the arrival.
     """
 
-    part: Part
+    graph: Graph
+    cut: Cut
     members: np.ndarray
     arrives: np.ndarray
 
@@ -264,15 +266,17 @@ def originals(graph: Graph, nodes_per_rank: int) -> tuple[list[Original], int]:
     cut = cut_by_rank(graph)
     _, number = np.unique(graph.nodes.collective, return_inverse=True)
     shared = int(number.max()) + 1
+    ranks = np.flatnonzero(cut.ranks >= 0).tolist()
+    times = max(round(nodes_per_rank / np.diff(cut.indptr)[ranks].max()), 1)
     found = []
-    own = [part_of(graph, cut, at) for at in np.flatnonzero(cut.ranks >= 0).tolist()]
-    times = max(round(nodes_per_rank / max(part.node.size for part in own)), 1)
-    for part in own:
-        real = part.node >= 0
-        members = np.where(real & cut.joins[part.node], number[part.node], -1)
-        arrives = real & (graph.nodes.kind[part.node] == NodeKind.ARRIVE)
-        in_turn = _in_turn(members, times, shared)
-        found.append(Original(_repeated(part, times), in_turn, np.tile(arrives, times)))
+    for at in ranks:
+        own, alone = cut.members(at), _repeated(rank_alone(graph, cut, at), times)
+        joins, free = np.tile(cut.joins[own], times), np.tile(cut.free[own], times)
+        members = np.where(cut.joins[own], number[own], -1)
+        every = np.arange(alone.num_nodes)
+        as_cut = Cut(cut.ranks[at : at + 1], np.array([0, every.size]), every, every[:0], joins, free)
+        arrives = np.tile(graph.nodes.kind[own] == NodeKind.ARRIVE, times)
+        found.append(Original(alone, as_cut, _in_turn(members, times, shared), arrives))
     return found, shared * times
 
 
@@ -282,30 +286,29 @@ def _in_turn(members: np.ndarray, times: int, shared: int) -> np.ndarray:
     return np.where(tiled >= 0, tiled + turn, -1)
 
 
-def _repeated(part: Part, times: int) -> Part:
-    """A part with several windows like its own, one after the other."""
-    size, edges = part.node.size, part.source.size
-    lasts = int(part.earliest.max() + part.duration.sum())
-    tiled = {
-        name: np.concatenate([getattr(part, name)] * times) for name in ("node", "duration", "keep", "free")
-    }
-    turn = np.repeat(np.arange(times), size)
-    indptr = np.concatenate([part.indptr[:-1] + edges * at for at in range(times)] + [[edges * times]])
-    return dataclasses.replace(
-        part, **tiled, indptr=indptr,
-        earliest=np.tile(part.earliest, (times, 1)) + lasts * turn[:, None],
-        source=np.tile(part.source, times) + size * np.repeat(np.arange(times), edges),
-        lag=np.tile(part.lag, (times, 1)),
-    )  # fmt: skip
+def _repeated(graph: Graph, times: int) -> Graph:
+    """A rank's graph with several windows like its own, one after the other."""
+    size, edges = graph.num_nodes, graph.edges
+    lasts = int(graph.nodes.earliest.max() + graph.nodes.duration.sum())
+    turn, shift = np.repeat(np.arange(times), size), np.repeat(np.arange(times) * size, edges.source.size)
+    nodes = Nodes(**{f.name: np.tile(getattr(graph.nodes, f.name), times) for f in dataclasses.fields(Nodes)})
+    window = nodes.window + (int(graph.nodes.window.max()) + 1) * turn
+    nodes = dataclasses.replace(nodes, earliest=nodes.earliest + lasts * turn, window=window)
+    tiled = Edges(**{f.name: np.tile(getattr(edges, f.name), times) for f in dataclasses.fields(Edges)})
+    tiled = dataclasses.replace(tiled, source=tiled.source + shift, target=tiled.target + shift)
+    begins = [graph.indptr[:-1] + edges.source.size * at for at in range(times)]
+    indptr = np.concatenate([*begins, [tiled.source.size]])
+    return dataclasses.replace(graph, nodes=nodes, edges=tiled, indptr=indptr, known={})
 
 
-def copied(original: Part, rank: int) -> Part:
+def copied(original: Graph, rank: int) -> Graph:
     """One copy: it begins at another time, and each piece of work lasts a little shorter or longer."""
-    draw = np.random.default_rng(rank)
-    noise = draw.random(original.node.size, np.float32) * np.float32(2 * NOISE) + np.float32(1 - NOISE)
-    duration = (original.duration * noise[:, None]).astype(np.int64)
+    draw, nodes = np.random.default_rng(rank), original.nodes
+    noise = draw.random(original.num_nodes, np.float32) * np.float32(2 * NOISE) + np.float32(1 - NOISE)
+    duration = (nodes.duration * noise).astype(np.int64)
+    earliest = nodes.earliest + int(draw.integers(0, 1_000_000))
     return dataclasses.replace(
-        original, duration=duration, earliest=original.earliest + int(draw.integers(0, 1_000_000))
+        original, nodes=dataclasses.replace(nodes, duration=duration, earliest=earliest)
     )
 
 
@@ -320,7 +323,7 @@ def adding(spent: dict[str, float], what: str) -> Iterator[None]:
 Joined = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def join(skeletons: Sequence[Part], met: Sequence[tuple[np.ndarray, np.ndarray]], shared: int) -> Joined:
+def join(skeletons: Sequence[Skeletons], met: Sequence[tuple[np.ndarray, np.ndarray]], shared: int) -> Joined:
     """Skeletons joined by a rendezvous per collective: what a replay takes, and the place of each node."""
     first = np.cumsum([0, *(each.node.size for each in skeletons)])
     total = int(first[-1]) + shared
@@ -350,18 +353,21 @@ def join(skeletons: Sequence[Part], met: Sequence[tuple[np.ndarray, np.ndarray]]
 def copies(graph: Graph, num_ranks: int, nodes_per_rank: int) -> dict[str, Check]:
     """Condense, join and replay copies of a graph's ranks."""
     ranks, shared = originals(graph, nodes_per_rank)
-    skeleton_of(ranks[0].part)
+    skeletons_of(ranks[0].graph, ranks[0].cut)
     spent: dict[str, float] = {}
     skeletons, met, num_nodes = [], [], 0
+    none = np.empty(0, np.int64)
     for rank in range(num_ranks):
         original = ranks[rank % len(ranks)]
-        part = copied(original.part, rank)
-        part = dataclasses.replace(part, node=np.arange(part.node.size))
+        copy = copied(original.graph, rank)
         with adding(spent, "condense"):
-            skeleton = skeleton_of(part)
-        skeletons.append(dataclasses.replace(skeleton, keep=skeleton.keep[:0], ends=skeleton.ends[:0]))
-        met.append((original.members[skeleton.node], original.arrives[skeleton.node]))
-        num_nodes += part.node.size
+            skeleton = skeletons_of(copy, original.cut)
+        skeletons.append(dataclasses.replace(skeleton, rank=none, window=none, step=none))
+        real = skeleton.node >= 0
+        met.append(
+            (np.where(real, original.members[skeleton.node], -1), real & original.arrives[skeleton.node])
+        )
+        num_nodes += copy.num_nodes
     with adding(spent, "join"):
         duration, earliest, indptr, source, lag, place = join(skeletons, met, shared)
     longest_path(duration[:1], earliest[:1], indptr[:2], source, lag)
@@ -391,20 +397,21 @@ def copies(graph: Graph, num_ranks: int, nodes_per_rank: int) -> dict[str, Check
     return found
 
 
-def differing_inside(ranks: Sequence[Original], skeletons: Sequence[Part], start: np.ndarray) -> int:
+def differing_inside(ranks: Sequence[Original], skeletons: Sequence[Skeletons], start: np.ndarray) -> int:
     """How many kept nodes start at another time when each copy is replayed by itself, transfers given."""
     wrong, first = 0, 0
     for rank, skeleton in enumerate(skeletons):
         original = ranks[rank % len(ranks)]
-        part = copied(original.part, rank)
-        kept = start[first : first + skeleton.node.size]
+        copy = copied(original.graph, rank)
+        kept = start[first : first + skeleton.node.size][skeleton.node >= 0]
         first += skeleton.node.size
-        earliest = part.earliest[:, 0].copy()
-        given = (original.members[skeleton.node] >= 0) & ~original.arrives[skeleton.node]
-        earliest[skeleton.node[given]] = kept[given]
-        durations, lag = part.duration[:, 0], part.lag[:, 0]
-        alone, _, _ = longest_path(durations, earliest, part.indptr, part.source, lag)
-        wrong += int((alone[skeleton.node] != kept).sum())
+        node = skeleton.node[skeleton.node >= 0]
+        nodes, edges = copy.nodes, copy.edges
+        earliest = nodes.earliest.copy()
+        given = (original.members[node] >= 0) & ~original.arrives[node]
+        earliest[node[given]] = kept[given]
+        alone, _, _ = longest_path(nodes.duration, earliest, copy.indptr, edges.source, edges.lag)
+        wrong += int((alone[node] != kept).sum())
     return wrong
 
 

@@ -132,6 +132,10 @@ class Nodes:
         """All of them, in this order."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
+    def taken(self, which: Ints) -> Nodes:
+        """Some of them, in the order of `which` [K]."""
+        return Nodes(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Nodes)})
+
 
 @dataclass(frozen=True)
 class Edges:
@@ -151,6 +155,11 @@ class Edges:
     def taken(self, which: Ints) -> Edges:
         """Some of them, in the order of `which` [K]."""
         return Edges(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Edges)})
+
+    def and_also(self, more: Edges) -> Edges:
+        """These edges, and behind them more between the same nodes."""
+        both = {f.name: (getattr(self, f.name), getattr(more, f.name)) for f in dataclasses.fields(Edges)}
+        return Edges(**{name: np.concatenate(columns) for name, columns in both.items()})
 
 
 Columns = TypeVar("Columns", Nodes, Edges)
@@ -298,8 +307,7 @@ def make_graph(
     order, stuck = order_of(edges, nodes.measured_start)
     if stuck.size:
         raise GraphError(f"the graph has a cycle: {_describe_cycle(stuck, edges, nodes, names)}")
-    ordered = Nodes(**{f.name: getattr(nodes, f.name)[order] for f in dataclasses.fields(Nodes)})
-    return assembled(ordered, renumbered(edges, order), names, lanes, origin_ns)
+    return assembled(nodes.taken(order), renumbered(edges, order), names, lanes, origin_ns)
 
 
 def order_of(edges: Edges, begins: Ints) -> tuple[Ints, Ints]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from dpro.arrays import Ints
 from dpro.replay.condense.joined import joined_graph
-from dpro.replay.condense.parts import cut_by_rank, part_under
-from dpro.replay.condense.skeletons import skeleton_of
+from dpro.replay.condense.parts import cut_by_rank
+from dpro.replay.condense.skeletons import skeletons_of
 from dpro.replay.graph import Graph
 
 
@@ -27,11 +27,7 @@ def condense_both(graph: Graph, changed: Ints) -> tuple[Graph, Graph]:
         changed: [N] ns, durations of its nodes where their rank is changed.
     """
     cut = cut_by_rank(graph)
-    skeletons = []
-    for number in range(cut.ranks.size):
-        own = cut.members(number)
-        both = np.stack([graph.nodes.duration[own], changed[own]], axis=1)
-        skeletons.append(skeleton_of(part_under(graph, cut, number, both)))
+    skeletons = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
     (one, _), (other, _) = (joined_graph(graph, cut, skeletons, scenario) for scenario in (0, 1))
     return one, other
 

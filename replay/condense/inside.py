@@ -11,7 +11,7 @@ import numpy as np
 
 from dpro.arrays import Ints
 from dpro.replay.condense.joined import Condensed
-from dpro.replay.condense.parts import part_of
+from dpro.replay.condense.parts import rank_alone
 from dpro.replay.engine import longest_path
 from dpro.replay.timeline import Timeline
 
@@ -44,14 +44,14 @@ class Inside:
         number = int(np.searchsorted(cut.ranks, rank))
         members = cut.members(number)
         if not self.known[number]:
-            part = part_of(whole, cut, number)
-            earliest = part.earliest[:, 0].copy()
+            part = rank_alone(whole, cut, number)
+            earliest = part.nodes.earliest.copy()
             given = whole.edges.target[cut.between]
             given = given[whole.nodes.rank[given] == rank]
-            earliest[cut.place[given]] = self.start[given]
-            durations, lag = part.duration[:, 0], part.lag[:, 0]
-            start, _, _ = longest_path(durations, earliest, part.indptr, part.source, lag)
-            self.start[members] = start[: members.size]
+            earliest[np.searchsorted(members, given)] = self.start[given]
+            durations, edges = part.nodes.duration, part.edges
+            start, _, _ = longest_path(durations, earliest, part.indptr, edges.source, edges.lag)
+            self.start[members] = start
             self.known[number] = True
         return members
 

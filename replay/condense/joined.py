@@ -8,15 +8,14 @@ condensed again in which more has changed than how long transfers last.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.condense.parts import Cut, Part, cut_by_rank, part_of
-from dpro.replay.condense.skeletons import skeleton_of
-from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled, renumbered
+from dpro.replay.condense.parts import Cut, cut_by_rank
+from dpro.replay.condense.skeletons import Skeletons, skeletons_of, together
+from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Condensed:
         node: [M] the node of the whole graph that each of its nodes is; -1 of the virtual end of a step.
         whole: the whole graph.
         cut: where it falls apart into ranks.
-        skeletons: of each rank.
+        skeletons: of its ranks.
         asked: [N] nodes that were asked for.
     """
 
@@ -36,7 +35,7 @@ class Condensed:
     node: Ints
     whole: Graph
     cut: Cut
-    skeletons: tuple[Part, ...]
+    skeletons: Skeletons
     asked: Bools | None = None
 
 
@@ -48,8 +47,7 @@ def condense(graph: Graph, asked: Bools | None = None) -> Condensed:
         asked: [N] further nodes whose starts are wanted.
     """
     cut = cut_by_rank(graph)
-    skeletons = [skeleton_of(part_of(graph, cut, number, asked)) for number in range(cut.ranks.size)]
-    return _condensed(graph, cut, skeletons, asked)
+    return _condensed(graph, cut, skeletons_of(graph, cut, asked), asked)
 
 
 def recondense(condensed: Condensed, changed: Graph) -> Condensed:
@@ -60,75 +58,74 @@ def recondense(condensed: Condensed, changed: Graph) -> Condensed:
         changed: the same graph with other durations, earliest times or lags; with other edges or nodes it is
             condensed as a whole.
     """
-    before, cut = condensed.whole, condensed.cut
+    before, cut, asked = condensed.whole, condensed.cut, condensed.asked
     if not all(map(np.array_equal, _shape(before), _shape(changed))):
-        return condense(changed, condensed.asked if changed.num_nodes == before.num_nodes else None)
+        return condense(changed, asked if changed.num_nodes == before.num_nodes else None)
+    anew = ranks_to_condense(condensed, changed)
+    skeletons = condensed.skeletons
+    if anew.any():
+        again = skeletons_of(changed, cut.of(anew), asked)
+        skeletons = together([skeletons.of(~np.isin(skeletons.rank, cut.ranks[anew])), again])
+    node = skeletons.node
+    lasts = np.where(node >= 0, changed.nodes.duration[node], 0)[:, None]
+    return _condensed(changed, cut, dataclasses.replace(skeletons, duration=lasts), asked)
+
+
+def ranks_to_condense(condensed: Condensed, changed: Graph) -> Bools:
+    """[R] of a graph of the same shape the ranks in which more has changed than how long transfers last.
+
+    Args:
+        condensed: another one.
+        changed: the graph.
+    """
+    before, cut = condensed.whole, condensed.cut
     touched = (changed.nodes.duration != before.nodes.duration) & ~cut.free
     touched |= changed.nodes.earliest != before.nodes.earliest
     # Lags between ranks are edges of the joined graph as they are.
     relagged = changed.edges.lag != before.edges.lag
     relagged[cut.between] = False
     touched[changed.edges.target[relagged]] = True
-    anew = np.isin(cut.ranks, changed.nodes.rank[touched])
-    skeletons = [
-        skeleton_of(part_of(changed, cut, number, condensed.asked))
-        if anew[number]
-        else dataclasses.replace(skeleton, duration=_durations(changed, skeleton))
-        for number, skeleton in enumerate(condensed.skeletons)
-    ]
-    return _condensed(changed, cut, skeletons, condensed.asked)
+    return np.isin(cut.ranks, changed.nodes.rank[touched])
 
 
 def _shape(graph: Graph) -> tuple[Ints, ...]:
     return graph.edges.source, graph.edges.target, graph.nodes.rank, graph.nodes.window, graph.nodes.step
 
 
-def _durations(graph: Graph, skeleton: Part) -> Ints:
-    """[M, 1] ns that the nodes of a skeleton last in a graph."""
-    return np.where(skeleton.node >= 0, graph.nodes.duration[skeleton.node], 0)[:, None]
-
-
-def _condensed(graph: Graph, cut: Cut, skeletons: Sequence[Part], asked: Bools | None) -> Condensed:
+def _condensed(graph: Graph, cut: Cut, skeletons: Skeletons, asked: Bools | None) -> Condensed:
     joined, node = joined_graph(graph, cut, skeletons)
-    return Condensed(joined, node, graph, cut, tuple(skeletons), asked)
+    return Condensed(joined, node, graph, cut, skeletons, asked)
 
 
-def joined_graph(graph: Graph, cut: Cut, skeletons: Sequence[Part], scenario: int = 0) -> tuple[Graph, Ints]:
+def joined_graph(graph: Graph, cut: Cut, skeletons: Skeletons, scenario: int = 0) -> tuple[Graph, Ints]:
     """The skeletons as one graph, and [M] the node of the whole graph that each of its nodes is, or -1.
 
     Args:
         graph: the whole graph.
         cut: where it falls apart into ranks.
-        skeletons: of each rank.
+        skeletons: of its ranks.
         scenario: of those that they hold; the graphs of all have the same edges.
     """
-    node = np.concatenate([skeleton.node for skeleton in skeletons])
-    first = np.cumsum([0, *(skeleton.node.size for skeleton in skeletons)])
-    place = np.full(graph.num_nodes, -1, np.int64)
-    place[node[node >= 0]] = np.flatnonzero(node >= 0)
-    between = Edges(**{f.name: getattr(graph.edges, f.name)[cut.between] for f in dataclasses.fields(Edges)})
-    between = dataclasses.replace(between, source=place[between.source], target=place[between.target])
-    source = np.concatenate([skeleton.source + shift for skeleton, shift in zip(skeletons, first)])
-    entering = np.concatenate([np.diff(skeleton.indptr) for skeleton in skeletons])
-    target = np.repeat(np.arange(node.size), entering)
-    lag = np.concatenate([skeleton.lag for skeleton in skeletons])
-    paths = paths_beside(source, target, lag, between, node.size)
+    # The numbers of the whole graph are in topological order; virtual ends are behind everything.
+    key = np.where(skeletons.node >= 0, skeletons.node, graph.num_nodes + 1 + skeletons.rank)
+    order = np.argsort(key, kind="stable")
+    number = np.empty(order.size, np.int64)
+    number[order] = np.arange(order.size)
+    source, target = number[skeletons.source], number[skeletons.target]
+    between, behind = graph.edges.taken(cut.between), key[order]
+    between = dataclasses.replace(
+        between,
+        source=np.searchsorted(behind, between.source).astype(np.int64),
+        target=np.searchsorted(behind, between.target).astype(np.int64),
+    )
+    paths = paths_beside(source, target, skeletons.lag, between, order.size)
     kept = Edges(
-        source[paths], target[paths], lag[paths, scenario],
+        source[paths], target[paths], skeletons.lag[paths, scenario],
         np.full(paths.size, EdgeKind.PATH, np.int64), np.zeros(paths.size, np.bool_),
     )  # fmt: skip
-    edges = Edges(
-        **{
-            f.name: np.concatenate([getattr(kept, f.name), getattr(between, f.name)])
-            for f in dataclasses.fields(Edges)
-        }
-    )
-    # The numbers of the whole graph are in topological order; virtual ends are behind everything.
-    order = np.argsort(np.where(node >= 0, node, graph.num_nodes), kind="stable")
-    nodes = _columns(graph, cut, skeletons, node, scenario)
-    ordered = Nodes(**{f.name: getattr(nodes, f.name)[order] for f in dataclasses.fields(Nodes)})
-    joined = assembled(ordered, renumbered(edges, order), graph.names, graph.lanes, graph.origin_ns)
-    return joined.of_same_job(graph), node[order]
+    nodes = _columns(graph, skeletons, order, scenario)
+    joined = assembled(nodes, kept.and_also(between), graph.names, graph.lanes, graph.origin_ns)
+    return joined.of_same_job(graph), skeletons.node[order]
 
 
 def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: int) -> Ints:
@@ -147,18 +144,17 @@ def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: in
     return np.flatnonzero((meets[source] != met[target]) | (over[:, None] < lag).any(axis=1))
 
 
-def _columns(graph: Graph, cut: Cut, skeletons: Sequence[Part], node: Ints, scenario: int) -> Nodes:
+def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> Nodes:
     """The columns of the joined nodes: those of the whole graph, and of virtual ends their step's."""
+    node = skeletons.node[order]
     columns = {f.name: getattr(graph.nodes, f.name)[node] for f in dataclasses.fields(Nodes)}
-    end = node < 0
-    ends = np.concatenate([skeleton.ends for skeleton in skeletons]).reshape(-1, 2)
-    own = {"kind": NodeKind.END, "duration": 0, "anchored": False, "measured_start": 0, "measured_end": 0}
+    ends = slice(np.count_nonzero(node >= 0), None)
+    own = {"kind": NodeKind.END, "anchored": False, "measured_start": 0, "measured_end": 0, "name": 0}
     own |= dict.fromkeys(("around", "span", "collective", "bytes", "message", "phase", "lane"), -1)
-    own["name"] = 0
     for name, value in own.items():
-        columns[name][end] = value
-    columns["rank"][end] = np.repeat(cut.ranks, [len(skeleton.ends) for skeleton in skeletons])
-    columns["window"][end], columns["step"][end] = ends.T
-    for name in ("duration", "earliest"):
-        columns[name] = np.concatenate([getattr(skeleton, name)[:, scenario] for skeleton in skeletons])
+        columns[name][ends] = value
+    for name in ("rank", "window", "step"):
+        columns[name][ends] = getattr(skeletons, name)[order[ends]]
+    columns["duration"] = skeletons.duration[order, scenario]
+    columns["earliest"] = skeletons.earliest[order, scenario]
     return Nodes(**columns)

@@ -1,24 +1,21 @@
-"""The share of each rank of a graph, as a problem of its own.
+"""Where a graph falls apart into ranks, and which nodes of them have to stay.
 
-In: a graph. Out: a `Part` per rank: its nodes, the edges among them, and which nodes have to stay: those that
-edges from or to other ranks end at, those asked for, and a virtual one for the end of each step, behind which
-no work of the rank in that step ends later. Edges between ranks are left out. Where a window's beginning may
-be a node's start, those nodes stay that no other surely precedes.
+In: a graph. Out: a `Cut`, and `Ends` of it: nodes that edges from or to other ranks end at have to stay,
+those asked for, and a virtual one for the end of each step, behind which no work of the rank in it ends
+later. Where a window's beginning may be a node's start, those nodes stay that no other surely precedes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.condense.kernels import own_edges
-from dpro.replay.engine import grouped
-from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import AFTER_STEPS, BEFORE_STEPS
+from dpro.replay.condense import kernels
+from dpro.replay.graph import Graph, assembled
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,6 @@ class Cut:
     Attributes:
         ranks: [R] ascending; -1 has the rendezvous.
         indptr, order: nodes of rank i of them are order[indptr[i]:indptr[i + 1]], ascending.
-        place: [N] index of each node among those of its rank.
         between: [C] edges between ranks.
         joins: [N] nodes that such an edge ends at.
         free: [N] transfers among them: how long they last is the network's to say.
@@ -37,7 +33,6 @@ class Cut:
     ranks: Ints
     indptr: Ints
     order: Ints
-    place: Ints
     between: Ints
     joins: Bools
     free: Bools
@@ -50,30 +45,42 @@ class Cut:
         """
         return self.order[self.indptr[number] : self.indptr[number + 1]]
 
+    def of(self, which: Bools) -> Cut:
+        """The cut with the nodes of some ranks alone.
+
+        Args:
+            which: [R] whether each is one of them.
+        """
+        sizes = np.diff(self.indptr)
+        order = self.order[np.repeat(which, sizes)]
+        return Cut(
+            self.ranks[which],
+            np.append(0, np.cumsum(sizes[which])),
+            order,
+            self.between,
+            self.joins,
+            self.free,
+        )
+
 
 @dataclass(frozen=True)
-class Part:
-    """One rank's nodes, in topological order, and the edges among them; K scenarios.
+class Ends:
+    """What else a rank's share has than its nodes.
 
     Attributes:
-        node: [N] node of the graph; -1 of a virtual end.
-        duration, earliest: [N, K] ns.
-        indptr, source: [N + 1], [E]; edges into node i are indptr[i]:indptr[i + 1].
-        lag: [E, K] ns.
-        keep: [N] has to stay.
-        free: [N] may last for any time.
-        ends: [V, 2] window and step of the virtual ends, which are the last nodes.
+        flags: [N] what is known of each node, as the compiled loops have it.
+        begins: [R + 1] virtual ends of rank i are begins[i]:begins[i + 1].
+        rank, window, step: [V] of the virtual ends.
+        indptr, source: [V + 1], [.] nodes that a virtual end is behind.
     """
 
-    node: Ints
-    duration: Ints
-    earliest: Ints
+    flags: NDArray[np.uint8]
+    begins: Ints
+    rank: Ints
+    window: Ints
+    step: Ints
     indptr: Ints
     source: Ints
-    lag: Ints
-    keep: Bools
-    free: Bools
-    ends: Ints
 
 
 def cut_by_rank(graph: Graph) -> Cut:
@@ -82,100 +89,63 @@ def cut_by_rank(graph: Graph) -> Cut:
     Args:
         graph: the graph.
     """
-    nodes, edges = graph.nodes, graph.edges
-    lowest = int(nodes.rank.min()) if nodes.rank.size else 0
-    highest = int(nodes.rank.max()) if nodes.rank.size else -1
-    key = nodes.rank - lowest
-    indptr, order = grouped(key, highest - lowest + 1)
-    place = np.empty(key.size, np.int64)
-    place[order] = np.arange(key.size) - np.repeat(indptr[:-1], np.diff(indptr))
-    between = np.flatnonzero(key[edges.source] != key[edges.target])
-    joins = np.zeros(key.size, np.bool_)
-    joins[edges.source[between]] = True
-    joins[edges.target[between]] = True
-    there = np.diff(indptr) > 0
-    ranks = lowest + np.flatnonzero(there)
-    bounds = np.append(indptr[:-1][there], key.size)
-    return Cut(ranks, bounds, order, place, between, joins, joins & (nodes.kind == NodeKind.TRANSFER))
+    nodes, edges, size = graph.nodes, graph.edges, graph.num_nodes
+    lowest = int(nodes.rank.min()) if size else 0
+    groups = int(nodes.rank.max()) - lowest + 1 if size else 0
+    begins, place = np.zeros(groups + 1, np.int64), np.empty(groups, np.int64)
+    order, between = np.empty(size, np.int64), np.empty(edges.source.size, np.int64)
+    joins, free = np.zeros(size, np.bool_), np.empty(size, np.bool_)
+    into, found = (graph.indptr, edges.source), (order, between, joins, free)
+    count = kernels.cut(nodes.rank, nodes.kind, into, lowest, begins, place, found)
+    there = np.flatnonzero(np.diff(begins))
+    return Cut(lowest + there, np.append(begins[there], size), order, between[:count].copy(), joins, free)
 
 
-def part_of(graph: Graph, cut: Cut, number: int, asked: Bools | None = None) -> Part:
-    """One rank's share of the graph.
+def rank_alone(graph: Graph, cut: Cut, number: int) -> Graph:
+    """A rank's nodes, and the edges among them, as a graph of their own.
 
     Args:
         graph: the graph.
         cut: of it.
         number: index of the rank.
-        asked: [N] nodes whose starts are wanted.
     """
-    return part_under(graph, cut, number, graph.nodes.duration[cut.members(number), None], asked)
+    nodes, edges, own = graph.nodes, graph.edges, cut.members(number)
+    of_rank = nodes.rank == cut.ranks[number]
+    inside = edges.taken(np.flatnonzero(of_rank[edges.source] & of_rank[edges.target]))
+    source, target = (np.searchsorted(own, end) for end in (inside.source, inside.target))
+    inside = dataclasses.replace(inside, source=source, target=target)
+    return assembled(nodes.taken(own), inside, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
 
 
-def part_under(graph: Graph, cut: Cut, number: int, duration: Ints, asked: Bools | None = None) -> Part:
-    """One rank's share of the graph, in several scenarios.
+def ends_of(graph: Graph, cut: Cut, duration: Ints, asked: Bools | None = None) -> Ends:
+    """Find what has to stay of ranks.
 
     Args:
         graph: the graph.
         cut: of it.
-        number: index of the rank.
-        duration: [M, K] ns of the rank's nodes in each scenario.
+        duration: [N, K] ns of its nodes in each of several scenarios.
         asked: [N] nodes whose starts are wanted.
     """
-    members, nodes = cut.members(number), graph.nodes
-    size, columns = duration.shape
-    free = cut.free[members]
-    least = np.where(free, 0, duration[:, 0] if columns == 1 else duration.min(axis=1))
-    room = int((graph.indptr[members + 1] - graph.indptr[members]).sum()) + size
-    indptr, source, lag = (
-        np.zeros(size + 1, np.int64),
-        np.empty(room, np.int64),
-        np.empty((room, columns), np.int64),
+    nodes, size = graph.nodes, cut.order.size
+    least = np.where(cut.free, 0, duration[:, 0] if duration.shape[1] == 1 else duration.min(axis=1))
+    stays = cut.joins if asked is None else cut.joins | asked
+    flags = stays * np.uint8(kernels.STAYS) + cut.free * np.uint8(kernels.FREE)
+    last, first, early, sizes = (np.empty(each, np.int64) for each in (size, size, size, 3))
+    sizes[:] = 0
+    kernels.mark(
+        cut.order, cut.indptr, (nodes.rank, nodes.window, nodes.step, nodes.kind), least,
+        (graph.indptr, graph.edges.source, graph.edges.lag), flags, (last, first, early), sizes,
+    )  # fmt: skip
+    last, first, early = (found[:count] for found, count in zip((last, first, early), sizes.tolist()))
+    # A window may begin with a node that holds no work of its rank before its first step.
+    several = int(nodes.window[np.append(first, early)].max(initial=0)) + 2
+    opens, before = (nodes.rank[each] * several + nodes.window[each] for each in (first, early))
+    flags[first[~np.isin(opens, before)]] |= kernels.STAYS
+    last = last[np.lexsort((nodes.step[last], nodes.window[last], nodes.rank[last]))]
+    columns = [column[last] for column in (nodes.rank, nodes.window, nodes.step)]
+    opens = np.flatnonzero(
+        np.append(True, np.any([np.diff(column) != 0 for column in columns], axis=0))[: last.size]
     )
-    outlasted, preceded = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-    into = (graph.indptr, graph.edges.source, graph.edges.lag)
-    own = (indptr, source, lag, outlasted, preceded)
-    count = own_edges(members, cut.place, nodes.rank, nodes.window, nodes.step, least, into, own)
-    keep = cut.joins[members]
-    keep[_may_open(graph, members, preceded)] = True
-    if asked is not None:
-        keep |= asked[members]
-    last = np.flatnonzero(~outlasted)
-    last = last[nodes.kind[members[last]] != NodeKind.RENDEZVOUS]
-    ends, which = _distinct(nodes.window[members[last]], nodes.step[members[last]])
-    end_indptr, by_end = grouped(which, len(ends))
-    source[count : count + last.size], lag[count : count + last.size] = last[by_end], 0
-    begins = nodes.earliest[members]
-    return Part(
-        node=_with(members, len(ends), -1),
-        duration=_with(duration, len(ends), 0),
-        earliest=_with(np.broadcast_to(begins[:, None], duration.shape), len(ends), begins.min(initial=0)),
-        indptr=np.append(indptr, count + end_indptr[1:]),
-        source=source[: count + last.size],
-        lag=lag[: count + last.size],
-        keep=_with(keep, len(ends), True),
-        free=_with(free, len(ends), False),
-        ends=ends,
-    )
-
-
-def _distinct(window: Ints, step: Ints) -> tuple[Ints, Ints]:
-    """[V, 2] the steps there are, and which of them each entry is."""
-    low, span = step.min(initial=0), step.max(initial=0) - step.min(initial=0) + 1
-    keys, which = np.unique(window * span + step - low, return_inverse=True)
-    return np.stack([keys // span, keys % span + low], axis=1), which
-
-
-def _may_open(graph: Graph, members: Ints, preceded: Bools) -> Ints:
-    """Nodes that a window may begin with: of those that hold no work of the rank before their first step."""
-    nodes, first = graph.nodes, np.flatnonzero(~preceded)
-    step, window = nodes.step[members], nodes.window[members]
-    may = (step[first] != AFTER_STEPS) & (nodes.kind[members[first]] != NodeKind.RENDEZVOUS)
-    opening: Ints = first[may & ~np.isin(window[first], window[step == BEFORE_STEPS])]
-    return opening
-
-
-def _with(column: NDArray[Any], more: int, value: int) -> NDArray[Any]:
-    """A column with some more entries."""
-    longer = np.empty((len(column) + more, *column.shape[1:]), column.dtype)
-    longer[: len(column)], longer[len(column) :] = column, value
-    return longer
+    rank, window, step = (column[opens] for column in columns)
+    begins = np.append(np.searchsorted(rank, cut.ranks), rank.size)
+    return Ends(flags, begins, rank, window, step, np.append(opens, last.size), last)

@@ -87,9 +87,7 @@ def with_own_order(graph: Graph) -> Graph:
     arrive, transfer = (_members(nodes, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
     number, zeros = len(arrive), np.zeros(len(arrive), np.int64)
     own = Edges(arrive, transfer, zeros, np.full(number, EdgeKind.PATH), np.zeros(number, np.bool_))
-    both = Edges(
-        *(np.concatenate([getattr(each, f.name) for each in (edges, own)]) for f in dataclasses.fields(Edges))
-    )
+    both = edges.and_also(own)
     return assembled(nodes, both, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
 
 
@@ -108,7 +106,7 @@ def without_ranks(joined: Joined, ranks: Collection[int]) -> list[RankSkeleton]:
     place = np.cumsum(kept) - 1
     inside = edges.taken(np.flatnonzero(kept[edges.source] & kept[edges.target]))
     inside = dataclasses.replace(inside, source=place[inside.source], target=place[inside.target])
-    columns = Nodes(**{f.name: getattr(nodes, f.name)[at] for f in dataclasses.fields(Nodes)})
+    columns = nodes.taken(at)
     rest = assembled(columns, inside, graph.names, graph.lanes, graph.origin_ns)
     arrive, transfer = (_members(columns, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
     return [RankSkeleton(-1, rest, joined.node[at], columns.collective[transfer], arrive, transfer)]

@@ -14,8 +14,8 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.condense.joined import joined_graph
-from dpro.replay.condense.parts import Cut, Part, part_of, part_under
-from dpro.replay.condense.skeletons import skeleton_of
+from dpro.replay.condense.parts import Cut
+from dpro.replay.condense.skeletons import Skeletons, skeletons_of
 from dpro.replay.construction.graph_builder import count_from, on_worker
 from dpro.replay.construction.lags import started_work, with_lags
 from dpro.replay.construction.phases import phases_at
@@ -89,7 +89,7 @@ def skeleton_of_share(rank: int, share: Share, graph: Graph) -> RankSkeleton:
         graph: as from `finished`, perhaps changed since.
     """
     cut = cut_of(rank, share, graph)
-    return _kept(rank, share, graph, cut, skeleton_of(part_of(graph, cut, 0)))
+    return _kept(rank, share, graph, cut, skeletons_of(graph, cut))
 
 
 def skeletons_of_both(
@@ -104,13 +104,15 @@ def skeletons_of_both(
         changed: [N] ns, how long its nodes last in the other.
     """
     cut = cut_of(rank, share, graph)
-    both = skeleton_of(part_under(graph, cut, 0, np.stack([graph.nodes.duration, changed], axis=1)))
+    both = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
     return _kept(rank, share, graph, cut, both, 0), _kept(rank, share, graph, cut, both, 1)
 
 
-def _kept(rank: int, share: Share, graph: Graph, cut: Cut, skeleton: Part, scenario: int = 0) -> RankSkeleton:
+def _kept(
+    rank: int, share: Share, graph: Graph, cut: Cut, skeleton: Skeletons, scenario: int = 0
+) -> RankSkeleton:
     """What is left of a rank in one of the scenarios of a skeleton."""
-    small, node = joined_graph(graph, cut, [skeleton], scenario)
+    small, node = joined_graph(graph, cut, skeleton, scenario)
     small = _with_measured_ends(small, graph)
     place = np.full(graph.num_nodes, -1, np.int64)
     place[node[node >= 0]] = np.flatnonzero(node >= 0)
@@ -133,7 +135,7 @@ def cut_of(rank: int, share: Share, graph: Graph) -> Cut:
     joins[share.transfer] = True
     every = np.arange(size)
     free = joins & (graph.nodes.kind == NodeKind.TRANSFER)
-    return Cut(np.array([rank]), np.array([0, size]), every, every, every[:0], joins, free)
+    return Cut(np.array([rank]), np.array([0, size]), every, every[:0], joins, free)
 
 
 def _with_measured_ends(small: Graph, graph: Graph) -> Graph:

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import strategies as st
 
-from dpro.replay.condense.parts import Part
 from dpro.replay.graph import Graph, NodeKind
 from tests.builders import tiny_graph
 from tests.reference.event_driven import Edge
 
 Labels = dict[int, int]  # kept node of the graph -> longest path from its end
+Step = tuple[int, int]  # window and step
+Name = int | Step  # of a node of the graph, or of the virtual end of a step
 
 
-def labels_of(part: Part) -> dict[int, tuple[int, Labels]]:
-    """Of each node that has to stay: when it starts at the earliest, and how long after which others.
-
-    Every path is followed, nothing is left out. Virtual ends are -1, -2, … in order.
+def labels_of(graph: Graph, rank: int, kept: set[int]) -> dict[Name, tuple[int, Labels]]:
+    """Of kept nodes of a rank, and of the ends of its steps: when they start at the earliest by what is not
+    kept, and how long after the ends of which others. Every path inside the rank is followed.
     """
-    names: list[int] = []
-    for node in part.node.tolist():
-        names.append(node if node >= 0 else -1 - sum(name < 0 for name in names))
-    ends: list[
-        tuple[int | None, Labels]
-    ] = []  # of each node: by what it ends at the earliest, and its labels
-    found = {}
-    for at, name in enumerate(names):
-        floor, labels = int(part.earliest[at, 0]), Labels()
-        for edge in range(part.indptr[at], part.indptr[at + 1]):
-            constant, behind = ends[part.source[edge]]
-            lag = int(part.lag[edge, 0])
-            floor = max(floor, constant + lag) if constant is not None else floor
-            for kept, length in behind.items():
-                labels[kept] = max(labels.get(kept, length + lag), length + lag)
-        if part.keep[at]:
-            found[name] = (floor, labels)
-            ends.append((None, {name: 0}))
+    nodes, edges = graph.nodes, graph.edges
+    found: dict[Name, tuple[int, Labels]] = {}
+    ends: dict[int, tuple[int | None, Labels]] = {}  # by what each node ends at the earliest, and its labels
+    for node in np.flatnonzero(nodes.rank == rank).tolist():
+        floor, labels = int(nodes.earliest[node]), Labels()
+        for edge in range(graph.indptr[node], graph.indptr[node + 1]):
+            if nodes.rank[edges.source[edge]] == rank:
+                floor = _behind(floor, labels, ends[int(edges.source[edge])], int(edges.lag[edge]))
+        if node in kept:
+            found[node] = (floor, labels)
+            ends[node] = (None, {node: 0})
         else:
-            lasts = int(part.duration[at, 0])
-            ends.append((floor + lasts, {kept: length + lasts for kept, length in labels.items()}))
+            lasts = int(nodes.duration[node])
+            ends[node] = (floor + lasts, {each: length + lasts for each, length in labels.items()})
+        if nodes.kind[node] != NodeKind.RENDEZVOUS:
+            step = (int(nodes.window[node]), int(nodes.step[node]))
+            floor, labels = found.setdefault(step, (min(0, int(nodes.earliest.min())), Labels()))
+            found[step] = (_behind(floor, labels, ends[node], 0), labels)
     return found
+
+
+def _behind(floor: int, labels: Labels, end: tuple[int | None, Labels], lag: int) -> int:
+    """Add what one predecessor says to labels; return the new floor."""
+    constant, before = end
+    for kept, length in before.items():
+        labels[kept] = max(labels.get(kept, length + lag), length + lag)
+    return floor if constant is None else max(floor, constant + lag)
 
 
 class _Job:

@@ -2,35 +2,65 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.condense.parts import cut_by_rank, part_of
-from dpro.replay.condense.skeletons import skeleton_of
-from dpro.replay.graph import NodeKind
+from dpro.replay.condense.parts import Cut, cut_by_rank
+from dpro.replay.condense.skeletons import Skeletons, skeletons_of
+from dpro.replay.graph import Graph, NodeKind
 from tests.builders import tiny_graph
-from tests.reference.condensed import jobs, labels_of
+from tests.reference.condensed import Labels, Name, jobs, labels_of
 
 
-@given(jobs(), st.sampled_from([1, 2, 256]))
+def named(skeletons: Skeletons, rank: int) -> dict[Name, tuple[int, Labels]]:
+    """The skeleton of a rank as the twin has it."""
+    names = [
+        node if node >= 0 else (window, step)
+        for node, window, step in zip(*(each.tolist() for each in (
+            skeletons.node, skeletons.window, skeletons.step
+        )))
+    ]  # fmt: skip
+    found = {}
+    for at in np.flatnonzero(skeletons.rank == rank).tolist():
+        edges = range(skeletons.indptr[at], skeletons.indptr[at + 1])
+        labels = {names[skeletons.source[edge]]: int(skeletons.lag[edge, 0]) for edge in edges}
+        found[names[at]] = (int(skeletons.earliest[at, 0]), labels)
+    return found
+
+
+def lasting(graph: Graph, cut: Cut) -> dict[Name, int]:
+    """How long nodes last at least, whatever the network does."""
+    return dict(enumerate(np.where(cut.free, 0, graph.nodes.duration).tolist()))
+
+
+@given(jobs(), st.sampled_from([1, 2, 64]))
 @settings(max_examples=25)
 def test_what_is_left_of_a_rank_has_the_longest_paths_and_drops_none_that_decides(graph, reach):
     cut = cut_by_rank(graph)
-    for number in range(cut.ranks.size):
-        part = part_of(graph, cut, number)
-        skeleton = skeleton_of(part, reach)
-        whole, small = labels_of(part), labels_of(skeleton)
+    skeletons, lasts = skeletons_of(graph, cut, reach=reach), lasting(graph, cut)
+    kept = set(skeletons.node.tolist())
+    assert set(np.flatnonzero(cut.joins).tolist()) <= kept
+    for rank in cut.ranks.tolist():
+        whole, small = labels_of(graph, rank, kept), named(skeletons, rank)
         assert whole.keys() == small.keys()
-        lasts = {
-            node: 0 if free else length
-            for node, free, length in zip(part.node, part.free, part.duration[:, 0])
-        }
         for node, (floor, labels) in whole.items():
             left = small[node][1]
             assert small[node][0] <= floor <= earliest_by(small, lasts, node)
             assert left.keys() <= labels.keys()
-            for kept, length in labels.items():
-                assert left.get(kept, length) <= length <= longest_over(small, lasts, kept, node)
+            for before, length in labels.items():
+                assert left.get(before, length) <= length <= longest_over(small, lasts, before, node)
+
+
+@given(jobs())
+@settings(max_examples=25)
+def test_ranks_condensed_at_once_are_what_they_are_one_by_one(graph):
+    cut = cut_by_rank(graph)
+    skeletons = skeletons_of(graph, cut)
+    for number, rank in enumerate(cut.ranks.tolist()):
+        alone = skeletons_of(graph, cut.of(np.arange(cut.ranks.size) == number))
+        assert named(alone, rank) == named(skeletons, rank)
+        assert named(skeletons.of(skeletons.rank == rank), rank) == named(skeletons, rank)
 
 
 def earliest_by(small: dict, lasts: dict, node: int) -> int:
@@ -50,19 +80,13 @@ def longest_over(small: dict, lasts: dict, kept: int, node: int) -> int:
 
 
 def test_an_edge_that_a_path_over_another_kept_node_always_outlasts_is_left_out():
-    # Asked for: 0, 2 and 3. From 0 to 3 there is a path of 4 beside one over 2 of 5 and 1.
+    # Asked for: 0, 2 and 4. From 0 to 4 there is a path of 4 beside one over 2 of 5 and 1.
     graph = tiny_graph([1, 5, 2, 4, 1], [(0, 1, 0), (1, 2, 0), (0, 3, 0), (3, 4, 0), (2, 4, 0)])
-    cut = cut_by_rank(graph)
-    asked = graph.nodes.name[:] != 1
-    asked &= graph.nodes.name != 3
-    skeleton = skeleton_of(part_of(graph, cut, 0, asked))
-    names = [int(graph.nodes.name[node]) if node >= 0 else -1 for node in skeleton.node]
-    lags = {
-        (names[skeleton.source[edge]], names[at]): int(skeleton.lag[edge, 0])
-        for at in range(len(names))
-        for edge in range(skeleton.indptr[at], skeleton.indptr[at + 1])
-    }
-    assert lags == {(0, 2): 5, (2, 4): 0, (4, -1): 0}
+    asked = ~np.isin(graph.nodes.name, (1, 3))
+    small = named(skeletons_of(graph, cut_by_rank(graph), asked), 0)
+    number = {int(name): node for node, name in enumerate(graph.nodes.name)}
+    assert [small[number[name]][1] for name in (0, 2, 4)] == [{}, {number[0]: 5}, {number[2]: 0}]
+    assert small[0, 0][1] == {number[4]: 0}
 
 
 def test_a_node_at_which_paths_merge_and_part_stays_where_that_saves_edges():
@@ -71,8 +95,18 @@ def test_a_node_at_which_paths_merge_and_part_stays_where_that_saves_edges():
     edges = [(at, 3, 0) for at in range(3)] + [(3, at, 0) for at in range(4, size)]
     graph = tiny_graph([5, 5, 5, 1, 0, 0, 0], edges, kind=[int(each) for each in kinds])
     asked = graph.nodes.name != 3
-    skeleton = skeleton_of(part_of(graph, cut_by_rank(graph), 0, asked))
-    assert (skeleton.node >= 0).sum() == size
+    skeletons = skeletons_of(graph, cut_by_rank(graph), asked)
+    assert (skeletons.node >= 0).sum() == size
     fewer = tiny_graph([5, 5, 5, 1, 0], edges[:4], kind=[int(each) for each in kinds[:5]])
-    skeleton = skeleton_of(part_of(fewer, cut_by_rank(fewer), 0, fewer.nodes.name != 3))
-    assert 3 not in fewer.nodes.name[skeleton.node[skeleton.node >= 0]]
+    skeletons = skeletons_of(fewer, cut_by_rank(fewer), fewer.nodes.name != 3)
+    assert 3 not in fewer.nodes.name[skeletons.node[skeletons.node >= 0]]
+
+
+def test_more_edges_than_nodes_are_made_room_for():
+    # Fifty transfers with an edge to each of fifty arrivals: 2,500 edges stay of 100 nodes.
+    size = 50
+    kinds = [int(NodeKind.TRANSFER)] * size + [int(NodeKind.ARRIVE)] * size
+    edges = [(at, size + to, at * to) for at in range(size) for to in range(size)]
+    graph = tiny_graph([1] * 2 * size, edges, kind=kinds)
+    skeletons = skeletons_of(graph, cut_by_rank(graph), np.ones(2 * size, np.bool_))
+    assert skeletons.source.size >= size * size
