@@ -90,6 +90,8 @@ def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     if unknown:
         raise SchemaError(f"table {table.name}: undeclared columns {', '.join(unknown)}")
     other = [name for name, dtype in frame.schema.items() if dtype != table.columns[name].dtype]
+    if not other:
+        return frame
     try:
         cast = frame.with_columns(_cast(table.columns[name], frame[name]) for name in other)
     except pl.exceptions.PolarsError as error:

@@ -57,6 +57,8 @@ def _in_range(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
         for name, dtype in frame.schema.items()
         if dtype == pl.Int64 and name in table.columns and table.columns[name].dtype == pl.Int32
     ]
+    if not wider:
+        return frame
     return frame.with_columns(
         pl.when(pl.col(name).is_null())
         .then(None)

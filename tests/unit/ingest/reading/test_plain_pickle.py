@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.ingest.reading.plain_pickle import is_harmless, loads
+from dpro.ingest.reading import plain_pickle
+from dpro.ingest.reading.opcodes import are_harmless
+from dpro.ingest.reading.plain_pickle import is_harmless, is_harmless_by_expression, loads
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=300),
@@ -45,6 +47,34 @@ def test_what_is_called_harmless_remembers_nothing_far_away_and_no_tuple(value: 
             before = opcode.name
     except ValueError:
         pass  # what follows is damaged, and the unpickler will say so
+
+
+@given(plain, st.binary(max_size=9), st.integers(0, 200), st.sampled_from([2, 4, 5]))
+def test_the_compiled_loop_finds_what_the_expression_finds(value: Any, put: bytes, at: int, protocol: int):
+    whole = pickle.dumps(value, protocol)
+    assert are_harmless(whole) == is_harmless_by_expression(whole)
+    mangled = whole[:at] + put + whole[at:]
+    assert are_harmless(mangled) <= is_harmless_by_expression(mangled)  # less where a length is cut off
+
+
+PIECES = [b"h\x01", b"\x85", b"\x86", b"\x87", b"q\x01", b"r\x01\x00\x00\x00", b"\x94", b"N", b"K\x05"]
+PIECES += [b"r\x00\x00\x10\x00", b"X\x01\x00\x00\x00a", b"\x8d" + b"\xff" * 8, b"\x8a\x09", b"\x8a\x01a"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=150).map(b"".join))
+def test_the_compiled_loop_counts_tuples_as_the_expression_does(opcodes: bytes):
+    assert are_harmless(opcodes) == is_harmless_by_expression(opcodes)
+
+
+def test_a_process_that_has_read_much_loads_the_compiled_loop(monkeypatch):
+    monkeypatch.setattr(plain_pickle, "_looked_at", 0)
+    monkeypatch.setattr(plain_pickle, "_MUCH", 100)
+    asked = []
+    monkeypatch.setattr(plain_pickle, "_loop", lambda: asked.append(True))
+    pickled = pickle.dumps(list(range(20)), 2)
+    for _ in range(4):
+        assert is_harmless(pickled)
+    assert len(asked) == 4 - 100 // len(pickled)
 
 
 SMALL_TUPLES = ("TUPLE1", "TUPLE2", "TUPLE3")

@@ -1,0 +1,68 @@
+"""Opcodes of large pickles, looked at by a compiled loop, which takes a quarter of the time of an expression.
+
+In: the bytes of a pickle. Out: whether all its opcodes are harmless. To import this takes numba, and time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpro.compiled import compiled
+from dpro.ingest.reading.plain_pickle import BARE, MAX_MEMO, MAX_SMALL_TUPLES, TEXTS
+
+# What an opcode is followed by: so many bytes, or as many bytes as these say of text.
+_UNKNOWN, _TEXT = -1, 16
+_FIXED = {b"hKq\x80\x8a": 1, b"M": 2, b"rJj": 4, b"G\x95": 8, b"\x85\x86\x87": 0, BARE: 0}
+_FORMS = np.full(256, _UNKNOWN, np.int64)
+for _opcodes, _size in _FIXED.items():
+    _FORMS[list(_opcodes)] = _size
+for _opcode, _size in TEXTS.items():
+    _FORMS[_opcode] = _TEXT + _size
+_GET, _PUT, _LONG_PUT, _LONG, _TUPLE_1, _TUPLE_2, _TUPLE_3 = b"hqr\x8a\x85\x86\x87"
+_TEXT_PUT, _MEMOIZE = b"p\x94"
+_MAX_LONG_BYTES = 8
+
+
+def are_harmless(data: bytes) -> bool:
+    """Whether all opcodes are harmless, as `plain_pickle` defines it."""
+    return bool(_are_harmless(np.frombuffer(data, np.uint8), _FORMS, MAX_MEMO, MAX_SMALL_TUPLES))
+
+
+@compiled
+def _are_harmless(data: Any, forms: Any, max_memo: int, max_tuples: int) -> int:
+    """1 where all opcodes are harmless, else 0.
+
+    Args:
+        data: [N] uint8.
+        forms: [256] what each opcode is followed by.
+        max_memo: places of the memo.
+        max_tuples: of one to three values, but for those of two that have just been taken from the memo.
+    """
+    place, tuples, taken = 0, 0, 0
+    while place < data.size:
+        opcode = data[place]
+        form = forms[opcode]
+        behind = place + 1 + form % _TEXT
+        if form == _UNKNOWN or behind > data.size:
+            return 0
+        number = 0
+        for at in range(behind - 1, place, -1):
+            number = number << 8 | data[at]
+        if opcode == _LONG_PUT and number >= max_memo:
+            return 0
+        if opcode == _LONG or form >= _TEXT:
+            if opcode == _LONG and number > _MAX_LONG_BYTES:
+                return 0
+            if number < 0 or number > data.size - behind:
+                return int(form >= _TEXT)  # the text ends early, as the unpickler will say
+            behind += number
+        if _TUPLE_1 <= opcode <= _TUPLE_3:
+            tuples += opcode != _TUPLE_2 or taken < 2
+            follows = data[behind] if behind < data.size else 0
+            if tuples > max_tuples or follows in (_TEXT_PUT, _PUT, _LONG_PUT, _MEMOIZE):
+                return 0
+        taken = taken + 1 if opcode == _GET else 0
+        place = behind
+    return 1
