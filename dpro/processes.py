@@ -6,15 +6,39 @@ such a process loads.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
 
 
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+class _Worker(SpawnProcess):
+    """A process that does not run the program of the one that starts it.
+
+    It would, to find what was defined there: a script without `if __name__ == "__main__"` would then do all
+    over again what it has asked for, in each process. What workers do is defined in modules.
+    """
+
+    def start(self) -> None:
+        program = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = program
+
+
+class _Context(SpawnContext):
+    """Starts such processes; not forked: threads of the libraries that are loaded would not come along."""
+
+    Process = _Worker
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
@@ -23,8 +47,7 @@ def process_pool(jobs: int) -> ProcessPoolExecutor:
     Args:
         jobs: how many.
     """
-    # Not forked: the threads of the libraries that are loaded already would not come along.
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _prepare_worker)
+    return ProcessPoolExecutor(jobs, _Context(), _prepare_worker)
 
 
 def _prepare_worker() -> None:

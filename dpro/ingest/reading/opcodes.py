@@ -12,7 +12,7 @@ import numpy as np
 from dpro.compiled import compiled
 from dpro.ingest.reading.plain_pickle import BARE, MAX_MEMO, MAX_SMALL_TUPLES, TEXTS
 
-# What an opcode is followed by: so many bytes, or as many bytes as these say of text.
+# What follows an opcode: this number of bytes, or a text and this number of bytes of its length.
 _UNKNOWN, _TEXT = -1, 16
 _FIXED = {b"hKq\x80\x8a": 1, b"M": 2, b"rJj": 4, b"G\x95": 8, b"\x85\x86\x87": 0, BARE: 0}
 _FORMS = np.full(256, _UNKNOWN, np.int64)
