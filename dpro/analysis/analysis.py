@@ -417,9 +417,9 @@ class Analysis(Cached):
     @cached
     def search(self) -> tuple[list[Prediction], list[Refusal]]:
         """What would help: what is proven first, then what is not, then bounds; of each the largest gain."""
-        from dpro.replay.whatif.search import search
+        from dpro.analysis.graphs import search_of
 
-        return search(self.built.predictive, self.trust, self.suspects)
+        return (found := search_of(self, self.trust)).predictions, found.refused
 
 
 class OperationAnalysis(Analysis):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,10 +27,15 @@ from dpro.units import format_bytes
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    import polars as pl
+
+    from dpro.analysis.analysis import Analysis
     from dpro.detect.baseline import BaselineOfRanks
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
+    from dpro.replay.whatif.edit import Edit
+    from dpro.replay.whatif.search import SearchResult
     from dpro.store import Run
 
 T = TypeVar("T")
@@ -174,6 +179,43 @@ def windows_by_rank(run: Run, condensed: CondensedRun) -> Iterator[BaselineOfRan
     with rank_processes(run) as (executor, folder):
         job = CondensedJob(run, condensed, folder, condensed.joined)
         yield BaselineOfRanks(RanksApart(job, spread_over(executor)))
+
+
+def search_of(
+    analysis: Analysis,
+    trust: Trust,
+    baseline: pl.DataFrame | None = None,
+    budget: int | None = None,
+    report: Progress = ignore,
+    kinds: Collection[type[Edit]] | None = None,
+) -> SearchResult:
+    """What would help a run: by its whole graph, or by condensed ranks where that does not fit into memory.
+
+    Args:
+        analysis: of the run.
+        trust: how well its replay fits.
+        baseline: when the steps of the unchanged graph end, if at hand or not of all steps.
+        budget: how many changed jobs to replay at most; None for the usual number.
+        report: called with how many were replayed, and how many there will be at most.
+        kinds: the edits to consider, all where None.
+
+    Raises:
+        Unanswerable: the run holds no whole step.
+        DproError: a process was killed.
+    """
+    from dpro.replay.whatif.ranks.changed import CondensedJob
+    from dpro.replay.whatif.ranks.search import explore_by_rank
+    from dpro.replay.whatif.search import BUDGET, explore
+
+    run, condensed, suspects = analysis.run, analysis.condensed, analysis.suspects
+    budget = BUDGET if budget is None else budget
+    if condensed is None or not why_too_large(run):
+        graph = analysis.built.predictive
+        return explore(graph, trust, budget, report, suspects, baseline, kinds)
+    with rank_processes(run) as (executor, folder):
+        job = CondensedJob(run, condensed, folder, condensed.joined)
+        spread = spread_over(executor)
+        return explore_by_rank(job, trust, spread, budget, report, suspects, baseline, kinds)
 
 
 @contextmanager

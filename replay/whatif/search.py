@@ -140,13 +140,13 @@ def explore(
     little += [SmallGain(edit, gain) for edit, gain in gains.items() if gain <= MIN_GAIN * facts.base_ns]
     worth = [edit for edit, gain in gains.items() if gain > MIN_GAIN * facts.base_ns]
     predictions = [tries.answer([edit]) for edit in worth]
-    predictions = [each for each in predictions if not _heals_the_healthy(each, facts.suspects)]
+    predictions = [each for each in predictions if not heals_the_healthy(each, facts.suspects)]
     predictions += _with_room(tries, [edit for edit in tried if edit not in gains], bounds)
-    usable = _usable(predictions, facts.base_ns)
+    best = usable(predictions, facts.base_ns)
     advice = [edit for edit in bounds if edit.is_advice and (edit in gains or edit not in promising)]
-    predictions += _together(tries, usable, gains, advice)
-    interactions = _interactions(tries, usable, gains)
-    return SearchResult(ranked(predictions), _once(refused), interactions, promising[budget:], little)
+    predictions += _together(tries, best, gains, advice)
+    interactions = _interactions(tries, best, gains)
+    return SearchResult(ranked(predictions), once_each(refused), interactions, promising[budget:], little)
 
 
 def candidates(
@@ -217,7 +217,7 @@ def replayed_gains(
     return found, refused
 
 
-def _once(refused: Iterable[Refusal]) -> list[Refusal]:
+def once_each(refused: Iterable[Refusal]) -> list[Refusal]:
     """Of edits of one kind that are refused for one reason the first."""
     first: dict[tuple[str, str], Refusal] = {}
     for refusal in refused:
@@ -225,14 +225,17 @@ def _once(refused: Iterable[Refusal]) -> list[Refusal]:
     return list(first.values())
 
 
-def _usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
+def usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
     """Those that can be done to a job, and save enough, in the order in which they are taken.
 
     What is faster beyond doubt, then what is proven, then what leaves the training as it is, then the gain.
+
+    Args:
+        singles: predictions of single edits.
+        base_ns: the mean step as it is.
     """
-    usable = [single for single in ranked(singles) if single.is_advice and single.gain_ns >= WORTH * base_ns]
     return sorted(
-        usable,
+        (each for each in ranked(singles) if each.is_advice and each.gain_ns >= WORTH * base_ns),
         key=lambda each: (each.effect != "faster", not each.proven, bool(each.training), -each.speedup),
     )
 
@@ -251,8 +254,13 @@ def _with_room(tries: Tries, refused: Iterable[Edit], every: Iterable[Edit]) -> 
     return found
 
 
-def _heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
-    """Whether it heals a rank that no finding names, and the step as it is lies in its interval."""
+def heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
+    """Whether it heals a rank that no finding names, and the step as it is lies in its interval.
+
+    Args:
+        prediction: of one edit.
+        suspects: ranks that findings name.
+    """
     edit = prediction.edits[0]
     return isinstance(edit, Heal) and edit.at.rank not in suspects and prediction.effect != "faster"
 

@@ -23,6 +23,7 @@ from dpro.cache import cache_folder
 from dpro.errors import DproError
 from dpro.folders import written_whole
 from dpro.replay.devices.coefficients import FILE as COEFFICIENTS
+from dpro.replay.graph import Graph
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit
@@ -48,7 +49,7 @@ def searched(
     Raises:
         Unanswerable: as of the search.
     """
-    graph = analysis.built.predictive
+    graph, _ = _searched(analysis)
     if graph.num_nodes < graphs.WORTH_SAVING:
         return search()
     try:
@@ -68,6 +69,12 @@ def searched(
     return found
 
 
+def _searched(analysis: Analysis) -> tuple[Graph, bool]:
+    """The graph that is searched, and whether it is the condensed one: the whole may be too large."""
+    by_rank = analysis.condensed is not None and bool(graphs.why_too_large(analysis.run))
+    return (analysis.outline if by_rank else analysis.built).predictive, by_rank
+
+
 def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
     """Changes with anything that a search depends on."""
     digest = hashlib.blake2b(fingerprint(analysis.run).encode(), digest_size=16)
@@ -75,8 +82,8 @@ def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
     for name in (TOPOLOGY, PATHS):  # may come to the run later
         kept = analysis.run.path / name
         digest.update(kept.read_bytes() if kept.is_file() else b"\0")
-    digest.update(repr((selection, budget, sorted(analysis.suspects))).encode())
-    graph = analysis.built.predictive
+    graph, by_rank = _searched(analysis)
+    digest.update(repr((selection, budget, sorted(analysis.suspects), by_rank)).encode())
     for table in (graph.network, graph.products):
         digest.update(b"\0" if table is None else table.write_csv().encode())
     return digest.hexdigest()

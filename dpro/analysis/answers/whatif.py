@@ -17,7 +17,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import PretendedDocument, in_words, pretended_document
 from dpro.analysis.answers.searches import searched
 from dpro.analysis.end import EndDocument, end_document
-from dpro.analysis.graphs import rank_processes, spread_over
+from dpro.analysis.graphs import rank_processes, search_of, spread_over
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
@@ -304,15 +304,14 @@ def explored(
         trust: how well the replay fits.
         baseline: `baseline_steps` of it.
     """
-    graph, suspects, view = analysis.built.predictive, analysis.suspects, analysis.operations
+    view = analysis.operations
     if view is None or view is analysis:
-        return explore(graph, trust, budget, progress, suspects, baseline)
+        return search_of(analysis, trust, baseline, budget, progress)
     apart = [kind for kind in all_kinds() if kind.of_operations]
     others = [kind for kind in all_kinds() if not kind.of_operations]
-    found = explore(graph, trust, budget, progress, suspects, baseline, others)
-    beside = explore(
-        view.built.predictive, view.trust, budget, suspects=suspects, baseline=view.baseline, kinds=apart
-    )
+    found = search_of(analysis, trust, baseline, budget, progress, others)
+    graph, suspects = view.built.predictive, analysis.suspects
+    beside = explore(graph, view.trust, budget, suspects=suspects, baseline=view.baseline, kinds=apart)
     scale = float(durations_of(baseline)["duration_ns"].to_numpy().mean()) / view.baseline_ns
     moved = [scaled(each, scale, view) for each in beside.predictions]
     return SearchResult(

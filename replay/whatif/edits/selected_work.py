@@ -27,6 +27,7 @@ class Scale(Edit):
     """Multiply the time of selected work by a factor."""
 
     name = "scale"
+    acts_on = "ranks"
     summary = "selected work takes a multiple of its time"
     example = "scale:name=aten::mm,factor=0.5"
     needs = "work that fits the selection"
@@ -74,6 +75,7 @@ class Remove(Edit):
     """
 
     name = "remove"
+    acts_on = "ranks"
     summary = "selected work is not done, nor what it calls and launches"
     example = "remove:name=*dropout*"
     needs = "work that fits the selection"
@@ -121,6 +123,7 @@ class Replace(Edit):
     """Give each selected span another length."""
 
     name = "replace"
+    acts_on = "ranks"
     summary = "selected spans take a given time each"
     example = "replace:name=*softmax*,us=12.5"
     needs = "work that fits the selection"

@@ -175,6 +175,21 @@ def test_a_large_run_is_diagnosed_rank_by_rank_with_the_same_answer(run, monkeyp
     assert documents(run, command="diagnose") == whole
 
 
+def test_a_large_run_is_searched_by_rank_and_what_is_not_looked_at_is_said(run, monkeypatch, in_threads):
+    whole = documents(run, command="whatif")
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
+    never(monkeypatch)
+    found = documents(run, command="whatif")
+    left_out = {each["edit"] for each in found["refused"] if "all ranks at once" in each["reason"]}
+    assert {"bucket", "data-parallel", "priority"} <= left_out
+    known = {tuple(each["edits"]): each["predicted_ms"] for each in whole["predictions"]}
+    same = {tuple(each["edits"]): each["predicted_ms"] for each in found["predictions"]}
+    both = known.keys() & same.keys()
+    assert len(both) > 2
+    assert {edits: same[edits] for edits in both} == {edits: known[edits] for edits in both}
+
+
 @pytest.mark.slow
 def test_processes_build_the_ranks_of_a_large_run(run, monkeypatch):
     whole = documents(run)

@@ -15,8 +15,11 @@ from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.by_rank import condense_run
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
+from dpro.replay.whatif.predict import Prediction, baseline_steps, predict, ranked
+from dpro.replay.whatif.ranks.changed import CondensedJob
 from dpro.replay.whatif.ranks.predict import predict_by_rank
+from dpro.replay.whatif.ranks.rank import WHOLE_ONLY
+from dpro.replay.whatif.ranks.search import explore_by_rank
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.store import Run
 from tests.builders import TinyRun, cpu_job, gpu_job
@@ -122,6 +125,24 @@ def test_paths_and_cables_of_a_fabric_change_the_joined_graph(tmp_path):
     assert run is not None
     both = Both(run, tmp_path / "shares")
     assert len({both.assert_same(edits) for edits in ON_FABRICS}) > 3
+
+
+@pytest.mark.parametrize("job", [cpu_job, gpu_job])
+def test_a_search_by_rank_predicts_what_the_whole_graph_does(job, tmp_path):
+    both = Both(job().write(tmp_path / "run"), tmp_path / "shares")
+    condensed = CondensedJob(both.run, both.condensed, both.folder, both.condensed.joined)
+    found = explore_by_rank(condensed, both.trust, map)
+    assert found.predictions == ranked(found.predictions)
+    for each in found.predictions:
+        whole = both.whole([str(edit) for edit in each.edits])
+        assert isinstance(whole, Prediction)
+        assert whole.predicted_ns == each.predicted_ns
+    assert found.predictions
+    refused = {each.edit for each in found.refused if each.reason == WHOLE_ONLY}
+    assert refused == {kind.name for kind in all_kinds() if kind.acts_on == "job"}
+    few = explore_by_rank(condensed, both.trust, map, budget=2)
+    assert few.untried
+    assert len(few.predictions) + len(few.little) <= 2 < len(found.predictions) + len(found.little)
 
 
 def overlapping_job(num_ranks: int = 2, num_steps: int = 3) -> TinyRun:
