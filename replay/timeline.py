@@ -112,17 +112,17 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
     Returns:
         The columns, `start` (the first) and `end` (the last), in no order.
     """
-    rows, begins, ends = _extents(graph, tuple(by), start, end)
+    rows, *at = _extents_at(graph, tuple(by))
+    begins, ends = _of_extents(np.minimum, start, *at), _of_extents(np.maximum, end, *at)
     return rows.with_columns(start=begins, end=ends)
 
 
-def _extents(graph: Graph, by: tuple[str, ...], start: Ints, end: Ints) -> tuple[pl.DataFrame, Ints, Ints]:
-    """The rows of `extents_of`, in order, and from when to when each lasts."""
-    rows, runs, order, groups = _extents_at(graph, by)
+def _of_extents(extreme: np.ufunc, moments: Ints, runs: Ints, order: Ints, groups: Ints) -> Ints:
+    """The first or last of the moments of nodes, for each group of `_extents_at`."""
     if groups.size == 0:
-        return rows, np.empty(0, np.int64), np.empty(0, np.int64)
-    begins, ends = np.minimum.reduceat(start, runs)[order], np.maximum.reduceat(end, runs)[order]
-    return rows, np.minimum.reduceat(begins, groups), np.maximum.reduceat(ends, groups)
+        return np.empty(0, np.int64)
+    found: Ints = extreme.reduceat(extreme.reduceat(moments, runs)[order], groups)
+    return found
 
 
 def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, Ints, Ints]:
@@ -211,7 +211,7 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: I
     return durations_of(step_ends(graph, start, end).drop("begin_ns").join(begins, on=["window", "step"]))
 
 
-def changed_durations(baseline: pl.DataFrame, graph: Graph, start: Ints, end: Ints) -> Ints:
+def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
     """[S] ns of `changed_step_times`, and 0 of a step all of which has moved before the first one.
 
     A search asks for nothing else of hundreds of replays, for which frames take longer than the replay.
@@ -219,9 +219,10 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, start: Ints, end: In
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
         graph: the changed graph.
-        start, end: [N] ns of its nodes.
+        end: [N] ns of its nodes.
     """
-    rows, _, finish = _extents(graph, ("window", "step"), start, end)
+    rows, *at_rows = _extents_at(graph, ("window", "step"))
+    finish = _of_extents(np.maximum, end, *at_rows)
     window, step = rows["window"].to_numpy(), rows["step"].to_numpy()
     counts = step != AFTER_STEPS
     window, step, finish = window[counts], step[counts], finish[counts]

@@ -436,4 +436,4 @@ def _means_of(
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
     """[S] ns, how long each step of a changed graph takes; 0 where all of it moved before the first step."""
-    return changed_durations(baseline, timeline.graph, timeline.start, timeline.end)
+    return changed_durations(baseline, timeline.graph, timeline.end)

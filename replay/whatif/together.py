@@ -146,7 +146,7 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
         end: [N] ns of its nodes.
         samples: how many times as many samples a step of it works on.
     """
-    steps = changed_durations(facts.baseline, changed, end - changed.nodes.duration, end)
+    steps = changed_durations(facts.baseline, changed, end)
     return facts.base_ns - float(steps.mean()) / samples
 
 
@@ -300,10 +300,12 @@ def taken(tries: Tries, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tu
     path, edges = facts.path, facts.timeline.binding[facts.path]
     edges = edges[edges != NO_NODE]
     columns = [(before.nodes.duration, changed.nodes.duration, now.nodes.duration[path])]
-    same = [_as_before(before, now, path)]
+    origin = (path, before.nodes.measured_start)
+    same = [once(now, "path as before", origin, lambda: _as_before(before, now, path))]
     if changed.edges.lag is not before.edges.lag:
         columns.append((before.edges.lag, changed.edges.lag, now.edges.lag[edges]))
-        same.append(_edges_as_before(before, now, edges))
+        origin = (path, before.edges.source)
+        same.append(once(now, "edges as before", origin, lambda: _edges_as_before(before, now, edges)))
     total = anywhere = 0.0
     has_all = all((known >= 0).all() for known in same)
     for (was, then, lasts), known in zip(columns, same):

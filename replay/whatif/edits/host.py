@@ -226,7 +226,7 @@ class NoSync(Edit):
         """
         changed = after.graph.without_waits(self._dropped(after.graph))
         timeline = replay(changed)
-        steps = changed_durations(after.baseline, changed, timeline.start, timeline.end)
+        steps = changed_durations(after.baseline, changed, timeline.end)
         return after.base_ns - float(steps.mean())
 
     def apply(self, graph: Graph) -> Graph:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
 from dpro.replay.models.gradients.frameworks import NOT_THERE, framework_of
 from dpro.replay.models.link_costs import unknown_latencies
@@ -61,7 +61,8 @@ class ReductionEdit(Edit):
     def bound(self, facts: RunFacts) -> float:
         """What the step is longer than its busiest lane, or than with the calls of reductions alone."""
         known = reduced(facts.graph)
-        idle = facts.idle(facts.communication | calling(known))
+        columns = (known, facts.baseline, facts.timeline.end)
+        idle = once(facts.graph, "idle but for reductions", columns, lambda: _idle(facts, known))
         return min(idle, facts.base_ns - _of_calls_alone(facts, known, self.wanted(known)))
 
     def bound_with(self, other: Edit, facts: RunFacts) -> float:
@@ -102,6 +103,10 @@ class ReductionEdit(Edit):
         return NOT_THERE
 
 
+def _idle(facts: RunFacts, known: GradientReductions) -> float:
+    return facts.idle(facts.communication | calling(known))
+
+
 def _of_calls_alone(
     facts: RunFacts, known: GradientReductions, wanted: Sequence[Sequence[Reduction]]
 ) -> float:
@@ -112,7 +117,7 @@ def _of_calls_alone(
     edges = dataclasses.replace(edges, lag=_with_calls(edges, known, wanted))
     alone = dataclasses.replace(graph, nodes=nodes, edges=edges)
     timeline = replay(alone)
-    return float(changed_durations(facts.baseline, alone, timeline.start, timeline.end).mean())
+    return float(changed_durations(facts.baseline, alone, timeline.end).mean())
 
 
 def _without_any(facts: RunFacts, known: GradientReductions) -> float:
@@ -128,7 +133,7 @@ def _without_any(facts: RunFacts, known: GradientReductions) -> float:
         edges, nodes = _without(graph, known)
         alone = dataclasses.replace(graph, nodes=nodes, edges=edges)
         timeline = replay(alone)
-        return float(changed_durations(facts.baseline, alone, timeline.start, timeline.end).mean())
+        return float(changed_durations(facts.baseline, alone, timeline.end).mean())
 
     columns = (graph.nodes.duration, graph.edges.lag, known)
     return once(graph, "a step without reductions", columns, compute)
@@ -136,9 +141,15 @@ def _without_any(facts: RunFacts, known: GradientReductions) -> float:
 
 def _without(graph: Graph, known: GradientReductions) -> tuple[Edges, Nodes]:
     """Edges and nodes of a graph whose reductions, and calls of them, take no time."""
-    gone = recorded_reductions(known)
-    left = graph.without_waits(gone[graph.edges.source] | gone[graph.edges.target])
-    duration = np.where(gone | calling(known), 0, graph.nodes.duration)
+    source, target = graph.edges.source, graph.edges.target
+
+    def compute() -> tuple[Bools, Bools, Bools]:
+        gone = recorded_reductions(known)
+        return gone, gone | calling(known), gone[source] | gone[target]
+
+    gone, free, waits = once(graph, "nodes and edges of reductions", (known, source, target), compute)
+    left = graph.without_waits(waits)
+    duration = np.where(free, 0, graph.nodes.duration)
     nodes = dataclasses.replace(
         graph.nodes, duration=duration, earliest=np.where(gone, 0, graph.nodes.earliest)
     )

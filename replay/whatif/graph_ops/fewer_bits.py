@@ -32,21 +32,20 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     Raises:
         Unanswerable: no matmul has shapes, all have as few bits already, or the GPU is not known.
     """
-    operators = _matmuls_of(graph, kernels)
-    if operators.filter(pl.col("shapes") != "").is_empty():
+    matmuls = _matmuls_of(graph, kernels)
+    if not any(shapes for _, shapes, _ in matmuls.kinds):
         raise Unanswerable("no matmul with shapes in the run: record with --shapes, or give speedup=")
     gpu = _gpu_of(graph)
     if dtype not in gpu.tflops:
         raise Unanswerable(f"the run's GPU does not multiply in {dtype}")
-    node, begins = operators["node"].to_numpy(), operators["first"].to_numpy().nonzero()[0]
-    own, ends = graph.nodes.duration[node], np.append(begins[1:], node.size)
-    longest = np.array([first + own[first:last].argmax() for first, last in zip(begins, ends)], np.int64)
-    asked = operators[begins].select("name", "shapes", "backward").rows()
-    names = graph.nodes.name[node[longest]].tolist()
-    kinds = list(dict.fromkeys(zip(asked, names)))
-    casts = [_cast(of, graph.names[name], gpu, dtype) for of, name in kinds]
-    number = {kind: at for at, kind in enumerate(kinds)}
-    of_kind = np.array([number[kind] for kind in zip(asked, names)], np.int64)
+    node, begins, sizes = matmuls.node, matmuls.begins, matmuls.sizes
+    own = graph.nodes.duration[node]
+    at = np.flatnonzero(own == np.repeat(np.maximum.reduceat(own, begins), sizes))
+    longest = at[np.searchsorted(at, begins)]  # the first of them in each operator
+    both = matmuls.kind * len(graph.names) + graph.nodes.name[node[longest]]
+    kinds, of_kind = np.unique(both, return_inverse=True)
+    pairs = [divmod(each, len(graph.names)) for each in kinds.tolist()]
+    casts = [_cast(matmuls.kinds[of], graph.names[name], gpu, dtype) for of, name in pairs]
     known = np.array([cast is not None for cast in casts], np.bool_)
     if not known.any():
         raise Unanswerable(f"no matmul in the run has more bits than {dtype}, by the names of its kernels")
@@ -55,22 +54,43 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     arithmetic = np.add.reduceat(own, begins) >= least
     ratio = np.where(arithmetic, fewer, by_bytes)
     limits = np.where(arithmetic & (computing >= least), "compute", "memory")
-    sizes = ends - begins
     new = own * np.repeat(ratio, sizes)
     new[longest] += extra
     mine = np.repeat(known[of_kind], sizes)
     return node[mine], new[mine], np.repeat(limits, sizes)[mine]
 
 
-def _matmuls_of(graph: Graph, kernels: Bools) -> pl.DataFrame:
-    """`operators_of_kernels` of matmuls, those of one operator together, of which the `first` is marked."""
+class _Matmuls(NamedTuple):
+    """Kernels of matmuls, those of one operator together.
+
+    Attributes:
+        node: [K] the kernels.
+        begins, sizes: [O] where those of an operator begin, and how many they are.
+        kind: [O] which of `kinds` an operator is.
+        kinds: operator, shapes, and whether it is of a backward pass.
+    """
+
+    node: Ints
+    begins: Ints
+    sizes: Ints
+    kind: Ints
+    kinds: list[tuple[str, str, bool]]
+
+
+def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
+    """The kernels of matmuls among some."""
     name = ("matmuls of kernels", blake2b(np.packbits(kernels).tobytes()).digest())
 
-    def compute() -> pl.DataFrame:
+    def compute() -> _Matmuls:
         operators = operators_of_kernels(graph, kernels, MATMULS)
         by = ["rank", "span_id", "name", "shapes", "backward"]
-        together = operators.group_by(by, maintain_order=True).agg(pl.col("node")).with_row_index("operator")
-        return together.explode("node").with_columns(first=pl.col("operator").is_first_distinct())
+        together = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
+        sizes = together["node"].list.len().to_numpy().astype(np.int64)
+        rows = together.select("name", "shapes", "backward").rows()
+        number = {kind: at for at, kind in enumerate(dict.fromkeys(rows))}
+        kind = np.array([number[row] for row in rows], np.int64)
+        node = together["node"].explode().to_numpy()
+        return _Matmuls(node, np.cumsum(sizes) - sizes, sizes, kind, list(number))
 
     return once(graph, name, (graph.nodes.rank, graph.nodes.span, graph.run), compute)
 

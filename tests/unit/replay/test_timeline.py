@@ -49,7 +49,7 @@ def test_durations_without_a_frame_are_those_of_the_frame(case, counted):
     if counted:
         baseline = baseline.with_columns(counted=pl.col("step") > 1)
     expected = changed_step_times(baseline, graph, *after)["duration_ns"].clip(lower_bound=0)
-    assert changed_durations(baseline, graph, *after).tolist() == expected.to_list()
+    assert changed_durations(baseline, graph, after[1]).tolist() == expected.to_list()
 
 
 @given(graphs_with_steps())

@@ -237,7 +237,7 @@ def _step_with(analysis: Analysis, at: Placed, gbps: Floats) -> float:
     best = Cables(sprayed(at.flows, at.routes), at.fabric.gbps)
     other = with_fabric(graph, at.found, best, Cables(load, at.fabric.gbps), Cables(load, gbps))
     timeline = replay(other)
-    return float(changed_durations(analysis.baseline, other, timeline.start, timeline.end).mean())
+    return float(changed_durations(analysis.baseline, other, timeline.end).mean())
 
 
 def plan_of(graph: Graph, probes: Sequence[PathEntry] = ()) -> list[PathEntry]:
