@@ -215,18 +215,18 @@ def _settled(timeline: Timeline, before: Floats, now: Floats, slowdown: float) -
     """
     graph = timeline.graph
     kernels, moving = _kernels_and_transfers(graph)
-    alone = graph.nodes.duration[kernels] / (1 + (slowdown - 1) * before)
-    ends = int(timeline.end.max(initial=0))
+    given = graph.nodes.duration[kernels]
+    alone, ends = given / (1 + (slowdown - 1) * before), int(timeline.end.max(initial=0))
+    duration = graph.nodes.duration.copy()  # one for all rounds: all but the last one's is thrown away
+    slowed = graph.with_durations(duration)
     for round_ in range(ROUNDS):
         if round_:
             now = _shares(graph, kernels, moving, timeline.start, timeline.end)
         changed = np.abs(now - before) > UNCHANGED
         if not changed.any():
             break
-        slower = np.rint(alone * (1 + (slowdown - 1) * now))
-        duration = graph.nodes.duration.copy()
-        duration[kernels[changed]] = slower[changed]
-        timeline = replay(graph.with_durations(duration))
+        duration[kernels] = np.where(changed, np.rint(alone * (1 + (slowdown - 1) * now)), given)
+        timeline = replay(slowed)
         ended, ends = ends, int(timeline.end.max(initial=0))
         if abs(ends - ended) < SETTLED_NS:
             break

@@ -11,6 +11,7 @@ after the other, so no window is shorter than its busiest lane.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,9 +77,14 @@ class RunFacts:
         Args:
             ranks: which.
         """
-        nodes = self.graph.nodes
-        mine = np.isin(nodes.rank[self.path], list(ranks)) & ~np.isin(nodes.kind[self.path], COMMUNICATION)
-        return self.per_step(float(self._path_duration[mine].sum()))
+        return self.per_step(float(sum(self._path_of_ranks[rank] for rank in ranks)))
+
+    @cached_property
+    def _path_of_ranks(self) -> Counter[int]:
+        """ns of the path that are work of each rank without its communication."""
+        nodes, works = self.graph.nodes, ~np.isin(self.graph.nodes.kind[self.path], COMMUNICATION)
+        rank, lasts = nodes.rank[self.path][works], self._path_duration[works]
+        return Counter({each: int(lasts[rank == each].sum()) for each in np.unique(rank).tolist()})
 
     @cached_property
     def _path_duration(self) -> Ints:

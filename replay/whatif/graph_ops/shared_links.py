@@ -121,9 +121,15 @@ def _links(graph: Graph) -> list[Ints]:
     at, link, stream = _on_links(graph)
     moves = graph.nodes.duration[at] > 0
     at, link, stream = at[moves], link[moves], stream[moves]
-    streams = np.unique(np.stack([link, stream]), axis=1)[0]
-    several = np.flatnonzero(np.bincount(streams) > 1)
+    several = np.flatnonzero(np.bincount(_distinct_pairs(link, stream)[0]) > 1)
     return [at[link == each] for each in several.tolist()]
+
+
+def _distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
+    """The pairs that there are, of numbers from -1 on."""
+    width = int(second.max(initial=0)) + 2
+    pairs = np.unique((first + 1) * width + second + 1)
+    return pairs // width - 1, pairs % width - 1
 
 
 def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
@@ -150,8 +156,7 @@ def _groups(graph: Graph) -> Ints:
     names = {name: number for number, name in enumerate({message.group for message in graph.messages})}
     group = np.array([names[message.group] for message in graph.messages], np.int64)
     with_message = nodes.message >= 0
-    pairs = np.stack([group[nodes.message[with_message]], nodes.rank[with_message]])
-    of, rank = np.unique(pairs, axis=1)
+    of, rank = _distinct_pairs(group[nodes.message[with_message]], nodes.rank[with_message])
     members = {number: tuple(rank[of == number].tolist()) for number in np.unique(of).tolist()}
     numbers = {ranks: number for number, ranks in members.items()}
     return np.array([numbers.get(members.get(each, ()), each) for each in group.tolist()], np.int64)
@@ -177,9 +182,11 @@ def _queues(graph: Graph) -> tuple[Bools, Ints]:
     nodes, edges = graph.nodes, graph.edges
 
     def compute() -> tuple[Bools, Ints]:
-        transfer = nodes.kind == NodeKind.TRANSFER
-        queue = np.flatnonzero(edges.kind == EdgeKind.STREAM)
-        queue = queue[transfer[edges.source[queue]] & transfer[edges.target[queue]]]
+        transfers = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+        begins, counts = graph.indptr[transfers], graph.indptr[transfers + 1] - graph.indptr[transfers]
+        into = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        queue = into[edges.kind[into] == EdgeKind.STREAM]
+        queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges go by their targets
         found, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
         for end in (edges.source, edges.target):  # the first in a queue has no lag: it is like the next
             found[end[queue]] = True
