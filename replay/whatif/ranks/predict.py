@@ -87,7 +87,7 @@ def _under(jobs: Sequence[CondensedJob], edits: Sequence[Edit], spread: Spread) 
 
 
 def _mean_step(timeline: Timeline, baseline: pl.DataFrame) -> float:
-    return float(changed_durations(baseline, timeline.graph, timeline.start, timeline.end).mean())
+    return float(changed_durations(baseline, timeline.graph, timeline.end).mean())
 
 
 def _replays(
