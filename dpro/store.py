@@ -247,12 +247,16 @@ def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
         SchemaError: the frame does not fit the declaration.
         InputError: the folder of the table is a link.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     conformed = conform(table, frame)
     if conformed.height == 0:
         return 0
     arrow = conformed.to_arrow(compat_level=pl.CompatLevel.oldest())
+    # No column has nulls: where the file says so, it need not say it of each value.
+    full = pa.schema(field.with_nullable(False) for field in arrow.schema)
+    arrow = pa.Table.from_arrays(arrow.columns, schema=full)  # `cast` would load a large module first
     integers = [name for name, dtype in table.dtypes.items() if dtype in (pl.Int64, pl.Int32)]
     texts = [name for name, dtype in table.dtypes.items() if dtype == pl.String or isinstance(dtype, pl.Enum)]
     with suppress(FileExistsError):
@@ -264,6 +268,7 @@ def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
             compression="zstd",
             use_dictionary=texts,
             column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+            write_statistics=list(table.sort_by),
         )
     return conformed.height
 

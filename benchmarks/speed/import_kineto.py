@@ -45,7 +45,10 @@ libraries, begin = peak_mb(), cpu()
 seconds = cpu() - begin
 print(json.dumps({{"seconds": seconds, "process": cpu(), "peak_mb": peak_mb(), "libraries_mb": libraries}}))
 """
-_IMPORTS = "import dpro.ingest.kineto, pyarrow.parquet\nfrom dpro.ingest.importer import import_sources"
+# polars loads numpy.ma when it first makes a column of an array.
+_IMPORTS = (
+    "import dpro.ingest.kineto, numpy.ma, pyarrow.parquet\nfrom dpro.ingest.importer import import_sources"
+)
 _LOOPS = """
 from dpro.ingest.kineto.columns import Columns
 from dpro.ingest.kineto.memory import Memory

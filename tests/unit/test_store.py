@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,6 +122,16 @@ def test_writing_leaves_no_temporary_file(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
         "manifest.json",
         "rank00000.parquet",
+    ]
+
+
+def test_parts_say_that_no_value_is_null_and_between_what_their_rows_lie(tmp_path):
+    write_part(tmp_path, STEPS, "rank00000", pl.DataFrame({"rank": [0], "step": [3], "start_ns": [5]}))
+    written = pq.ParquetFile(tmp_path / "steps" / "rank00000.parquet")
+    assert not any(field.nullable for field in written.schema_arrow)
+    columns = [written.metadata.row_group(0).column(at) for at in range(len(STEPS.columns))]
+    assert [each.path_in_schema for each in columns if each.statistics] == [
+        name for name in STEPS.columns if name in STEPS.sort_by
     ]
 
 

@@ -8,6 +8,9 @@ are -1 where none of these says them.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import polars as pl
 
 from dpro.schema import GPU_WORK_KINDS, ITERATIONS
@@ -23,6 +26,7 @@ _TOKENS = (
 _REQUESTS = r"^execute_new_(\d+)_cached_(\d+)"  # vLLM before: requests alone
 _RUNNER = r"model_runner\.py\(\d+\): forward_(extend|decode|split_prefill)$"
 _REPLAY = r"cuda_graph_runner\.py\(\d+\): replay$"
+_MODEL_CALL = re.compile(f"{_RUNNER}|{_REPLAY}")
 _ATTENTION = r"(?i)attention|attn|fmha|flash_fwd|\bmla\b|mla::|mqa|gqa"
 
 
@@ -42,6 +46,15 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
     return _numbered(graphs if graphs.height else _until_gpu_ends(_embeddings(spans), spans))
 
 
+def model_calls(names: Iterable[str]) -> list[str]:
+    """The names of those Python calls that iterations may be found by: others need not be among the spans.
+
+    Args:
+        names: each once.
+    """
+    return [name for name in names if _MODEL_CALL.search(name)]
+
+
 def _numbered(found: pl.DataFrame) -> pl.DataFrame:
     """Rows in order, none of which begins before the one before it has ended."""
     if found.is_empty():
@@ -58,8 +71,9 @@ def _numbered(found: pl.DataFrame) -> pl.DataFrame:
 
 def _annotations(spans: pl.DataFrame) -> pl.DataFrame:
     """Named ranges on CPU threads; without any, their shadows on GPU streams."""
-    on_cpu = spans.filter(pl.col("kind") == "annotation")
-    return on_cpu if on_cpu.height else spans.filter(pl.col("kind") == "gpu_annotation")
+    ranges = spans.select("kind", "name", "start_ns", "duration_ns")
+    on_cpu = ranges.filter(pl.col("kind") == "annotation")
+    return on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
 
 
 def _extracted(spans: pl.DataFrame, pattern: str, names: list[str]) -> pl.DataFrame:
@@ -112,7 +126,7 @@ def _own_ranges(spans: pl.DataFrame) -> pl.DataFrame:
 
 def _model_calls(spans: pl.DataFrame) -> pl.DataFrame:
     """Python calls of SGLang's model runner; it replays CUDA graphs to decode alone."""
-    calls = spans.filter(
+    calls = spans.select("kind", "name", "start_ns", "duration_ns").filter(
         (pl.col("kind") == "python")
         & (pl.col("name").str.contains(_RUNNER) | pl.col("name").str.contains(_REPLAY))
     )
@@ -134,8 +148,10 @@ def _trains(spans: pl.DataFrame) -> bool:
 
 def _launched(spans: pl.DataFrame, which: pl.Expr) -> pl.DataFrame:
     """When GPU work was launched by some calls, when it began, and when it ended."""
-    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") > 0) & which)
-    work = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS) & (pl.col("correlation") > 0))
+    columns = spans.select("kind", "name", "correlation", "start_ns", "duration_ns")  # filtered faster
+    columns = columns.filter(pl.col("correlation") > 0)
+    calls = columns.filter(pl.col("kind") == "runtime").filter(which)
+    work = columns.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
     return work.select("correlation", kernel="name", end_ns=pl.col("start_ns") + pl.col("duration_ns")).join(
         calls.select("correlation", launched_ns="start_ns").unique("correlation", keep="first"),
         on="correlation",
@@ -190,7 +206,10 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
     Of indices in two dimensions, requests and tokens of each, one token means that the batch decodes. Packed
     batches have one dimension: their tokens are known, and not of what kind they are.
     """
-    calls = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("name") == "aten::embedding"))
+    operators = spans.select("kind", "name", "start_ns", "duration_ns", "shapes").filter(
+        pl.col("kind") == "cpu_op"
+    )
+    calls = operators.filter(pl.col("name") == "aten::embedding")
     shape = r"^\[\s*\[(\d+),\s*(\d+)\],\s*\[(\d+)(?:,\s*(\d+))?\]"
     sized = calls.with_columns(
         rows=pl.col("shapes").str.extract(shape, 1).cast(pl.Int64),
@@ -200,10 +219,8 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
     if sized.height < 2:  # one alone may be of anything
         return pl.DataFrame(schema={"start_ns": pl.Int64})
     first = sized.filter(pl.col("rows") == pl.col("rows").max()).sort("start_ns")
-    last = spans.filter(pl.col("kind") == "cpu_op").select(end=pl.col("start_ns") + pl.col("duration_ns"))[
-        "end"
-    ]
-    until = pl.col("start_ns").shift(-1).fill_null(last.max())
+    last_ns = operators.select((pl.col("start_ns") + pl.col("duration_ns")).max()).item()
+    until = pl.col("start_ns").shift(-1).fill_null(last_ns)
     tokens, decodes = pl.col("batch") * pl.col("length"), pl.col("length") == 1
     return first.select(
         "start_ns",

@@ -115,14 +115,11 @@ class Columns:
         Args:
             arrays: `[N]` by column of `spans`, and `external_id_2021`; names and shapes are codes.
         """
-        kind = arrays["kind"]
-        taken = kind < UNTAKEN
-        if not taken.all():
-            arrays = {name: column[taken] for name, column in arrays.items()}
-            kind = kind[taken]
-        on_cpu, on_gpu, rich = _ON_CPU[kind], np.flatnonzero(_ON_GPU[kind]), np.flatnonzero(kind != PYTHON)
-        self._add(**{name: arrays[name].copy() for name in ("kind", "name", "start_ns", "duration_ns")})
-        self._add(**{name: np.where(on_cpu, arrays[name], -1) for name in ("pid", "tid")})
+        taken = np.flatnonzero(arrays["kind"] < UNTAKEN)
+        kind = arrays["kind"][taken]
+        on_cpu, on_gpu, rich = _ON_CPU[kind], taken[_ON_GPU[kind]], taken[kind != PYTHON]
+        self._add(kind=kind, **{name: arrays[name][taken] for name in ("name", "start_ns", "duration_ns")})
+        self._add(**{name: np.where(on_cpu, arrays[name][taken], -1) for name in ("pid", "tid")})
         self._add_places(*(arrays[name][on_gpu] for name in ("device", "stream", "bytes", "pid", "tid")))
         external = arrays["external_id"][rich]
         self._add(

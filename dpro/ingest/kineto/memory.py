@@ -85,25 +85,33 @@ class Memory:
         if not self._parts:
             return pl.DataFrame(schema=_COLUMNS)
         time, kind, number, allocated, reserved = map(np.concatenate, zip(*self._parts, strict=True))
+        on_cpu = kind == _CPU
         wide = pl.DataFrame(
             {
+                "on_cpu": on_cpu,
+                "number": np.where(on_cpu, -1, number),
                 "time_ns": time + base_ns,
-                "kind": kind,
-                "number": number,
                 ALLOCATED: allocated,
                 RESERVED: reserved,
             }
-        ).with_columns(
-            device=pl.when(pl.col("kind") == _CPU)
-            .then(pl.lit(""))
-            .otherwise(pl.format("gpu {}", pl.col("number")))
         )
-        rows = (
-            wide.unpivot([ALLOCATED, RESERVED], index=["device", "time_ns"], variable_name="counter")
-            .filter((pl.col("counter") == ALLOCATED) | (pl.col("device") != ""))  # a CPU's has none
-            .sort("device", "counter", "time_ns", maintain_order=True)
-        )
-        repeats = pl.col("value") == pl.col("value").shift(1).over("device", "counter")
-        return rows.filter(~repeats.fill_null(False)).select(
-            "device", "counter", "time_ns", pl.col("value").cast(pl.Float64)
-        )
+        devices = {
+            "" if is_cpu else f"gpu {device}": events.sort("time_ns", maintain_order=True)
+            for (is_cpu, device), events in wide.partition_by("on_cpu", "number", as_dict=True).items()
+        }
+        changes = [
+            _changes(events, device, counter)
+            for device, events in sorted(devices.items())
+            for counter in ([ALLOCATED, RESERVED] if device else [ALLOCATED])  # a CPU's allocator holds none
+        ]
+        return pl.concat([pl.DataFrame(schema=_COLUMNS), *changes])
+
+
+def _changes(events: pl.DataFrame, device: str, counter: str) -> pl.DataFrame:
+    value = pl.col(counter)
+    return events.filter(value.ne_missing(value.shift(1))).select(
+        device=pl.lit(device),
+        counter=pl.lit(counter),
+        time_ns="time_ns",
+        value=value.cast(pl.Float64),
+    )

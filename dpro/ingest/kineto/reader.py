@@ -8,18 +8,18 @@ events are not read: the arrows repeat what correlation and sequence numbers say
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.derived.iterations import find_iterations
+from dpro.ingest.derived.iterations import find_iterations, model_calls
 from dpro.ingest.derived.steps import guess_steps
 from dpro.ingest.kineto.collectives import gpu_collectives
 from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.events import NO_ARGS, EventArguments, EventReader, TraceFacts
+from dpro.ingest.kineto.events import NO_ARGS, EventReader, TraceFacts
 from dpro.ingest.kineto.gloo import gloo_collectives
 from dpro.ingest.kineto.marks import Marks
 from dpro.ingest.kineto.memory import Memory
@@ -69,7 +69,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     if spans.is_empty():
         raise InputError(f"{source.label}: {_why_empty(reader)}")
     known, warnings = _known_rank(distributed, marks, source) if rank is None else (rank, [])
-    frames = _tables(spans, sync_events, [*columns.details, NO_ARGS], facts, known)
+    frames = _tables(spans, sync_events, columns, facts, known)
     counters = memory.rows(_base_ns(facts)).with_columns(host=pl.lit(_text(facts.host)))
     gpu = _gpu_name(facts, spans)
     damage = _damage(reader, source)
@@ -119,25 +119,34 @@ def _distributed(facts: TraceFacts) -> dict[str, Any]:
 def _tables(
     spans: pl.DataFrame,
     sync_events: pl.DataFrame,
-    details: Sequence[EventArguments],
+    columns: Columns,
     facts: TraceFacts,
     rank: int,
 ) -> dict[str, pl.DataFrame]:
-    """All tables, without the columns that are equal in every row; position -1 is of no details."""
+    """All tables, without the columns that are equal in every row."""
     distributed = _distributed(facts)
     groups = _groups(distributed)
     spans = spans.with_columns(span_id=pl.int_range(pl.len()))
+    others = _others(spans, columns.names)
+    details = [*columns.details, NO_ARGS]  # position -1 is of no details
     collectives = pl.concat(
-        [read(spans, details, groups, rank) for read in (gpu_collectives, gloo_collectives)]
+        [read(others, details, groups, rank) for read in (gpu_collectives, gloo_collectives)]
     )
     return {
         "spans": spans.drop("position"),
         "collectives": collectives.with_row_index("collective_id"),
-        "syncs": read_syncs(spans, sync_events, details),
+        "syncs": read_syncs(others, sync_events, details),
         "steps": guess_steps(spans),
-        "iterations": find_iterations(spans),
+        "iterations": find_iterations(others),
         "workers": _worker(spans, facts, distributed),
     }
+
+
+def _others(spans: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
+    """Spans that more is derived from: of Python calls, which are often the most, only some."""
+    is_other = pl.col("kind") != "python"
+    calls = model_calls(names)
+    return spans.filter(is_other | pl.col("name").is_in(calls) if calls else is_other)
 
 
 def _add_marked(columns: Columns, marks: Marks) -> Counter[str]:

@@ -6,6 +6,7 @@ that no such event explains are classified by their name; what they waited for i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import polars as pl
@@ -27,6 +28,7 @@ _CALL_NAMES = (
     (r"^(cuda|hip|cu)StreamSynchronize", "stream_sync"),
     (r"^((cuda|hip)DeviceSynchronize|cuCtxSynchronize)", "device_sync"),
 )
+_TEXTS = {"name": pl.String, "kind": pl.String}
 
 
 def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventArguments]) -> pl.DataFrame:
@@ -37,15 +39,19 @@ def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventAr
         events: the `cuda_sync` events, with `position`.
         args: arguments by position.
     """
-    calls = spans.filter(pl.col("kind") == "runtime")
-    explained = _explained(events, args, calls)
-    named = pl.lit(None, dtype=pl.String)
-    for pattern, kind in reversed(_CALL_NAMES):
-        named = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(kind)).otherwise(named)
-    unexplained = (
-        calls.with_columns(kind=named).drop_nulls("kind").join(explained, on="correlation", how="anti")
+    calls = spans.select("kind", "name", "correlation", "start_ns", "duration_ns", "span_id").filter(
+        pl.col("kind") == "runtime"
     )
+    explained = _explained(events, args, calls)
+    names = calls["name"].unique().to_list()
+    kinds = pl.DataFrame({"name": names, "kind": [*map(_kind_of_call, names)]}, schema_overrides=_TEXTS)
+    named = calls.drop("kind").join(kinds.drop_nulls(), on="name", maintain_order="left")
+    unexplained = named.join(explained, on="correlation", how="anti")
     return pl.concat([explained, _unexplained(unexplained)]).sort("start_ns", "span_id", maintain_order=True)
+
+
+def _kind_of_call(name: str) -> str | None:
+    return next((kind for pattern, kind in _CALL_NAMES if re.search(pattern, name)), None)
 
 
 def _explained(events: pl.DataFrame, args: Sequence[EventArguments], calls: pl.DataFrame) -> pl.DataFrame:

@@ -1,6 +1,7 @@
 """Whether a trace is scanned by compiled loops: where that saves more than loading them takes.
 
-In: a source. Out: a scanner, or None: then every event is decoded, with the same result.
+In: a source. Out: a scanner, or None: then every event is decoded, with the same result. A process that reads
+many traces loads the loops once, when it has seen as much JSON as they are worth.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 # is on other processors than x86-64 (`dpro.compiled`), 0.43 s.
 MIN_BYTES = 48 << 20
 MIN_BYTES_BY_NUMBA = 256 << 20
+MIN_FILE_BYTES = 2 << 20  # of each file: to begin a scan takes 1 ms
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _MIN_EXPANSION = 4  # of a compressed trace; usual are 10 to 20
+seen_bytes = 0  # of JSON in the traces that this process was asked about
 
 
 def scanner_of(source: Source, columns: Columns, memory: Memory) -> Scanner | None:
@@ -34,8 +37,11 @@ def scanner_of(source: Source, columns: Columns, memory: Memory) -> Scanner | No
         columns: to which spans are to be added.
         memory: to which memory events are.
     """
+    global seen_bytes
     by_numba = platform.machine() != "x86_64" and "numba" not in sys.modules
-    if text_bytes(source) < (MIN_BYTES_BY_NUMBA if by_numba else MIN_BYTES):
+    of_file = text_bytes(source)
+    seen_bytes += of_file
+    if of_file < MIN_FILE_BYTES or seen_bytes < (MIN_BYTES_BY_NUMBA if by_numba else MIN_BYTES):
         return None
     try:
         from dpro.ingest.kineto.scan.scanner import Scanner

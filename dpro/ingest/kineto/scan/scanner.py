@@ -6,6 +6,7 @@ anything is not JSON of the usual form is refused as a whole: the typed decoder 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,17 +15,28 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro.arrays import Ints
-from dpro.ingest.kineto.columns import FRAME, KERNEL, PYTHON, SYNC_KIND, UNTAKEN, Columns, is_detailed
+from dpro.ingest.kineto.columns import (
+    FRAME,
+    KERNEL,
+    PYTHON,
+    SYNC_KIND,
+    UNTAKEN,
+    Array,
+    Columns,
+    is_detailed,
+)
 from dpro.ingest.kineto.events import NO_ARGS, PADDING, UNREADABLE, Scanned, TraceEvent, decode_events
 from dpro.ingest.kineto.memory import INSTANT, NAME, Memory
 from dpro.ingest.kineto.numbers import whole_numbers
 from dpro.ingest.kineto.scan import kernel
 from dpro.ingest.kineto.scan.kernel import scan
 
-_ROWS = 1 << 15
-_FLUSHED_AT = 1 << 14  # rows, so that those of a list find room
+_ROWS = (1 << 14) + 8  # no power of two, so that a row's columns do not compete for one place in the cache
+_FLUSHED_AT = 1 << 13  # rows, so that those of a list find room
 _STRINGS = 1 << 13  # of which there is room at first
 _WORDS_PER_STRING = 16
+# What a category asks of a name, that no details are kept of its spans: of kernels, of others, of all.
+_OF_KERNELS, _OF_OTHERS, _ALWAYS = 1, 2, 4
 _MAX_REFUSED = 8  # lists, after which more of them have to be taken than refused
 _X, _INSTANT = ord("X"), ord(INSTANT)
 _MEMORY = [kernel.START, kernel.DEVICE_TYPE, kernel.DEVICE_ID, kernel.ALLOCATED, kernel.RESERVED]
@@ -75,9 +87,9 @@ class Strings:
 
     Attributes:
         slots: `[S]` codes or -1, a power of two, at least twice as many as there is room for.
-        strings: `[C, 5]` what is known of each.
+        strings: `[C, STRING_COLUMNS]` what is known of each.
         pool: the bytes of all.
-        counts: `[3]` of strings, of words in the pool, of events.
+        counts: `[4]` of strings, of words in the pool, of events, of marked rows.
     """
 
     def __init__(self, room: int) -> None:
@@ -87,9 +99,10 @@ class Strings:
             room: how many there may be.
         """
         self.slots = np.full(1 << (2 * room).bit_length(), -1, np.int64)
-        self.strings = np.zeros((room, kernel.KEY + 1), np.int64)
+        self.strings = np.zeros((room, kernel.STRING_COLUMNS), np.int64)
+        self.strings[:, kernel.ASKS] = _ALWAYS
         self.pool = np.zeros(room * _WORDS_PER_STRING, np.uint64)
-        self.counts = np.zeros(3, np.int64)
+        self.counts = np.zeros(4, np.int64)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """What `scan` is given."""
@@ -117,9 +130,9 @@ class Meanings:
         """
         self._strings = strings
         self._number = number
-        self._known = np.full(strings.strings.shape[0], -1)
+        self._known = np.full(strings.strings.shape[0], -1, np.int32)
 
-    def of(self, codes: Ints) -> Ints:
+    def of(self, codes: Ints) -> npt.NDArray[np.int32]:
         """The numbers of some.
 
         Args:
@@ -127,7 +140,7 @@ class Meanings:
         """
         numbers = self._known[codes]
         if numbers.size and numbers.min() < 0:
-            for code in np.unique(codes[numbers < 0]).tolist():
+            for code in set(codes[numbers < 0].tolist()):
                 self._known[code] = self._number(self._strings.text(code))
             numbers = self._known[codes]
         return numbers
@@ -145,7 +158,8 @@ class Scanner:
         """
         self._columns = columns
         self._memory = memory
-        self._rows = np.empty((_ROWS, kernel.COLUMNS), np.int64)
+        self._rows = np.empty((kernel.COLUMNS, _ROWS), np.int64)
+        self._marked = np.empty(_ROWS, np.int64)
         self._positions = np.full(_ROWS, -1, np.int32)
         self._count = 0
         self._refused = 0  # lists, less those that were taken
@@ -174,7 +188,7 @@ class Scanner:
             self.flush()
         end = self._scan(text)
         try:
-            others = None if end == kernel.REFUSED else self._others(text, end)
+            others = None if end == kernel.REFUSED else self._others(text)
         except UNREADABLE:
             others = None
         if others is None:
@@ -189,33 +203,49 @@ class Scanner:
         """Fill rows, in as much room as they need."""
         array = np.frombuffer(text, np.uint8)
         while True:
-            self._strings.counts[kernel.EVENTS] = 0
-            end = scan(array, self._count, self._rows, self._keys, self._strings.arrays())
+            self._strings.counts[kernel.EVENTS :] = 0
+            end = scan(array, self._count, self._rows, self._marked, self._keys, self._strings.arrays())
             if end != kernel.FULL:
                 return end
             self.flush()
             self._make_room(2 * self._strings.strings.shape[0])
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+            self._rows = np.hstack([self._rows, np.empty_like(self._rows)])
+            self._marked = np.append(self._marked, self._marked)
             self._positions = np.append(self._positions, np.full_like(self._positions, -1))
 
-    def _others(self, text: bytes, end: int) -> list[TraceEvent]:
+    def _others(self, text: bytes) -> list[TraceEvent]:
         """Events that are neither spans nor of memory; the details of spans that have such are kept."""
-        rows = self._rows[self._count : end]
-        kinds, names = self._kinds.of(rows[:, kernel.CATEGORY]), rows[:, kernel.NAME]
-        detailed = self._detailed.of(names).astype(np.bool_) | (kinds == SYNC_KIND)
+        rows = self._marked[: self._strings.counts[kernel.MARKED]]
+        if not rows.size:
+            return []
+        phases, categories, names = (
+            self._rows[column, rows] for column in (kernel.PHASE, kernel.CATEGORY, kernel.NAME)
+        )
+        columnar = (phases == _X) | (phases == _INSTANT)
+        others = self._events(text, rows[~columnar])
+        rows, phases, categories, names = (each[columnar] for each in (rows, phases, categories, names))
+        kinds = self._kinds.of(categories)
+        detailed = self._detailed.of(names) > 0
         kernels = np.flatnonzero(kinds == KERNEL)
         detailed[kernels] = self._communicate.of(names[kernels])
-        phases = rows[:, kernel.PHASE]
-        spans = phases == _X
-        others = self._events(text, np.flatnonzero(~spans & (phases != _INSTANT)))
-        explained = np.flatnonzero(detailed & spans & (kinds != PYTHON) & (kinds < UNTAKEN))
+        self._note_plain(categories, kinds, names, detailed)
+        detailed |= kinds == SYNC_KIND
+        explained = rows[detailed & (phases == _X) & (kinds != PYTHON) & (kinds < UNTAKEN)]
         kept = [self._columns.keep(event.args or NO_ARGS) for event in self._events(text, explained)]
-        self._positions[self._count + explained] = kept
+        self._positions[explained] = kept
         return others
 
+    def _note_plain(self, categories: Ints, kinds: Array, names: Ints, detailed: Array) -> None:
+        """Have spans like these be marked only where details of them are kept."""
+        untold = (kinds == PYTHON) | (kinds >= UNTAKEN)
+        asked = np.where(kinds == KERNEL, _OF_KERNELS, _OF_OTHERS)
+        strings = self._strings.strings
+        strings[categories, kernel.ASKS] = np.select([untold, kinds == SYNC_KIND], [0, _ALWAYS], asked)
+        strings[names[~detailed], kernel.PLAIN] |= asked[~detailed]
+
     def _events(self, text: bytes, rows: Ints) -> list[TraceEvent]:
-        """The typed decoder's view of some of the last rows."""
-        places = self._rows[self._count + rows, kernel.BEGIN : kernel.END + 1].tolist()
+        """The typed decoder's view of some rows of a list."""
+        places = self._rows[kernel.BEGIN : kernel.END + 1, rows].T.tolist()
         events = decode_events([text[begin:end] for begin, end in places]) if places else []
         if len(events) < len(places):
             raise msgspec.ValidationError("not an event")
@@ -225,7 +255,7 @@ class Scanner:
         """Add the rows to the columns."""
         if not self._count:
             return
-        fields = np.ascontiguousarray(self._rows[: self._count].T)
+        fields = self._rows[:, : self._count]
         numbers = fields[: kernel.CATEGORY]
         if numbers[kernel.PID :].min() <= kernel.TEXT:
             self._read_texts(numbers[kernel.PID :])
@@ -238,9 +268,9 @@ class Scanner:
             {name: numbers[field] for name, field in _NUMBERS.items()}
             | {
                 "kind": kinds.astype(np.uint8),
-                "name": self._names.of(fields[kernel.NAME]).astype(np.int32),
-                "shapes": self._shapes.of(np.where(shapes == 0, older, shapes)).astype(np.int32),
-                "position": self._positions[: self._count].copy(),
+                "name": self._names.of(fields[kernel.NAME]),
+                "shapes": self._shapes.of(np.where(shapes == 0, older, shapes)),
+                "position": self._positions[: self._count],
             }
         )
         self._positions[: self._count] = -1
@@ -250,28 +280,28 @@ class Scanner:
         instants = np.flatnonzero(fields[kernel.PHASE] == _INSTANT)
         mine = instants[self._of_memory.of(fields[kernel.NAME][instants]) > 0]
         if mine.size:
-            self._memory.add_arrays(*fields[_MEMORY][:, mine])
+            self._memory.add_arrays(*(fields[field, mine] for field in _MEMORY))
 
     def _note_untaken(self, categories: Ints) -> None:
-        for code, count in zip(*np.unique(categories, return_counts=True)):
-            self._columns.note_untaken(_decoded(self._strings.text(int(code))), int(count))
+        for code, count in Counter(categories.tolist()).items():
+            self._columns.note_untaken(_decoded(self._strings.text(code)), count)
 
     def _read_texts(self, numbers: Ints) -> None:
         """Put the numbers that are written as strings in place of the codes of these strings."""
         for column in numbers:
             rows = np.flatnonzero(column <= kernel.TEXT)
-            codes, which = np.unique(kernel.TEXT - column[rows], return_inverse=True)
-            texts = [_decoded(self._strings.text(code)) for code in codes.tolist()]
-            column[rows] = whole_numbers(texts)[which]
+            codes = (kernel.TEXT - column[rows]).tolist()
+            texts = {code: _decoded(self._strings.text(code)) for code in set(codes)}
+            column[rows] = whole_numbers([texts[code] for code in codes])
 
 
 def _keys(strings: Strings) -> Ints:
     """What strings stand for as keys, by code: of an event, and of its arguments."""
     known = dict.fromkeys(["", *_EVENT_KEYS, *_ARGUMENT_KEYS])
     text = msgspec.json.encode([dict.fromkeys(known, 0)]).replace(b":0", b':""') + PADDING
-    rows = np.empty((1, kernel.COLUMNS), np.int64)
+    rows, marked = np.empty((kernel.COLUMNS, 1), np.int64), np.empty(1, np.int64)
     nothing = np.full((2, 0), kernel.PASSED_OVER, np.int64)
-    scan(np.frombuffer(text, np.uint8), 0, rows, nothing, strings.arrays())
+    scan(np.frombuffer(text, np.uint8), 0, rows, marked, nothing, strings.arrays())
     return np.array([_meant(strings, keys) for keys in (_EVENT_KEYS, _ARGUMENT_KEYS)], np.int64)
 
 

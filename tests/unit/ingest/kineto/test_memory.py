@@ -44,3 +44,19 @@ def test_memory_events_without_totals_are_counted(tmp_path):
     trace = read_trace(write(tmp_path / "rank0.json", [cpu_op("a", 5, 1), allocation(7, CPU)]))
     assert trace.skipped == {"memory events without totals": 1}
     assert "counters" not in trace.frames
+
+
+def test_devices_and_counters_are_in_order_of_their_names_and_cpus_count_as_one(tmp_path):
+    totals = {"Total_Allocated": 8, "Total_Reserved": 16}
+    devices = [{"Device Type": 1, "Device Id": number} for number in (2, 10, -1)]
+    cpus = [{"Device Type": 0, "Device Id": number} for number in (-1, 0)]
+    events = [allocation(6 + at, device, **totals) for at, device in enumerate([*devices, *cpus])]
+    assert [row[1:4] for row in _rows(tmp_path, *events)] == [
+        ("", "memory_allocated_bytes", 9000),
+        ("gpu -1", "memory_allocated_bytes", 8000),
+        ("gpu -1", "memory_reserved_bytes", 8000),
+        ("gpu 10", "memory_allocated_bytes", 7000),
+        ("gpu 10", "memory_reserved_bytes", 7000),
+        ("gpu 2", "memory_allocated_bytes", 6000),
+        ("gpu 2", "memory_reserved_bytes", 6000),
+    ]

@@ -5,11 +5,19 @@ from __future__ import annotations
 import gzip
 import sys
 
+import pytest
+
 from dpro.ingest.kineto.columns import Columns
 from dpro.ingest.kineto.memory import Memory
 from dpro.ingest.kineto.scan import choice
 from dpro.ingest.kineto.scan.choice import scanner_of, text_bytes
 from dpro.ingest.reading.files import Source
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen(monkeypatch):
+    monkeypatch.setattr(choice, "seen_bytes", 0)
+    monkeypatch.setattr(choice, "MIN_FILE_BYTES", 1)
 
 
 def _source(path, content: bytes) -> Source:
@@ -32,6 +40,14 @@ def test_small_files_are_decoded_and_large_ones_scanned(tmp_path, monkeypatch):
     assert scanner_of(source, Columns(), Memory()) is None
     monkeypatch.setattr(choice, "MIN_BYTES", 1000)
     assert scanner_of(source, Columns(), Memory()) is not None
+
+
+def test_a_process_that_has_seen_many_files_scans_the_next_ones_unless_they_are_tiny(tmp_path, monkeypatch):
+    source, tiny = _source(tmp_path / "rank0.json", bytes(400)), _source(tmp_path / "rank1.json", bytes(9))
+    monkeypatch.setattr(choice, "MIN_BYTES", 1000)
+    monkeypatch.setattr(choice, "MIN_FILE_BYTES", 10)
+    scanned = [scanner_of(each, Columns(), Memory()) is not None for each in [source] * 4 + [tiny]]
+    assert scanned == [False, False, True, True, False]
 
 
 def test_where_numba_would_have_to_be_loaded_files_have_to_be_larger(tmp_path, monkeypatch):

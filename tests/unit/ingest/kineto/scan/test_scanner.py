@@ -177,6 +177,19 @@ def test_tables_grow_with_names_and_rows(tmp_path, monkeypatch):
     assert set(taken_lists(path)) == {True}
 
 
+def test_details_are_kept_of_a_kernel_whose_name_an_operator_had_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 400)  # lists of few events
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
+    details = {"Seq": 5, "Collective name": "allreduce"}
+    events = [cpu_op(name if at % 2 else "aten::mm", at, 1) for at in range(9)]
+    events += [kernel("gemm" if at % 2 else name, 10 + at, 1, at, **details) for at in range(9)]
+    events += [event("cuda_sync", name, 30 + at, 1, stream=7) for at in range(9)]
+    path = write(tmp_path / "rank0.json", [*events, *events])
+    assert differences(path) == []
+    assert set(taken_lists(path)) == {True}
+    assert read_both(path)[0].frames["collectives"]["sequence"].to_list() == [5] * 10
+
+
 def test_a_name_that_looks_like_a_list_is_no_json(tmp_path):
     text = json.dumps([*USUAL, cpu_op("aten::mm", 9, 1, **{"Input Dims": "[memory]"}), cpu_op("last", 1, 1)])
     path = tmp_path / "rank0.json"
