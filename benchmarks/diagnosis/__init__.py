@@ -10,5 +10,6 @@ report          tables of the verdicts
 hangs           simulated jobs that hang, and PyTorch's own analyser beside
 hang_jobs       real jobs that hang
 operations      operation-level traces of pipeline jobs
+healing         seconds and memory per rank of healing one rank after the other
 dumps, large    seconds and memory of `dpro diagnose` on dumps of many ranks, and on large recordings
 """

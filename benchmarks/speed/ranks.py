@@ -176,17 +176,17 @@ def measured(part: str, num_ranks: int, rounds: int) -> tuple[float, float]:
     """
     run = PARTS[part](num_ranks)
     PARTS[part](8)()  # libraries are loaded, loops compiled
-    _peak_mb()
-    before, took, peaks = _peak_mb(), [], []
+    peak_mb()
+    before, took, peaks = peak_mb(), [], []
     for _ in range(rounds):
         begun = time.process_time()
         run()
         took.append(time.process_time() - begun)
-        peaks.append(_peak_mb())
+        peaks.append(peak_mb())
     return min(took), peaks[0] - before
 
 
-def _peak_mb() -> float:
+def peak_mb() -> float:
     """Return the most memory that the process has had since this was last called."""
     status = Path("/proc/self/status").read_text()
     Path("/proc/self/clear_refs").write_text("5")  # of proc(5): resets the peak

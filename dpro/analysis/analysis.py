@@ -248,13 +248,11 @@ class Analysis(Cached):
     @cached
     def judged_by_rank(self) -> Verdict:
         """Findings, and notes, of a run whose ranks are condensed."""
-        from dpro.analysis.graphs import windows_by_rank
-        from dpro.detect.context import Context
+        from dpro.analysis.graphs import context_by_rank
         from dpro.detect.run import diagnose, notes_of
 
         assert self.condensed is not None
-        with windows_by_rank(self.run, self.condensed) as windows:
-            context = Context(self.run, windows, self._work, breakdown=lambda: self.breakdown)
+        with context_by_rank(self.run, self.condensed, self._work) as context:
             return (found := diagnose(context)), notes_of(context, found)
 
     @property

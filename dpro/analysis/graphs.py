@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dpro.analysis.analysis import Analysis
-    from dpro.detect.baseline import BaselineOfRanks
+    from dpro.detect.context import Context
+    from dpro.detect.pipeline_slowdown import Slowdown
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
+    from dpro.replay.graph import Graph
     from dpro.replay.whatif.edit import Edit
     from dpro.replay.whatif.search import SearchResult
     from dpro.store import Run
@@ -45,6 +47,9 @@ KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens
 # A run of more spans is built and condensed rank by rank (docs/performance.md, "Ten thousand ranks").
 LARGE = 4_000_000
 LITTLE = 2  # ranks
+CHUNKS = (
+    64  # of tasks: what the tasks of one have in common, which grows with the number of ranks, is sent once
+)
 BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
 
 
@@ -157,28 +162,53 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
 
 
 @contextmanager
-def windows_by_rank(run: Run, condensed: CondensedRun) -> Iterator[BaselineOfRanks | None]:
-    """The deep windows of a run whose ranks are condensed, where their replay fits, else None.
+def context_by_rank(
+    run: Run, condensed: CondensedRun, operations: tuple[Graph, Slowdown] | None = None
+) -> Iterator[Context]:
+    """A run whose ranks are condensed, as its detectors see it.
 
     A rank is built again when its inside is asked for the first time.
 
     Args:
         run: the run.
         condensed: its ranks.
+        operations: as of `Context`.
 
     Raises:
         DproError: a process was killed, or there is no room for the ranks.
     """
     from dpro.detect.baseline import BaselineOfRanks
+    from dpro.detect.context import Context
     from dpro.replay.whatif.ranks.apart import RanksApart
     from dpro.replay.whatif.ranks.changed import CondensedJob
 
     if not condensed.trust.answerable:
-        yield None
+        yield Context(run, None, operations)
         return
     with rank_processes(run) as (executor, folder):
         job = CondensedJob(run, condensed, folder, condensed.joined)
-        yield BaselineOfRanks(RanksApart(job, spread_over(executor)))
+        windows = BaselineOfRanks(RanksApart(job, spread_over(executor)))
+        yield Context(run, windows, operations, breakdown=lambda: _breakdown_by_rank(run, condensed))
+
+
+def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
+    """`step_breakdown` of a run, of which the spans of one rank are in memory at a time.
+
+    How much of exposed communication was waiting is not known so, and missing.
+    """
+    import polars as pl
+
+    from dpro.replay.steps.breakdown import step_breakdown
+    from dpro.schema import COLLECTIVES, SPANS, STEPS
+
+    parts = []
+    for rank in condensed.agreed.ranks:
+        files, mine = condensed.agreed.parts[rank], pl.col("rank") == rank
+        tables = (
+            run.read(each, files[each.name], list(each.columns)) for each in (SPANS, COLLECTIVES, STEPS)
+        )
+        parts.append(step_breakdown(*(table.filter(mine) for table in tables)))
+    return pl.concat(parts).drop("exposed_wait_ns", "exposed_transfer_ns").sort("step", "rank", "duration_ns")
 
 
 def search_of(
@@ -234,7 +264,9 @@ def spread_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]
 
     def spread(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
         each = list(tasks)
-        return executor.map(work, each) if len(each) > LITTLE else map(work, each)
+        if len(each) <= LITTLE:
+            return map(work, each)
+        return executor.map(work, each, chunksize=-(-len(each) // CHUNKS))
 
     return spread
 

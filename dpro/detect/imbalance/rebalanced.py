@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
     frames = {
         ELEMENTS: loaded.select("rank", "step", "workload"),
         RECEIVED: _per_step(_received(run), steps),
-        SHAPES: _per_step(_shapes(run), steps),
+        SHAPES: _shapes(run, steps),
     }
     return {what: frame.filter(pl.col("workload") > 0) for what, frame in frames.items() if frame.height}
 
@@ -157,9 +158,16 @@ def _received(run: Run) -> pl.DataFrame:
     return known.select("rank", "window", "start_ns", workload="bytes_out")
 
 
-def _shapes(run: Run) -> pl.DataFrame:
-    """The same of operators whose shapes are recorded."""
-    spans = run.table(SPANS, ["rank", "window", "kind", "start_ns", "shapes"])
+def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
+    """`_per_step` of operators whose shapes are recorded, of which one part is in memory at a time."""
+    columns = ["rank", "window", "kind", "start_ns", "shapes"]
+    parts = chain([SPANS.empty().select(columns)], run.part_by_part(SPANS, columns))
+    sums = pl.concat([_per_step(_elements_of_operators(part), steps) for part in parts])
+    return sums.group_by("rank", "step").agg(pl.col("workload").sum())
+
+
+def _elements_of_operators(spans: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `window`, `start_ns` and `workload` of operators."""
     spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
     known = spans.select(pl.col("shapes").unique()).with_columns(
         workload=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)

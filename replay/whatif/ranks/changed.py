@@ -68,11 +68,12 @@ class CondensedJob:
         nodes = graph.nodes
         moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
         moving = moving[np.argsort(nodes.rank[moving], kind="stable")]
+        rank_of, places = nodes.rank[moving], dict(agreed.places)
         for rank in ranks:
-            mine = moving[slice(*np.searchsorted(nodes.rank[moving], (rank, rank + 1)))]
+            mine = moving[slice(*np.searchsorted(rank_of, (rank, rank + 1)))]
             yield RankWork(
                 self.run, agreed.of(rank), self.condensed.pooled.of(rank), self.folder, agreed.messages,
-                dict(agreed.places), graph.products, self.changes, self.joined.node[mine],
+                places, graph.products, self.changes, self.joined.node[mine],
                 nodes.duration[mine],
             )  # fmt: skip
 
