@@ -92,7 +92,7 @@ def import_(
         if isinstance(outcome, WaitingImport):
             _say_what_is_missing(output, outcome, as_json)
             return
-        if pool is not None and not is_url(output):
+        if (pool is not None or share is not None) and not is_url(output):
             _condense(outcome, pool)
         if log is not None:
             outcome = replace(outcome, manifest=add_requests(outcome.path, log))
@@ -129,8 +129,13 @@ def _import(
         return outcome if isinstance(outcome, WaitingImport) else open_run(run)
 
 
-def _condense(run: Run, executor: Executor) -> None:
-    """Build the ranks of a large run where they were imported, so that the first answer finds them."""
+def _condense(run: Run, executor: Executor | None) -> None:
+    """Build the ranks of a large run where they were imported, so that the first answer finds them.
+
+    Args:
+        run: whole; of shards the last one has it.
+        executor: has imported it; the processes of this host where None.
+    """
     from dpro.analysis.graphs import condensed_of, is_large
 
     if is_large(run):
@@ -180,5 +185,6 @@ def _say_what_is_missing(run: str, waiting: WaitingImport, as_json: bool) -> Non
     if as_json:
         print_json(ShardDocument(run=run, complete=False, missing_shards=waiting.missing))
         return
-    out = few(waiting.missing, 8)
-    console().print(f"{run}: not whole yet; {len(waiting.missing)} shards are still out: {out}")
+    count, out = len(waiting.missing), few(waiting.missing, 8)
+    are = "shard is" if count == 1 else "shards are"
+    console().print(f"{run}: not whole yet; {count} {are} still out: {out}")

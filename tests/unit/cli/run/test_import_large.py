@@ -29,6 +29,22 @@ def answer(*words: str) -> dict[str, object]:
     return found
 
 
+def test_the_last_shard_condenses_the_ranks_of_a_large_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    condensed = []
+    monkeypatch.setattr(
+        graphs, "condensed_of", lambda run, report, executor: condensed.append((run, executor))
+    )
+    for rank in range(2):
+        write_rank(tmp_path / "in", rank, 2)
+    words = ("import", str(tmp_path / "in"), "-o", str(tmp_path / "run"), "--shard")
+    answer(*words, "0/2")
+    assert not condensed
+    answer(*words, "1/2")
+    ((run, executor),) = condensed
+    assert (run.path, executor) == (tmp_path / "run", None)
+
+
 @pytest.mark.parametrize("large", [1, 10**9])
 def test_an_import_with_an_executor_condenses_the_ranks_of_a_large_run(tmp_path, monkeypatch, large):
     monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
