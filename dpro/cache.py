@@ -7,13 +7,16 @@ is not used: a folder of another user, or a link.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from dpro.errors import DproError
 
 _PRIVATE = 0o700
+_UNUSED_S = 90 * 86_400
 
 
 def cache_folder(kept: str) -> Path:
@@ -38,6 +41,36 @@ def cache_folder(kept: str) -> Path:
     except OSError as error:
         raise _not_used(folder, f"cannot be made ({error.strerror or error})") from error
     return folder
+
+
+def keep_latest(folder: Path, pattern: str, count: int) -> None:
+    """Remove all but the files that were used last; others may do the same meanwhile.
+
+    Args:
+        folder: where they are kept.
+        pattern: of their names.
+        count: how many stay.
+    """
+    used: list[tuple[int, Path]] = []
+    for file in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            used.append((file.stat().st_mtime_ns, file))
+    for _, file in sorted(used, reverse=True)[count:]:
+        file.unlink(missing_ok=True)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the folders in a folder that `mark_used` has not seen for three months."""
+    for each in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if time.time() - each.lstat().st_mtime > _UNUSED_S:
+                shutil.rmtree(each, ignore_errors=True)
+
+
+def mark_used(kept: Path) -> None:
+    """Note that something kept is used now."""
+    with suppress(OSError):  # gone, or a disk that cannot be written to
+        os.utime(kept)
 
 
 def _own(folder: Path) -> int:

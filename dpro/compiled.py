@@ -32,7 +32,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from dpro.cache import cache_folder
+from dpro.cache import cache_folder, keep_latest
 from dpro.errors import DproError, MissingExtra
 from dpro.folders import written_whole
 
@@ -46,6 +46,7 @@ Kind = Any  # what is to know of an argument: a text, or a tuple of kinds
 
 FORMAT = b"2"  # of what is kept; another one for each change of this module that changes it
 DIGEST_BYTES = 16
+KEPT = 400  # files: those of some ten versions, four kilobytes each
 # What an array is to a compiled loop; shape and strides have one number per dimension.
 ARRAY = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
 # What code may name that is not its own: LLVM makes instructions of it, or calls of the C library.
@@ -243,6 +244,7 @@ def _write(name: str, kept: bytes) -> None:
             folder.mkdir(exist_ok=True)
             with written_whole(folder.resolve(), f"{name}.loop") as file:
                 file.write(_seal(name, kept) + kept)
+            keep_latest(folder, "*.loop", KEPT)
             return
 
 

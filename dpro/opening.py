@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro._version import __version__
-from dpro.cache import cache_folder
+from dpro.cache import cache_folder, mark_used, remove_unused
 from dpro.errors import DproError, InputError
 from dpro.remote import is_url, local_copy
 
@@ -142,8 +142,11 @@ def _open_cached(source: Path, watched: Watched) -> Run:
     from dpro.ingest.importer import import_sources
     from dpro.store import is_run, open_run
 
-    run = cache_folder("imports") / _fingerprint(source)
+    imports = cache_folder("imports")
+    run = imports / _fingerprint(source)
+    mark_used(run)
     if not is_run(run):
+        remove_unused(imports)
         try:
             with watched() as progress:
                 import_sources([source], run, progress=progress)

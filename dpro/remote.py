@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from dpro.cache import cache_folder
+from dpro.cache import cache_folder, mark_used, remove_unused
 from dpro.errors import DproError, InputError, UsageError, first_line, needs_extra
 from dpro.folders import made_whole
 
@@ -45,9 +45,12 @@ def local_copy(url: str) -> Path:
     if parts.scheme.lower() == "file":
         return Path(unquote(parts.path))
     files, root, store = _listed(url)
-    copy = cache_folder("remote") / _fingerprint(url, files) / (PurePosixPath(root).name or "root")
+    copies = cache_folder("remote")
+    copy = copies / _fingerprint(url, files) / (PurePosixPath(root).name or "root")
+    mark_used(copy.parent)
     if copy.exists():
         return copy
+    remove_unused(copies)
     try:
         with made_whole(copy.parent) as place:
             _copy(store, files, place / copy.name)

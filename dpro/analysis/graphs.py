@@ -9,7 +9,6 @@ not. A cache that cannot be used is done without.
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpro._version import __version__
-from dpro.cache import cache_folder
+from dpro.cache import cache_folder, keep_latest, mark_used
 from dpro.errors import DproError, Unanswerable
 from dpro.freed_memory import keep_freed_memory
 from dpro.limits import memory_left
@@ -277,8 +276,7 @@ def _file(run: Run, suffix: str) -> Path | None:
         file = cache_folder("graphs") / f"{fingerprint(run)}{suffix}.npz"
     except DproError:  # the graph can be had without
         return None
-    with suppress(OSError):  # there is none yet
-        os.utime(file)
+    mark_used(file)
     return file
 
 
@@ -287,7 +285,7 @@ def _keep(file: Path | None, save: Callable[[Path], None]) -> None:
         return
     with suppress(OSError):  # no home, a full disk: the graph is there all the same
         save(file)
-        _forget_all_but_latest(file.parent)
+        keep_latest(file.parent, "*.npz", KEPT)
 
 
 def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
@@ -326,9 +324,3 @@ def fingerprint(run: Run) -> str:
             digest.update(part.read_bytes())
     digest.update((run.path / MANIFEST).read_bytes())
     return digest.hexdigest()
-
-
-def _forget_all_but_latest(folder: Path) -> None:
-    by_age = sorted(folder.glob("*.npz"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    for file in by_age[KEPT:]:
-        file.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpro.analysis.graphs import graph_of
-from dpro.cache import cache_folder
+from dpro.cache import cache_folder, keep_latest
 from dpro.errors import DproError
 from dpro.opening import open_path
 from tests.builders import cpu_job
@@ -85,3 +85,25 @@ def test_a_place_where_nothing_can_be_made_is_said(root, monkeypatch):
     monkeypatch.setenv("DPRO_CACHE", str(root / "below"))
     with pytest.raises(DproError, match="cannot be made"):
         cache_folder("graphs")
+
+
+def test_of_many_files_those_used_last_are_kept(tmp_path):
+    for number in range(5):
+        (tmp_path / f"{number}.loop").touch()
+        os.utime(tmp_path / f"{number}.loop", (number, number))
+    (tmp_path / "module.pyc").touch()
+    os.utime(tmp_path / "module.pyc", (0, 0))
+    keep_latest(tmp_path, "*.loop", 2)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["3.loop", "4.loop", "module.pyc"]
+
+
+def test_an_import_removes_imports_that_were_not_opened_for_months(root, tmp_path):
+    for name in ("old", "opened", "new"):
+        (tmp_path / name).mkdir()
+        write_rank(tmp_path / name, 0)
+    old, opened = (open_path(tmp_path / name).path for name in ("old", "opened"))
+    for run in (old, opened):
+        os.utime(run, (0, 0))
+    open_path(tmp_path / "opened")
+    new = open_path(tmp_path / "new").path
+    assert {run.name for run in (root / "imports").iterdir()} == {opened.name, new.name}

@@ -96,6 +96,13 @@ def test_a_loop_with_another_constant_or_callee_is_another_loop(folder):
     assert len(list(folder.iterdir())) == 4
 
 
+def test_code_that_was_written_long_ago_makes_room_for_new_code(folder, monkeypatch):
+    monkeypatch.setattr(module, "KEPT", 2)
+    for shift in range(20, 24):
+        assert _copy(_more, SHIFT=shift)(4) == 4 + shift
+    assert len(list(folder.iterdir())) == 2
+
+
 @pytest.mark.parametrize("damage", [lambda code: code[:-1], lambda code: code[:-1] + b"!", lambda code: b""])
 def test_a_file_that_is_not_whole_is_made_again(folder, damage):
     _copy(_more)(4)

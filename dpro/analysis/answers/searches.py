@@ -19,7 +19,7 @@ from typing import Any
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import fingerprint
-from dpro.cache import cache_folder
+from dpro.cache import cache_folder, keep_latest
 from dpro.errors import DproError
 from dpro.folders import written_whole
 from dpro.replay.devices.coefficients import FILE as COEFFICIENTS
@@ -92,9 +92,7 @@ def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
 def _keep(file: Path, content: bytes) -> None:
     with written_whole(file.parent.resolve(), file.name) as stream:
         stream.write(content)
-    by_age = sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
-    for old in by_age[KEPT:]:
-        old.unlink(missing_ok=True)
+    keep_latest(file.parent, "*.json", KEPT)
 
 
 def _written(found: SearchResult) -> dict[str, Any]:
