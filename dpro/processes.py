@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
@@ -19,6 +20,9 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+_STARTING = threading.Lock()
+
+
 class _Worker(SpawnProcess):
     """A process that does not run the program of the one that starts it.
 
@@ -27,12 +31,13 @@ class _Worker(SpawnProcess):
     """
 
     def start(self) -> None:
-        program = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            super().start()
-        finally:
-            sys.modules["__main__"] = program
+        with _STARTING:  # else one thread would put back what another has put there
+            program = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = program
 
 
 class _Context(SpawnContext):

@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing import active_children
+from multiprocessing.context import SpawnProcess
 
 import pytest
 from click.testing import CliRunner
 
+from dpro import processes
 from dpro.analysis import graphs
 from dpro.cli import cli
 from dpro.processes import process_pool
@@ -44,6 +47,31 @@ def test_a_pool_leaves_the_program_that_uses_it_in_place():
     with process_pool(1) as pool:
         assert pool.submit(operator.neg, 1).result() == -1
         assert sys.modules["__main__"] is program
+
+
+def test_threads_that_start_processes_at_once_leave_the_program_in_place(monkeypatch):
+    both, one_is_done, last = threading.Barrier(2), threading.Event(), []
+
+    def start(_: object) -> None:  # the one that comes second ends second
+        last.append(threading.current_thread())
+        with suppress(threading.BrokenBarrierError):  # the other one waits for this to end
+            both.wait(0.2)
+        if last[-1] is threading.current_thread():
+            one_is_done.wait(0.2)
+
+    def work() -> None:
+        processes._Worker().start()
+        one_is_done.set()
+
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    program = sys.modules["__main__"]
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    now, sys.modules["__main__"] = sys.modules["__main__"], program
+    assert now is program
 
 
 def _kill_the_first(killed: list[int]) -> None:
