@@ -80,7 +80,7 @@ class Figures:
     def collectives(self, **selected: Any) -> go.Figure:
         """Draw transfer times by size, with the fitted latency and bandwidth."""
         link = selection(**selected)
-        known = collectives.transfer_info(self._run.built.graph, link)
+        known = collectives.transfer_info(self._run.outline.graph, link)
         return collectives.transfer_figure(
             _some(known, "transfer of known size"), self._run.costs, link.theme
         )
@@ -88,7 +88,7 @@ class Figures:
     def waiting(self, **selected: Any) -> go.Figure:
         """Draw how often each rank comes last to collectives, and how long the others wait for it."""
         link = selection(**selected)
-        ranks = collectives.last_info(self._run.built.graph, link)
+        ranks = collectives.last_info(self._run.outline.graph, link)
         return collectives.last_figure(_some(ranks, "collective of several ranks"), link.theme)
 
     def hang(self, theme: str = LIGHT) -> go.Figure:

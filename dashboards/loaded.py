@@ -189,7 +189,7 @@ class Loaded(Analysis):
     @cached
     def transfers(self) -> pl.DataFrame:
         """The collectives and messages of which all members are recorded."""
-        return transfers_of(self.built.graph)
+        return transfers_of(self.outline.graph)
 
     @cached
     def has_products(self) -> bool:

@@ -37,7 +37,7 @@ def _chosen(link: Link) -> tuple[str, str]:
 
 def _cables(loaded: Loaded, link: Link) -> pl.DataFrame:
     """As of `cable_info`, of the paths that the link chooses; unknown ones are taken as spread evenly."""
-    graph_, (then, _) = loaded.built.graph, _chosen(link)
+    graph_, (then, _) = loaded.outline.graph, _chosen(link)
     at = placed(graph_)
     known = known_paths(at.flows, at.routes, at.known)
     by_plan = planned_connections(at.flows, at.routes, at.fabric.gbps)
@@ -74,7 +74,7 @@ def _ranks(at: Placed) -> dict[int, list[int]]:
 
 
 def _drawn(loaded: Loaded, link: Link) -> Any:
-    at = placed(loaded.built.graph)
+    at = placed(loaded.outline.graph)
     (then, metric), cables = _chosen(link), _cables(loaded, link)
     unknown = loaded.traffic.unknown
     note = "Shares of what a cable carries each way, of the fuller way; bytes are those that were recorded."

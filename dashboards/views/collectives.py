@@ -163,7 +163,7 @@ def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def _transfers(loaded: Loaded, link: Link) -> Any:
-    transfers = transfer_info(loaded.built.graph, link)
+    transfers = transfer_info(loaded.outline.graph, link)
     if transfers.is_empty():
         return message("No transfer of this selection is of known size.")
     figure = transfer_figure(transfers, loaded.costs, link.theme)
@@ -171,7 +171,7 @@ def _transfers(loaded: Loaded, link: Link) -> Any:
 
 
 def _last(loaded: Loaded, link: Link) -> Any:
-    ranks = last_info(loaded.built.graph, link)
+    ranks = last_info(loaded.outline.graph, link)
     if ranks.is_empty():
         return message("No collective of this selection is known on two ranks.")
     return [graph("last-figure", last_figure(ranks, link.theme)), csv_link(NAME, "last", link)]
@@ -221,8 +221,8 @@ VIEW = View(
     _layout,
     {"collectives-transfers": _transfers, "collectives-last": _last, "collectives-sizes": _sizes},
     {
-        "transfers": lambda loaded, link: transfer_info(loaded.built.graph, link),
-        "last": lambda loaded, link: last_info(loaded.built.graph, link),
+        "transfers": lambda loaded, link: transfer_info(loaded.outline.graph, link),
+        "last": lambda loaded, link: last_info(loaded.outline.graph, link),
         "sizes": lambda loaded, _link: loaded.sizes,
     },
 )

@@ -296,7 +296,7 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def _pairs_of(loaded: Loaded, link: Link) -> pl.DataFrame:
-    return pair_info(loaded.transfers, host_of(loaded.built.graph), link)
+    return pair_info(loaded.transfers, host_of(loaded.outline.graph), link)
 
 
 def _metric(link: Link, there: Iterable[str]) -> str:
@@ -347,12 +347,12 @@ def _hosts(loaded: Loaded, link: Link) -> Shown:
 
 def _between(loaded: Loaded, link: Link) -> pl.DataFrame:
     steps = link.chosen(loaded.transfers)
-    between = host_matrix(delay_matrix(steps, host_of(loaded.built.graph)))
+    between = host_matrix(delay_matrix(steps, host_of(loaded.outline.graph)))
     return between.with_columns(transfer_ms=pl.col("transfer_ns") / NS_PER_MS)
 
 
 def _late(loaded: Loaded, link: Link) -> Shown:
-    late = late_info(arrivals(loaded.built.graph), link)
+    late = late_info(arrivals(loaded.outline.graph), link)
     order = order_of(loaded, link)
     ranks = order.ordered(pl.concat([late["rank"], late["last"]]).unique().to_list())
     if not ranks or len(ranks) > MAX_RANKS:
@@ -404,7 +404,7 @@ VIEW = View(
     {
         "pairs": _pairs_of,
         "hosts": _between,
-        "late": lambda loaded, link: late_info(arrivals(loaded.built.graph), link),
+        "late": lambda loaded, link: late_info(arrivals(loaded.outline.graph), link),
         "speeds": lambda loaded, link: speed_info(link.chosen(loaded.transfers)),
     },
 )

@@ -14,6 +14,7 @@ import polars as pl
 from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
+from dpro.analysis.answers.whatif import predicted
 from dpro.analysis.gains import stands_out
 from dpro.analysis.summary import gain_info
 from dpro.dashboards import needs
@@ -69,6 +70,8 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     Raises:
         Unanswerable: the run lacks what an edit needs.
     """
+    if loaded.condensed is not None:
+        return predicted(loaded, edits, loaded.trust, loaded.baseline)
     graphs, notes = loaded.changed(edits)
     return compare(graphs, loaded.baseline, edits, loaded.trust, notes)
 

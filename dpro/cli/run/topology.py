@@ -138,7 +138,7 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
     analysis = analyse(str(run))
     if given["plan"]:
         probes = read_paths(given["probes"]) if given["probes"] else []
-        write_paths(plan_of(analysis.built.graph, probes), given["plan"])
+        write_paths(plan_of(analysis.outline.graph, probes), given["plan"])
     return changed(document, traffic=traffic_document(analysis))
 
 

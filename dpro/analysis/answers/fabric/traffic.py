@@ -126,7 +126,7 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
     Raises:
         Unanswerable: the run has no topology, or its ranks are on one host.
     """
-    graph = analysis.built.graph
+    graph = analysis.outline.graph
     at = placed(graph)
     unknown = known_paths(at.flows, at.routes, at.known).missing
     across = at.fabric.kind[connections_of(at.flows).flows.begin] == NIC
@@ -200,7 +200,7 @@ def _busiest(at: Placed, used: Usage, steps: int, step_ns: float) -> list[CableD
 
 
 def _collisions(analysis: Analysis, at: Placed) -> list[CollisionDocument]:
-    graph, fabric = analysis.built.graph, at.fabric
+    graph, fabric = analysis.outline.graph, at.fabric
     named = connections_of(at.flows)
     met = met_between_switches(graph, at)[:NAMED]
     steps = _steps(analysis)
@@ -233,7 +233,7 @@ def _cost(analysis: Analysis, at: Placed, meeting: Meeting) -> float:
 
 
 def _step_with(analysis: Analysis, at: Placed, gbps: Floats) -> float:
-    graph, load = analysis.built.graph, quantile(at.now, 0.5)
+    graph, load = analysis.outline.graph, quantile(at.now, 0.5)
     best = Cables(sprayed(at.flows, at.routes), at.fabric.gbps)
     other = with_fabric(graph, at.found, best, Cables(load, at.fabric.gbps), Cables(load, gbps))
     timeline = replay(other)
