@@ -6,7 +6,8 @@ A made-up job: hosts of eight ranks, each with a clock of its own; steps with co
 between ranks of one place on all hosts, and of all ranks. Each call says the ranks of its group, as the
 recorder writes them. Each part runs at each size in a process of its own; CPU time is the least of
 the rounds, memory by how much the first one lets the process grow. A part is flat if what it takes per rank,
-at the most ranks, is at most 1.25 times what it takes at any other number.
+at the most ranks, is at most 1.25 times what it takes at any other number. Likewise what the calls of a rank
+take on disk.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +30,7 @@ from dpro.members import members_text
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.match import match_collectives
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS, conform
+from dpro.store import write_part
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from dpro.watch.late import LatestRecords, OwnTimes
 
@@ -186,6 +189,27 @@ def measured(part: str, num_ranks: int, rounds: int) -> tuple[float, float]:
     return min(took), peaks[0] - before
 
 
+def kb_on_disk(num_ranks: int) -> float:
+    """Return what the calls of a rank take on disk.
+
+    Args:
+        num_ranks: of the job.
+    """
+    rows = job(num_ranks, numbered=True, window=-1).collectives.filter(rank=0)
+    with tempfile.TemporaryDirectory() as folder:
+        write_part(Path(folder), COLLECTIVES, "rank00000", rows)
+        (part,) = Path(folder).glob("*/*.parquet")
+        return part.stat().st_size / 1e3
+
+
+def _check(figures: dict[str, dict[str, float]], name: str) -> dict[str, object]:
+    """Return whether the last of some figures per rank is as the best of the others."""
+    costs = [each[name] for each in figures.values()]
+    growth = costs[-1] / min(costs[:-1], default=costs[-1])
+    return {"n": int([*figures][-1]), "figures": figures, "bar": FLAT, "growth": growth,
+            "holds": growth <= FLAT}  # fmt: skip
+
+
 def peak_mb() -> float:
     """Return the most memory that the process has had since this was last called."""
     status = Path("/proc/self/status").read_text()
@@ -212,10 +236,13 @@ def main() -> None:
             if not options.json:
                 print(f"{part}, {size} ranks: {seconds:.3f} s, {1e3 * seconds / size:.3f} ms per rank, "
                       f"{grown:.0f} MB, {1e3 * grown / size:.0f} kB per rank", flush=True)  # fmt: skip
-        costs = [each["ms_per_rank"] for each in figures.values()]
-        growth = costs[-1] / min(costs[:-1], default=costs[-1])
-        checks[part] = {"n": options.ranks[-1], "figures": figures, "bar": FLAT, "growth": growth,
-                        "holds": growth <= FLAT}  # fmt: skip
+        checks[part] = _check(figures, "ms_per_rank")
+    on_disk = {str(size): {"kb_per_rank": kb_on_disk(size)} for size in options.ranks}
+    checks["calls_on_disk"] = _check(on_disk, "kb_per_rank")
+    if not options.json:
+        print(
+            "calls on disk:", ", ".join(f"{n} ranks: {kb['kb_per_rank']:.2f} kB" for n, kb in on_disk.items())
+        )
     if options.json:
         print(json.dumps(checks))
 

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Bools, Floats, Ints
 
 POINT_TO_POINT = ("send", "recv")
 # Each process counts its messages to all peers: what is number 3 for one end can be number 5 for the other.
@@ -37,6 +37,7 @@ ENOUGH_PAIRS = 3
 MANY_SHIFTS = 512
 SAMPLED_PAIRS = 200
 HOPELESS = 100.0
+PAIRS_AT_ONCE = 1 << 18  # of two ranks, under several shifts: what is computed of them takes some 20 MB
 
 
 @dataclass(frozen=True)
@@ -304,15 +305,11 @@ def best_shift(ends_a: Ints, ends_b: Ints, same: Callable[[Ints, Ints], Bools]) 
         j = np.arange(max(0, m - n), m)
         return n - m, bool(same(j + n - m, j).all())
     least = max(ENOUGH_PAIRS - 1, min(n, m) // 2)  # a single pair is as even as can be, and says nothing
+    shifts = _plausible(ends_a, ends_b, np.arange(least - m, n - least + 1))
+    at_once = max(PAIRS_AT_ONCE // m, 1)
     spreads: list[tuple[float, int, int]] = []
-    for shift in _plausible(ends_a, ends_b, np.arange(least - m, n - least + 1)).tolist():
-        j = np.arange(max(0, -shift), min(m, n - shift))
-        equal = same(j + shift, j)
-        if equal.mean() < 0.9:
-            continue
-        difference = ends_a[(j + shift)[equal]] - ends_b[j[equal]]
-        low, high = np.percentile(difference, (25, 75))
-        spreads.append((float(high - low) + 1.0, int(equal.sum()), shift))
+    for first in range(0, shifts.size, at_once):
+        spreads += _spreads(ends_a, ends_b, shifts[first : first + at_once], same)
     if not spreads:
         return 0, False
     spread, pairs, shift = min(spreads)
@@ -321,13 +318,50 @@ def best_shift(ends_a: Ints, ends_b: Ints, same: Callable[[Ints, Ints], Bools]) 
     return shift, pairs >= ENOUGH_PAIRS and unlike
 
 
+def _spreads(
+    ends_a: Ints, ends_b: Ints, shifts: Ints, same: Callable[[Ints, Ints], Bools]
+) -> list[tuple[float, int, int]]:
+    """Spread, number of pairs and shift, of the shifts [S] under which nearly all pairs can be the same."""
+    j = np.arange(ends_b.size) + np.zeros_like(shifts)[:, None]
+    i = j + shifts[:, None]
+    inside = (i >= 0) & (i < ends_a.size)
+    equal = inside.copy()
+    equal[inside] = same(i[inside], j[inside])
+    pairs = equal.sum(axis=1)
+    same_calls = pairs / inside.sum(axis=1) >= 0.9
+    i, j, equal, pairs = i[same_calls], j[same_calls], equal[same_calls], pairs[same_calls]
+    ends = ends_a[np.where(equal, i, 0)] - ends_b[j]
+    differences = np.sort(np.where(equal, ends, np.iinfo(np.int64).max), axis=1)  # those of pairs come first
+    spread = _spread(differences, pairs)
+    return list(zip(spread.tolist(), pairs.tolist(), shifts[same_calls].tolist(), strict=True))
+
+
+def _spread(differences: Ints, sizes: Ints) -> Floats:
+    """[S] the interquartile range of the first values of each sorted row [S, N], at least 1 ns."""
+    return _quantile(differences, sizes, 0.75) - _quantile(differences, sizes, 0.25) + 1.0
+
+
+def _quantile(values: Ints, sizes: Ints, share: float) -> Floats:
+    """[S] the quantile of the first values of each sorted row [S, N], as `np.quantile` interpolates it.
+
+    A call of NumPy's for each shift takes 40 us: most of what matching by order took.
+    """
+    place = share * (sizes - 1)
+    below = place.astype(np.int64)
+    rows, part = np.arange(sizes.size), place - below
+    low = values[rows, below]
+    step = values[rows, np.minimum(below + 1, sizes - 1)] - low
+    quantile: Floats = np.where(part < 0.5, low + step * part, low + step - step * (1 - part))
+    return quantile
+
+
 def _plausible(ends_a: Ints, ends_b: Ints, shifts: Ints) -> Ints:
     """Of many shifts those that may be the best or the next best, by the evenness of some of their pairs."""
     if shifts.size <= MANY_SHIFTS:
         return shifts
     begin, end = np.maximum(0, -shifts), np.minimum(ends_b.size, ends_a.size - shifts)
     j = begin[:, None] + (end - begin - 1)[:, None] * np.arange(SAMPLED_PAIRS) // (SAMPLED_PAIRS - 1)
-    low, high = np.percentile(ends_a[j + shifts[:, None]] - ends_b[j], (25, 75), axis=1)
-    spread = high - low + 1.0
+    differences = np.sort(ends_a[j + shifts[:, None]] - ends_b[j], axis=1)
+    spread = _spread(differences, np.full(shifts.size, SAMPLED_PAIRS))
     plausible: Ints = shifts[spread <= HOPELESS * spread.min()]
     return plausible

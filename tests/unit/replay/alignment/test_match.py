@@ -68,6 +68,25 @@ def test_what_is_called_clear_is_right_wherever_the_windows_were_clipped(seed, c
     assert not clear or shift == 1
 
 
+@given(st.integers(0, 2**31), st.integers(3, 30), st.integers(3, 30), st.integers(1, 3))
+def test_shifts_are_compared_by_the_quartiles_of_their_differences(seed, n, m, kinds):
+    noise = np.random.default_rng(seed)
+    a, b = (np.cumsum(noise.integers(1, 2_000, size)) for size in (n, m))
+    of_a, of_b = noise.integers(0, kinds, n) // 2, noise.integers(0, kinds, m) // 2
+    expected = []
+    least = max(2, min(n, m) // 2)
+    for shift in range(least - m, n - least + 1):
+        j = np.arange(max(0, -shift), min(m, n - shift))
+        equal = of_a[j + shift] == of_b[j]
+        if equal.mean() >= 0.9:
+            low, high = np.percentile(a[(j + shift)[equal]] - b[j[equal]], (25, 75))
+            expected.append((high - low + 1.0, equal.sum(), shift))
+    spread, pairs, shift = min(expected, default=(0.0, 0, 0))
+    enough = max(3.0, 30.0 / max(pairs, 1)) * spread
+    clear = pairs >= 3 and all(other >= enough for other, _, at in expected if at != shift)
+    assert best_shift(a, b, lambda i, j: of_a[i] == of_b[j]) == (shift, clear)
+
+
 @settings(max_examples=8)
 @given(st.integers(0, 2**31), st.integers(-300, 300), st.booleans())
 def test_of_many_shifts_the_hopeless_ones_are_left_out_and_nothing_else_changes(seed, first, periodic):
