@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar, Literal
 
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, once
 from dpro.replay.whatif.edit import Edit
 
 Counts = dict[str, float]
@@ -60,13 +60,19 @@ class CountedEdit(Edit):
         return ()
 
     def apply(self, graph: Graph) -> Graph:
-        return self.change(graph, self.counts(graph))
+        return self.change(graph, self._counted(graph))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        return self.ends(graph, self.counts(graph))
+        return self.ends(graph, self._counted(graph))
 
     def limit(self, graph: Graph) -> Graph | None:
-        return self.least(graph, self.counts(graph))
+        return self.least(graph, self._counted(graph))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        return self.lines(self.counts(graph))
+        return self.lines(self._counted(graph))
+
+    def _counted(self, graph: Graph) -> Counts:
+        """`counts`, of one graph once."""
+        edges = graph.edges
+        columns = (*graph.nodes.columns, edges.source, edges.target, edges.kind, graph.run)
+        return once(graph, ("counts", self), columns, lambda: self.counts(graph))

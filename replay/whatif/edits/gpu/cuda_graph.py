@@ -82,10 +82,6 @@ class CudaGraph(CountedEdit):
 
     def counts(self, graph: Graph) -> Counts:
         """How much host time there is, is captured, and is neither known to be captured nor to stay, ns."""
-        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.target, graph.edges.kind)
-        return once(graph, ("host time", self), columns, lambda: self._counted(graph))
-
-    def _counted(self, graph: Graph) -> Counts:
         nodes = graph.nodes
         inside = np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
         where = pl.DataFrame({name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")})

@@ -11,6 +11,7 @@ matmuls move fewer bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.roofline import BYTES, stored_as
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
@@ -39,6 +41,7 @@ from dpro.schema import SENSITIVITIES
 # pass must (parameter, gradient and state in; parameter and state out).
 LOOPS = {"AdamW": (9, 21, 7), "Adam": (8, 19, 7), "Adagrad": (5, 12, 5), "SGD": (3, 8, 5)}
 PLAIN_SGD = (1, 3, 3)  # without momentum
+KERNELS = "kernels of the optimizer"
 
 # Share of a pointwise kernel's time that goes into writing its result, and into reading the one before: most
 # read two tensors and write one.
@@ -46,7 +49,7 @@ SHARE_OF_A_TENSOR = 1 / 3
 
 
 @dataclass(frozen=True)
-class Optimizer(Edit):
+class Optimizer(CountedEdit):
     """The optimizer updates all parameters in a few kernels (foreach) or in one pass (fused)."""
 
     name = "optimizer"
@@ -70,9 +73,22 @@ class Optimizer(Edit):
         inside = in_modules(facts.graph, f"{OPTIMIZER}*")
         return facts.on_path(inside, inside[facts.graph.edges.target])
 
-    def apply(self, graph: Graph) -> Graph:
-        """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
-        names = names_in_scope(graph, f"{OPTIMIZER}*")
+    def counts(self, graph: Graph) -> Counts:
+        """Which spans the optimizer's step holds, and how many kernels."""
+        with suppress(NothingToChange):
+            names = names_in_scope(graph, f"{OPTIMIZER}*")
+            inside = in_modules(graph, f"{OPTIMIZER}*") & (graph.nodes.kind == NodeKind.KERNEL)
+            return dict.fromkeys(names, 1.0) | {KERNELS: float(inside.sum())}
+        return {}
+
+    def change(self, graph: Graph, counts: Counts) -> Graph:
+        """Shorten the work inside the optimizer's step as far as its present implementation lets it.
+
+        Args:
+            graph: the graph.
+            counts: of the whole job.
+        """
+        names = [name for name in counts if name != KERNELS] or names_in_scope(graph, f"{OPTIMIZER}*")
         now = next((impl for impl in ("fused", "foreach") if _any(names, f"aten::_{impl}_")), "loop")
         if now == self.impl:
             return graph
@@ -82,7 +98,7 @@ class Optimizer(Edit):
         mask = in_modules(graph, f"{OPTIMIZER}*")
         ratio = fused / moved if self.impl == "fused" else 1.0
         kernels = mask & (graph.nodes.kind == NodeKind.KERNEL)
-        if kernels.any():
+        if counts[KERNELS]:
             return _updated_at_once(graph, mask, kernels, ratio, operators)
         if self.impl == "foreach":
             return graph  # on CPUs it loops all the same

@@ -64,6 +64,8 @@ IN_RANKS = (
     ["compile", "slow:rank=1,factor=1.3"],
     ["network:bandwidth=0.5", "cuda-graph", "compile"],
     ["hide-input"],
+    ["optimizer:impl=fused"],
+    ["optimizer:impl=foreach", "slow:rank=1,factor=1.3"],
 )
 ON_FABRICS = (
     ["ecmp"],
