@@ -320,7 +320,8 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     sets.sort(key=lambda each: each[0] == EXPERTS)  # groups that are those of another axis, too, are its
     by_distance: dict[tuple[int, ...], list[frozenset[int]]] = {}
     for ranks in plain:
-        by_distance.setdefault(tuple(rank - min(ranks) for rank in sorted(ranks)), []).append(ranks)
+        first, *others = sorted(ranks)
+        by_distance.setdefault(tuple(rank - first for rank in others), []).append(ranks)
     sets += [("", own) for own in by_distance.values()]
     sets += [("", own) for own in _first_fit(plain)]
     for name, own in sets:

@@ -14,6 +14,7 @@ import polars as pl
 
 from dpro.arrays import Bools
 from dpro.errors import NothingToChange, Unanswerable
+from dpro.members import members_of
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.mesh import AXES, BY
 from dpro.replay.run_mesh import axes_of_messages
@@ -237,10 +238,20 @@ def messages_fitting(graph: Graph, op: str = "", group: str = "", axis: str = ""
         fits &= fitting((message.op for message in graph.messages), op)
     if group:
         groups = [message.group for message in graph.messages]
-        fits &= fitting(groups, group) | fitting((name.partition("[")[0] for name in groups), group)
+        fits &= (
+            fitting(groups, group)
+            | fitting((name.partition("[")[0] for name in groups), group)
+            | fitting((_with_each_rank(name) for name in groups), group)
+        )
     if axis:
         fits &= messages_along(graph, axis)
     return fits
+
+
+def _with_each_rank(label: str) -> str:
+    """The label of a group as earlier versions said it, which kept edits may say: `data[0, 1, 2]`."""
+    name, _, ranks = label.partition("[")
+    return f"{name}[{', '.join(map(str, members_of(ranks.removesuffix(']'))))}]"
 
 
 def messages_along(graph: Graph, axis: str) -> Bools:

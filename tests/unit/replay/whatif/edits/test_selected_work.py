@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.selected_work import Remove, Replace, Scale, lasting
-from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import COMM, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
 
@@ -76,6 +78,13 @@ def test_work_is_selected_by_host_and_stream_and_collective(gpu, modules):
     mask = NodeSelection(op="all_reduce", kind="collective", rank=1, step=2).mask(gpu)
     assert (gpu.nodes.kind[mask] == NodeKind.TRANSFER).all()
     assert mask.sum() == 1
+
+
+@pytest.mark.parametrize("group", ["data", "data[0-2]", "data[[]0-2]", "data[0, 1, 2]", "*[[]0, 1, *"])
+def test_a_group_is_selected_by_its_name_and_by_its_label_as_it_is_and_as_it_was(group, gpu):
+    labels = ("data[0-2]", "more[3-5]", "tensor[10,1]", "unknown", "")
+    graph = replace(gpu, messages=tuple(gpu.messages[0]._replace(group=label) for label in labels))
+    assert messages_fitting(graph, group=group).tolist() == [True, *[False] * 4]
 
 
 def test_what_a_run_does_not_say_of_hosts_is_refused(gpu):
