@@ -3,6 +3,8 @@
 graph         read-only arrays, one entry per node and edge, in topological order, validated
 engine        the compiled loops: longest path, many scenarios in one pass, topological order
 compiled      how loops are compiled, and their machine code kept and loaded again
+archive       records of arrays and frames as one file
+kept          what follows from a run alone, kept beside its saved graph
 timeline      replay, step times, critical path
 intervals     sets of moments in time
 mesh          where each rank stands on the axes of parallelism

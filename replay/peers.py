@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, once
+from dpro.replay.kept import kept
 
 ON_CPU, ON_GPU = 0, 1  # resources
 PHASE = ["position", "resource"]
@@ -66,8 +67,9 @@ def phase_work(graph: Graph) -> pl.DataFrame:
         (codes of names without numbers), `work_ns`, `calls` (a code of what the rank calls in a step).
     """
     nodes = graph.nodes
-    columns = (nodes.duration, nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around)
-    return once(graph, "phase work", columns, lambda: with_calls(work_without_calls(graph), graph))
+    compared = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around, nodes.message)
+    columns = (nodes.duration, *compared, graph.messages)
+    return kept(graph, "phase-work", columns, lambda: with_calls(work_without_calls(graph), graph))
 
 
 def work_without_calls(graph: Graph) -> pl.DataFrame:

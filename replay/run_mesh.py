@@ -11,7 +11,8 @@ import polars as pl
 from dpro.classify import REDUCTIONS
 from dpro.members import members_of
 from dpro.replay.alignment.match import group_label
-from dpro.replay.graph import Graph, once
+from dpro.replay.graph import Graph
+from dpro.replay.kept import kept
 from dpro.replay.mesh import AXES, GRADIENTS, Mesh, RankGroup, axis_of_group, mesh_of
 from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, WORKERS
 from dpro.store import Run
@@ -38,7 +39,7 @@ def axes_of_messages(graph: Graph) -> tuple[str, ...]:
     Returns:
         As of `axis_of_group`; all empty where the graph has no run.
     """
-    return once(graph, "axes of messages", (graph.messages,), lambda: _axes_of_messages(graph))
+    return kept(graph, "axes-of-messages", (graph.messages, graph.run), lambda: _axes_of_messages(graph))
 
 
 def _axes_of_messages(graph: Graph) -> tuple[str, ...]:

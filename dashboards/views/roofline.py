@@ -17,8 +17,8 @@ from dpro.dashboards.theme import colour, log_ticks, series, styled
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gpus import GpuModel, gpu_named
-from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
-from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
+from dpro.replay.models.roofline import BYTES, matmul_of, stored_as
+from dpro.replay.whatif.graph_ops.spans.scope import matmuls_of_kernels
 
 MAX_POINTS = 300
 _BEYOND = 2.0  # factor by which the roof extends beyond the outermost points
@@ -52,7 +52,7 @@ def roofline_info(graph: Graph, gpu: GpuModel, link: Link) -> pl.DataFrame:
     """
     nodes = graph.nodes
     kernels = nodes.kind == NodeKind.KERNEL
-    operators = operators_of_kernels(graph, kernels, MATMULS).filter(pl.col("shapes") != "")
+    operators = matmuls_of_kernels(graph, kernels).filter(pl.col("shapes") != "")
     at = operators["node"].to_numpy()
     measured = nodes.measured_end[at] - nodes.measured_start[at]
     timed = link.chosen(operators.with_columns(ns=pl.Series(measured), step=pl.Series(nodes.step[at])))

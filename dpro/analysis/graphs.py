@@ -12,6 +12,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -80,6 +81,7 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
         Unanswerable: the run holds no spans, or its graph does not fit into memory.
     """
     from dpro.replay.fidelity.saved import load, save
+    from dpro.replay.kept import with_kept_facts
 
     too_large = why_too_large(run)
     if too_large:
@@ -87,12 +89,12 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     keep_freed_memory()
     file = _file(run, "")
     known = None if file is None else load(file, run)
-    if known is not None:
-        return known
-    built, trust = make_graph(run, report)
-    if built.graph.num_nodes >= WORTH_SAVING:
+    built, trust = known or make_graph(run, report)
+    if file is None or built.graph.num_nodes < WORTH_SAVING:
+        return built, trust
+    if known is None:
         _keep(file, lambda path: save(path, built, trust))
-    return built, trust
+    return replace(built, graph=with_kept_facts(built.graph, file)), trust
 
 
 def why_too_large(run: Run) -> str:
@@ -281,11 +283,14 @@ def _file(run: Run, suffix: str) -> Path | None:
 
 
 def _keep(file: Path | None, save: Callable[[Path], None]) -> None:
+    from dpro.replay.kept import remove_facts_without_graph
+
     if file is None:
         return
     with suppress(OSError):  # no home, a full disk: the graph is there all the same
         save(file)
         keep_latest(file.parent, "*.npz", KEPT)
+        remove_facts_without_graph(file.parent)
 
 
 def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:

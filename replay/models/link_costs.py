@@ -18,7 +18,8 @@ from functools import cached_property
 import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
-from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.kept import kept
 from dpro.replay.models.curves import FAR, Between, medians, through
 from dpro.replay.timeline import Timeline, replayed
 from dpro.units import format_bytes
@@ -103,7 +104,8 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Collective
         return _fit_costs(graph, timeline)
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    return once(graph, "fitted costs", columns, lambda: _fit_costs(graph, replayed(graph)))
+    records = {"LinkCost": LinkCost}
+    return kept(graph, "link-costs", columns, lambda: _fit_costs(graph, replayed(graph)), records)
 
 
 def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:

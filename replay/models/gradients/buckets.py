@@ -11,12 +11,14 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph, once
+from dpro.replay.graph import Graph
+from dpro.replay.kept import kept
 from dpro.replay.models.gradients.buffers import buffered_passes
 from dpro.replay.models.gradients.inferred import inferred_passes
-from dpro.replay.models.gradients.passes import Pass, parameters_of, passes_of
+from dpro.replay.models.gradients.passes import Parameters, Pass, parameters_of, passes_of
 from dpro.schema import BUCKETS
 
+RECORDS = {"Parameters": Parameters, "Pass": Pass}
 COLUMNS = pl.Schema(
     {
         "rank": pl.Int64,
@@ -45,7 +47,8 @@ def gradient_passes(graph: Graph) -> list[Pass]:
     nodes, edges = graph.nodes, graph.edges
     places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
     columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
-    return once(graph, "gradient passes", (*columns, graph.messages), lambda: _gradient_passes(graph))
+    known = (*columns, graph.messages, graph.run)
+    return list(kept(graph, "gradient-passes", known, lambda: tuple(_gradient_passes(graph)), RECORDS))
 
 
 def _gradient_passes(graph: Graph) -> list[Pass]:

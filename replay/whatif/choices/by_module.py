@@ -21,10 +21,10 @@ from dpro.replay.devices.operations import matmuls
 from dpro.replay.graph import Graph
 from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.memory import MODULE
-from dpro.replay.models.roofline import BYTES, MATMULS, product_of, stored_as
+from dpro.replay.models.roofline import BYTES, product_of, stored_as
 from dpro.replay.whatif.choices.programs import assign
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
-from dpro.replay.whatif.graph_ops.spans.scope import LANE, operators_of_kernels, spans_of
+from dpro.replay.whatif.graph_ops.spans.scope import LANE, matmuls_of_kernels, spans_of
 from dpro.schema import SENSITIVITIES
 from dpro.store import Run
 
@@ -123,7 +123,7 @@ def usable_rows(table: pl.DataFrame) -> pl.DataFrame:
 def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFrame:
     """`node`, `module`, `dtype`, `us`, `batch`, `m`, `n`, `k` of products of modules, also backward."""
     assert graph.run is not None
-    operators = operators_of_kernels(graph, kernels, MATMULS)
+    operators = matmuls_of_kernels(graph, kernels)
     shapes = operators.select("name", "shapes").unique().rows()
     found = [(*each, *size) for each in shapes if (size := product_of(*each)) is not None]
     schema = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(SIZES, pl.Float64)

@@ -17,8 +17,8 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, once
 from dpro.replay.models.gpus import GpuModel, gpu_named
-from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
-from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
+from dpro.replay.models.roofline import BYTES, matmul_of, stored_as
+from dpro.replay.whatif.graph_ops.spans.scope import matmuls_of_kernels
 
 
 def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats, NDArray[np.str_]]:
@@ -82,7 +82,7 @@ def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
     name = ("matmuls of kernels", blake2b(np.packbits(kernels).tobytes()).digest())
 
     def compute() -> _Matmuls:
-        operators = operators_of_kernels(graph, kernels, MATMULS)
+        operators = matmuls_of_kernels(graph, kernels)
         by = ["rank", "span_id", "name", "shapes", "backward"]
         together = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
         sizes = together["node"].list.len().to_numpy().astype(np.int64)

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from dpro.replay.graph import Graph, once
+from dpro.replay.kept import tables_written
 from dpro.store import Run
 from dpro.table import Table
 
@@ -69,13 +70,5 @@ def with_kept_tables(graph: Graph) -> Graph:
     def begin() -> tuple[KeptRun, dict[Hashable, tuple[Sequence[object], Any]]]:
         return KeptRun(run.path, run.manifest, run.source), dict(graph.known)
 
-    kept, known = once(graph, ("kept tables", _written(run)), (run,), begin)
+    kept, known = once(graph, ("kept tables", tables_written(run)), (run,), begin)
     return dataclasses.replace(graph, run=kept, known=known)
-
-
-def _written(run: Run) -> tuple[tuple[str, int], ...]:
-    """When parts of each table were last added: parts are renamed into their folder when they are whole."""
-    try:
-        return tuple(sorted((each.name, each.stat().st_mtime_ns) for each in run.path.iterdir()))
-    except OSError:  # what cannot be read says so where it is read
-        return ()

@@ -20,6 +20,7 @@ from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
+from dpro.replay.kept import kept
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
@@ -141,7 +142,14 @@ class CudaGraph(CountedEdit):
     def _captured(self, graph: Graph) -> CapturedHostTime:
         """What graphs do away with; of one graph it is worked out once."""
         columns = (*graph.nodes.columns, graph.edges.source, graph.edges.target, graph.edges.kind)
-        return once(graph, self, columns, lambda: captured(graph, self.selection.chosen(graph)))
+
+        def compute() -> CapturedHostTime:
+            return captured(graph, self.selection.chosen(graph))
+
+        if str(self.selection):
+            return once(graph, self, columns, compute)
+        known, records = (*columns, graph.run), {"CapturedHostTime": CapturedHostTime}
+        return kept(graph, "captured-host-time", known, compute, records)
 
     def describe(self) -> str:
         if self.selection == OF_OPTIMIZER:

@@ -21,12 +21,12 @@ from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
 from dpro.replay.devices.sources import PRODUCTS, sources_of
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.models.gpus import GPUS, common_model, model_named
-from dpro.replay.models.roofline import MATMULS, product_of, stored_as
+from dpro.replay.models.roofline import product_of, stored_as
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
-from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
+from dpro.replay.whatif.graph_ops.spans.scope import matmuls_of_kernels
 from dpro.schema import WORKERS
 from dpro.selection import parse_ranges
 
@@ -257,7 +257,7 @@ def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
 
 def _products(graph: Graph, kernels: Bools) -> pl.DataFrame:
     """`node`, `rank`, `span_id` of the operator, `batch`, `m`, `n`, `k` of kernels that products launched."""
-    operators = operators_of_kernels(graph, kernels, MATMULS)
+    operators = matmuls_of_kernels(graph, kernels)
     shapes = operators.select("name", "shapes").unique().rows()
     found = [(*each, *size) for each in shapes if (size := product_of(*each)) is not None]
     sizes = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(("batch", "m", "n", "k"), pl.Float64)

@@ -14,6 +14,7 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import Graph, once
+from dpro.replay.kept import kept
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
 
@@ -164,9 +165,8 @@ def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
         members: [S] spans of its `Nesting`.
     """
     found: Bools = np.append(members, False)[rows_of(graph, run)]
-    caller, node = once(
-        graph, "calls of collectives", (graph.nodes.rank, graph.nodes.span, run), lambda: _calls(graph, run)
-    )
+    columns = (graph.nodes.rank, graph.nodes.span, run)
+    caller, node = kept(graph, "calls-of-collectives", columns, lambda: _calls(graph, run))
     found[node[members[caller]]] = True
     return found
 
@@ -180,8 +180,8 @@ def rows_of(graph: Graph, run: Run) -> Ints:
     """
     nodes = graph.nodes
     columns = (nodes.rank, nodes.span, run)
-    return once(
-        graph, "rows of nodes", columns, lambda: _rows(nesting_of(graph, run), nodes.rank, nodes.span)
+    return kept(
+        graph, "rows-of-nodes", columns, lambda: _rows(nesting_of(graph, run), nodes.rank, nodes.span)
     )
 
 

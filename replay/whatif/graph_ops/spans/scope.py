@@ -7,7 +7,7 @@ part of and nothing of those around that; the run's tables do.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -16,7 +16,9 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
+from dpro.replay.kept import kept
 from dpro.replay.models.memory import MODULE
+from dpro.replay.models.roofline import MATMULS
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.spans.nesting import COLUMNS, Nesting, nesting_of, nodes_of, rows_of
 from dpro.schema import SPANS
@@ -62,10 +64,14 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
 
 def optimizing(graph: Graph) -> Bools:
     """[N] what the optimizer does; nothing where its range was not recorded."""
-    try:
-        return in_modules(graph, f"{OPTIMIZER}*")
-    except Unanswerable:
-        return np.zeros(graph.num_nodes, np.bool_)
+
+    def compute() -> Bools:
+        try:
+            return in_modules(graph, f"{OPTIMIZER}*")
+        except Unanswerable:
+            return np.zeros(graph.num_nodes, np.bool_)
+
+    return kept(graph, "optimizer", (graph.nodes.rank, graph.nodes.span, graph.run), compute)
 
 
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
@@ -229,21 +235,26 @@ def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
     return calls[inside], outer[at[inside]]
 
 
-def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -> pl.DataFrame:
-    """The operators of these names that launched the masked kernels.
+def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
+    """The matmuls that launched the masked kernels.
 
     Args:
         graph: the graph, with its run.
         kernels: [N] which kernels.
-        names: of the operators that count.
 
     Returns:
         `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
-        node; kernels that none of these operators launched are left out.
+        node; kernels that no matmul launched are left out.
     """
+    columns = (graph.nodes.kind, graph.nodes.rank, graph.nodes.span, _run_of(graph))
+    found = kept(graph, "matmuls-of-kernels", columns, lambda: _matmuls_of_kernels(graph))
+    return found.filter(kernels[found["node"].to_numpy()])
+
+
+def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:
     spans = spans_of(_run_of(graph), [*COLUMNS, "shapes"])
     end = pl.col("start_ns") + pl.col("duration_ns")
-    operators = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").is_in(list(names)))
+    operators = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").is_in(list(MATMULS)))
     backward_threads = spans.filter(pl.col("forward_thread") > 0).select(LANE).unique()
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
     called = (
@@ -265,7 +276,7 @@ def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -
     nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
     launched = spans.filter(pl.col("kind") == "kernel").select("rank", "window", "span_id", "correlation")
     return (
-        nodes.filter(pl.Series(kernels))
+        nodes.filter(pl.Series(graph.nodes.kind == NodeKind.KERNEL))
         .join(launched, on=["rank", "span_id"])
         .drop("span_id")
         .join(called, on=["rank", "window", "correlation"])

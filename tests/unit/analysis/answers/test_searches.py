@@ -11,6 +11,7 @@ from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers import searches, whatif
 from dpro.replay.models.network_tables import read_frame
+from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import Interaction, SearchResult, SmallGain
@@ -49,7 +50,7 @@ FOUND = SearchResult(
 def made(monkeypatch):
     """The searches that were made, which all find the same."""
     calls = []
-    monkeypatch.setattr(whatif, "explore", lambda *words, **_: calls.append(words) or FOUND)
+    monkeypatch.setattr(search, "explore", lambda *words, **_: calls.append(words) or FOUND)
     return calls
 
 

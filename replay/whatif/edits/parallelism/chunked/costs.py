@@ -23,8 +23,8 @@ from dpro.replay.fidelity.overlap import overlap_of
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.link_costs import fit_costs, why_no_cost
-from dpro.replay.models.roofline import BYTES, MATMULS, product_of, stored_as
-from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
+from dpro.replay.models.roofline import BYTES, product_of, stored_as
+from dpro.replay.whatif.graph_ops.spans.scope import matmuls_of_kernels
 from dpro.units import NS_PER_US
 
 # Of kernels beside communication: the mean, and the most (Lee et al., arXiv 2507.03114, 2025).
@@ -138,9 +138,7 @@ def _by_shapes(graph: Graph, work: Bools, chunks: int) -> pl.DataFrame:
     if not device or not kernels.any():
         return nothing
     parts = []
-    for node, name, shapes in (
-        operators_of_kernels(graph, kernels, MATMULS).select("node", "name", "shapes").iter_rows()
-    ):
+    for node, name, shapes in matmuls_of_kernels(graph, kernels).select("node", "name", "shapes").iter_rows():
         size, dtype = product_of(name, shapes), stored_as(graph.names[graph.nodes.name[node]])
         if size is not None and dtype in BYTES and dtype in GPUS[device].tflops:
             parts.append((node, dtype, *size))

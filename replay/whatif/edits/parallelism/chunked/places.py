@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.kept import kept
 
 IN_BETWEEN = 0.1  # of a collective's time: more work between its call and the wait, and it overlaps already
 FSDP = "FSDP::"  # ranges in which parameters are gathered, and gradients reduced
@@ -112,7 +113,9 @@ def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
     """
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)
-    return once(graph, "awaited collectives", columns, lambda: _awaited_collectives(graph, order))
+    records = {"Member": Member}
+    found = kept(graph, "awaited-collectives", columns, lambda: _awaited_collectives(graph, order), records)
+    return [list(members) for members in found]
 
 
 def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:

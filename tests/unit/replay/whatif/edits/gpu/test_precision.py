@@ -13,10 +13,10 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gpus import gpu_named
-from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as
+from dpro.replay.models.roofline import matmul_of, stored_as
 from dpro.replay.whatif.edits.gpu.kernels import Precision
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.spans.scope import operators_of_kernels
+from dpro.replay.whatif.graph_ops.spans.scope import matmuls_of_kernels
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun, cpu_job
 
@@ -179,7 +179,7 @@ def test_no_real_matmul_is_faster_than_its_gpu_can_be_and_the_best_comes_close(f
     graph = build_graph(open_quietly(traces / file)).graph
     assert graph.run is not None
     gpu = gpu_named(graph.run.manifest.gpus)
-    operators = operators_of_kernels(graph, graph.nodes.kind == NodeKind.KERNEL, MATMULS)
+    operators = matmuls_of_kernels(graph, graph.nodes.kind == NodeKind.KERNEL)
     reached = []
     for (name, shapes, *_), parts in operators.group_by("name", "shapes", "rank", "span_id"):
         own = graph.nodes.duration[parts["node"].to_numpy()]

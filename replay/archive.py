@@ -1,0 +1,194 @@
+"""Records of arrays, frames, texts and numbers as one file, for the next command.
+
+In: such records, and which classes they are of. Out: an `.npz` file of the arrays, each as narrow as its
+values allow, and one JSON text for what holds them together; and the same records from it. Nothing is
+unpickled, no class but those that are named is made, and a file that is not whole is no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.folders import written_whole
+from dpro.store import Run
+
+Array = NDArray[Any]
+Records = Mapping[str, Any]  # dataclasses and named tuples by their names
+
+OUTLINE, SMALL = "outline", "small"
+MAX_SMALL = 4096  # values of an array that is written with others like it: each in a file has its own header
+DAMAGED = (
+    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile,
+    pl.exceptions.PolarsError,
+)  # fmt: skip
+NARROW = (np.int8, np.int16, np.int32)
+
+
+def write_archive(file: Path, value: Any, records: Records) -> None:
+    """Write a value, whole or not at all.
+
+    Args:
+        file: where; an older one is replaced.
+        value: of records, arrays, frames, tuples and plain values.
+        records: the classes that it may hold.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    arrays = _Arrays(records)
+    outline = json.dumps(arrays.taken_apart(value))
+    arrays.found[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
+    arrays.found[SMALL] = _narrow(np.concatenate([np.empty(0, np.int64), *arrays.small]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(file.parent.resolve(), file.name) as stream:
+        np.savez(stream, **arrays.found)  # type: ignore[arg-type]
+
+
+def read_archive(file: Path, records: Records, run: Run | None) -> Any:
+    """What was written; None where there is no such file, or not a whole one.
+
+    Args:
+        file: as `write_archive` has written it.
+        records: the classes that it may hold.
+        run: what stands for a run.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
+            return built_from(json.loads(arrays[OUTLINE].tobytes()), arrays, records, run)
+    except DAMAGED:
+        return None
+
+
+class _Arrays:
+    """What is written: each array and frame that several parts of a value share is written once.
+
+    Attributes:
+        records: the classes that the value may hold.
+        found: arrays by name.
+        small: arrays that are written as one.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.found: dict[str, Array] = {}
+        self.small: list[Array] = []
+        self._places: dict[int, Any] = {}  # of what lives as long as the value that is taken apart
+        self._size = 0
+
+    def taken_apart(self, value: Any) -> Any:
+        """The value as JSON, in which places stand for arrays and frames."""
+        kind = type(value)
+        if self.records.get(kind.__name__) is kind:
+            names = getattr(value, "_fields", None) or [f.name for f in dataclasses.fields(value)]
+            return {kind.__name__: {name: self.taken_apart(getattr(value, name)) for name in names}}
+        if isinstance(value, np.ndarray):
+            if value.dtype == np.int64 and value.ndim == 1 and value.size <= MAX_SMALL:
+                return {"small": self._small(value)}
+            return {"array": self._named(value, _narrow), "dtype": value.dtype.str}
+        if isinstance(value, pl.DataFrame):
+            return {"frame": self._named(value, _as_bytes)}
+        if isinstance(value, Mapping):
+            return {"mapping": [[self.taken_apart(each) for each in item] for item in value.items()]}
+        if isinstance(value, (tuple, list)):
+            return [self.taken_apart(each) for each in value]
+        if isinstance(value, Run):
+            return {"run": None}
+        if isinstance(value, np.generic):
+            return value.item()
+        return value
+
+    def _named(self, value: Any, as_array: Callable[[Any], Array]) -> str:
+        """The name by which an array or frame is written.
+
+        Args:
+            value: which.
+            as_array: what is written of it.
+        """
+        name: str = self._places.setdefault(id(value), str(len(self.found)))
+        if name not in self.found:
+            self.found[name] = as_array(value)
+        return name
+
+    def _small(self, value: Array) -> tuple[int, int]:
+        """Where an array begins and ends among the small ones."""
+        if id(value) not in self._places:
+            self._places[id(value)] = (self._size, self._size + value.size)
+            self._size += value.size
+            self.small.append(value)
+        place: tuple[int, int] = self._places[id(value)]
+        return place
+
+
+def _as_bytes(frame: pl.DataFrame) -> Array:
+    stream = io.BytesIO()
+    frame.write_ipc(stream)
+    return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+def _narrow(array: Array) -> Array:
+    """Integers in the smallest type that holds them all: a graph is then a quarter as large."""
+    if array.dtype != np.int64 or array.size == 0:
+        return array
+    low, high = array.min(), array.max()
+    fitting = (t for t in NARROW if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
+    return array.astype(next(fitting, np.int64))
+
+
+def built_from(outline: Any, arrays: Mapping[str, Array], records: Records, run: Run | None) -> Any:
+    """Return what an outline describes; what several parts of it share is one array or frame again.
+
+    Args:
+        outline: of records, arrays and plain values, as `write_archive` writes it.
+        arrays: by name.
+        records: the classes that it may hold.
+        run: what stands for a run.
+    """
+    small = _read_only(arrays[SMALL].astype(np.int64)) if SMALL in arrays else np.empty(0, np.int64)
+    made: dict[Any, Any] = {}  # arrays and frames so far
+
+    def built(outline: Any) -> Any:
+        if isinstance(outline, list):
+            return tuple(map(built, outline))
+        if not isinstance(outline, dict):
+            return outline
+        (kind, content), *_ = outline.items()
+        if kind in records:
+            return records[kind](**{each: built(part) for each, part in content.items()})
+        if kind == "small":
+            first, end = place = tuple(content)
+            return made.setdefault(place, small[first:end])
+        if kind in ("array", "frame"):
+            if content not in made:
+                found = arrays[content]
+                made[content] = _array(found, outline) if kind == "array" else _frame(found)
+            return made[content]
+        if kind == "mapping":
+            return dict(map(built, content))
+        if kind == "run":
+            return run
+        raise ValueError(f"a file of a graph names {kind}")
+
+    return built(outline)
+
+
+def _array(narrow: Array, outline: Mapping[str, str]) -> Array:
+    return _read_only(narrow.astype(outline["dtype"], copy=False))
+
+
+def _read_only(array: Array) -> Array:
+    array.setflags(write=False)
+    return array
+
+
+def _frame(content: Array) -> pl.DataFrame:
+    return pl.read_ipc(io.BytesIO(content.tobytes()))

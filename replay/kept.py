@@ -1,0 +1,121 @@
+"""What follows from a graph and its run alone, kept beside the saved graph for the next command.
+
+In: a graph, and a fact that takes long to find. Out: the fact, from a file where an earlier command has
+written it. A fact is found when it is first needed, and counts for the very columns that were saved: of a
+graph that an edit has changed it is found again, and not kept. Where no graph is saved, this is `once`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from dpro.replay.archive import read_archive, write_archive
+from dpro.replay.graph import Graph, once
+from dpro.store import Run
+
+Value = TypeVar("Value")
+
+KEPT_FACTS = "kept facts"  # their name among what is known of a graph
+SUFFIX = ".fact"
+NO_RECORDS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class KeptFacts:
+    """Where facts about a saved graph are kept.
+
+    Attributes:
+        graph_file: the saved graph; files of facts begin with its name.
+        own: columns of the saved graph, and what else facts follow from.
+        tables: `tables_written` of its run.
+    """
+
+    graph_file: Path
+    own: tuple[object, ...]
+    tables: tuple[tuple[str, int], ...]
+
+    def file_of(self, name: str, columns: Sequence[object]) -> Path | None:
+        """Where a fact is kept; None where it does not follow from what was saved.
+
+        Args:
+            name: of the fact.
+            columns: that it follows from.
+        """
+        own = set(map(id, self.own))
+        runs = [column for column in columns if isinstance(column, Run)]
+        saved = all(id(column) in own for column in columns if not isinstance(column, Run))
+        if not saved or any(tables_written(run) != self.tables for run in runs):
+            return None
+        return self.graph_file.with_suffix(f".{name}{SUFFIX}")
+
+
+def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
+    """When parts of each table were last added: parts are renamed into their folder when they are whole."""
+    try:
+        return tuple(sorted((str(each), each.stat().st_mtime_ns) for each in run.path.iterdir()))
+    except OSError:  # what cannot be read says so where it is read
+        return ()
+
+
+def with_kept_facts(graph: Graph, graph_file: Path) -> Graph:
+    """The same graph, facts about which are kept beside its file.
+
+    Args:
+        graph: as it was saved.
+        graph_file: where.
+    """
+    tuples = (graph.names, graph.lanes, graph.messages)
+    own = (*graph.nodes.columns, *graph.edges.columns, *tuples, graph.network)
+    tables = () if graph.run is None else tables_written(graph.run)
+    facts = KeptFacts(graph_file, own, tables)
+    return replace(graph, known={**graph.known, KEPT_FACTS: ((), facts)})
+
+
+def kept(
+    graph: Graph,
+    name: str,
+    columns: Sequence[object],
+    compute: Callable[[], Value],
+    records: Mapping[str, Any] = NO_RECORDS,
+) -> Value:
+    """As `once`, of a fact that is also kept for the next command.
+
+    Args:
+        graph: the graph.
+        name: of the fact, as a part of a file's name.
+        columns: of the graph, and its run, from which the fact follows, and nothing else.
+        compute: finds it.
+        records: classes of which it consists, by their names.
+    """
+
+    def find() -> Value:
+        known: tuple[Hashable, Any] | None = graph.known.get(KEPT_FACTS)
+        file = None if known is None else known[1].file_of(name, columns)
+        if file is None:
+            return compute()
+        found = read_archive(file, records, graph.run)
+        if isinstance(found, tuple) and len(found) == 1:
+            value: Value = found[0]
+            return value
+        value = compute()
+        with suppress(OSError):  # a full disk: the fact is there all the same
+            write_archive(file, (value,), records)
+        return value
+
+    return once(graph, name, columns, find)
+
+
+def remove_facts_without_graph(folder: Path) -> None:
+    """Remove facts about graphs that are not kept any more.
+
+    Args:
+        folder: of saved graphs.
+    """
+    for file in folder.glob(f"*{SUFFIX}"):
+        if not file.with_name(f"{file.name.partition('.')[0]}.npz").exists():
+            file.unlink(missing_ok=True)

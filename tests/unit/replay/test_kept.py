@@ -1,0 +1,147 @@
+"""Facts about a saved graph are found once, and only for what was saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpro.analysis import graphs
+from dpro.analysis.graphs import graph_of, make_graph
+from dpro.errors import Unanswerable
+from dpro.replay.construction.graph_builder import Built
+from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.graph import Graph
+from dpro.replay.kept import kept
+from dpro.replay.models.gradients.buckets import gradient_passes
+from dpro.replay.models.link_costs import fit_costs
+from dpro.replay.peers import phase_work
+from dpro.replay.run_mesh import axes_of_messages
+from dpro.replay.whatif.graph_ops.spans.nesting import rows_of
+from dpro.replay.whatif.graph_ops.spans.scope import optimizing
+from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
+from dpro.replay.whatif.registry import parse_edit
+from dpro.store import Run, open_run
+from tests.builders import cpu_job
+from tests.unit.replay.fidelity.test_saved import equal
+
+HEALTHY = Path(__file__).parents[3] / "sample_traces" / "healthy"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Run:
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
+    return cpu_job().write(tmp_path / "run")
+
+
+def loaded(run: Run) -> Graph:
+    """The graph as the next command loads it."""
+    return graph_of(run)[0].graph
+
+
+def total(graph: Graph, calls: list[int]) -> Any:
+    """A fact about durations and tables, and that it was computed."""
+
+    def compute() -> tuple[int, np.ndarray]:
+        calls.append(1)
+        return int(graph.nodes.duration.sum()), graph.nodes.duration * 2
+
+    return kept(graph, "total", (graph.nodes.duration, graph.run), compute)
+
+
+def facts(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "cache" / "graphs").glob("*.total.fact"))
+
+
+def test_a_fact_is_found_once_for_all_commands(run):
+    calls: list[int] = []
+    first = total(loaded(run), calls)
+    assert equal(total(loaded(run), calls), first)
+    assert len(calls) == 1
+
+
+def test_a_changed_graph_has_facts_of_its_own(run, tmp_path):
+    graph, calls = loaded(run), []
+    total(graph, calls)
+    changed = graph.with_durations(graph.nodes.duration + 1)
+    assert total(changed, calls)[0] == int(changed.nodes.duration.sum())
+    assert len(calls) == 2
+    assert len(facts(tmp_path)) == 1
+
+
+def test_a_table_that_is_written_later_makes_facts_void(run):
+    graph, calls = loaded(run), []
+    total(graph, calls)
+    (run.path / "network").mkdir()
+    fresh = dataclasses.replace(graph, run=open_run(run.path))
+    total(fresh, calls)
+    assert len(calls) == 2
+
+
+def test_a_damaged_fact_is_found_again(run, tmp_path):
+    calls: list[int] = []
+    first = total(loaded(run), calls)
+    (file,) = facts(tmp_path)
+    file.write_bytes(file.read_bytes()[:-20])
+    assert equal(total(loaded(run), calls), first)
+    assert equal(total(loaded(run), calls), first)
+    assert len(calls) == 2
+
+
+def test_facts_are_removed_with_their_graph(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs, "KEPT", 1)
+    total(loaded(run), [])
+    assert len(facts(tmp_path)) == 1
+    loaded(cpu_job(extra=500).write(tmp_path / "other"))
+    assert facts(tmp_path) == []
+
+
+FACTS = [
+    axes_of_messages,
+    fit_costs,
+    gradient_passes,
+    optimizing,
+    phase_work,
+    lambda graph: rows_of(graph, graph.run),
+]
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_what_is_read_of_a_recorded_job_is_what_was_found(fact, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
+    run = open_run(HEALTHY)
+    found = fact(loaded(run))
+    assert list((tmp_path / "cache").rglob("*.fact"))
+    as_read = fact(loaded(run))
+    pairs = zip(found, as_read, strict=True) if isinstance(found, list) else [(found, as_read)]
+    assert all(equal(one, other) for one, other in pairs)
+
+
+EDITS = [
+    "bucket:mb=0.1", "compress:to=fp16", "priority:mb=0.1", "data-parallel:ranks=4", "heal:rank=1",
+    "batch:factor=2", "accumulate:steps=2", "split:op=all_reduce,chunks=2",
+]  # fmt: skip
+
+
+def answer(built: Built, trust: Trust, text: str) -> object:
+    """What is predicted, or why nothing is."""
+    graph = built.predictive
+    try:
+        return predict(graph, baseline_steps(graph), [parse_edit(text)], trust)
+    except Unanswerable as error:
+        return str(error)
+
+
+def test_predictions_from_kept_facts_are_those_without(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
+    run = open_run(HEALTHY)
+    without = [answer(*make_graph(run), text) for text in EDITS]
+    assert any(isinstance(each, Prediction) for each in without)
+    for _ in range(2):  # the first writes what the second reads
+        assert [answer(*graph_of(run), text) for text in EDITS] == without
