@@ -37,6 +37,7 @@ from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.whatif.limits import curve_figure, curve_info
 from dpro.dashboards.whatif.tries import ledger_info
 from dpro.dashboards.whatif.waterfall import waterfall_figure
+from dpro.errors import Unanswerable
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows
@@ -208,19 +209,22 @@ def _answer(loaded: Loaded, link: Link) -> Any:
             ("how", prediction.how()),
         ]
     )
-    changes = change_info(loaded, edits)
-    figure = waterfall_figure(changes, "on the critical path, {} per step more than now", link.theme)
-    drawn = (
-        graph("changes-figure", figure)
-        if changes.height
-        else message("Nothing changes on the critical path.")
-    )
     return [
         figures,
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
-        drawn,
-        csv_link(NAME, "changes", link),
+        *_changes(loaded, edits, link),
     ]
+
+
+def _changes(loaded: Loaded, edits: Sequence[Edit], link: Link) -> list[Component]:
+    try:
+        changes = change_info(loaded, edits)
+    except Unanswerable as error:  # a large run is predicted without its whole graph
+        return [message(str(error))]
+    if not changes.height:
+        return [message("Nothing changes on the critical path."), csv_link(NAME, "changes", link)]
+    figure = waterfall_figure(changes, "on the critical path, {} per step more than now", link.theme)
+    return [graph("changes-figure", figure), csv_link(NAME, "changes", link)]
 
 
 def _path(loaded: Loaded, link: Link) -> Any:

@@ -15,6 +15,7 @@ from dpro.analysis import graphs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views import collectives, matrix
+from dpro.dashboards.whatif import workbench
 from dpro.dashboards.whatif.workbench import prediction_info
 from dpro.errors import Unanswerable
 from dpro.replay.whatif.registry import parse_edit
@@ -64,6 +65,16 @@ def test_collectives_pairs_and_predictions_of_a_large_run_need_no_whole_graph(ru
     assert prediction_info(loaded, edits).predicted_ns == prediction.predicted_ns
     with pytest.raises(Unanswerable, match="spans at once"):
         prediction_info(loaded, [parse_edit("bucket:mb=1")])
+
+
+def test_a_prediction_is_shown_where_the_path_that_it_changes_is_too_large(run, monkeypatch):
+    condense(monkeypatch)
+    shown = str(
+        workbench.VIEW.sections["whatif-answer"](Loaded(run), Link(own={"edit": "network:bandwidth=2"}))
+    )
+    assert "prediction-figure" in shown
+    assert "spans at once" in shown
+    assert "changes-figure" not in shown
 
 
 def test_what_a_large_run_loads_on_its_fabric_needs_no_whole_graph(tmp_path, monkeypatch):
