@@ -126,24 +126,25 @@ def main() -> None:
     parser.add_argument("--whole", type=int, default=1024, help="the most ranks that one graph is made of")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    ways: dict[str, list[dict[str, object]]] = {}
     costs: dict[str, list[float]] = {}
     for size in options.ranks:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             found = pool.submit(measured, size, size <= options.whole).result()
         for way, each in found.items():
-            costs.setdefault(way, []).append(each.seconds / size)
+            of_way = costs.setdefault(way, [])
+            of_way.append(1e3 * each.seconds / size)
             facts = {
-                "ranks": size, "way": way, **asdict(each), "ms_per_rank": 1e3 * each.seconds / size,
-                "kb_per_rank": 1e3 * each.grown_mb / size,
-                "flat": costs[way][-1] <= FLAT * min(costs[way]),
+                "ranks": size, **asdict(each), "ms_per_rank": of_way[-1],
+                "kb_per_rank": 1e3 * each.grown_mb / size, "flat": of_way[-1] <= FLAT * min(of_way),
             }  # fmt: skip
-            shown = (
-                (key, round(value, 3) if isinstance(value, float) else value) for key, value in facts.items()
-            )
-            print(
-                json.dumps(facts) if options.json else ", ".join(f"{key} {value}" for key, value in shown),
-                flush=True,
-            )
+            ways.setdefault(way, []).append(facts)
+            if not options.json:
+                print(f"{size} ranks {way}: {of_way[-1]:.2f} ms and {facts['kb_per_rank']:.0f} kB per rank; "
+                      f"{1e3 * each.of_ranks / size:.2f} ms of it in processes that build ranks; "
+                      f"slow: {each.named}", flush=True)  # fmt: skip
+    if options.json:
+        print(json.dumps(ways))
 
 
 if __name__ == "__main__":

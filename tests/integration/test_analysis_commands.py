@@ -450,4 +450,4 @@ def test_replay_says_what_communication_costs():
     # 4 buckets, 9 steps, 2 ranks; a rank that comes after the data is there has none left to wait for.
     assert 0.9 * 72 <= reduced["transfers"] <= 72
     assert reduced["gbps"] > 0
-    assert "all_reduce in 0 default_pg[0, 1]:" in dpro("replay", run).stdout
+    assert "all_reduce in 0 default_pg[0,1]:" in dpro("replay", run).stdout

@@ -36,6 +36,7 @@ TINY = {
     "curves": ["--data", ".", "--json"],
     "diagnosis": ["matrix", "--cases", "1", "--output", "out.json"],
     "diagnosis.dumps": ["--ranks", "16", "--entries", "20", "--rounds", "1", "--json"],
+    "diagnosis.healing": ["--ranks", "16", "--json"],
     "diagnosis.hangs": ["--cases", "1", "--ranks", "16", "--ring", "20", "--json"],
     "diagnosis.large": ["--ranks", "32", "--rounds", "1", "--json"],
     "diagnosis.operations": ["--cases", "1", "--json"],
