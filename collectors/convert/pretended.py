@@ -157,6 +157,8 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """The calls in a file, each with the ranks of its group as text."""
-    saved = json.loads(path.read_text()) if path.is_file() else {"groups": {}, "calls": []}
+    saved = json.loads(path.read_text()) if path.is_file() else []
+    if isinstance(saved, list):  # of an earlier version
+        return [call | {"ranks": members_text(call["ranks"])} for call in saved]
     texts = {name: members_text(ranks) for name, ranks in saved["groups"].items()}
     return [call | {"ranks": texts[call["group"]]} for call in saved["calls"]]
