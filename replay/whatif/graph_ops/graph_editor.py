@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, make_graph
+from dpro.replay.engine import by_target, longest_path, topological_order
+from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, assembled, make_graph
 
 
 class GraphEditor:
@@ -39,7 +40,7 @@ class GraphEditor:
         self.duration: Ints = graph.nodes.duration.copy()
         self._templates: list[int] = []
         self._changed: dict[str, dict[int, Any]] = defaultdict(dict)
-        self._edges: list[tuple[int, int, int, int]] = []
+        self._edges: list[int] = []  # source, target, lag and kind of each, one after the other
         self._inserted: dict[int, list[int]] = defaultdict(list)
 
     def add(self, template: int, **changed: Any) -> int:
@@ -83,7 +84,7 @@ class GraphEditor:
             kind: why the target waits.
             lag: ns between the end of the source and the start of the target.
         """
-        self._edges.append((source, target, lag, kind))
+        self._edges += (source, target, lag, kind)
 
     def link_all(self, sources: Ints, targets: Ints, kinds: Ints | EdgeKind, lags: Ints | int = 0) -> None:
         """Add edges, each as `link` does.
@@ -93,8 +94,7 @@ class GraphEditor:
             kinds: [K] why the targets wait, or one for all.
             lags: [K] ns between the ends of the sources and the starts of the targets, or one for all.
         """
-        columns = (np.broadcast_to(each, sources.shape).tolist() for each in (sources, targets, lags, kinds))
-        self._edges += zip(*columns)
+        self._edges += np.stack(np.broadcast_arrays(sources, targets, lags, kinds), axis=1).ravel().tolist()
 
     def insert(self, after: int, template: int = -1, **changed: Any) -> int:
         """Put a node into the program of a thread, behind a node of it and what was inserted there before.
@@ -139,20 +139,54 @@ class GraphEditor:
         """
         self._thread_through()
         graph, edges = self.graph, self.graph.edges
-        kept = np.append(~self.gone, np.ones(len(self._templates), np.bool_))
-        number = np.cumsum(kept) - 1
         added = np.array(self._edges, np.int64).reshape(-1, 4).T
         stays = ~(self.cut | self.gone[edges.source] | self.gone[edges.target])
-        inferred = np.append(edges.inferred[stays], np.ones(added.shape[1], np.bool_))
+        source = np.append(edges.source[stays], added[0])
+        target = np.append(edges.target[stays], added[1])
+        order = self._order(added)
+        place = np.empty(graph.num_nodes + len(self._templates), np.int64)
+        place[order] = np.arange(order.size)
+        order = _mended(order, place[source], place[target])
+        place[order] = np.arange(order.size)
         joined = Edges(
-            source=number[np.append(edges.source[stays], added[0])],
-            target=number[np.append(edges.target[stays], added[1])],
+            source=place[source],
+            target=place[target],
             lag=np.append(edges.lag[stays], added[2]),
             kind=np.append(edges.kind[stays], added[3]),
-            inferred=inferred,
+            inferred=np.append(edges.inferred[stays], np.ones(added.shape[1], np.bool_)),
         )
-        made = make_graph(self._nodes(kept), joined, graph.names, graph.lanes, graph.origin_ns)
-        return made.of_same_job(graph)
+        # All edges go forward by now but for those of a cycle, which `make_graph` describes.
+        make = assembled if (joined.source < joined.target).all() else make_graph
+        nodes = self._nodes(order, place[graph.num_nodes :])
+        return make(nodes, joined, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
+
+    def _order(self, added: Ints) -> Ints:
+        """[N'] the nodes that there will be: old ones as they were, new ones behind what they wait for.
+
+        To order all nodes anew would take as long as everything else here. Most edges go forward by this
+        order: all but those of old nodes that come to wait for what was numbered after them.
+
+        Args:
+            added: [4, K] columns of the added edges.
+        """
+        num_old, num_new = self.graph.num_nodes, len(self._templates)
+        source, target = added[:2, added[1] >= num_old]
+        behind = np.full(num_new, -1)  # the old node that each comes behind
+        old = source < num_old
+        np.maximum.at(behind, target[old] - num_old, source[old])
+        source, target = source[~old] - num_old, target[~old] - num_old
+        among, _ = topological_order(num_new, source, target, np.arange(num_new))
+        kept = np.flatnonzero(~self.gone)
+        if among.size < num_new:  # a cycle
+            return np.append(kept, num_old + np.arange(num_new))
+        place = np.empty(num_new, np.int64)
+        place[among] = np.arange(num_new)
+        indptr, edge = by_target(place[source], place[target], num_new)
+        nothing = np.zeros(num_new, np.int64)
+        lags = np.zeros(edge.size, np.int64)
+        behind, _, _ = longest_path(nothing, behind[among], indptr, place[source][edge], lags)
+        turn = np.argsort(behind, kind="stable")
+        return np.insert(kept, np.searchsorted(kept, behind[turn], "right"), num_old + among[turn])
 
     def _thread_through(self) -> None:
         """Make what was inserted part of the program: between its node and the one that followed."""
@@ -166,15 +200,54 @@ class GraphEditor:
         after, last, edge = after[edge >= 0], last[edge >= 0], edge[edge >= 0]
         self.cut[edge] = True
         self.link_all(last, edges.target[edge], EdgeKind.THREAD, edges.lag[edge])
-        chains = ([after, *nodes] for after, nodes in self._inserted.items())
-        self._edges += [(*pair, 0, EdgeKind.THREAD) for chain in chains for pair in pairwise(chain)]
+        for first, nodes in self._inserted.items():
+            for pair in pairwise([first, *nodes]):
+                self.link(*pair, EdgeKind.THREAD)
 
-    def _nodes(self, kept: Bools) -> Nodes:
+    def _nodes(self, order: Ints, places: Ints) -> Nodes:
+        """The nodes in an order.
+
+        Args:
+            order: [N'] numbers of nodes, old or added.
+            places: [K] where the added ones are in it.
+        """
         templates = np.array(self._templates, np.int64)
-        columns = {}
+        like = order.copy()
+        like[places] = templates
+        columns: dict[str, Any] = {}
         for f in dataclasses.fields(Nodes):
             own = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
-            new = own[templates]
-            new[list(self._changed[f.name])] = list(self._changed[f.name].values())
-            columns[f.name] = np.append(own, new)[kept]
+            changed = self._changed[f.name]
+            columns[f.name] = own[like]
+            columns[f.name][places[list(changed)]] = list(changed.values())
         return Nodes(**columns)
+
+
+def _mended(order: Ints, source: Ints, target: Ints) -> Ints:
+    """An order by which every edge goes forward, from one by which most do; the same if there is a cycle.
+
+    Between the ends of an edge that goes backwards, and in overlapping stretches together, nodes are ordered
+    anew. All others keep their places, so that edges from or to them still go forward.
+
+    Args:
+        order: [N] nodes.
+        source, target: [E] places in the order.
+    """
+    late = np.flatnonzero(source >= target)
+    if not late.size:
+        return order
+    size = order.size + 1
+    begun, ended = np.bincount(target[late], minlength=size), np.bincount(source[late] + 1, minlength=size)
+    inside = np.cumsum(begun - ended)[:-1] > 0
+    stretch = np.cumsum(np.diff(inside, prepend=False) & inside)
+    places, index = np.flatnonzero(inside), np.cumsum(inside) - 1
+    within = inside[source] & inside[target]
+    turn, stuck = topological_order(
+        places.size, index[source[within]], index[target[within]], np.arange(places.size)
+    )
+    if stuck.size:
+        return order
+    turn = turn[np.argsort(stretch[places[turn]], kind="stable")]
+    mended = order.copy()
+    mended[places] = order[places[turn]]
+    return mended
