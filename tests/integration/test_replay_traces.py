@@ -14,7 +14,6 @@ from dpro.opening import open_path
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching, match_collectives
-from dpro.replay.condense.inside import Inside, critical_nodes_inside
 from dpro.replay.condense.joined import condense, recondense
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
@@ -512,13 +511,3 @@ def test_condensed_graphs_of_real_jobs_replay_as_the_whole_does_under_any_edit(j
         for steps in (step_ends, rank_step_times):
             expected = steps(changed, whole.start, whole.end)
             assert steps(again.graph, small.start, small.end).equals(expected)
-
-
-@pytest.mark.parametrize("name", [NANOGPT, PARAM])
-def test_the_critical_path_of_a_condensed_graph_is_found_again_inside_its_ranks(jobs, name):
-    graph = jobs[name].graph
-    condensed = condense(graph)
-    inside = Inside(condensed, replay(condensed.graph))
-    assert critical_nodes_inside(inside, 0).tolist() == critical_nodes(replay(graph), 0).tolist()
-    known = condensed.cut.ranks[inside.known].tolist()
-    assert (inside.start == replay(graph).start)[np.isin(graph.nodes.rank, known)].all()
