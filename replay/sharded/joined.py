@@ -98,7 +98,8 @@ def without_ranks(joined: Joined, ranks: Collection[int]) -> list[RankSkeleton]:
         joined: the joined graph.
         ranks: which to leave out.
     """
-    nodes, edges, graph = joined.graph.nodes, joined.graph.edges, joined.graph
+    graph = with_own_order(joined.graph)  # of a collective that only those ranks leave, too
+    nodes, edges = graph.nodes, graph.edges
     kept = ~np.isin(nodes.rank, list(ranks)) & (nodes.kind != NodeKind.RENDEZVOUS)
     at = np.flatnonzero(kept)
     if at.size == 0:

@@ -53,6 +53,7 @@ IN_RANKS = (
     ["remove:name=aten*"],
     ["remove:kind=kernel"],
     ["remove:module=*"],
+    ["remove:op=all_reduce,rank=0"],
     ["remove:op=all_reduce,rank=1"],
     ["remove:kind=collective", "delay:us=100"],
     ["remove:kind=cpu,rank=0", "slow:rank=1,factor=2"],
