@@ -111,13 +111,11 @@ def _insert(
         workers: how many run side by side.
     """
     nodes = editor.graph.nodes
-    old = int(np.searchsorted(each.closes, wanted.last))
+    old = each.closes.searchsorted(wanted.last)
     at_end = wanted.called_after == STEP
     ready = _called_behind(around, each, wanted)
-    measured = {
-        "measured_start": int(nodes.measured_end[ready]),
-        "measured_end": int(nodes.measured_end[ready]),
-    }
+    called = int(nodes.measured_end[ready])
+    measured = {"measured_start": called, "measured_end": called}
     name = int(nodes.name[each.calls[0][0]])
     call = editor.insert(
         ready, kind=NodeKind.CPU, duration=round(wanted.call_ns), span=-1, name=name, **measured
@@ -134,9 +132,9 @@ def _insert(
     if rendezvous >= 0:
         editor.link(arrive, rendezvous, EdgeKind.RENDEZVOUS)
         editor.link(rendezvous, transfer, EdgeKind.RENDEZVOUS)
-    _queue(editor, arrive, transfer, fixed, around, behind, workers, int(nodes.measured_end[ready]))
+    _queue(editor, arrive, transfer, fixed, around, behind, workers, called)
     if around.inputs.size:
-        last = int(np.searchsorted(around.launched, measured["measured_end"])) - 1
+        last = int(around.launched.searchsorted(called)) - 1
         editor.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
     behind.append(transfer)
     if at_end:
@@ -234,11 +232,16 @@ def _needed_at(
         ready: the node that its call follows.
     """
     start, issued = graph.nodes.measured_start, around.issued
-    later = [[(at, kind) for at, kind in bucket if issued[at] > start[ready]] for bucket in around.awaited]
-    first = int(np.searchsorted(each.closes, wanted.first))
-    last = int(np.searchsorted(each.closes, wanted.last))
-    candidates = [bucket for bucket in later[first : last + 1] if bucket]
-    candidates = candidates or [bucket for bucket in later if bucket]
+    begun = start[ready]
+
+    def later(buckets: list[list[tuple[int, EdgeKind]]]) -> list[list[tuple[int, EdgeKind]]]:
+        found = ([(at, kind) for at, kind in bucket if issued[at] > begun] for bucket in buckets)
+        return [bucket for bucket in found if bucket]
+
+    first, last = each.closes.searchsorted((wanted.first, wanted.last)).tolist()
+    candidates = later(around.awaited[first : last + 1]) or later(around.awaited)
+    if len(candidates) == 1:
+        return candidates[0]
     return min(candidates, key=lambda bucket: min(int(start[at]) for at, _ in bucket), default=[])
 
 
