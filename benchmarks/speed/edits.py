@@ -43,7 +43,7 @@ def main() -> None:
         for text in options.edit:
             edit, new, first, again, said = parse_edit(text), *(list[float]() for _ in range(3)), ""
             for _ in range(options.rounds):
-                for facts in (Path(cache) / "graphs").glob("*-*.npz"):
+                for facts in (Path(cache) / "graphs").glob("*.fact"):
                     facts.unlink()
                 fresh = dataclasses.replace(graph, known=dict(known))
                 later = dataclasses.replace(graph, known=dict(known))
