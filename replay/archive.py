@@ -48,7 +48,7 @@ def write_archive(file: Path, value: Any, records: Records) -> None:
     arrays = _Arrays(records)
     outline = json.dumps(arrays.taken_apart(value))
     arrays.found[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
-    arrays.found[SMALL] = _narrow(np.concatenate([np.empty(0, np.int64), *arrays.small]))
+    arrays.found[SMALL] = narrow(np.concatenate([np.empty(0, np.int64), *arrays.small]))
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(file.parent.resolve(), file.name) as stream:
         np.savez(stream, **arrays.found)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class _Arrays:
         if isinstance(value, np.ndarray):
             if value.dtype == np.int64 and value.ndim == 1 and value.size <= MAX_SMALL:
                 return {"small": self._small(value)}
-            return {"array": self._named(value, _narrow), "dtype": value.dtype.str}
+            return {"array": self._named(value, narrow), "dtype": value.dtype.str}
         if isinstance(value, pl.DataFrame):
             return {"frame": self._named(value, _as_bytes)}
         if isinstance(value, Mapping):
@@ -135,8 +135,8 @@ def _as_bytes(frame: pl.DataFrame) -> Array:
     return np.frombuffer(stream.getvalue(), np.uint8)
 
 
-def _narrow(array: Array) -> Array:
-    """Integers in the smallest type that holds them all: a graph is then a quarter as large."""
+def narrow(array: Array) -> Array:
+    """Return integers in the smallest type that holds them all: a graph is then a quarter as large."""
     if array.dtype != np.int64 or array.size == 0:
         return array
     low, high = array.min(), array.max()
@@ -181,8 +181,8 @@ def built_from(outline: Any, arrays: Mapping[str, Array], records: Records, run:
     return built(outline)
 
 
-def _array(narrow: Array, outline: Mapping[str, str]) -> Array:
-    return _read_only(narrow.astype(outline["dtype"], copy=False))
+def _array(stored: Array, outline: Mapping[str, str]) -> Array:
+    return _read_only(stored.astype(outline["dtype"], copy=False))
 
 
 def _read_only(array: Array) -> Array:

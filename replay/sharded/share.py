@@ -18,6 +18,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.folders import written_whole
+from dpro.replay.archive import narrow
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.graph_builder import COLUMNS, by_place, coded, in_order, on_worker, steps_in
 from dpro.replay.construction.lags import LagFacts, facts_of, started_work
@@ -29,8 +30,6 @@ from dpro.replay.sharded.agreed import OfRank
 from dpro.schema import DEPENDENCIES, SPANS, STEPS, SYNCS
 from dpro.store import Run
 from dpro.table import Table
-
-NARROW = (np.int8, np.int16, np.int32)
 
 
 @dataclass(frozen=True)
@@ -191,11 +190,11 @@ def save_share(file: Path, share: Share) -> None:
     for at, calls in enumerate(share.calls):
         arrays |= {f"calls.{at}.{name}": getattr(calls, name) for name in ("instance", "called", "step")}
     outline = json.dumps({"names": graph.names, "lanes": graph.lanes, "calls": places})
-    narrow = {name: _narrow(array) for name, array in arrays.items()}
-    narrow["outline"] = np.frombuffer(outline.encode(), np.uint8)
+    stored = {name: narrow(array) for name, array in arrays.items()}
+    stored["outline"] = np.frombuffer(outline.encode(), np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(file.parent.resolve(), file.name) as stream:
-        np.savez(stream, **narrow)  # type: ignore[arg-type]
+        np.savez(stream, **stored)  # type: ignore[arg-type]
 
 
 def load_share(file: Path) -> Share:
@@ -223,12 +222,3 @@ def load_share(file: Path) -> Share:
             for at, (rank, window) in enumerate(outline["calls"])
         )
         return Share(graph, whole("instance"), whole("arrive"), whole("transfer"), calls)
-
-
-def _narrow(array: Ints) -> Ints:
-    """Integers in the smallest type that holds them all: a share is then a quarter as large."""
-    if array.dtype != np.int64 or array.size == 0:
-        return array
-    low, high = array.min(), array.max()
-    fitting = (t for t in NARROW if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
-    return array.astype(next(fitting, np.int64))
