@@ -47,9 +47,8 @@ KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens
 # A run of more spans is built and condensed rank by rank (docs/performance.md, "Ten thousand ranks").
 LARGE = 4_000_000
 LITTLE = 2  # ranks
-CHUNKS = (
-    64  # of tasks: what the tasks of one have in common, which grows with the number of ranks, is sent once
-)
+# Chunks of tasks: what the tasks of one have in common, which grows with the number of ranks, is sent once.
+CHUNKS = 64
 BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
 
 
