@@ -15,6 +15,7 @@ import click
 from dpro._version import __version__
 from dpro.cli.output import fail, speak_plainly
 from dpro.errors import DproError, InternalError, first_line
+from dpro.interrupts import keep_interrupts
 from dpro.panics import is_panic
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; an error a user can act on is one line on stderr and its exit code."""
     speak_plainly()
+    keep_interrupts()
     gc.set_threshold(MANY_OBJECTS)
     try:
         cli(prog_name="dpro")  # also for `python -m dpro`

@@ -204,6 +204,8 @@ def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
 
 def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseException:
     """An error of an importer as one line that names the file; other errors stay as they are."""
+    if is_panic(error) and KeyboardInterrupt.__name__ in str(error):
+        return KeyboardInterrupt()  # Ctrl-C came while a library in Rust called Python
     if isinstance(error, MemoryError):
         return InputError(f"{label}: takes more memory than there is; read it on a larger machine")
     if isinstance(error, DproError) or not (isinstance(error, Exception) or is_panic(error)):

@@ -21,6 +21,9 @@ import polars as pl
 from dpro.errors import InputError
 from dpro.ingest.trace import RankTrace
 
+class PanicException(BaseException):
+    pass
+
 class Ticks:
     name = "ticks"
 
@@ -29,6 +32,8 @@ class Ticks:
 
     def read(self, path, *, rank=None):
         words = path.read_text().split()[1:]
+        if "interrupted" in words:
+            raise PanicException("no NumPy: PyErr { type: <class 'KeyboardInterrupt'> }")
         if "bad" in words:
             raise ValueError("no ticks\\nat all")
         known = int(words[0]) if rank is None else rank
@@ -118,6 +123,13 @@ def test_an_importer_that_fails_on_a_file_is_one_line_that_names_it(install, tmp
     (warning,) = import_sources([tmp_path / "in"], tmp_path / "run").warnings
     assert warning.startswith(f"left out: {path}: the ticks importer failed on it (ValueError: no ticks, ")
     assert "dpro_ticks.py" in warning
+
+
+def test_ctrl_c_that_became_a_panic_ends_the_import(install, tmp_path):
+    install("ticks = dpro_ticks:Ticks")
+    _ticks(tmp_path / "in", "interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        import_sources([tmp_path / "in"], tmp_path / "run")
 
 
 @pytest.mark.parametrize(
