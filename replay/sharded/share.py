@@ -7,18 +7,15 @@ they are pooled over all ranks, and times are as recorded, on the aligned clock.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.folders import written_whole
-from dpro.replay.archive import narrow
+from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.graph_builder import COLUMNS, by_place, coded, in_order, on_worker, steps_in
 from dpro.replay.construction.lags import LagFacts, facts_of, started_work
@@ -47,6 +44,9 @@ class Share:
     arrive: Ints
     transfer: Ints
     calls: tuple[CallOrder, ...]
+
+
+RECORDS = {kind.__name__: kind for kind in (CallOrder, Edges, Graph, Nodes, Share)}  # of the file of a share
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def build_share(run: Run, own: OfRank, folder: Path) -> ShareFacts:
         OSError: the file cannot be written.
     """
     share, facts = share_of(run, own)
-    save_share(share_file(folder, own.rank), share)
+    write_archive(share_file(folder, own.rank), share, RECORDS)
     return facts
 
 
@@ -171,54 +171,16 @@ def share_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank:05d}.npz"
 
 
-def save_share(file: Path, share: Share) -> None:
-    """Write a share, whole or not at all.
-
-    Args:
-        file: where.
-        share: what.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    graph = share.graph
-    arrays = {f"node.{f.name}": getattr(graph.nodes, f.name) for f in dataclasses.fields(Nodes)}
-    arrays |= {f"edge.{f.name}": getattr(graph.edges, f.name) for f in dataclasses.fields(Edges)}
-    arrays |= {name: getattr(share, name) for name in ("instance", "arrive", "transfer")}
-    arrays["indptr"] = graph.indptr
-    places = [(each.rank, each.window) for each in share.calls]
-    for at, calls in enumerate(share.calls):
-        arrays |= {f"calls.{at}.{name}": getattr(calls, name) for name in ("instance", "called", "step")}
-    outline = json.dumps({"names": graph.names, "lanes": graph.lanes, "calls": places})
-    stored = {name: narrow(array) for name, array in arrays.items()}
-    stored["outline"] = np.frombuffer(outline.encode(), np.uint8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(file.parent.resolve(), file.name) as stream:
-        np.savez(stream, **stored)  # type: ignore[arg-type]
-
-
 def load_share(file: Path) -> Share:
-    """Read what `save_share` wrote.
+    """Read what `build_share` wrote.
 
     Args:
         file: where.
 
     Raises:
-        OSError: there is no such file.
+        OSError: there is no such file, or not a whole one.
     """
-    with np.load(file, allow_pickle=False) as arrays:
-        outline = json.loads(arrays["outline"].tobytes())
-
-        def whole(name: str) -> Any:
-            array = arrays[name]
-            return array if array.dtype == np.bool_ else array.astype(np.int64, copy=False)
-
-        nodes = Nodes(**{f.name: whole(f"node.{f.name}") for f in dataclasses.fields(Nodes)})
-        edges = Edges(**{f.name: whole(f"edge.{f.name}") for f in dataclasses.fields(Edges)})
-        lanes = tuple((rank, what) for rank, what in outline["lanes"])
-        graph = Graph(nodes, edges, whole("indptr"), tuple(outline["names"]), lanes, 0)
-        calls = tuple(
-            CallOrder(rank, window, *(whole(f"calls.{at}.{name}") for name in ("instance", "called", "step")))
-            for at, (rank, window) in enumerate(outline["calls"])
-        )
-        return Share(graph, whole("instance"), whole("arrive"), whole("transfer"), calls)
+    share = read_archive(file, RECORDS, None)
+    if not isinstance(share, Share):
+        raise OSError(f"{file}: not the share of a rank")
+    return share
