@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -102,12 +103,13 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     numbers[numbered["row"].to_numpy()] = _by_sequence(numbered)
     places = numbers.copy()
     refused: list[str] = []
-    for part in rows.filter(pl.Series(numbers < 0)).partition_by("of", maintain_order=True):
-        at = part["row"].to_numpy()
-        numbers[at], places[at], problems = _match_group(part)
-        window, key = part.row(0, named=True)["window"], part.row(0, named=True)["key"]
-        refused += [f"window {window}, group {key or 'unnamed'}: {problem}" for problem in problems]
     of = rows["of"].to_numpy().astype(np.int64)
+    calls = _calls(rows)
+    for at in _parts(of, np.flatnonzero(numbers < 0)):
+        numbers[at], places[at], problems = _match_group(rows, calls, at)
+        if problems:
+            window, key = rows.select("window", "key").row(int(at[0]))
+            refused += [f"window {window}, group {key or 'unnamed'}: {problem}" for problem in problems]
     counts = np.zeros(groups.height, np.int64)
     np.maximum.at(counts, of, numbers + 1)
     rows = rows.select(
@@ -170,17 +172,65 @@ def _by_sequence(rows: pl.DataFrame) -> Ints:
     return numbers
 
 
-def _match_group(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
+class _Calls(NamedTuple):
+    """Rows of the table as arrays [N]: of ten thousand groups a frame each would take 15 s.
+
+    Attributes:
+        rank: of the row.
+        op: a code of what is called, the same for both ends of a message.
+        size: bytes that the rank puts in.
+        symmetric: whether all members put in as many.
+        end: ns, when it was over.
+        apart: whether it is of `NUMBERED_APART`.
+        on_gpu: whether a stream ran it.
+    """
+
+    rank: Ints
+    op: Ints
+    size: Ints
+    symmetric: Bools
+    end: Ints
+    apart: Bools
+    on_gpu: Bools
+
+
+def _calls(rows: pl.DataFrame) -> _Calls:
+    op = pl.col("op")
+    columns = rows.select(
+        rank="rank",
+        op=op.replace({"recv": "send"}).rank("dense"),
+        size="bytes_in",
+        symmetric=op.is_in(SAME_SIZE_EVERYWHERE),
+        end=pl.col("start_ns") + pl.col("duration_ns"),
+        apart=op.is_in(NUMBERED_APART),
+        on_gpu=pl.col("device").fill_null(-1) >= 0,
+    )
+    return _Calls._make(column.to_numpy() for column in columns)
+
+
+def _parts(of: Ints, rows: Ints) -> list[Ints]:
+    """The rows [N] by what they are of, each part in order."""
+    rows = rows[np.argsort(of[rows], kind="stable")]
+    return np.split(rows, np.flatnonzero(np.diff(of[rows])) + 1) if rows.size else []
+
+
+def _match_group(rows: pl.DataFrame, calls: _Calls, at: Ints) -> tuple[Ints, Ints, list[str]]:
     """Instance numbers of one group's rows in one window, from 0; their places in the order; problems.
 
+    Only the recorder numbers messages of CPU tensors: by pair, the same at both ends. In traces they end when
+    their caller asked for them, so that their ends imply no order.
+
     Args:
-        part: rows whose sequence numbers do not decide, or may not, since they are of messages.
+        rows: all rows.
+        calls: the same as arrays.
+        at: rows whose sequence numbers do not decide, or may not, since they are of messages.
     """
-    numbers, places, problems = _by_order(part)
-    messages = part["op"].is_in(NUMBERED_APART).any() and not _counted_by_pair(part)
-    if problems and messages and _same_counts(part) and _agreed(part):
-        numbers = places = _by_sequence(part)
-        problems = []
+    numbers, places, problems = _by_order(_Calls._make(column[at] for column in calls))
+    if problems and calls.apart[at].any() and calls.on_gpu[at].any():
+        part = rows[at]
+        if _same_counts(part) and _agreed(part):
+            numbers = places = _by_sequence(part)
+            problems = []
     return numbers, places, problems
 
 
@@ -217,14 +267,6 @@ def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
     return covering
 
 
-def _counted_by_pair(part: pl.DataFrame) -> bool:
-    """Whether these are messages of CPU tensors: only the recorder numbers such, equally at both ends.
-
-    In the trace they end when their caller asked for them: their ends imply no order.
-    """
-    return bool((part["device"].fill_null(-1) < 0).all())
-
-
 def _agreed(part: pl.DataFrame) -> bool:
     """Whether both ends of messages hold the same numbers in the stretch that both have seen."""
     known = [set(rows["sequence"]) for rows in part.partition_by("rank")]
@@ -233,21 +275,15 @@ def _agreed(part: pl.DataFrame) -> bool:
     return all(numbers == seen[0] for numbers in seen) and not part["op"].is_in(["send_recv"]).any()
 
 
-def _by_order(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
+def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
     """Instance numbers by the order of calls on each rank.
 
     Returns:
         [N] the numbers, [N] places in the order of the fullest rank, which go on before and after what it has
         recorded itself, and where it was not possible.
     """
-    ranks = part["rank"].to_numpy()
-    ops = part["op"].replace({"recv": "send"}).rank("dense").to_numpy()
-    symmetric = part["op"].is_in(SAME_SIZE_EVERYWHERE).to_numpy()
-    sizes = part["bytes_in"].to_numpy()
-    ends = (part["start_ns"] + part["duration_ns"]).to_numpy()
-    each, sizes_of_ranks = np.unique(ranks, return_counts=True)
-    parts = np.split(np.argsort(ranks, kind="stable"), np.cumsum(sizes_of_ranks)[:-1])
-    members = dict(zip(each.tolist(), parts, strict=True))
+    ranks, ops, sizes, symmetric, ends, *_ = calls
+    members = {int(ranks[part[0]]): part for part in _parts(ranks, np.arange(ranks.size))}
     reference = max(members, key=lambda rank: (members[rank].size, -rank))
     first = members[reference]
     numbers, places = np.full(ranks.size, -1, np.int64), np.full(ranks.size, UNPLACED)
