@@ -22,7 +22,7 @@ from dpro.ingest.assembly import assemble, staging
 from dpro.ingest.importer import import_sources
 from dpro.ingest.shards import Shard, WaitingImport, import_shard, parse_shard
 from dpro.store import Manifest, open_run
-from tests.slow_reader import install_slow_reader
+from tests.slow_reader import install_slow_reader, kill_the_reader_of_the_third_file
 from tests.traces import cpu_op, write, write_rank
 
 RANKS = 5
@@ -90,20 +90,13 @@ def test_nothing_is_lost_with_a_worker_of_dask(source, expected, tmp_path, monke
         n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=str(tmp_path / "dask")
     )
     with cluster, distributed.Client(cluster) as client:
-        killer = Thread(target=_kill_the_reader_of_the_third_file, args=(log,))
+        killer = Thread(target=kill_the_reader_of_the_third_file, args=(log,), daemon=True)
         killer.start()
         import_sources([source], tmp_path / "run", executor=client.get_executor())
         killer.join()
     assert digests(tmp_path / "run") == expected
     started = [line.split()[0] for line in log.read_text().splitlines()]
     assert started.count(started[2]) == 2  # what the worker was reading when it died was read again
-
-
-def _kill_the_reader_of_the_third_file(log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and (not log.exists() or log.read_text().count("\n") < 3):
-        time.sleep(0.02)
-    os.kill(int(log.read_text().splitlines()[2].split()[1]), signal.SIGKILL)
 
 
 def test_progress_is_reported_in_bytes(source, tmp_path):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from dpro.errors import DproError, MissingExtra
 from dpro.ingest.importer import import_sources
 from dpro.ingest.ray_executor import ray_executor
 from tests.integration.test_import_parallel import digests
-from tests.slow_reader import install_slow_reader
+from tests.slow_reader import install_slow_reader, kill_the_reader_of_the_third_file
 from tests.traces import write_rank
 
 
@@ -62,7 +59,8 @@ def test_nothing_is_lost_with_a_node_of_the_cluster(tmp_path, repository, monkey
         cluster.add_node(num_cpus=1)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-        killer = threading.Thread(target=_kill_the_reader_of_the_third_file, args=(cluster, log))
+        victim = (cluster, log)
+        killer = threading.Thread(target=_kill_the_node_that_reads_the_third_file, args=victim, daemon=True)
         killer.start()
         with ray_executor() as executor:
             manifest = import_sources([tmp_path / "in"], tmp_path / "run", executor=executor)
@@ -81,12 +79,8 @@ def test_nothing_is_lost_with_a_node_of_the_cluster(tmp_path, repository, monkey
     assert started.count(started[2]) == 2  # what the node was reading when it died was read again
 
 
-def _kill_the_reader_of_the_third_file(cluster: object, log: Path) -> None:
+def _kill_the_node_that_reads_the_third_file(cluster: object, log: Path) -> None:
     """Kill a node while it reads: the process that does, and what would start another."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not log.exists() or log.read_text().count("\n") < 3):
-        time.sleep(0.02)
-    _, pid, identifier = log.read_text().splitlines()[2].split()
-    os.kill(int(pid), signal.SIGKILL)
+    identifier = kill_the_reader_of_the_third_file(log)
     (node,) = [node for node in cluster.worker_nodes if node.node_id == identifier]
     cluster.remove_node(node, allow_graceful=False)
