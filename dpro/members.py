@@ -60,6 +60,11 @@ def count_of(text: str) -> int:
     return sum(map(len, _ranges(text)))
 
 
+def is_members_text(text: str) -> bool:
+    """Return whether a text says ranks, or is empty, as where they are unknown."""
+    return not text or count_of(text) > 0
+
+
 def _ranges(text: str) -> Iterator[range]:
     """The ranges of a text; none where it is no such text, or says more ranks than there can be."""
     found = []

@@ -13,6 +13,7 @@ import polars as pl
 
 from dpro.errors import InternalError, first_line
 
+MAX_SHOWN = 60  # characters of a text that is refused
 NAN = float("nan")  # where a source lacks a measured value that may be negative
 
 
@@ -29,12 +30,14 @@ class Column:
         doc: one sentence.
         default: the value where a source lacks it; None: an empty list.
         of_lists: makes its values of the lists that sources give, and runs had before.
+        is_value: whether a text is a value of the column; any is where None.
     """
 
     dtype: pl.DataType | type[pl.DataType]
     doc: str
     default: object = -1
     of_lists: Callable[[pl.Series], pl.Series] | None = None
+    is_value: Callable[[str], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,11 +120,13 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
         frame: rows from an importer or collector.
 
     Raises:
-        SchemaError: an undeclared column, a value that does not fit its type, a null, or a negative
-            duration other than -1; it names the column and the first bad row.
+        SchemaError: an undeclared column, a value that does not fit its type, a null, a text that is no
+            value of its column, or a negative duration other than -1; it names the column and the first bad
+            row.
     """
     conformed = complete(table, frame)
     _refuse_nulls(table, conformed)
+    _refuse_texts(table, conformed)
     if "duration_ns" in table.columns:
         bad = conformed.filter(pl.col("duration_ns") < -1)
         if bad.height:
@@ -129,6 +134,15 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     if _is_sorted(conformed, table.sort_by):
         return conformed  # sorting copies the whole table
     return conformed.sort(table.sort_by, maintain_order=True)
+
+
+def _refuse_texts(table: Table, frame: pl.DataFrame) -> None:
+    """Of equal texts one is looked at: they are few, and rows may be millions."""
+    for name, column in table.columns.items():
+        texts = [] if column.is_value is None else frame[name].unique(maintain_order=True).to_list()
+        for text in texts:
+            if column.is_value is not None and not column.is_value(text):
+                raise SchemaError(f"table {table.name}: {name} is {text[:MAX_SHOWN]!r}; {column.doc}")
 
 
 def _is_sorted(frame: pl.DataFrame, by: tuple[str, ...]) -> bool:

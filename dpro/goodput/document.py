@@ -58,7 +58,7 @@ class AttemptDocument(DocumentPart, frozen=True):
         run: where it is recorded.
         begin_ns: when the first of its processes was seen.
         ranks: how many ranks it had.
-        first_step: of the job; steps before it are not done again.
+        first_step: of the job, the first that it did; without steps, the one that it began at.
         steps: that it did.
         repeated: of these, steps that an earlier attempt had done.
         lost: of the steps up to its last, those after the step that the job went on from.
@@ -307,7 +307,7 @@ def _attempts(life: JobLife) -> list[AttemptDocument]:
                 run=str(attempt.run.path),
                 begin_ns=attempt.begin_ns,
                 ranks=attempt.workers.height or attempt.starts.height,
-                first_step=attempt.first_step,
+                first_step=min(steps, default=attempt.first_step),
                 steps=len(steps),
                 repeated=len(steps & done),
                 lost=sum(step >= resumed.get(attempt.number, reached) for step in steps),

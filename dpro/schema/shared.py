@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from dpro.members import is_members_text
 from dpro.schema.members import texts_of_lists
 from dpro.table import Column
 
@@ -16,4 +17,5 @@ GROUP_RANKS = Column(
     "Global ranks of the group, as `0-7`, `0-56:8` or `0,3`; empty where unknown.",
     "",
     texts_of_lists,
+    is_members_text,
 )

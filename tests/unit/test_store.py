@@ -25,6 +25,10 @@ from dpro.store import (
     write_manifest,
     write_part,
 )
+from dpro.table import SchemaError
+
+
+GROUPS = st.sampled_from(["", "0", "0-7", "0-56:8", "3,1"])
 
 
 def _column(dtype: pl.DataType) -> st.SearchStrategy[object]:
@@ -56,7 +60,9 @@ def test_whatever_is_written_is_read_back(table, data):
 
 
 def _write_and_read(table, data):
-    row = st.fixed_dictionaries({name: _column(dtype) for name, dtype in table.dtypes.items()})
+    row = st.fixed_dictionaries(
+        {name: GROUPS if name == "group_ranks" else _column(dtype) for name, dtype in table.dtypes.items()}
+    )
     frame = pl.DataFrame(data.draw(st.lists(row, min_size=1, max_size=5)), schema=table.dtypes)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
@@ -249,6 +255,20 @@ def test_a_part_with_other_types_or_nulls_is_the_files_fault(tmp_path):
         with pytest.raises(InputError, match=r"rank00000\.parquet: ") as caught:
             open_run(tmp_path).table(STEPS)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["x", "0,x", "[0, 1]", "7-0", "0-999999999", "x" * 1000])
+def test_ranks_of_groups_that_are_none_are_the_files_fault_and_are_not_written(tmp_path, text):
+    rows = pl.DataFrame({"rank": [0, 0], "group_ranks": ["0-7", text]}, schema_overrides={"rank": pl.Int32})
+    with pytest.raises(SchemaError, match="table collectives: group_ranks is "):
+        write_part(tmp_path, COLLECTIVES, "rank00000", rows)
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    (tmp_path / "collectives").mkdir()
+    rows.write_parquet(tmp_path / "collectives" / "rank00000.parquet")
+    with pytest.raises(InputError, match=r"rank00000\.parquet: damaged, or not written by dpro") as caught:
+        open_run(tmp_path).table(COLLECTIVES)
+    assert "as `0-7`, `0-56:8` or `0,3`; empty where unknown" in str(caught.value)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 300
 
 
 def test_what_is_no_file_is_not_read_as_a_part(tmp_path):

@@ -87,6 +87,8 @@ def test_steps_that_an_attempt_did_not_record_are_not_lost_with_it(tmp_path):
         attempt.starts.clear()  # as of an import: its first step is not recorded
     first, last = goodput_document(life_of([job(tmp_path / "run", attempts)]), ["run"]).attempts
     assert (first.steps, first.lost, last.repeated, last.lost) == (9, 9, 9, 0)
+    said = [line for line in dpro("goodput", str(tmp_path / "run")).stdout.splitlines() if "attempt " in line]
+    assert [line.split(", ")[1].split(";")[0] for line in said] == ["steps 1 to 9", "steps 1 to 9"]
 
 
 def test_run_of_a_server_is_sent_to_the_command_for_servers(tmp_path):
