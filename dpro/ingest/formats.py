@@ -24,6 +24,7 @@ KINETO = "kineto"
 EXECUTION_TRACE = "execution trace"
 FLIGHT_RECORDER = "flight recorder"
 NCCL_RAS = "NCCL RAS"
+REQUEST_LOGS = "logs of requests"
 
 
 class Importer(Protocol):
@@ -143,6 +144,7 @@ _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("empty or damaged files", lambda head: not head),
     ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
     ("SQLite databases that are not traces", lambda head: head.startswith(b"SQLite format 3\0")),
+    (REQUEST_LOGS, lambda head: _is_request_log(head)),
     ("JSON files that are not traces", lambda head: head.lstrip()[:1] in (b"{", b"[")),
 )
 
@@ -207,6 +209,12 @@ def _is_drawn(head: bytes) -> bool:
     """Whether a file is a picture of operation-level traces, which an analysis drew."""
     keys = (b'"model_chunk"', b'"mb_id"', b'"seq_id"')
     return head.lstrip()[:1] == b"[" and all(key in head for key in keys)
+
+
+def _is_request_log(head: bytes) -> bool:
+    from dpro.ingest.requests.log import is_log
+
+    return is_log(head)
 
 
 def why_passed_over(head: bytes) -> str:

@@ -23,7 +23,7 @@ from dpro.errors import DproError, InputError, UsageError
 from dpro.ingest.assembly.assemble import Spread, assemble
 from dpro.ingest.assembly.merge import LEFT_OUT
 from dpro.ingest.assembly.staging import ImportTask, give_up, make_staging, stage
-from dpro.ingest.formats import Registry, registry, why_passed_over
+from dpro.ingest.formats import REQUEST_LOGS, Registry, registry, why_passed_over
 from dpro.ingest.parallel import run_tasks
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
 from dpro.processes import num_cores
@@ -151,6 +151,8 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         names = ", ".join(str(source) for source in sources)
         held = "; ".join(f"{count} {reason}" for reason, count in sorted(traces.passed_over.items()))
         given = f"dpro reads {', '.join(each.name for each in known.importers)} files"
+        if traces.passed_over[REQUEST_LOGS]:
+            given = "`dpro import --requests FILE -o RUN` reads a log of requests, with traces or alone"
         given = f"name one of the runs in it, such as {min(runs)}" if runs else given
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)

@@ -27,7 +27,6 @@ from dpro.store import (
 )
 from dpro.table import SchemaError
 
-
 GROUPS = st.sampled_from(["", "0", "0-7", "0-56:8", "3,1"])
 
 

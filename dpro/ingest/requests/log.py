@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.errors import InputError
 from dpro.ingest.requests.columns import LogColumns, count, duration_ns, moment_ns, outcome
-from dpro.ingest.requests.rows import Row, read_rows
+from dpro.ingest.requests.rows import Row, read_rows, rows_of
 from dpro.schema import REQUESTS, conform
 from dpro.store import Manifest, merge_counts, open_run, write_manifest, write_part
 from dpro.table import complete
@@ -73,6 +73,20 @@ def read_requests(paths: Sequence[Path]) -> RequestLog:
     return RequestLog(
         conform(REQUESTS, complete(REQUESTS, numbered)), dict(sorted(skipped.items())), warnings
     )
+
+
+def is_log(head: bytes) -> bool:
+    """Whether a file that begins like this is a log of requests: when each came, and how long it was or took.
+
+    Args:
+        head: the first bytes of the file.
+    """
+    row = next((row for _, row in rows_of(head.decode(errors="ignore"))), None)
+    if not isinstance(row, dict):
+        return False
+    columns = LogColumns(row)
+    timed = [name for name, _ in (*columns.moments.values(), *columns.durations.values()) if name]
+    return bool(columns.moments["arrival_ns"][0]) and (len(timed) > 1 or any(columns.counts.values()))
 
 
 def add_requests(run: Path, log: RequestLog) -> Manifest:

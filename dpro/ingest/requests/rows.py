@@ -43,6 +43,11 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file; give JSON lines, JSON or CSV") from error
+    yield from rows_of(text)
+
+
+def rows_of(text: str) -> Iterator[tuple[int, Row | str]]:
+    """The same of the content of a file."""
     if not text.lstrip().startswith(("{", "[")):
         yield from _csv_rows(text)
         return

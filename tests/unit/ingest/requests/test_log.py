@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dpro.errors import InputError
+from dpro.ingest.importer import find_traces
 from dpro.ingest.requests.log import read_requests
 
 MOMENTS = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
@@ -146,3 +147,23 @@ def test_a_file_without_requests_is_refused_in_one_line(tmp_path, text):
 def test_replicas_are_numbered(tmp_path):
     found = log(tmp_path, "dp_rank,arrival_s\n10,1\n2,2\n10,3\n").requests
     assert found.select("replica", "arrival_ns").rows() == [(0, 2 * 10**9), (1, 10**9), (1, 3 * 10**9)]
+
+
+def test_a_log_in_place_of_a_trace_is_sent_to_the_option_for_logs(tmp_path):
+    moments = {"arrival_time": 0, "ttft": 0.1, "latency": 1.0, "prompt_tokens": 10}
+    rows = [",".join(moments), ",".join(map(str, moments.values()))]
+    (tmp_path / "log.csv").write_text("\n".join(rows))
+    (tmp_path / "log.jsonl").write_text("\n".join([json.dumps(moments)] * 2))
+    for source in (tmp_path / "log.csv", tmp_path / "log.jsonl", tmp_path):
+        with pytest.raises(InputError, match=r"logs of requests\); `dpro import --requests FILE -o RUN`"):
+            find_traces([source])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,b\n1,2\n", "time,event\n1,begin\n", '{"created": 1}', "\0\1", "[[", "[1]"]
+)
+def test_what_says_no_more_than_a_moment_is_no_log(tmp_path, text):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(InputError, match="no trace found") as caught:
+        find_traces([tmp_path / "file"])
+    assert "--requests" not in str(caught.value)
