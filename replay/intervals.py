@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.replay.engine import compiled
+from dpro.compiled import compiled, inlined
 
 Times: TypeAlias = NDArray[np.int64]  # [N] ns
 Intervals: TypeAlias = NDArray[np.int64]  # [N, 2] ns: start, end
@@ -48,33 +48,43 @@ def covered(intervals: Intervals, starts: Times, ends: Times) -> Times:
     Returns:
         `[K]` int64 ns.
     """
-    return _covered_before(intervals, ends) - _covered_before(intervals, starts)
+    found = np.zeros(len(starts), np.int64)
+    if len(intervals):
+        first, last = np.ascontiguousarray(intervals.T)
+        whole = np.append(0, np.cumsum(last - first))
+        _lies_inside(first, last, whole, np.ascontiguousarray(starts), np.ascontiguousarray(ends), found)
+    return found
 
 
-def _covered_before(intervals: Intervals, times: Times) -> Times:
-    if len(intervals) == 0:
-        return np.zeros(len(times), dtype=np.int64)
-    first, last = np.ascontiguousarray(intervals.T)
-    before = np.empty(len(times), np.int64)
-    _lies_before(first, last, np.append(0, np.cumsum(last - first)), np.ascontiguousarray(times), before)
+@inlined
+def _begun(first: Any, time: Any, begun: Any) -> Any:
+    # Moments of one stream mostly lie between the same two beginnings as the one before: only others are
+    # searched for.
+    if (begun > 0 and first[begun - 1] > time) or (begun < first.size and first[begun] <= time):
+        begun, above = 0, first.size
+        while begun < above:
+            middle = (begun + above) // 2
+            if first[middle] <= time:
+                begun = middle + 1
+            else:
+                above = middle
+    return begun
+
+
+@inlined
+def _lies_before(last: Any, whole: Any, time: Any, begun: Any) -> Any:
+    # Of the last interval that has begun, what lies after the moment is taken off again.
+    before = whole[begun]
+    if begun > 0 and last[begun - 1] > time:
+        before -= last[begun - 1] - time
     return before
 
 
 @compiled
-def _lies_before(first: Any, last: Any, whole: Any, times: Any, before: Any) -> None:
-    # Moments of one stream mostly lie between the same two beginnings as the one before: only others are
-    # searched for. Of the last interval that has begun, what lies after the moment is taken off again.
+def _lies_inside(first: Any, last: Any, whole: Any, starts: Any, ends: Any, found: Any) -> None:
     begun = 0
-    for i in range(times.size):
-        time = times[i]
-        if (begun > 0 and first[begun - 1] > time) or (begun < first.size and first[begun] <= time):
-            begun, above = 0, first.size
-            while begun < above:
-                middle = (begun + above) // 2
-                if first[middle] <= time:
-                    begun = middle + 1
-                else:
-                    above = middle
-        before[i] = whole[begun]
-        if begun > 0 and last[begun - 1] > time:
-            before[i] -= last[begun - 1] - time
+    for i in range(starts.size):
+        begun = _begun(first, starts[i], begun)
+        before = _lies_before(last, whole, starts[i], begun)
+        begun = _begun(first, ends[i], begun)
+        found[i] = _lies_before(last, whole, ends[i], begun) - before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -221,25 +222,52 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
         graph: the changed graph.
         end: [N] ns of its nodes.
     """
-    rows, *at_rows = _extents_at(graph, ("window", "step"))
-    finish = _of_extents(np.maximum, end, *at_rows)
-    window, step = rows["window"].to_numpy(), rows["step"].to_numpy()
-    counts = step != AFTER_STEPS
-    window, step, finish = window[counts], step[counts], finish[counts]
-    opens = np.flatnonzero(_differs_from_last(window))
-    for first, last in zip(opens, [*opens[1:], window.size]):
+    finish, kept = _finish_of(baseline, graph, end)
+    window, begins = (baseline[name].to_numpy()[kept] for name in ("window", "begin_ns"))
+    before = np.where(_differs_from_last(window), begins, np.append(0, finish)[: finish.size])
+    lasts: Ints = np.maximum(finish - before, 0)
+    return lasts[baseline["counted"].to_numpy()[kept]] if "counted" in baseline.columns else lasts
+
+
+def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFrame:
+    """The steps of an unchanged graph that a changed one has, with when they end in that.
+
+    Args:
+        baseline: `step_ends` of the unchanged graph, with or without `counted`.
+        graph: the changed graph.
+        end: [N] ns of its nodes.
+    """
+    finish, kept = _finish_of(baseline, graph, end)
+    return baseline.filter(kept).with_columns(finish_ns=finish)
+
+
+def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """When steps of an unchanged graph end in a changed one, and which of them that has.
+
+    Args:
+        baseline: `step_ends` of the unchanged graph.
+        graph: the changed graph.
+        end: [N] ns of its nodes.
+    """
+    nodes = graph.nodes
+
+    def compute() -> tuple[Ints, list[int], Ints]:
+        rows = _extents_at(graph, ("window", "step"))[0]
+        counts = np.flatnonzero(rows["step"].to_numpy() != AFTER_STEPS)
+        here = rows[counts].select("window", "step").rows()
+        windows = [number for number, (window, _) in enumerate(here) if window != here[number - 1][0]]
+        places = {place: number for number, place in enumerate(here)}
+        wanted = baseline.select("window", "step").iter_rows()
+        at = np.array([places.get(place, -1) for place in wanted], np.int64)
+        return counts, [*windows, len(here)], at
+
+    columns = (baseline, nodes.window, nodes.step, nodes.kind)
+    counts, windows, at = once(graph, "steps as before", columns, compute)
+    finish = _of_extents(np.maximum, end, *_extents_at(graph, ("window", "step"))[1:])[counts]
+    for first, last in pairwise([0, *windows]):
         np.maximum.accumulate(finish[first:last], out=finish[first:last])
-    places = {place: at for at, place in enumerate(zip(window.tolist(), step.tolist()))}
-    wanted = [places.get(place, -1) for place in baseline.select("window", "step").iter_rows()]
-    at = np.array(wanted, np.int64)
-    kept, at = at >= 0, at[at >= 0]
-    begins, counted = baseline["begin_ns"].to_numpy()[kept], np.ones(at.size, np.bool_)
-    if "counted" in baseline.columns:
-        counted = baseline["counted"].to_numpy()[kept]
-    ends = finish[at]
-    before = np.where(_differs_from_last(window[at]), begins, np.append(0, ends)[: at.size])
-    lasts: Ints = np.maximum(ends - before, 0)[counted]
-    return lasts
+    kept = at >= 0
+    return finish[at[kept]], kept
 
 
 def steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:

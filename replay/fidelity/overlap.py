@@ -170,15 +170,15 @@ def _shares(graph: Graph, kernels: Ints, moving: Ints, start: Ints, end: Ints) -
         moving: [M] the transfers.
         start, end: [N] ns of its nodes.
     """
-    begins, ends, rank = start[kernels], end[kernels], graph.nodes.rank
     # One axis for all ranks, each after the one before it: what is of one rank meets none of another's.
-    first = min(int(begins.min(initial=0)), int(start[moving].min(initial=0)))
-    length = max(int(ends.max(initial=0)), int(end[moving].max(initial=0))) - first + 1
-    apart, moved = rank[kernels] * length - first, rank[moving] * length - first
-    busy = union(start[moving] + moved, end[moving] + moved)
-    lasts = ends - begins
-    together = covered(busy, begins + apart, ends + apart)
-    return np.where(lasts > 0, together / np.maximum(lasts, 1), 0.0)
+    begins, ends, moves, moved = start[kernels], end[kernels], start[moving], end[moving]
+    first = min(int(begins.min(initial=0)), int(moves.min(initial=0)))
+    length = max(int(ends.max(initial=0)), int(moved.max(initial=0))) - first + 1
+    apart = graph.nodes.rank[moving] * length
+    busy = union(moves + apart, moved + apart)
+    apart = graph.nodes.rank[kernels] * length
+    shares: Floats = covered(busy, begins + apart, ends + apart) / np.maximum(ends - begins, 1)
+    return shares
 
 
 def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[float]) -> list[Timeline]:

@@ -24,7 +24,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError, once, with_own_known
-from dpro.replay.timeline import changed_durations, replay, step_ends
+from dpro.replay.timeline import changed_durations, changed_ends, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts
@@ -61,6 +61,7 @@ class Tries:
         self.least_after: dict[tuple[Edit, Edit, bool], float] = {}
         self._trust, self._report, self._made = trust, report, 0
         self._gains: dict[frozenset[Edit], float | None] = {}
+        self._taken: dict[tuple[Edit, bool], float] = {}
 
     def keep(self, gains: Mapping[Edit, float]) -> None:
         """Take what single edits gain as known.
@@ -112,6 +113,19 @@ class Tries:
         if len(edits) == 1 and is_slim(self.facts.graph, changed):
             self.changed[edits[0]] = changed
         return gain_of(self.facts, changed, replay(changed).end, samples)
+
+    def taken_anywhere_ns(self, edit: Edit, was: Ints, then: Ints) -> float:
+        """What an edit takes from all durations, or from all lags, of the run's graph.
+
+        Args:
+            edit: one whose graph is at hand.
+            was: [K] ns as they are.
+            then: [K] ns under the edit.
+        """
+        place = (edit, was is self.facts.graph.edges.lag)
+        if place not in self._taken:
+            self._taken[place] = float(np.maximum(was - then, 0).sum())
+        return self._taken[place]
 
     def answer(self, edits: Iterable[Edit]) -> Prediction:
         """Predict these edits together.
@@ -273,9 +287,7 @@ class _Limits:
 def _facts_after(facts: RunFacts, changed: Graph) -> RunFacts:
     """What a changed graph shows, its windows counted from where those of the unchanged one begin."""
     timeline = replay(with_own_known(changed))
-    ends = step_ends(changed, timeline.start, timeline.end).drop("begin_ns")
-    begins = facts.baseline.drop("finish_ns")
-    baseline = ends.join(begins, on=["window", "step"]).sort("window", "step")
+    baseline = changed_ends(facts.baseline, changed, timeline.end)
     return RunFacts(timeline.graph, timeline, baseline, facts.suspects)
 
 
@@ -312,7 +324,7 @@ def taken(tries: Tries, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tu
         longer = np.maximum(lasts / np.maximum(was[known], 1), 1)  # by what it takes longer by now
         can = np.where(known >= 0, np.maximum(was[known] - then[known], 0) * longer, np.inf)
         total += float(np.minimum(can, np.maximum(lasts, 0)).sum())
-        anywhere += total if has_all else samples * float(np.maximum(was - then, 0).sum())
+        anywhere += total if has_all else samples * tries.taken_anywhere_ns(edit, was, then)
     return facts.per_step(min(total, anywhere)), has_all
 
 

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools
 from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, once
 from dpro.replay.mesh import BY
 from dpro.replay.models.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.replicas import REPLICAS
-from dpro.replay.whatif.edits.selected_work import scaled, without
+from dpro.replay.whatif.edits.selected_work import left_out, scaled, times_without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.activations import with_more_activations
@@ -69,9 +69,17 @@ class Accumulate(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Put the further passes before each step."""
+        nodes, edges = graph.nodes, graph.edges
+        of_nodes = (nodes.kind, nodes.rank, nodes.span, nodes.message, nodes.collective)
+        of_edges = (edges.source, edges.target, edges.kind)
+        columns = (*of_nodes, *of_edges, graph.messages, graph.run)
+        gone, unmet = once(graph, ("no update", self.group), columns, lambda: self._left_out(graph))
+        return with_copies(graph, *times_without(graph, gone), unmet, self.steps - 1)
+
+    def _left_out(self, graph: Graph) -> tuple[Bools, Bools]:
+        """What all passes but the last one do without: reductions and the optimizer."""
         refuse_operations(graph)
-        light = without(graph, _gradient_reductions(graph, self.group) | optimizing(graph))
-        return with_copies(graph, light, self.steps - 1)
+        return left_out(graph, _gradient_reductions(graph, self.group) | optimizing(graph))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """How many batches a step of the changed job has."""

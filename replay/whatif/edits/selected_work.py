@@ -216,13 +216,35 @@ def without(graph: Graph, mask: Bools) -> Graph:
         graph: the graph.
         mask: [N] the work.
     """
-    nodes, edges = graph.nodes, graph.edges
-    mask = mask | _arriving(graph, mask)
-    gone = mask | calls_of(graph, mask)
-    duration = np.where(gone, 0, nodes.duration)
-    lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
-    unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
+    gone, unmet = left_out(graph, mask)
+    duration, lag = times_without(graph, gone)
     return graph.with_durations(duration).with_lags(lag).without_edges(unmet)
+
+
+def left_out(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
+    """Without some work: [N] nodes that take no time then, and [E] edges that are not there.
+
+    Args:
+        graph: the graph, of which durations and lags do not matter.
+        mask: [N] the work.
+    """
+    edges, mask = graph.edges, mask | _arriving(graph, mask)
+    unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
+    return mask | calls_of(graph, mask), unmet
+
+
+def times_without(graph: Graph, gone: Bools) -> tuple[Ints, Ints]:
+    """[N] durations and [E] lags of a graph without some of its nodes.
+
+    Args:
+        graph: the graph.
+        gone: [N] which nodes, as `left_out` has them.
+    """
+    lag = graph.edges.lag
+    return (
+        np.where(gone, 0, graph.nodes.duration),
+        np.where(gone[graph.edges.target], np.minimum(lag, 0), lag),
+    )
 
 
 def _arriving(graph: Graph, mask: Bools) -> Bools:

@@ -8,7 +8,6 @@ copy leaves out is decided by the edits.
 from __future__ import annotations
 
 import dataclasses
-from hashlib import blake2b
 
 import numpy as np
 import polars as pl
@@ -22,12 +21,14 @@ from dpro.replay.timeline import AFTER_STEPS
 from dpro.replay.whatif.graph_ops.spans.scope import blocks_of
 
 
-def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
+def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: int) -> Graph:
     """Put copies of each step before it.
 
     Args:
         graph: the graph.
-        copied: the same nodes as they are to be in the copies, with fewer dependencies perhaps.
+        duration: [N] ns, of the nodes in the copies.
+        lag: [E] ns, of the edges in the copies.
+        unmet: [E] edges that the copies do not have; where it is the same array again, less is to be done.
         times: how many copies.
 
     Returns:
@@ -35,14 +36,13 @@ def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
     """
     if times == 0:
         return graph
-    # How nodes are ordered depends on no duration and no lag: edits that change these alone share it.
-    left = b"".join(column.tobytes() for column in (copied.edges.source, copied.edges.target))
-    name = ("copies", times, blake2b(left).digest())
-    columns = (*_lasting(graph), *_lasting(copied), graph.edges.source, graph.edges.kind)
-    made = once(graph, name, columns, lambda: _numbered_with_copies(graph, copied, times))
-    duration = np.concatenate([graph.nodes.duration, copied.nodes.duration])[made.nodes.duration]
-    lag = np.concatenate([graph.edges.lag, copied.edges.lag, [0]])[made.edges.lag]
-    return made.with_durations(duration).with_lags(lag).of_same_job(graph)
+    nodes, edges = graph.nodes, graph.edges
+    # How nodes are ordered depends on no duration and no lag: graphs that differ in these alone share it.
+    columns = (*_lasting(nodes), edges.source, edges.target, edges.kind, unmet)
+    made = once(graph, ("copies", times), columns, lambda: _numbered_with_copies(graph, unmet, times))
+    durations = np.concatenate([nodes.duration, duration])[made.nodes.duration]
+    lags = np.concatenate([edges.lag, lag, [0]])[made.edges.lag]
+    return made.with_durations(durations).with_lags(lags).of_same_job(graph)
 
 
 def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
@@ -77,20 +77,20 @@ def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
     return graph.with_durations(duration)
 
 
-def _lasting(graph: Graph) -> list[Ints | Bools]:
+def _lasting(nodes: Nodes) -> list[Ints | Bools]:
     """All columns of the nodes but their durations."""
-    return [column for column in graph.nodes.columns if column is not graph.nodes.duration]
+    return [column for column in nodes.columns if column is not nodes.duration]
 
 
-def _numbered_with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
-    """As `with_copies`, with numbers for durations and lags: of those of both graphs, one after the other.
+def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
+    """As `with_copies`, with numbers for durations and lags: the graph's own, and behind them the copies'.
 
-    Edges that are in neither graph have -1.
+    Edges that are in neither have -1.
     """
     size, num_edges = graph.num_nodes, graph.edges.lag.size
     graph = graph.with_durations(np.arange(size)).with_lags(np.arange(num_edges))
-    copied = copied.with_durations(size + np.arange(size))
-    copied = copied.with_lags(num_edges + np.arange(copied.edges.lag.size))
+    copied = graph.with_durations(size + np.arange(size)).with_lags(num_edges + np.arange(num_edges))
+    copied = copied.without_edges(unmet)
     step = _steps(graph)
     picked = np.flatnonzero(step >= 0)
     position = np.full(graph.num_nodes, -1)

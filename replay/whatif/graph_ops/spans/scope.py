@@ -310,13 +310,15 @@ def descendants_of(graph: Graph, pattern: str) -> Bools:
     """
     run = _run_of(graph)
 
-    def compute() -> Bools:
+    def spans() -> Bools:
         nesting = nesting_of(graph, run)
         on_cpu = nesting.spans.filter(nesting.on_cpu)
-        called = nesting.marked(on_cpu.filter(_fits(on_cpu, pattern)))
-        return nodes_of(graph, run, nesting.inside(called))
+        return nesting.inside(nesting.marked(on_cpu.filter(_fits(on_cpu, pattern))))
 
-    return once(graph, ("descendants", pattern), (graph.nodes.rank, graph.nodes.span), compute)
+    def nodes() -> Bools:
+        return nodes_of(graph, run, once(graph, ("descending spans", pattern), (run,), spans))
+
+    return once(graph, ("descendants", pattern), (graph.nodes.rank, graph.nodes.span), nodes)
 
 
 def with_descendants(graph: Graph, mask: Bools) -> Bools:

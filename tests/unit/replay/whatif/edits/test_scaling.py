@@ -57,7 +57,7 @@ def test_a_slow_rank_holds_the_others_up_once_per_step_by_all_its_passes(jobs):
 def test_copies_of_a_step_run_before_it_one_after_another():
     # A thread with one node per step: the second step begins when all of the first is done.
     graph = tiny_graph([5, 7, 11], [(0, 1, 0), (1, 2, 2)], step=[-1, 0, 1])
-    made = with_copies(graph, graph.with_durations(np.array([5, 1, 3])), 2)
+    made = with_copies(graph, np.array([5, 1, 3]), graph.edges.lag, np.zeros(2, np.bool_), 2)
     ends = replay(made).end
     names = np.array(made.names)[made.nodes.name]
     assert sorted(ends[names == "1"]) == [6, 7, 14]
@@ -66,7 +66,8 @@ def test_copies_of_a_step_run_before_it_one_after_another():
 
 def test_work_that_an_earlier_step_needs_is_not_copied_with_a_later_one():
     graph = tiny_graph([1, 1, 1], [(0, 1, 0), (1, 2, 0)], step=[0, 1, 0])
-    assert replay(with_copies(graph, graph, 1)).end.max() == 6
+    made = with_copies(graph, graph.nodes.duration, graph.edges.lag, np.zeros(2, np.bool_), 1)
+    assert replay(made).end.max() == 6
 
 
 def test_reductions_of_several_groups_need_to_be_distinguished(jobs):
