@@ -210,6 +210,12 @@ class Graph:
         """Number of nodes."""
         return int(self.nodes.duration.size)
 
+    def edges_into(self, nodes: Ints) -> Ints:
+        """Numbers of the edges into some nodes, node by node."""
+        first, count = self.indptr[nodes], self.indptr[nodes + 1] - self.indptr[nodes]
+        until = np.cumsum(count)
+        return np.repeat(first - until + count, count) + np.arange(count.sum())
+
     def _repr_html_(self) -> str:
         """How many nodes of which kind there are, for notebooks."""
         kinds, counts = np.unique(self.nodes.kind, return_counts=True)

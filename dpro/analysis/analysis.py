@@ -365,8 +365,7 @@ class Analysis(Cached):
         """What communication costs, as fitted."""
         from dpro.replay.models.link_costs import fit_costs
 
-        timeline = self.replayed if self.condensed is None else self.outline_timeline
-        return fit_costs(self.outline.graph, timeline)
+        return fit_costs(self.outline.graph)
 
     @cached
     def clocks(self) -> tuple[dict[str, int], int]:

@@ -93,15 +93,8 @@ class LinkCost:
         return 1 / self.ns_per_byte if self.ns_per_byte else float("inf")
 
 
-def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[CollectiveKind, LinkCost]:
-    """A curve for each operation and group with enough transfers of known size.
-
-    Args:
-        graph: the graph.
-        timeline: its replay, if it is at hand.
-    """
-    if timeline is not None:
-        return _fit_costs(graph, timeline)
+def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
+    """A curve for each operation and group with enough transfers of known size."""
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
     records = {"LinkCost": LinkCost}

@@ -45,7 +45,7 @@ def with_own_links(
         with_outside: whether links across hosts, where none was seen, are taken to be like those within one.
     """
     graph = timeline.graph
-    curves = fit_costs(graph, timeline)
+    curves = fit_costs(graph)
     moved = {kind: _moved(graph, *kind) for kind in curves}
     per_host = machine.per_host
     for kind in sorted(moved, key=lambda each: (-moved[each][1], each)):

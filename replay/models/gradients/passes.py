@@ -171,13 +171,16 @@ class Launches:
             of: [messages] which kinds of communication; all if not given.
         """
         nodes, edges = graph.nodes, graph.edges
-        launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
-        moves = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (
-            nodes.kind[edges.target] == NodeKind.TRANSFER
+        launch, moves = (
+            graph.edges_into(np.flatnonzero(nodes.kind == kind))
+            for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER)
         )
-        transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
+        launch = launch[edges.kind[launch] == EdgeKind.LAUNCH]
+        moves = moves[nodes.kind[edges.source[moves]] == NodeKind.ARRIVE]
+        transfer = np.full(graph.num_nodes, -1)
+        transfer[edges.source[moves]] = edges.target[moves]
         self.source, self.arrive = edges.source[launch], edges.target[launch]
-        self.transfer = np.array([transfer.get(node, -1) for node in self.arrive.tolist()], np.int64)
+        self.transfer = transfer[self.arrive]
         if of is not None:
             kept = (self.transfer >= 0) & np.append(of, False)[nodes.message[self.transfer]]
             self.source, self.arrive, self.transfer = (

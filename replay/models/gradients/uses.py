@@ -12,6 +12,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph
+from dpro.replay.kept import kept
 from dpro.replay.models.gradients.passes import ACCUMULATE, MAIN_THREAD, Pass, lane_of
 from dpro.schema import SPANS
 
@@ -23,7 +24,7 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
 
     Args:
         graph: the graph.
-        passes: backward passes.
+        passes: its backward passes.
         on_gpu: whether the GPU's work is meant, or that of the thread.
 
     Returns:
@@ -32,6 +33,14 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     Raises:
         Unanswerable: the run has no sequence numbers, or does not hold the forward pass.
     """
+    nodes, edges = graph.nodes, graph.edges
+    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
+    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
+    known = (*columns, graph.lanes, graph.messages, graph.run)
+    return list(kept(graph, "first-uses", known, lambda: tuple(_first_uses(graph, passes, on_gpu))))
+
+
+def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     found: list[Ints] = [np.empty(0, np.int64)] * len(passes)
     for place in sorted({(each.rank, each.window) for each in passes}):
         mine = [which for which, each in enumerate(passes) if (each.rank, each.window) == place]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from dpro.arrays import Bools, Ints
 from dpro.replay.engine import by_target, longest_path, topological_order
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, assembled, make_graph
+from dpro.replay.intervals import union
 
 
 class GraphEditor:
@@ -40,8 +40,10 @@ class GraphEditor:
         self.duration: Ints = graph.nodes.duration.copy()
         self._templates: list[int] = []
         self._changed: dict[str, dict[int, Any]] = defaultdict(dict)
+        self._changed_at_once: list[tuple[slice, dict[str, Any]]] = []
         self._edges: list[int] = []  # source, target, lag and kind of each, one after the other
-        self._inserted: dict[int, list[int]] = defaultdict(list)
+        self._edges_at_once: list[Ints] = []  # [4, K] of the same
+        self._inserted: list[int] = []  # the node of the thread and what comes behind it, one after the other
 
     def add(self, template: int, **changed: Any) -> int:
         """Add a node that equals another one but for some columns.
@@ -59,22 +61,22 @@ class GraphEditor:
             self._changed[name][row] = value
         return self.graph.num_nodes + row
 
-    def add_all(self, templates: Ints, **changed: Ints) -> Ints:
+    def add_all(self, templates: Ints, **changed: Ints | int) -> Ints:
         """Add nodes, each as `add` does.
 
         Args:
             templates: [K] the nodes to copy.
-            changed: [K] columns of `Nodes` with other values.
+            changed: [K] columns of `Nodes` with other values, or one value for all.
 
         Returns:
             [K] their numbers.
         """
-        rows = range(len(self._templates), len(self._templates) + templates.size)
+        first = len(self._templates)
         self._templates += templates.tolist()
         nothing = np.zeros(templates.size, np.int64)
-        for name, values in {"earliest": nothing, "anchored": nothing != 0, **changed}.items():
-            self._changed[name].update(zip(rows, values.tolist()))
-        return self.graph.num_nodes + np.array(rows, np.int64)
+        rows = slice(first, len(self._templates))
+        self._changed_at_once.append((rows, {"earliest": nothing, "anchored": nothing, **changed}))
+        return self.graph.num_nodes + np.arange(rows.start, rows.stop)
 
     def link(self, source: int, target: int, kind: EdgeKind, lag: int = 0) -> None:
         """Add an edge.
@@ -94,7 +96,7 @@ class GraphEditor:
             kinds: [K] why the targets wait, or one for all.
             lags: [K] ns between the ends of the sources and the starts of the targets, or one for all.
         """
-        self._edges += np.stack(np.broadcast_arrays(sources, targets, lags, kinds), axis=1).ravel().tolist()
+        self._edges_at_once.append(np.stack(np.broadcast_arrays(sources, targets, lags, kinds)))
 
     def insert(self, after: int, template: int = -1, **changed: Any) -> int:
         """Put a node into the program of a thread, behind a node of it and what was inserted there before.
@@ -108,8 +110,22 @@ class GraphEditor:
             Its number, for edges of this editor.
         """
         node = self.add(after if template < 0 else template, **changed)
-        self._inserted[after].append(node)
+        self._inserted += (after, node)
         return node
+
+    def insert_all(self, after: Ints, **changed: Ints | int) -> Ints:
+        """Put nodes into the programs of threads, each as `insert` does.
+
+        Args:
+            after: [K] nodes of threads, which are copied.
+            changed: [K] columns of `Nodes` with other values, or one value for all.
+
+        Returns:
+            [K] their numbers.
+        """
+        nodes = self.add_all(after, **changed)
+        self._inserted += np.stack([after, nodes], axis=1).ravel().tolist()
+        return nodes
 
     def wait(self, after: int, awaited: int) -> None:
         """Have what follows a node on its thread wait for another node.
@@ -139,7 +155,8 @@ class GraphEditor:
         """
         self._thread_through()
         graph, edges = self.graph, self.graph.edges
-        added = np.array(self._edges, np.int64).reshape(-1, 4).T
+        one_by_one = np.array(self._edges, np.int64).reshape(-1, 4).T
+        added = np.concatenate([one_by_one, *self._edges_at_once], axis=1)
         stays = ~(self.cut | self.gone[edges.source] | self.gone[edges.target])
         source = np.append(edges.source[stays], added[0])
         target = np.append(edges.target[stays], added[1])
@@ -191,18 +208,20 @@ class GraphEditor:
     def _thread_through(self) -> None:
         """Make what was inserted part of the program: between its node and the one that followed."""
         edges = self.graph.edges
-        on_thread = np.flatnonzero(edges.kind == EdgeKind.THREAD)
+        after, node = np.array(self._inserted, np.int64).reshape(-1, 2).T
+        turn = np.argsort(after, kind="stable")
+        after, node = after[turn], node[turn]
+        is_first = np.diff(after, prepend=-1) != 0
+        is_last = np.append(is_first[1:], True)[: after.size]
+        self.link_all(np.where(is_first, after, np.roll(node, 1)), node, EdgeKind.THREAD)
         follows = np.full(self.graph.num_nodes, -1)
-        follows[edges.source[on_thread]] = on_thread
-        after = np.array(list(self._inserted), np.int64)
-        last = np.array([nodes[-1] for nodes in self._inserted.values()], np.int64)
-        edge = follows[after]
-        after, last, edge = after[edge >= 0], last[edge >= 0], edge[edge >= 0]
+        follows[after] = -2
+        edge = np.flatnonzero((follows[edges.source] < -1) & (edges.kind == EdgeKind.THREAD))
+        follows[edges.source[edge]] = edge
+        edge = follows[after[is_last]]
+        last, edge = node[is_last][edge >= 0], edge[edge >= 0]
         self.cut[edge] = True
         self.link_all(last, edges.target[edge], EdgeKind.THREAD, edges.lag[edge])
-        for first, nodes in self._inserted.items():
-            for pair in pairwise([first, *nodes]):
-                self.link(*pair, EdgeKind.THREAD)
 
     def _nodes(self, order: Ints, places: Ints) -> Nodes:
         """The nodes in an order.
@@ -211,15 +230,17 @@ class GraphEditor:
             order: [N'] numbers of nodes, old or added.
             places: [K] where the added ones are in it.
         """
-        templates = np.array(self._templates, np.int64)
         like = order.copy()
-        like[places] = templates
+        like[places] = self._templates
         columns: dict[str, Any] = {}
         for f in dataclasses.fields(Nodes):
             own = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
-            changed = self._changed[f.name]
-            columns[f.name] = own[like]
-            columns[f.name][places[list(changed)]] = list(changed.values())
+            column = columns[f.name] = own[like]
+            for rows, changed in self._changed_at_once:
+                if f.name in changed:
+                    column[places[rows]] = changed[f.name]
+            one_by_one = self._changed[f.name]
+            column[places[list(one_by_one)]] = list(one_by_one.values())
         return Nodes(**columns)
 
 
@@ -236,18 +257,17 @@ def _mended(order: Ints, source: Ints, target: Ints) -> Ints:
     late = np.flatnonzero(source >= target)
     if not late.size:
         return order
-    size = order.size + 1
-    begun, ended = np.bincount(target[late], minlength=size), np.bincount(source[late] + 1, minlength=size)
-    inside = np.cumsum(begun - ended)[:-1] > 0
-    stretch = np.cumsum(np.diff(inside, prepend=False) & inside)
-    places, index = np.flatnonzero(inside), np.cumsum(inside) - 1
-    within = inside[source] & inside[target]
-    turn, stuck = topological_order(
-        places.size, index[source[within]], index[target[within]], np.arange(places.size)
-    )
+    stretches = union(target[late], source[late] + 1)
+    places = np.concatenate([np.arange(*each) for each in stretches.tolist()])
+    stretch = np.repeat(np.arange(len(stretches)), stretches[:, 1] - stretches[:, 0])
+    inside = np.zeros(order.size, np.bool_)
+    inside[places] = True
+    within = np.flatnonzero(inside[source] & inside[target])
+    first, second = (np.searchsorted(places, end[within]) for end in (source, target))
+    turn, stuck = topological_order(places.size, first, second, np.arange(places.size))
     if stuck.size:
         return order
-    turn = turn[np.argsort(stretch[places[turn]], kind="stable")]
+    turn = turn[np.argsort(stretch[turn], kind="stable")]
     mended = order.copy()
     mended[places] = order[places[turn]]
     return mended

@@ -114,7 +114,7 @@ def with_fabric(
     timeline = replay(graph)
     if not found.ops:
         return graph
-    share = moving_shares(graph, timeline)[found.transfers]
+    share = moving_shares(graph)[found.transfers]
     lasted = nodes.duration[found.transfers].astype(np.float64)
     moves = _moves(found, lasted, share)
     _check(found, moves, _each(best, found.kind))
@@ -203,7 +203,7 @@ def sending(graph: Graph, found: Communications, cables: Cables) -> Sending:
         cables: what each kind of them loads.
     """
     timeline = replay(graph)
-    share = moving_shares(graph, timeline)[found.transfers]
+    share = moving_shares(graph)[found.transfers]
     moves = _moves(found, graph.nodes.duration[found.transfers].astype(np.float64), share)
     return _sending(found, moves, timeline.start, _each(cables, found.kind))
 

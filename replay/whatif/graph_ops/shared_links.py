@@ -15,15 +15,17 @@ only on what begins before it ends, so each turn settles more of the graph, from
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.replay.engine import compiled
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
+from dpro.replay.kept import kept
 from dpro.replay.models.link_costs import fit_costs, messages_by_kind
-from dpro.replay.timeline import Timeline, replay
+from dpro.replay.timeline import Timeline, replay, replayed
 
 ROUNDS = 40
 SETTLED_NS = 1000  # by less than this nothing moves any more
@@ -43,17 +45,15 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     links = _links(changed)
     if not links:
         return changed
-    demand, alone, apart, known = _recorded(graph)
+    recorded = _recorded(graph)
     asked, work = _queued_shares(changed), changed.nodes.duration.astype(np.float64)
     by_itself = np.full(changed.num_nodes, np.nan)
-    instances = int(graph.nodes.collective.max(initial=-1)) + 1
-    for node in np.concatenate(links).tolist():
-        rank, window, collective = _identity(changed, node)
-        recorded = known.get((rank, window, collective % instances))  # copies of steps count on from the last
-        if recorded is not None and _is_copy(changed, node, graph, recorded):
-            asked[node] = demand[recorded]
-            times = work[node] / graph.nodes.duration[recorded]  # as long, by the edit
-            work[node], by_itself[node] = times * alone[recorded], times * apart[recorded]
+    node = np.concatenate(links)
+    which = _copied(changed, node, graph, recorded.nodes)
+    node, which = node[which >= 0], which[which >= 0]
+    times = work[node] / graph.nodes.duration[recorded.nodes[which]]  # as long, by the edit
+    asked[node] = recorded.demand[which]
+    work[node], by_itself[node] = times * recorded.alone[which], times * recorded.apart[which]
     return _settled(changed, links, asked, work, by_itself)
 
 
@@ -63,26 +63,72 @@ def own_ns(graph: Graph) -> Floats:
     Args:
         graph: the graph.
     """
-    apart = _recorded(graph)[2]
-    return np.where(np.isnan(apart), graph.nodes.duration, apart)
+    recorded = _recorded(graph)
+    found = graph.nodes.duration.astype(np.float64)
+    met = ~np.isnan(recorded.apart)
+    found[recorded.nodes[met]] = recorded.apart[met]
+    return found
 
 
-def _recorded(graph: Graph) -> tuple[Floats, Floats, Floats, dict[tuple[int, int, int], int]]:
-    """What the transfers of a graph ask of their links and take alone, and their nodes by their identity.
+class _Recorded(NamedTuple):
+    """The transfers of a graph that need their links, [T] each.
 
-    Alone as shares say, and as others of the kind and size took that met none: nan where they met none
-    themselves, or too few others did.
+    Attributes:
+        nodes: of the graph, ascending.
+        demand: the share of its time for which each needs its link.
+        alone: ns that it takes alone, as shares say.
+        apart: ns that others of its kind and size took that met none; nan where it met none itself, or too
+            few others did.
     """
+
+    nodes: Ints
+    demand: Floats
+    alone: Floats
+    apart: Floats
+
+
+def _recorded(graph: Graph) -> _Recorded:
+    """What the transfers of a graph ask of their links and take alone."""
     nodes, edges = graph.nodes, graph.edges
 
-    def compute() -> tuple[Floats, Floats, Floats, dict[tuple[int, int, int], int]]:
-        timeline = replay(graph)
-        demand = moving_shares(graph, timeline)
-        known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
-        return demand, _alone(graph, timeline, demand), _of_those_apart(graph, timeline, demand), known
+    def compute() -> _Recorded:
+        timeline, demand = replayed(graph), moving_shares(graph)
+        at = np.flatnonzero(demand > 0)
+        alone, apart = (find(graph, timeline, demand) for find in (_alone, _of_those_apart))
+        return _Recorded(at, demand[at], alone[at], apart[at])
 
     columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    return once(graph, "links as recorded", columns, compute)
+    return kept(graph, "links-as-recorded", columns, compute, {"_Recorded": _Recorded})
+
+
+def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> Ints:
+    """[K] which recorded transfer each one is, or is a copy of; -1 for none: new ones have any number.
+
+    Args:
+        changed: the changed graph.
+        transfers: [K] nodes of it.
+        graph: as it was.
+        recorded: [T] nodes of that.
+    """
+    new, old = changed.nodes, graph.nodes
+    instances = int(old.collective.max(initial=-1)) + 1
+    collective = new.collective[transfers] % instances  # copies of steps count on from the last
+    places = (new.rank[transfers], old.rank[recorded]), (new.window[transfers], old.window[recorded])
+    key = np.concatenate([collective, old.collective[recorded]]) + 1
+    for place in map(np.concatenate, places):
+        key += (place - place.min(initial=0)) * (int(key.max(initial=0)) + 1)
+    wanted, known = key[: transfers.size], key[transfers.size :]
+    order = np.argsort(known, kind="stable")
+    at = np.searchsorted(known, wanted, side="right", sorter=order) - 1
+    which = order[np.maximum(at, 0)]
+    number = {message: number for number, message in enumerate(graph.messages)}
+    means = np.array([number.get(message, -2) for message in changed.messages] + [-2])
+    meant = np.array([number[message] for message in graph.messages] + [-1])
+    node = recorded[which]
+    is_copy = (at >= 0) & (known[which] == wanted) & (new.bytes[transfers] == old.bytes[node])
+    is_copy &= new.measured_start[transfers] == old.measured_start[node]
+    is_copy &= means[new.message[transfers]] == meant[old.message[node]]
+    return np.where(is_copy, which, -1)
 
 
 def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by_itself: Floats) -> Graph:
@@ -140,8 +186,11 @@ def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
         at = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
         groups = once(graph, "groups of messages", of_groups, lambda: _groups(graph))
         group = groups[nodes.message[at]] if at.size else at
-        place = np.stack([nodes.rank[at], nodes.window[at], group])
-        link = np.unique(place, axis=1, return_inverse=True)[1].ravel()
+        places = (nodes.rank[at], nodes.window[at], group)
+        link = np.zeros_like(at)
+        for place in places:
+            link = link * (int(place.max(initial=0)) + 2) + place + 1
+        link = np.unique(link, return_inverse=True)[1]
         return at, link, np.where(queued(graph)[at], -1, nodes.lane[at])
 
     of_groups = (nodes.rank, nodes.message, graph.messages)
@@ -182,9 +231,7 @@ def _queues(graph: Graph) -> tuple[Bools, Ints]:
     nodes, edges = graph.nodes, graph.edges
 
     def compute() -> tuple[Bools, Ints]:
-        transfers = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
-        begins, counts = graph.indptr[transfers], graph.indptr[transfers + 1] - graph.indptr[transfers]
-        into = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        into = graph.edges_into(np.flatnonzero(nodes.kind == NodeKind.TRANSFER))
         queue = into[edges.kind[into] == EdgeKind.STREAM]
         queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges go by their targets
         found, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
@@ -197,37 +244,18 @@ def _queues(graph: Graph) -> tuple[Bools, Ints]:
     return once(graph, "queues on links", columns, compute)
 
 
-def _identity(graph: Graph, node: int) -> tuple[int, int, int]:
-    """What distinguishes a transfer from others, before and after an edit."""
-    nodes = graph.nodes
-    return int(nodes.rank[node]), int(nodes.window[node]), int(nodes.collective[node])
-
-
-def _is_copy(changed: Graph, node: int, graph: Graph, recorded: int) -> bool:
-    """Whether a transfer is a recorded one, or a copy of it: new ones may have any number."""
-    new, old = changed.nodes, graph.nodes
-    same = new.bytes[node] == old.bytes[recorded] and new.measured_start[node] == old.measured_start[recorded]
-    return bool(
-        same
-        and changed.messages[changed.nodes.message[node]] == graph.messages[graph.nodes.message[recorded]]
-    )
-
-
-def moving_shares(graph: Graph, timeline: Timeline) -> Floats:
+def moving_shares(graph: Graph) -> Floats:
     """[N] the share of its time for which a transfer needs its link: what it takes apart from its latency.
 
     Where no curve shows that, it is all of its time; 0 of what is no transfer.
-
-    Args:
-        graph: the graph.
-        timeline: its replay.
     """
     nodes = graph.nodes
     demand: Floats = ((nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)).astype(np.float64)
-    curves = fit_costs(graph, timeline)
+    curves = fit_costs(graph)
+    sized = np.flatnonzero((nodes.message >= 0) & (nodes.bytes > 0) & (nodes.duration > 0))
     for kind, messages in messages_by_kind(graph).items():
         if kind in curves:
-            mine = np.isin(nodes.message, messages) & (nodes.bytes > 0) & (nodes.duration > 0)
+            mine = sized[np.isin(nodes.message[sized], messages)]
             size = nodes.bytes[mine]
             demand[mine] = curves[kind].moving_ns(size) / np.maximum(curves[kind].time_ns(size), 1e-9)
     return demand
@@ -267,7 +295,7 @@ def share_of_own(graph: Graph, timeline: Timeline, own: Bools) -> Floats:
         timeline: its replay.
         own: [N] which.
     """
-    demand = moving_shares(graph, timeline)
+    demand = moving_shares(graph)
     without = np.where(own, demand, 0.0)
     ratio = _alone(graph, timeline, demand) / np.maximum(_alone(graph, timeline, without), 1)
     return np.where(own, np.minimum(ratio, 1.0), 1.0)
@@ -313,23 +341,44 @@ def shared_ns(start: Floats, work: Floats, demand: Floats, queue: Bools) -> Floa
         demand: [T] how much of the link each needs.
         queue: [T] those that have the link one after the other: of these that run, the largest demand counts.
     """
-    took = [0.0] * start.size
-    begins, left, needs, in_line = start.tolist(), work.tolist(), demand.tolist(), queue.tolist()
-    coming = np.argsort(-start, kind="stable").tolist()  # the last is the next
-    running: list[int] = []
+    left, took = work.copy(), np.zeros(start.size)
+    coming = np.argsort(-start, kind="stable")[::-1].copy()
+    running = np.empty(start.size, np.int64)
+    _share(start, demand, queue, coming, left, running, took)
+    return took
+
+
+@compiled
+def _share(start: Any, demand: Any, queue: Any, coming: Any, left: Any, running: Any, took: Any) -> None:
+    count = 0  # of those that run, in the order in which they began
+    begun = 0
     now = 0.0
-    while coming or running:
-        line = max((needs[each] for each in running if in_line[each]), default=0.0)
-        slower = max(sum(needs[each] for each in running if not in_line[each]) + line, 1.0)
-        first = min(running, key=left.__getitem__, default=-1)
-        ends = now + slower * left[first] if running else np.inf
-        upto = min(ends, begins[coming[-1]]) if coming else ends
-        for each in running:
-            left[each] -= (upto - now) / slower
+    while begun < coming.size or count > 0:
+        line, others = 0.0, 0.0
+        first = 0
+        for at in range(count):
+            each = running[at]
+            if queue[each]:
+                line = max(line, demand[each])
+            else:
+                others += demand[each]
+            if left[each] < left[running[first]]:
+                first = at
+        slower = max(others + line, 1.0)
+        ends = now + slower * left[running[first]] if count > 0 else np.inf
+        upto = ends
+        if begun < coming.size:
+            upto = min(ends, start[coming[begun]])
+        for at in range(count):
+            left[running[at]] -= (upto - now) / slower
         now = upto
         if ends <= now:
-            running.remove(first)
-            took[first] = now - begins[first]
+            each = running[first]
+            took[each] = now - start[each]
+            count -= 1
+            for at in range(first, count):
+                running[at] = running[at + 1]
         else:
-            running.append(coming.pop())
-    return np.array(took)
+            running[count] = coming[begun]
+            begun += 1
+            count += 1

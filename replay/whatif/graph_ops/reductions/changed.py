@@ -11,12 +11,14 @@ keeps its place among the calls.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients.passes import Pass
@@ -41,185 +43,217 @@ def with_reductions(
         wanted: for each pass its reductions in the order of their calls; the same on all ranks of a pass.
         awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
     """
-    graph, editor = known.graph, GraphEditor(known.graph)
-    registry = _RendezvousRegistry(graph)
+    editor, surroundings = GraphEditor(known.graph), surroundings_of(known)
     editor.gone |= recorded_reductions(known)
-    for each in known.passes:
-        editor.duration[np.concatenate(each.calls)] = 0
-    workers, surroundings = workers_of(graph), surroundings_of(known)
-    behind: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for which, (each, reductions) in enumerate(zip(known.passes, wanted)):
-        around, slowdown = surroundings[which], float(known.slowdown[which])
-        if awaited is not None:
-            needed = surroundings[awaited[which]].awaited if awaited[which] >= 0 else []
-            around = dataclasses.replace(around, awaited=needed)
-        transfers = behind[each.rank, each.window]
-        for index, reduction in enumerate(reductions):
-            _insert(editor, each, around, reduction, index, slowdown, registry, transfers, workers[each.rank])
-        _go_on(editor, around, known.graph, each, reductions, transfers)
+    editor.duration[np.concatenate([pieces for each in known.passes for pieces in each.calls])] = 0
+    passes = [_of_pass(known, *each) for each in zip(known.passes, known.slowdown, wanted, surroundings)]
+    ends = np.cumsum([0, *map(len, wanted)]).tolist()
+    own = [slice(*bounds) for bounds in pairwise(ends)]
+    arrive, transfer = _insert(editor, known, passes)
+    _queue(editor, known, passes, own, arrive, transfer)
+    for which, (each, reductions, mine) in enumerate(zip(known.passes, wanted, own)):
+        around, put, moved = surroundings[which], passes[which], transfer[mine]
+        _beside_others(editor, around, put, arrive[mine], moved)
+        needed = which if awaited is None else awaited[which]
+        by_default = surroundings[needed].awaited if needed >= 0 else np.empty((3, 0), np.int64)
+        at, target, kind = _needed_at(known.graph, each, around.issued, by_default, reductions, put)
+        editor.link_all(moved[at], target, kind)
+        for ready, last in zip(put.ready[put.at_end].tolist(), moved[put.at_end].tolist()):
+            editor.wait(ready, last)
     return editor.finish()
 
 
-class _RendezvousRegistry:
-    """Rendezvous of the graph, old and new."""
+class _OfPass(NamedTuple):
+    """The reductions of a pass, [R] each, in the order of their calls.
 
-    def __init__(self, graph: Graph) -> None:
-        nodes = graph.nodes
-        met = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
-        self._old = dict(zip(nodes.collective[met].tolist(), met.tolist()))
-        self._new: dict[tuple[int, int], tuple[int, int]] = {}
-        self._next_instance = int(nodes.collective.max(initial=-1)) + 1
+    Attributes:
+        ready: the nodes that their calls follow.
+        called: ns as measured, when they are called.
+        at_end: whether the whole step waits for them.
+        call_ns: of the calls.
+        fixed_ns: the part of their time that overlaps with the transfer before.
+        whole_ns: all of their time.
+        num_bytes: -1 where the run does not say any.
+        arrive, transfer: recorded nodes like which the new ones are.
+        launch_lag: usual lag of the pass.
+    """
 
-    def join(self, editor: GraphEditor, instance: int, index: int) -> tuple[int, int]:
-        """Instance and rendezvous of a pass's reduction, -1 for none where no other rank was recorded.
-
-        Args:
-            editor: the changes to the graph.
-            instance: the recorded collective that the pass began with, which identifies it on all ranks.
-            index: which reduction of the pass.
-        """
-        if (instance, index) not in self._new:
-            old = self._old.get(instance, -1)
-            node = editor.add(old, collective=self._next_instance) if old >= 0 else -1
-            self._new[instance, index] = (self._next_instance, node)
-            self._next_instance += 1
-        return self._new[instance, index]
+    ready: Ints
+    called: Ints
+    at_end: Bools
+    call_ns: Ints
+    fixed_ns: Ints
+    whole_ns: Ints
+    num_bytes: Ints
+    arrive: Ints
+    transfer: Ints
+    launch_lag: Ints
 
 
-def _insert(
-    editor: GraphEditor,
-    each: Pass,
-    around: Surroundings,
-    wanted: Reduction,
-    index: int,
-    slowdown: float,
-    registry: _RendezvousRegistry,
-    behind: list[int],
-    workers: int,
-) -> None:
-    """Put one reduction of a pass in.
+def _of_pass(
+    known: GradientReductions, each: Pass, slowdown: float, wanted: Sequence[Reduction], around: Surroundings
+) -> _OfPass:
+    """The reductions that a pass is to have.
+
+    Args:
+        known: how the graph reduces.
+        each: the pass.
+        slowdown: multiple of the time that a reduction costs.
+        wanted: the reductions.
+        around: what is linked with them.
+
+    Raises:
+        Unanswerable: one is the last of the step, and which thread drives the rank is not known.
+    """
+    columns = [(own.last, own.num_bytes, own.called_after) for own in wanted]
+    last, num_bytes, after = np.array(columns, np.int64).reshape(-1, 3).T
+    times = [(own.call_ns, own.fixed_ns, own.moving_ns) for own in wanted]
+    call_ns, fixed_ns, moving_ns = np.array(times, np.float64).reshape(-1, 3).T
+    at_end = after == STEP
+    if at_end.any() and around.end < 0:
+        raise Unanswerable(f"the run does not show which thread drives rank {each.rank}")
+    ready = np.where(at_end, around.end, each.ready[after])
+    like = each.closes.searchsorted(last)
+    takes = (call_ns, fixed_ns * slowdown, (fixed_ns + moving_ns) * slowdown)
+    call, fixed, whole = (np.rint(ns).astype(np.int64) for ns in takes)
+    return _OfPass(
+        ready,
+        known.graph.nodes.measured_end[ready],
+        at_end,
+        call,
+        fixed,
+        whole,
+        num_bytes if around.are_bytes_known else np.full_like(num_bytes, -1),
+        each.arrive[like],
+        each.transfer[like],
+        np.full_like(last, around.launch_lag),
+    )
+
+
+def _insert(editor: GraphEditor, known: GradientReductions, passes: Sequence[_OfPass]) -> tuple[Ints, Ints]:
+    """Put the reductions of all passes in, each with its call and its rendezvous.
 
     Args:
         editor: the changes to the graph.
-        each: the pass.
-        around: what is linked with its reductions.
-        wanted: the reduction.
-        index: which of the pass.
-        slowdown: multiple of the time that a reduction costs.
-        registry: rendezvous so far.
-        behind: transfers of the rank in this window so far; added to.
-        workers: how many run side by side.
+        known: how it reduces.
+        passes: the reductions of each pass.
+
+    Returns:
+        Arrivals and transfers.
+    """
+    nodes, put = known.graph.nodes, _OfPass(*map(np.concatenate, zip(*passes)))
+    counts = [own.ready.size for own in passes]
+    names = [int(nodes.name[each.calls[0][0]]) for each in known.passes]
+    measured = {"measured_start": put.called, "measured_end": put.called}
+    call = editor.insert_all(
+        put.ready,
+        kind=NodeKind.CPU,
+        duration=put.call_ns,
+        span=-1,
+        name=np.repeat(names, counts),
+        **measured,
+    )
+    begun_with = np.repeat([int(nodes.collective[each.arrive[0]]) for each in known.passes], counts)
+    index = np.concatenate([np.arange(count) for count in counts])
+    instance, rendezvous = _rendezvous(editor, begun_with, index)
+    arrive = editor.add_all(put.arrive, collective=instance, **measured)
+    moved = {"bytes": put.num_bytes, "duration": put.whole_ns}
+    transfer = editor.add_all(put.transfer, collective=instance, **moved, **measured)
+    editor.link_all(call, arrive, EdgeKind.LAUNCH, put.launch_lag)
+    editor.link_all(arrive, transfer, EdgeKind.STREAM)
+    met = rendezvous >= 0
+    editor.link_all(arrive[met], rendezvous[met], EdgeKind.RENDEZVOUS)
+    editor.link_all(rendezvous[met], transfer[met], EdgeKind.RENDEZVOUS)
+    return arrive, transfer
+
+
+def _rendezvous(editor: GraphEditor, begun_with: Ints, index: Ints) -> tuple[Ints, Ints]:
+    """Instance and rendezvous of each reduction, -1 for none where no other rank was recorded.
+
+    Args:
+        editor: the changes to the graph.
+        begun_with: [K] the recorded collective that its pass began with, which identifies it on all ranks.
+        index: [K] which reduction of the pass.
     """
     nodes = editor.graph.nodes
-    old = each.closes.searchsorted(wanted.last)
-    at_end = wanted.called_after == STEP
-    ready = _called_behind(around, each, wanted)
-    called = int(nodes.measured_end[ready])
-    measured = {"measured_start": called, "measured_end": called}
-    name = int(nodes.name[each.calls[0][0]])
-    call = editor.insert(
-        ready, kind=NodeKind.CPU, duration=round(wanted.call_ns), span=-1, name=name, **measured
-    )
-    instance, rendezvous = registry.join(editor, int(nodes.collective[each.arrive[0]]), index)
-    fixed, whole = round(wanted.fixed_ns * slowdown), round((wanted.fixed_ns + wanted.moving_ns) * slowdown)
-    arrive = editor.add(int(each.arrive[old]), collective=instance, **measured)
-    num_bytes = wanted.num_bytes if around.are_bytes_known else -1
-    transfer = editor.add(
-        int(each.transfer[old]), collective=instance, bytes=num_bytes, duration=whole, **measured
-    )
-    editor.link(call, arrive, EdgeKind.LAUNCH, around.launch_lag)
-    editor.link(arrive, transfer, EdgeKind.STREAM)
-    if rendezvous >= 0:
-        editor.link(arrive, rendezvous, EdgeKind.RENDEZVOUS)
-        editor.link(rendezvous, transfer, EdgeKind.RENDEZVOUS)
-    _queue(editor, arrive, transfer, fixed, around, behind, workers, called)
-    if around.inputs.size:
-        last = int(around.launched.searchsorted(called)) - 1
-        editor.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
-    behind.append(transfer)
-    if at_end:
-        editor.wait(ready, transfer)
-        return
-    needed = _needed_at(editor.graph, each, around, wanted, ready) if wanted.needed is None else wanted.needed
-    for target, kind in needed:
-        editor.link(transfer, target, kind)
-
-
-def _called_behind(around: Surroundings, each: Pass, wanted: Reduction) -> int:
-    """The node that a reduction's call follows.
-
-    Raises:
-        Unanswerable: it is the last of the step, and which thread drives the rank is not known.
-    """
-    if wanted.called_after != STEP:
-        return int(each.ready[wanted.called_after])
-    if around.end < 0:
-        raise Unanswerable(f"the run does not show which thread drives rank {each.rank}")
-    return around.end
+    place = begun_with * (int(index.max(initial=0)) + 1) + index
+    _, first, which = np.unique(place, return_index=True, return_inverse=True)
+    turn = np.argsort(first)  # instances are counted in the order in which they come
+    number = np.empty_like(turn)
+    number[turn] = np.arange(turn.size)
+    instance = int(nodes.collective.max(initial=-1)) + 1 + np.arange(turn.size)
+    met = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
+    old = np.full(int(nodes.collective.max(initial=-1)) + 1, -1)
+    old[nodes.collective[met]] = met
+    like, rendezvous = old[begun_with[first[turn]]], np.full(turn.size, -1)
+    rendezvous[like >= 0] = editor.add_all(like[like >= 0], collective=instance[like >= 0])
+    return instance[number[which]], rendezvous[number[which]]
 
 
 def _queue(
     editor: GraphEditor,
-    arrive: int,
-    transfer: int,
-    fixed_ns: int,
-    around: Surroundings,
-    behind: list[int],
-    workers: int,
-    called: int,
+    known: GradientReductions,
+    passes: Sequence[_OfPass],
+    own: Sequence[slice],
+    arrive: Ints,
+    transfer: Ints,
 ) -> None:
-    """Queue a reduction: it begins when a worker is free, and has the link once those before it have moved.
+    """Queue reductions: one begins when a worker is free, and has the link once those before it have moved.
 
     Args:
         editor: the changes to the graph.
-        arrive, transfer: its nodes.
-        fixed_ns: the part of its time that overlaps with the transfer before it.
-        around: what is linked with the reductions of the pass.
-        behind: transfers of the rank in this window so far.
-        workers: how many run side by side.
-        called: ns as measured, when the call is made.
+        known: how it reduces.
+        passes: the reductions of each pass.
+        own: where those of each pass are among all.
+        arrive, transfer: nodes of all.
     """
-    for at, node in around.before:
-        if at < called:
-            editor.link(node, arrive, EdgeKind.STREAM, around.queue_lag)
-    if len(behind) >= workers:
-        editor.link(behind[-workers], arrive, EdgeKind.STREAM, around.queue_lag)
-    if behind:
-        editor.link(behind[-1], transfer, EdgeKind.STREAM, -fixed_ns)
+    workers, surroundings = workers_of(known.graph), surroundings_of(known)
+    queues: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for which, each in enumerate(known.passes):
+        queues[each.rank, each.window].append(which)
+    for (rank, _), members in queues.items():
+        row = np.concatenate([np.arange(own[which].start, own[which].stop) for which in members])
+        fixed = np.concatenate([passes[which].fixed_ns for which in members])
+        lags = [surroundings[which].queue_lag for which in members]
+        lag = np.repeat(lags, [passes[which].ready.size for which in members])
+        side_by_side = workers[rank]
+        ahead, behind = row[:-side_by_side], row[side_by_side:]
+        editor.link_all(transfer[ahead], arrive[behind], EdgeKind.STREAM, lag[side_by_side:])
+        editor.link_all(transfer[row[:-1]], transfer[row[1:]], EdgeKind.STREAM, -fixed[1:])
 
 
-def _go_on(
-    editor: GraphEditor,
-    around: Surroundings,
-    graph: Graph,
-    each: Pass,
-    reductions: Sequence[Reduction],
-    transfers: list[int],
+def _beside_others(
+    editor: GraphEditor, around: Surroundings, put: _OfPass, arrive: Ints, transfer: Ints
 ) -> None:
-    """Let other communication of the workers follow what was called before it, on its own side as before.
+    """Have reductions of a pass follow other work that was called before them, and others follow them.
 
     Args:
         editor: the changes to the graph.
         around: what is linked with the reductions of the pass.
-        graph: the graph as recorded.
-        each: the pass.
-        reductions: in the order of their calls.
-        transfers: of the rank in this window so far; those of the pass are last.
+        put: the reductions.
+        arrive, transfer: [R] their nodes.
     """
-    end = graph.nodes.measured_end
-    own = transfers[len(transfers) - len(reductions) :]
-    calls = [int(end[_called_behind(around, each, wanted)]) for wanted in reductions]
-    for at, node in around.after:
-        ahead = [transfer for called, transfer in zip(calls, own) if called < at][-1:]
-        ahead += [other for called, other in around.before if called < at][-1:]
-        for transfer in ahead:
-            editor.link(transfer, node, EdgeKind.STREAM, around.queue_lag)
+    (before_at, before), (after_at, after), lag = around.before, around.after, around.queue_lag
+    other, mine = np.nonzero(before_at[:, None] < put.called)
+    editor.link_all(before[other], arrive[mine], EdgeKind.STREAM, lag)
+    if around.inputs.size:
+        last = np.maximum(around.launched.searchsorted(put.called) - 1, 0)
+        editor.link_all(around.inputs[last], arrive, EdgeKind.EVENT, around.input_lag)
+    for called, ahead in ((put.called, transfer), (before_at, before)):
+        for at, node in zip(after_at.tolist(), after.tolist()):
+            earlier = ahead[called < at][-1:]  # the last of them is enough: they are in a queue
+            editor.link_all(earlier, np.full_like(earlier, node), EdgeKind.STREAM, lag)
 
 
 def _needed_at(
-    graph: Graph, each: Pass, around: Surroundings, wanted: Reduction, ready: int
-) -> list[tuple[int, EdgeKind]]:
-    """Where a result is needed: as early as that of any recorded bucket with one of its parameters.
+    graph: Graph,
+    each: Pass,
+    issued: Ints,
+    awaited: Ints,
+    wanted: Sequence[Reduction],
+    put: _OfPass,
+) -> tuple[Ints, Ints, Ints]:
+    """Where results are needed: as early as that of any recorded bucket with one of their parameters.
 
     What comes before its call cannot wait for it: a thread that stood still in between its own calls (for a
     core, say) may seem to have waited for one of them.
@@ -227,30 +261,51 @@ def _needed_at(
     Args:
         graph: the graph as recorded.
         each: the pass.
-        around: what is linked with its reductions.
-        wanted: the reduction.
-        ready: the node that its call follows.
+        issued: [N] as of `Surroundings`.
+        awaited: [3, W] as of `Surroundings`.
+        wanted: its reductions: those that say where they are needed, or for which the step waits, are not
+            asked for.
+        put: the same.
+
+    Returns:
+        Which reduction, the node that needs it, and by which kind of edge.
     """
-    start, issued = graph.nodes.measured_start, around.issued
-    begun = start[ready]
-
-    def later(buckets: list[list[tuple[int, EdgeKind]]]) -> list[list[tuple[int, EdgeKind]]]:
-        found = ([(at, kind) for at, kind in bucket if issued[at] > begun] for bucket in buckets)
-        return [bucket for bucket in found if bucket]
-
-    first, last = each.closes.searchsorted((wanted.first, wanted.last)).tolist()
-    candidates = later(around.awaited[first : last + 1]) or later(around.awaited)
-    if len(candidates) == 1:
-        return candidates[0]
-    return min(candidates, key=lambda bucket: min(int(start[at]) for at, _ in bucket), default=[])
+    said = [
+        (row, node, kind)
+        for row, own in enumerate(wanted)
+        if own.needed is not None and not put.at_end[row]
+        for node, kind in own.needed
+    ]
+    given = np.array(said, np.int64).reshape(-1, 3).T
+    asked = [row for row, own in enumerate(wanted) if own.needed is None and not put.at_end[row]]
+    bucket, node, kind = awaited
+    if not asked or not node.size:
+        return given[0], given[1], given[2]
+    start = graph.nodes.measured_start
+    later = issued[node] > start[put.ready[asked], None]
+    never = np.iinfo(np.int64).max
+    needs = np.full((len(asked), int(bucket.max()) + 1), never)  # when each bucket is needed first
+    for number in np.unique(bucket).tolist():
+        of = bucket == number
+        needs[:, number] = np.where(later[:, of], start[node[of]], never).min(axis=1)
+    first = each.closes.searchsorted([wanted[row].first for row in asked])
+    last = each.closes.searchsorted([wanted[row].last for row in asked])
+    number = np.arange(needs.shape[1])
+    within = (first[:, None] <= number) & (number <= last[:, None])
+    among = np.where(within, needs, never)
+    among = np.where((among == never).all(axis=1, keepdims=True), needs, among)
+    chosen = later & (bucket == among.argmin(axis=1)[:, None]) & (among.min(axis=1) < never)[:, None]
+    row, at = np.nonzero(chosen)
+    inferred = np.stack([np.array(asked)[row], node[at], kind[at]])
+    row, node, kind = np.concatenate([given, inferred], axis=1)
+    return row, node, kind
 
 
 def workers_of(graph: Graph) -> dict[int, int]:
     """How many reductions a rank can run side by side."""
     nodes = graph.nodes
-    moving = nodes.kind == NodeKind.TRANSFER
+    moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
     of_gpu = [what.startswith("stream") for _, what in graph.lanes]
-    return {
-        int(rank): 1 if of_gpu[nodes.lane[np.argmax(moving & (nodes.rank == rank))]] else GLOO_WORKERS
-        for rank in np.unique(nodes.rank[moving])
-    }
+    ranks, first = np.unique(nodes.rank[moving], return_index=True)
+    lanes = nodes.lane[moving[first]].tolist()
+    return {rank: 1 if of_gpu[lane] else GLOO_WORKERS for rank, lane in zip(ranks.tolist(), lanes)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +16,16 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
+from dpro.replay.kept import kept
 from dpro.replay.models.gradients.buckets import dtype_of, gradient_passes
 from dpro.replay.models.gradients.inferred import divided, with_other_sizes
 from dpro.replay.models.gradients.passes import Parameters, Pass
 from dpro.replay.models.link_costs import LinkCost, fit_costs, fit_line
-from dpro.replay.timeline import Timeline, replay
+from dpro.replay.timeline import Timeline, replayed
 from dpro.replay.whatif.graph_ops.shared_links import share_of_own
 
 STEP = -1
+RECORDS = {"Parameters": Parameters, "Pass": Pass, "Message": Message, "LinkCost": LinkCost}
 COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # by which DDP fills its buckets
 
 
@@ -150,22 +153,30 @@ def _reduced_or_why_not(graph: Graph) -> GradientReductions | Unanswerable:
 
 
 def _reduced(graph: Graph) -> GradientReductions:
+    nodes, edges = graph.nodes, graph.edges
+    columns = (*nodes.columns, edges.source, edges.target, edges.lag, edges.kind)
+    known = (*columns, graph.messages, graph.network, graph.run)
+    passes, *costs = kept(graph, "gradient-reductions", known, lambda: _facts(graph), RECORDS)
+    unkept = dataclasses.replace(graph, known={})  # what a graph keeps must not hold it
+    return GradientReductions(unkept, replayed(graph).end, list(passes), *costs)
+
+
+def _facts(graph: Graph) -> tuple[Any, ...]:
+    """Of `GradientReductions` all but the graph and its replay, in order."""
     passes = gradient_passes(graph)
-    timeline = replay(graph)
+    timeline = replayed(graph)
     transfers = np.concatenate([each.transfer for each in passes])
     message = graph.messages[int(graph.nodes.message[transfers[0]])]
     said = bool((graph.nodes.bytes[transfers] > 0).all())
     if not said:
         passes = [_timed(graph, each) for each in passes]
-    line = fit_costs(graph, timeline).get((message.op, message.group)) if said else BYTES_ARE_NS
+    line = fit_costs(graph).get((message.op, message.group)) if said else BYTES_ARE_NS
     missing = line is None
     line = line or _fastest(graph, transfers)
     calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
     num_bytes = float(sum(each.parameters.num_bytes.sum() for each in passes))
-    return GradientReductions(
-        dataclasses.replace(graph, known={}),  # what a graph keeps must not hold it
-        timeline.end,
-        passes,
+    return (
+        tuple(passes),
         message,
         line,
         _slowdowns(graph, timeline, line, passes),

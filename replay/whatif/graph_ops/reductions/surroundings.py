@@ -6,10 +6,12 @@ In: how a graph reduces gradients. Out: `Surroundings` of each pass, worked out 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
 from dpro.arrays import Bools, Ints
+from dpro.replay.engine import distinct
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.gradients.passes import MAIN_THREAD, Launches, Pass
 from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions
@@ -21,9 +23,9 @@ class Surroundings:
 
     Attributes:
         launch_lag, queue_lag, input_lag: usual lags ns of calls, of the worker, of GPU work before.
-        before, after: when other communication on the same workers was called, and its transfer or arrival;
-            some of it may be between reductions of the pass.
-        awaited: for each recorded bucket where its result is needed.
+        before, after: [2, K] when other communication on the same workers was called, and its transfer or
+            arrival, in this order; some of it may be between reductions of the pass.
+        awaited: [3, W] where results are needed: of which recorded bucket, by which node and kind of edge.
         issued: [N] as of `_issued`.
         inputs: GPU work that gradients may come from, in the order of its launches on the thread.
         launched: ns of these launches.
@@ -34,9 +36,9 @@ class Surroundings:
     launch_lag: int
     queue_lag: int
     input_lag: int
-    before: list[tuple[int, int]]
-    after: list[tuple[int, int]]
-    awaited: list[list[tuple[int, EdgeKind]]]
+    before: Ints
+    after: Ints
+    awaited: Ints
     issued: Ints
     inputs: Ints
     launched: Ints
@@ -105,13 +107,16 @@ def _ends_of_steps(graph: Graph) -> dict[tuple[int, int, int], int]:
     """By rank, window and step, the last node of the thread that drives the rank; the first of several."""
     nodes = graph.nodes
     drives = np.array([what == MAIN_THREAD for _, what in graph.lanes] + [False], np.bool_)
-    mine = np.flatnonzero(drives[nodes.lane])[::-1]
-    keys = nodes.rank[mine], nodes.window[mine], nodes.step[mine]
-    mine = mine[np.lexsort((nodes.measured_start[mine], *keys[::-1]))]
-    columns = (nodes.rank[mine], nodes.window[mine], nodes.step[mine])
-    is_last = np.append(np.any([np.diff(column) != 0 for column in columns], axis=0), True)[: mine.size]
-    places = zip(*(column[is_last].tolist() for column in columns))
-    return dict(zip(places, mine[is_last].tolist()))
+    mine = np.flatnonzero(drives[nodes.lane])
+    starts, place = nodes.measured_start[mine], np.zeros_like(mine)
+    for column in (nodes.rank, nodes.window, nodes.step):
+        few, which = distinct(column[mine])
+        place = place * few.size + which
+    latest = np.full(int(place.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(latest, place, starts)
+    last = mine[starts == latest[place]][::-1]
+    places = zip(nodes.rank[last].tolist(), nodes.window[last].tolist(), nodes.step[last].tolist())
+    return dict(zip(places, last.tolist()))
 
 
 def _surroundings(
@@ -129,34 +134,39 @@ def _surroundings(
         end: the last node of the step.
     """
     nodes, edges = graph.nodes, graph.edges
-    entering = np.concatenate([np.arange(graph.indptr[n], graph.indptr[n + 1]) for n in each.arrive.tolist()])
-    lags = {}
-    for kind in (EdgeKind.LAUNCH, EdgeKind.STREAM, EdgeKind.EVENT):
-        mine = edges.lag[entering[edges.kind[entering] == kind]]
-        lags[kind] = round(float(np.median(mine))) if mine.size else 0
-    queued = edges.source[entering[edges.kind[entering] == EdgeKind.STREAM]]
+    entering = graph.edges_into(each.arrive)
+    of_kind = edges.kind[entering]
+    by_call, by_stream, by_event = (
+        entering[of_kind == kind] for kind in (EdgeKind.LAUNCH, EdgeKind.STREAM, EdgeKind.EVENT)
+    )
+    queued = edges.source[by_stream]
     source, target, kinds = edges.source[leaving], edges.target[leaving], edges.kind[leaving]
     called = int(max(nodes.measured_start[pieces].max() for pieces in each.calls))
-    needed = np.isin(kinds, (EdgeKind.SYNC, EdgeKind.EVENT)) & (nodes.measured_start[target] >= called)
-    awaited = [
-        [(int(target[at]), EdgeKind(kinds[at])) for at in np.flatnonzero(needed & (source == transfer))]
-        for transfer in each.transfer.tolist()
-    ]
-    waited_for = edges.source[entering[edges.kind[entering] == EdgeKind.EVENT]]
-    inputs, launches = launched.on_streams_of(waited_for, int(nodes.lane[each.ready[0]]))
+    needed = (kinds == EdgeKind.SYNC) | (kinds == EdgeKind.EVENT)
+    needed &= nodes.measured_start[target] >= called
+    bucket, at = np.nonzero(needed & (source == each.transfer[:, None]))
+    inputs, launches = launched.on_streams_of(edges.source[by_event], int(nodes.lane[each.ready[0]]))
+    lags = (edges.lag[found].tolist() for found in (by_call, by_stream, by_event))
+    launch_lag, queue_lag, input_lag = (round(median(own or [0])) for own in lags)
     return Surroundings(
-        lags[EdgeKind.LAUNCH],
-        lags[EdgeKind.STREAM],
-        lags[EdgeKind.EVENT],
-        sorted((int(issued[node]), node) for node in queued[~gone[queued]].tolist()),
-        sorted((int(issued[node]), node) for node in target[kinds == EdgeKind.STREAM].tolist()),
-        awaited,
+        launch_lag,
+        queue_lag,
+        input_lag,
+        _in_turn(queued[~gone[queued]], issued),
+        _in_turn(target[kinds == EdgeKind.STREAM], issued),
+        np.stack([bucket, target[at], kinds[at]]),
         issued,
         inputs,
         launches,
         end,
         bool((nodes.bytes[each.transfer] > 0).all()),
     )
+
+
+def _in_turn(nodes: Ints, issued: Ints) -> Ints:
+    """[2, K] when each node was issued, and the nodes, in this order."""
+    nodes = nodes[np.lexsort((nodes, issued[nodes]))]
+    return np.stack([issued[nodes], nodes])
 
 
 class _LaunchedWork:
