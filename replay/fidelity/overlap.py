@@ -10,7 +10,7 @@ work there; where they do not, the interval is wide and no slowdown is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -181,7 +181,7 @@ def _shares(graph: Graph, kernels: Ints, moving: Ints, start: Ints, end: Ints) -
     return shares
 
 
-def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[float]) -> list[Timeline]:
+def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[float]) -> Iterator[Timeline]:
     """Replay a changed graph with kernels slowed down by the communication that now runs at the same time.
 
     A kernel of duration d with a share s of it during communication would take d / (1 + (slowdown - 1) s)
@@ -192,42 +192,48 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
         before: [N] `overlapped_share` in the replay of the unchanged graph.
         slowdowns: as of `Contention`.
 
-    Returns:
-        The last replay for each slowdown; where no overlap has changed, one that is exactly that of the graph
-        as it is.
+    Yields:
+        The last replay for each slowdown, made when it is asked for: one is in memory at a time. Where no
+        overlap has changed, only one, which is exactly that of the graph as it is.
     """
     kernels, moving = _kernels_and_transfers(graph)
     timeline, recorded = replay(graph), before[kernels]
     now = _shares(graph, kernels, moving, timeline.start, timeline.end)
     if not (np.abs(now - recorded) > UNCHANGED).any():
-        return [timeline]
-    return [_settled(timeline, recorded, now, slowdown) for slowdown in slowdowns]
+        yield timeline
+        return
+    ends = int(timeline.end.max(initial=0))
+    del timeline
+    for slowdown in slowdowns:
+        yield _settled(graph, ends, recorded, now, slowdown)
 
 
-def _settled(timeline: Timeline, before: Floats, now: Floats, slowdown: float) -> Timeline:
+def _settled(graph: Graph, ends: int, before: Floats, now: Floats, slowdown: float) -> Timeline:
     """Replays with the durations that go with the last one's overlap, until that changes the end no more.
 
     Args:
-        timeline: the replay of the changed graph.
+        graph: the changed graph.
+        ends: ns, when its replay ends.
         before: [K] `overlapped_share` of its kernels in the replay of the unchanged graph.
-        now: [K] the same in this replay.
+        now: [K] the same in its own replay, with a change.
         slowdown: as of `Contention`.
     """
-    graph = timeline.graph
     kernels, moving = _kernels_and_transfers(graph)
     given = graph.nodes.duration[kernels]
-    alone, ends = given / (1 + (slowdown - 1) * before), int(timeline.end.max(initial=0))
+    alone = given / (1 + (slowdown - 1) * before)
     duration = graph.nodes.duration.copy()  # one for all rounds: all but the last one's is thrown away
     slowed = graph.with_durations(duration)
-    for round_ in range(ROUNDS):
-        if round_:
-            now = _shares(graph, kernels, moving, timeline.start, timeline.end)
-        changed = np.abs(now - before) > UNCHANGED
-        if not changed.any():
-            break
+    changed = np.abs(now - before) > UNCHANGED
+    rounds = 0
+    while True:
         duration[kernels] = np.where(changed, np.rint(alone * (1 + (slowdown - 1) * now)), given)
         timeline = replay(slowed)
         ended, ends = ends, int(timeline.end.max(initial=0))
-        if abs(ends - ended) < SETTLED_NS:
-            break
-    return timeline
+        rounds += 1
+        if abs(ends - ended) < SETTLED_NS or rounds == ROUNDS:
+            return timeline
+        now = _shares(graph, kernels, moving, timeline.start, timeline.end)
+        changed = np.abs(now - before) > UNCHANGED
+        if not changed.any():
+            return timeline
+        del timeline  # its memory is for the next one

@@ -13,10 +13,11 @@ varies from step to step, and what the edit assumes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from types import MappingProxyType
 
 import numpy as np
@@ -263,7 +264,7 @@ def compare(
     known = _still_known(graph, changed, trust)
     timelines = _replays(graph, changed, known.overlap if known else None)
     if known and known.rendezvous is not None:
-        timelines += as_missing_ranks_may_come(changed, known.rendezvous)
+        timelines = chain(timelines, as_missing_ranks_may_come(changed, known.rendezvous))
     others = [_with_each(graphs, edits, each) for each in (_ends_of, _limits_of)]
     others_ns = [_means_of(each, baseline, graph, trust.overlap) for each in others]
     return compare_replays(graphs, timelines, baseline, edits, trust, notes, others_ns)
@@ -271,7 +272,7 @@ def compare(
 
 def compare_replays(
     graphs: Sequence[Graph],
-    timelines: Sequence[Timeline],
+    timelines: Iterable[Timeline],
     baseline: pl.DataFrame,
     edits: Sequence[Edit],
     trust: Trust,
@@ -291,7 +292,8 @@ def compare_replays(
     """
     graph = graphs[0]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
-    after_ns, *may_be_ns = (_steps_of(timeline, baseline) for timeline in timelines)
+    # By `map`, which holds no timeline while the next one is made.
+    after_ns, *may_be_ns = map(partial(_steps_of, baseline), timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     samples = float(np.prod([edit.samples(at) for edit, at in zip(edits, graphs)]))
     gain = before_ns - after_ns
@@ -302,7 +304,7 @@ def compare_replays(
         measured = base  # which has no communication
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     misfit += trust.doubt_pct / 100 * predicted
-    between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
+    between = [float(_steps_of(baseline, replay(each)).mean()) for each in graphs[1:-1]]
     proven = [edit.is_proven(at) for edit, at in zip(edits, graphs)]
     doubts = _doubts(edits, [base, *between, predicted])
     open_ns = max((abs(float(other.mean()) - predicted) for other in may_be_ns), default=0.0)
@@ -353,7 +355,7 @@ def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:
         trust: how well the unchanged replay fits.
     """
     known = _still_known(graphs[0], graphs[-1], trust)
-    return _replays(graphs[0], graphs[-1], known.overlap if known else None)[0]
+    return next(_replays(graphs[0], graphs[-1], known.overlap if known else None))
 
 
 def _still_known(graph: Graph, changed: Graph, trust: Trust) -> Trust | None:
@@ -381,10 +383,10 @@ def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> flo
     return float(np.hypot(_deviation(gain), _deviation(after_ns)) / np.sqrt(gain.size))
 
 
-def _replays(graph: Graph, changed: Graph, overlap: Contention | None) -> list[Timeline]:
+def _replays(graph: Graph, changed: Graph, overlap: Contention | None) -> Iterator[Timeline]:
     """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
     if overlap is None:
-        return [replay(changed)]
+        return iter([replay(changed)])
     return replays_with_new_overlap(
         changed, overlapped_before(graph), (overlap.slowdown, overlap.low, overlap.high)
     )
@@ -429,11 +431,11 @@ def _means_of(
             timeline = replay(each)
         else:
             before = overlapped_before(graph)
-            timeline = replays_with_new_overlap(each, before, (overlap.slowdown,))[0]
-        means.append(float(_steps_of(timeline, baseline).mean()))
+            timeline = next(replays_with_new_overlap(each, before, (overlap.slowdown,)))
+        means.append(float(_steps_of(baseline, timeline).mean()))
     return means
 
 
-def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
+def _steps_of(baseline: pl.DataFrame, timeline: Timeline) -> NDArray[np.int64]:
     """[S] ns, how long each step of a changed graph takes; 0 where all of it moved before the first step."""
     return changed_durations(baseline, timeline.graph, timeline.end)
