@@ -33,14 +33,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
 
+from benchmarks.speed.copies import Original, copied, originals
 from dpro.opening import open_path
 from dpro.replay.condense.joined import Condensed, condense, recondense
-from dpro.replay.condense.parts import Cut, cut_by_rank, rank_alone
 from dpro.replay.condense.skeletons import Skeletons, skeletons_of
 from dpro.replay.construction import graph_builder
 from dpro.replay.engine import grouped, longest_path, topological_order
 from dpro.replay.fidelity.by_rank import fit_of_share
-from dpro.replay.graph import Edges, Graph, NodeKind, Nodes
+from dpro.replay.graph import Graph
 from dpro.replay.sharded.agreed import agree
 from dpro.replay.sharded.inside import meetings_of, those_of
 from dpro.replay.sharded.joined import join_skeletons
@@ -54,7 +54,6 @@ ENOUGH_PER_MEMBER, LARGE_RATIO, SMALL_RATIO = 200, 80, 0.3
 EDGES_PER_NODE, NS_PER_NODE, BUILD_NS_PER_NODE = 2.2, 100, 700
 # For 10,240 ranks of 100,000 nodes.
 CONDENSE_S, JOIN_S, REPLAY_S, PEAK_GIB, ALL_NODES = 120, 10, 0.2, 4, 10_240 * 100_000
-NOISE = 0.05
 Check = dict[str, Any]
 
 
@@ -241,74 +240,6 @@ def _small_enough(row: dict[str, Any]) -> bool:
         return True
     return bool(
         row["ratio"] >= (LARGE_RATIO if per_member >= ENOUGH_PER_MEMBER else SMALL_RATIO * per_member)
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Original:
-    """A rank to copy.
-
-    Attributes:
-        graph: its share of the graph, by itself.
-        cut: of it: where others would meet it.
-        members: [N] number of the collective that a node arrives at or transfers, else -1.
-        arrives: [N] whether it is the arrival.
-    """
-
-    graph: Graph
-    cut: Cut
-    members: np.ndarray
-    arrives: np.ndarray
-
-
-def originals(graph: Graph, nodes_per_rank: int) -> tuple[list[Original], int]:
-    """All ranks, repeated up to about this number of nodes; and how many collectives they share."""
-    cut = cut_by_rank(graph)
-    _, number = np.unique(graph.nodes.collective, return_inverse=True)
-    shared = int(number.max()) + 1
-    ranks = np.flatnonzero(cut.ranks >= 0).tolist()
-    times = max(round(nodes_per_rank / np.diff(cut.indptr)[ranks].max()), 1)
-    found = []
-    for at in ranks:
-        own, alone = cut.members(at), _repeated(rank_alone(graph, cut, at), times)
-        joins, free = np.tile(cut.joins[own], times), np.tile(cut.free[own], times)
-        members = np.where(cut.joins[own], number[own], -1)
-        every = np.arange(alone.num_nodes)
-        as_cut = Cut(cut.ranks[at : at + 1], np.array([0, every.size]), every, every[:0], joins, free)
-        arrives = np.tile(graph.nodes.kind[own] == NodeKind.ARRIVE, times)
-        found.append(Original(alone, as_cut, _in_turn(members, times, shared), arrives))
-    return found, shared * times
-
-
-def _in_turn(members: np.ndarray, times: int, shared: int) -> np.ndarray:
-    turn = np.repeat(np.arange(times), members.size) * shared
-    tiled = np.tile(members, times)
-    return np.where(tiled >= 0, tiled + turn, -1)
-
-
-def _repeated(graph: Graph, times: int) -> Graph:
-    """A rank's graph with several windows like its own, one after the other."""
-    size, edges = graph.num_nodes, graph.edges
-    lasts = int(graph.nodes.earliest.max() + graph.nodes.duration.sum())
-    turn, shift = np.repeat(np.arange(times), size), np.repeat(np.arange(times) * size, edges.source.size)
-    nodes = Nodes(**{f.name: np.tile(getattr(graph.nodes, f.name), times) for f in dataclasses.fields(Nodes)})
-    window = nodes.window + (int(graph.nodes.window.max()) + 1) * turn
-    nodes = dataclasses.replace(nodes, earliest=nodes.earliest + lasts * turn, window=window)
-    tiled = Edges(**{f.name: np.tile(getattr(edges, f.name), times) for f in dataclasses.fields(Edges)})
-    tiled = dataclasses.replace(tiled, source=tiled.source + shift, target=tiled.target + shift)
-    begins = [graph.indptr[:-1] + edges.source.size * at for at in range(times)]
-    indptr = np.concatenate([*begins, [tiled.source.size]])
-    return dataclasses.replace(graph, nodes=nodes, edges=tiled, indptr=indptr, known={})
-
-
-def copied(original: Graph, rank: int) -> Graph:
-    """One copy: it begins at another time, and each piece of work lasts a little shorter or longer."""
-    draw, nodes = np.random.default_rng(rank), original.nodes
-    noise = draw.random(original.num_nodes, np.float32) * np.float32(2 * NOISE) + np.float32(1 - NOISE)
-    duration = (nodes.duration * noise).astype(np.int64)
-    earliest = nodes.earliest + int(draw.integers(0, 1_000_000))
-    return dataclasses.replace(
-        original, nodes=dataclasses.replace(nodes, duration=duration, earliest=earliest)
     )
 
 

@@ -9,7 +9,7 @@ planned ports, over a cable at half rate, around one that is down; all-reduces a
 hundred, and slow switches, with healthy cases between them. It counts how often what is at fault is named, at
 the level that can be distinguished, and nothing else.
 `--json` prints one object: check → {n, median_pct, worst_pct, bar, holds}, of blame check → {n, right_pct,
-by_kind, bar, holds}.
+by_kind, bar, holds}. Ctrl-C, or a signal to end, leaves what was measured until then.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from benchmarks.fabric_lab import blame, recorded
 from benchmarks.fabric_lab.cases import CONDITIONS, FAULTS, Compared, of_flows, of_job
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import lab
+from benchmarks.fabric_lab.lifetime import ended_in_order
 from benchmarks.fabric_lab.traffic import before_other_work
 
 # Hosts, leaves, spines, Mbit/s of a host's cable and of one between switches.
@@ -73,15 +75,15 @@ def judged(rows: Sequence[Compared]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def measured(seed: int, cases: int) -> list[Compared]:
+def measured(seed: int, cases: int, rows: list[Compared]) -> None:
     """Draw cases and measure them.
 
     Args:
         seed: of what is drawn.
         cases: how many: of three, two are flows, and one is a job.
+        rows: gets what was measured, case by case.
     """
     draw = random.Random(seed)
-    rows: list[Compared] = []
     with lab(*SHAPE) as made, before_other_work():
         of_flows(made, "hash", draw)  # the first after building is slower
         for number in range(cases):
@@ -94,17 +96,16 @@ def measured(seed: int, cases: int) -> list[Compared]:
             rows += new
             worst = max(row.error_pct for row in new)
             print(f"{number + 1:>3} {new[0].what:<10} {new[0].condition:<9} {worst:6.1f}%", file=sys.stderr)
-    return rows
 
 
-def blamed(seed: int, cases: int) -> list[blame.NamedFault]:
+def blamed(seed: int, cases: int, rows: list[blame.NamedFault]) -> None:
     """Draw faults, inject them, and say what is named.
 
     Args:
         seed: of what is drawn.
         cases: how many.
+        rows: gets what was named, case by case.
     """
-    rows = []
     with lab(*BLAMED_SHAPE) as made, before_other_work():
         for row in blame.of_cases(made, random.Random(seed), cases):
             rows.append(row)
@@ -113,7 +114,6 @@ def blamed(seed: int, cases: int) -> list[blame.NamedFault]:
             print(
                 f"{len(rows):>3} {word} {row.kind}: {row.fault or 'nothing'}, named {said}", file=sys.stderr
             )
-    return rows
 
 
 def edited(runs: Path) -> dict[str, dict[str, Any]]:
@@ -143,16 +143,46 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
-    if arguments.only == "edits":
-        found |= edited(arguments.runs)
-    if arguments.only in (None, "rates"):
-        found |= judged(measured(arguments.seed, arguments.cases))
-    if arguments.only in (None, "blame"):
-        found |= blame.judged(blamed(arguments.seed, arguments.cases))
+    found, code = checked(arguments)
     if arguments.json:
-        print(json.dumps(found, indent=1))
-        return
+        print(json.dumps(found, indent=1), flush=True)
+    else:
+        show(found)
+    sys.exit(code)
+
+
+def checked(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], int]:
+    """Check → figures, those there are where it is cut off; and the exit code.
+
+    Args:
+        arguments: of the command line.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    rates, named, code = list[Compared](), list[blame.NamedFault](), 0
+    try:
+        with ended_in_order():
+            if arguments.only == "edits":
+                found |= edited(arguments.runs)
+            if arguments.only in (None, "rates"):
+                measured(arguments.seed, arguments.cases, rates)
+            if arguments.only in (None, "blame"):
+                blamed(arguments.seed, arguments.cases, named)
+    except (KeyboardInterrupt, SystemExit) as error:
+        code = int(error.code or 0) if isinstance(error, SystemExit) else 128 + signal.SIGINT
+        print("cut off: these are the cases until then", file=sys.stderr)
+    if arguments.only in (None, "rates"):
+        found |= judged(rates)
+    if arguments.only in (None, "blame"):
+        found |= blame.judged(named)
+    return found, code
+
+
+def show(found: dict[str, dict[str, Any]]) -> None:
+    """Print figures for people.
+
+    Args:
+        found: by check.
+    """
     for check, row in found.items():
         word = {True: "holds", False: "MISSED", None: "not measured"}[row["holds"]]
         errors = f"median {row['median_pct']}%  worst {row['worst_pct']}%"

@@ -6,17 +6,21 @@ is not used: a folder of another user, or a link.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dpro.errors import DproError
 
 _PRIVATE = 0o700
 _UNUSED_S = 90 * 86_400
+_IN_USE = ".in-use"
 
 
 def cache_folder(kept: str) -> Path:
@@ -65,6 +69,53 @@ def remove_unused(folder: Path) -> None:
         with suppress(FileNotFoundError):
             if time.time() - each.lstat().st_mtime > _UNUSED_S:
                 shutil.rmtree(each, ignore_errors=True)
+
+
+@contextmanager
+def folder_in_use(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder for as long as it is used; such folders of processes that were killed are removed.
+
+    A file in it is locked meanwhile: however its process ends, the system unlocks it.
+
+    Args:
+        parent: where it is made.
+        prefix: its name begins with that; nothing else there does.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    _remove_abandoned(parent, prefix)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = os.open(folder / _IN_USE, os.O_CREAT | os.O_RDWR, 0o600)
+        with suppress(OSError):  # a file system without locks, on which nothing is taken for abandoned
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _IN_USE).exists():
+            break
+        os.close(lock)  # another command locked it first, and removed it
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    for folder in list(parent.iterdir()):
+        if not folder.name.startswith(prefix):
+            continue
+        with suppress(OSError):  # locked, or gone
+            try:
+                lock = os.open(folder / _IN_USE, os.O_RDWR | os.O_NOFOLLOW)
+            except FileNotFoundError:  # just made, or by an earlier version
+                if time.time() - folder.lstat().st_mtime > _UNUSED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def mark_used(kept: Path) -> None:

@@ -9,15 +9,15 @@ not. A cache that cannot be used is done without.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpro._version import __version__
-from dpro.cache import cache_folder, keep_latest, mark_used
+from dpro.cache import cache_folder, folder_in_use, keep_latest, mark_used
 from dpro.errors import DproError, Unanswerable
 from dpro.freed_memory import keep_freed_memory
 from dpro.limits import memory_left
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from dpro.replay.whatif.search import SearchResult
     from dpro.store import Run
 
+    Opened = tuple[Executor, Path]
+
 T = TypeVar("T")
 # A smaller graph is built in less time than it takes to be sure that one was saved.
 WORTH_SAVING = 20_000
@@ -50,6 +52,8 @@ LITTLE = 2  # ranks
 # Chunks of tasks: what the tasks of one have in common, which grows with the number of ranks, is sent once.
 CHUNKS = 64
 BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
+# What `ranks_built_once` ends, and processes and folders by the path of the run.
+_KEPT: ContextVar[tuple[ExitStack, dict[Path, Opened]] | None] = ContextVar("kept", default=None)
 
 
 def is_large(run: Run) -> bool:
@@ -130,7 +134,7 @@ def condensed_of(run: Run, report: Progress = ignore, on: Executor | None = None
     known = None if file is None else load_condensed(file, run)
     if known is not None:
         return known
-    with rank_processes(run) if on is None else _beside(run, on) as (executor, folder):
+    with ranks_at_hand(run) if on is None else _beside(run, on) as (executor, folder):
         condensed = condense_run(run, folder, executor, report)
     _keep(file, lambda path: save_condensed(path, condensed))
     return condensed
@@ -143,22 +147,69 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
     Raises:
         DproError: a process was killed, or the folder cannot be written to.
     """
-    # Loaded here: commands that find what was kept need no processes.
-    from concurrent.futures.process import BrokenProcessPool
-
     from dpro.processes import num_cores, process_pool
 
     jobs = min(num_cores(), len(run.manifest.ranks))
+    with (
+        _unbroken(run),
+        folder_in_use(cache_folder("graphs"), "shares-") as folder,
+        process_pool(jobs) as executor,
+    ):
+        yield executor, folder
+
+
+@contextmanager
+def _unbroken(run: Run) -> Iterator[None]:
+    """An error of dpro's own where a process is killed inside."""
+    # Loaded here: commands that find what was kept need no processes.
+    from concurrent.futures.process import BrokenProcessPool
+
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="shares-", dir=cache_folder("graphs")) as folder,
-            process_pool(jobs) as executor,
-        ):
-            yield executor, Path(folder)
+        yield
     except BrokenProcessPool as error:
         raise DproError(
             f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
         ) from error
+
+
+@contextmanager
+def ranks_built_once() -> Iterator[None]:
+    """Inside, all that is asked of a large run shares its processes and the ranks that they have built."""
+    if _KEPT.get() is not None:
+        yield
+        return
+    with ExitStack() as stack:
+        token = _KEPT.set((stack, {}))
+        try:
+            yield
+        finally:
+            _KEPT.reset(token)
+
+
+@contextmanager
+def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
+    """`rank_processes`; those that are there already inside `ranks_built_once`.
+
+    Args:
+        run: the run.
+
+    Raises:
+        DproError: as `rank_processes`.
+    """
+    kept = _KEPT.get()
+    if kept is None:
+        with rank_processes(run) as opened:
+            yield opened
+        return
+    stack, known = kept
+    if run.path not in known:
+        known[run.path] = stack.enter_context(rank_processes(run))
+    try:
+        with _unbroken(run):
+            yield known[run.path]
+    except DproError:
+        known.pop(run.path, None)  # a pool that lost a process does no more work
+        raise
 
 
 @contextmanager
@@ -185,7 +236,7 @@ def context_by_rank(
     if not condensed.trust.answerable:
         yield Context(run, None, operations)
         return
-    with rank_processes(run) as (executor, folder):
+    with ranks_at_hand(run) as (executor, folder):
         job = CondensedJob(run, condensed, folder, condensed.joined)
         windows = BaselineOfRanks(RanksApart(job, spread_over(executor)))
         yield Context(run, windows, operations, breakdown=lambda: _breakdown_by_rank(run, condensed))
@@ -242,7 +293,7 @@ def search_of(
     if condensed is None or not why_too_large(run):
         graph = analysis.built.predictive
         return explore(graph, trust, budget, report, suspects, baseline, kinds)
-    with rank_processes(run) as (executor, folder):
+    with ranks_at_hand(run) as (executor, folder):
         job = CondensedJob(run, condensed, folder, condensed.joined)
         spread = spread_over(executor)
         return explore_by_rank(job, trust, spread, budget, report, suspects, baseline, kinds)
@@ -251,8 +302,8 @@ def search_of(
 @contextmanager
 def _beside(run: Run, executor: Executor) -> Iterator[tuple[Executor, Path]]:
     """An executor, and a folder beside a run that its processes see."""
-    with tempfile.TemporaryDirectory(prefix=f".{run.path.name}-shares-", dir=run.path.parent) as folder:
-        yield executor, Path(folder)
+    with folder_in_use(run.path.parent, f".{run.path.name}-shares-") as folder:
+        yield executor, folder
 
 
 def spread_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:

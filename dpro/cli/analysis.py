@@ -143,8 +143,11 @@ def with_graph(analysis: Analysis) -> Analysis:
     Raises:
         Unanswerable: it holds no spans.
     """
+    from dpro.analysis.graphs import ranks_built_once
     from dpro.cli.output import progress
 
+    if context := click.get_current_context(silent=True):
+        context.with_resource(ranks_built_once())
     with progress("Building the graph") as report:
         analysis.report_progress = report
         _ = analysis.trust

@@ -33,6 +33,7 @@ from dpro.analysis.answers.whatif import (
     sensitivity_of,
     what_if,
 )
+from dpro.analysis.graphs import ranks_built_once
 from dpro.analysis.selected import read_selection, select
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
@@ -193,7 +194,8 @@ def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Do
         asked = msgspec.convert(arguments, tool.takes)
     except msgspec.ValidationError as error:
         raise UsageError(f"{name}: {error}") from error
-    return tool.answer(asked, folders)
+    with ranks_built_once():
+        return tool.answer(asked, folders)
 
 
 def _analysis(path: str, folders: Sequence[Path]) -> Analysis:

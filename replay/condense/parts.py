@@ -7,7 +7,6 @@ later. Where a window's beginning may be a node's start, those nodes stay that n
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.condense import kernels
-from dpro.replay.graph import Graph, assembled
+from dpro.replay.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -99,22 +98,6 @@ def cut_by_rank(graph: Graph) -> Cut:
     count = kernels.cut(nodes.rank, nodes.kind, into, lowest, begins, place, found)
     there = np.flatnonzero(np.diff(begins))
     return Cut(lowest + there, np.append(begins[there], size), order, between[:count].copy(), joins, free)
-
-
-def rank_alone(graph: Graph, cut: Cut, number: int) -> Graph:
-    """A rank's nodes, and the edges among them, as a graph of their own.
-
-    Args:
-        graph: the graph.
-        cut: of it.
-        number: index of the rank.
-    """
-    nodes, edges, own = graph.nodes, graph.edges, cut.members(number)
-    of_rank = nodes.rank == cut.ranks[number]
-    inside = edges.taken(np.flatnonzero(of_rank[edges.source] & of_rank[edges.target]))
-    source, target = (np.searchsorted(own, end) for end in (inside.source, inside.target))
-    inside = dataclasses.replace(inside, source=source, target=target)
-    return assembled(nodes.taken(own), inside, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
 
 
 def ends_of(graph: Graph, cut: Cut, duration: Ints, asked: Bools | None = None) -> Ends:

@@ -118,6 +118,7 @@ PARTS = (
     "reality_checks.scoring",
     "reality_checks.tables",
     "serving_server.server",
+    "speed.copies",
 )
 UNTRIED = {
     "dashboard": "needs a browser",

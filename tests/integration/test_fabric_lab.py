@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import fabric
 from benchmarks.fabric import check_of, judged
 from benchmarks.fabric_lab import blame, recorded
 from benchmarks.fabric_lab.blame import NONE, NamedFault
@@ -37,6 +39,22 @@ def test_a_figure_is_held_to_the_bar_of_what_it_is() -> None:
     found = judged(rows)
     assert [found[check]["holds"] for check in found] == [True, False, None, True, None]
     assert found["flows"]["worst_pct"] == pytest.approx(1.96, abs=0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_measured_is_printed_where_a_benchmark_is_cut_off(number, monkeypatch, capsys) -> None:
+    def cases(_seed: int, _cases: int, rows: list[NamedFault]) -> None:
+        rows.append(NamedFault("slow cable", "l0-s0", (frozenset({"l0-s0"}),), frozenset({"l0-s0"})))
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(fabric, "blamed", cases)
+    monkeypatch.setattr(sys, "argv", ["fabric.py", "--only", "blame", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        fabric.main()
+    assert ended.value.code == 128 + number
+    out = capsys.readouterr()
+    assert json.loads(out.out)["blame"]["n"] == 1
+    assert "cut off" in out.err
 
 
 def test_the_lab_describes_itself_without_what_failed() -> None:

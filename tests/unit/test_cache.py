@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dpro.analysis.graphs import graph_of
-from dpro.cache import cache_folder, keep_latest
+from dpro.cache import cache_folder, folder_in_use, keep_latest
 from dpro.errors import DproError
 from dpro.opening import open_path
 from tests.builders import cpu_job
@@ -107,3 +111,62 @@ def test_an_import_removes_imports_that_were_not_opened_for_months(root, tmp_pat
     open_path(tmp_path / "opened")
     new = open_path(tmp_path / "new").path
     assert {run.name for run in (root / "imports").iterdir()} == {opened.name, new.name}
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from dpro.cache import folder_in_use
+with folder_in_use(Path(sys.argv[1]), "shares-") as folder:
+    (folder / "rank00000.npz").write_text("work")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_others_stay(tmp_path):
+    holders = [
+        subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        dead, alive = (Path(str(each.stdout and each.stdout.readline()).strip()) for each in holders)
+        holders[0].kill()
+        holders[0].wait()
+        (tmp_path / "kept.npz").write_text("a graph")
+        with folder_in_use(tmp_path, "shares-") as first, folder_in_use(tmp_path, "shares-") as second:
+            there = {each.name for each in tmp_path.iterdir()}
+            assert there == {alive.name, first.name, second.name, "kept.npz"}
+            assert (alive / "rank00000.npz").read_text() == "work"
+        assert not dead.exists()
+        assert {each.name for each in tmp_path.iterdir()} == {alive.name, "kept.npz"}
+    finally:
+        for each in holders:
+            each.kill()
+            each.communicate()
+
+
+def test_a_folder_that_no_process_has_locked_yet_stays_until_it_is_old(tmp_path):
+    young, old = tmp_path / "shares-young", tmp_path / "shares-old"
+    for each in (young, old):
+        each.mkdir()
+    os.utime(old, (0, 0))
+    with folder_in_use(tmp_path, "shares-"):
+        assert young.exists()
+        assert not old.exists()
+
+
+def test_a_folder_that_another_command_removed_at_once_is_made_again(tmp_path, monkeypatch):
+    real, removed = fcntl.flock, []
+
+    def removing(lock, how):
+        if not removed:
+            (made,) = tmp_path.iterdir()
+            removed.append(made)
+            shutil.rmtree(made)
+        real(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", removing)
+    with folder_in_use(tmp_path, "shares-") as folder:
+        assert folder.is_dir()
+        assert removed != [folder]

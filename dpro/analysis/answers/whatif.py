@@ -17,7 +17,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import PretendedDocument, in_words, pretended_document
 from dpro.analysis.answers.searches import searched
 from dpro.analysis.end import EndDocument, end_document
-from dpro.analysis.graphs import rank_processes, search_of, spread_over
+from dpro.analysis.graphs import ranks_at_hand, search_of, spread_over
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
@@ -264,7 +264,7 @@ def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline:
     condensed = analysis.condensed
     if condensed is None or any(edit.scope() == "job" for edit in edits):
         return predict(analysis.built.predictive, baseline, edits, trust)
-    with rank_processes(analysis.run) as (executor, folder):
+    with ranks_at_hand(analysis.run) as (executor, folder):
         spread = spread_over(executor)
         return predict_by_rank(analysis.run, condensed, baseline, edits, trust, folder, spread)
 

@@ -17,6 +17,7 @@ from dpro.analysis import graphs
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli import cli
 from dpro.errors import Unanswerable
+from dpro.replay.sharded.share import build_share
 from dpro.replay.timeline import replay
 from dpro.store import Run, open_run
 from tests.builders import cpu_job
@@ -144,7 +145,6 @@ def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options,
 def test_edits_of_a_large_run_are_predicted_rank_by_rank(run, edit, monkeypatch, in_threads):
     whole = documents(run, "--edit", edit, command="whatif")
     monkeypatch.setattr(graphs, "LARGE", 1)
-    monkeypatch.setattr("dpro.analysis.answers.whatif.rank_processes", graphs.rank_processes)
     never(monkeypatch)
     assert documents(run, "--edit", edit, command="whatif") == whole
 
@@ -188,6 +188,22 @@ def test_a_large_run_is_searched_by_rank_and_what_is_not_looked_at_is_said(run, 
     both = known.keys() & same.keys()
     assert len(both) > 2
     assert {edits: same[edits] for edits in both} == {edits: known[edits] for edits in both}
+
+
+@pytest.mark.parametrize("command", ["diagnose", "whatif"])
+def test_a_command_builds_each_rank_of_a_large_run_once(run, command, monkeypatch, in_threads):
+    built: list[int] = []
+
+    def counting(*arguments):
+        built.append(arguments[1].rank)
+        return build_share(*arguments)
+
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
+    for module in ("fidelity.by_rank", "whatif.ranks.rank"):
+        monkeypatch.setattr(f"dpro.replay.{module}.build_share", counting)
+    documents(run, command=command)
+    assert sorted(built) == run.manifest.ranks
 
 
 @pytest.mark.slow

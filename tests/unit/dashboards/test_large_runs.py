@@ -40,7 +40,6 @@ def condense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "LARGE", 1)
     monkeypatch.setattr(graphs, "memory_left", lambda: 1)
     monkeypatch.setattr(graphs, "rank_processes", in_threads)
-    monkeypatch.setattr("dpro.analysis.answers.whatif.rank_processes", in_threads)
 
 
 @pytest.fixture(params=["gpu", "fabric"])
