@@ -85,6 +85,18 @@ class GraphError(DproError):
     """The graph breaks an invariant; a defect of dpro or a trace that contradicts itself."""
 
 
+def is_of(kind: Ints, kinds: Sequence[int]) -> Bools:
+    """[N] whether each kind of node or edge is one of some: by a table, since there are few.
+
+    Args:
+        kind: [N] from 0 on.
+        kinds: which.
+    """
+    table = np.zeros(max(len(NodeKind), len(EdgeKind)), np.bool_)
+    table[list(kinds)] = True
+    return table[kind]
+
+
 @dataclass(frozen=True)
 class Nodes:
     """Columns of the nodes, each [N].

@@ -76,6 +76,12 @@ def with_kept_facts(graph: Graph, graph_file: Path) -> Graph:
     return replace(graph, known={**graph.known, KEPT_FACTS: ((), facts)})
 
 
+def with_facts_alone(graph: Graph) -> Graph:
+    """The same graph, of which nothing is known but where its facts are kept."""
+    facts = graph.known.get(KEPT_FACTS)
+    return replace(graph, known={} if facts is None else {KEPT_FACTS: facts})
+
+
 def kept(
     graph: Graph,
     name: str,

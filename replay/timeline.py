@@ -139,18 +139,18 @@ def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, 
 
     def compute() -> tuple[pl.DataFrame, Ints, Ints, Ints]:
         real = kind != NodeKind.RENDEZVOUS
-        runs = np.flatnonzero(_differs_from_last(*keys, real))
+        runs = np.flatnonzero(differs_from_last(*keys, real))
         counts = np.flatnonzero(real[runs])
         order = counts[np.lexsort([key[runs[counts]] for key in reversed(keys)])]
         first = runs[order]
-        groups = np.flatnonzero(_differs_from_last(*(key[first] for key in keys)))
+        groups = np.flatnonzero(differs_from_last(*(key[first] for key in keys)))
         rows = pl.DataFrame({name: key[first[groups]] for name, key in zip(by, keys)})
         return rows, runs, order, groups
 
     return once(graph, ("extents", by), (*keys, kind), compute)
 
 
-def _differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+def differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     """[N] whether any column has another value than in the entry before; true of the first."""
     differs = np.ones(columns[0].size, np.bool_)
     differs[1:] = False
@@ -224,7 +224,7 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
     """
     finish, kept = _finish_of(baseline, graph, end)
     window, begins = (baseline[name].to_numpy()[kept] for name in ("window", "begin_ns"))
-    before = np.where(_differs_from_last(window), begins, np.append(0, finish)[: finish.size])
+    before = np.where(differs_from_last(window), begins, np.append(0, finish)[: finish.size])
     lasts: Ints = np.maximum(finish - before, 0)
     return lasts[baseline["counted"].to_numpy()[kept]] if "counted" in baseline.columns else lasts
 

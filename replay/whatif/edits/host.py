@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.counted import CountedEdit, Counts
@@ -139,7 +139,7 @@ def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
     calls = launching_calls(graph, launch)
     if not (calls.any() if counts is None else counts[LAUNCHES]):
         raise NothingToChange("the run holds no GPU launches: what the CPU does is the job's own work")
-    on_cpu = calls | np.isin(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
+    on_cpu = calls | is_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
     lag = np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
     return graph.with_durations(np.where(on_cpu, 0, graph.nodes.duration)).with_lags(lag)
 
@@ -170,7 +170,7 @@ class Cpu(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Divide the durations of all CPU work."""
-        mask = np.isin(graph.nodes.kind, (*CPU_KINDS, NodeKind.DELAY)) & (graph.nodes.rank >= 0)
+        mask = is_of(graph.nodes.kind, (*CPU_KINDS, NodeKind.DELAY)) & (graph.nodes.rank >= 0)
         if not mask.any():
             raise NothingToChange("the run holds no CPU work: record with CPU activities")
         return graph.with_durations(scaled(graph, mask, 1 / self.factor))
@@ -268,7 +268,7 @@ def _waits_for_gpu(graph: Graph) -> Bools:
     """[E] edges from work on a GPU stream to the CPU that waits for it."""
     nodes, edges = graph.nodes, graph.edges
     on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
-    works = np.isin(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER)) & on_stream[nodes.lane]
+    works = is_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER)) & on_stream[nodes.lane]
     waits: Bools = (edges.kind == EdgeKind.SYNC) & works[edges.source]
     return waits
 
@@ -279,7 +279,7 @@ def _waiting_calls(graph: Graph) -> Ints:
     before = np.full(graph.num_nodes, -1)
     thread = edges.kind == EdgeKind.THREAD
     before[edges.target[thread]] = edges.source[thread]
-    named = np.isin(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+    named = is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
     earlier = before[edges.target]
     calls: Ints = np.where((earlier >= 0) & named[earlier], earlier, -1)
     return calls

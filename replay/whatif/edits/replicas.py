@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind, is_of
 from dpro.replay.mesh import BY
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
 from dpro.replay.models.link_costs import (
@@ -82,7 +82,7 @@ class DataParallelSize(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the transfers, and let each begin later by what the slowest of this many is later."""
         (changed,) = self._with_noise(graph, 1.0)
-        on_gpu = bool(np.isin(graph.nodes.kind, GPU_KINDS).any())
+        on_gpu = bool(is_of(graph.nodes.kind, GPU_KINDS).any())
         return self._with_shards(graph, changed, GPU_KINDS if on_gpu else (NodeKind.CPU,))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
@@ -102,7 +102,7 @@ class DataParallelSize(Edit):
         scattered = any(mine and each.op == SCATTER for mine, each in zip(own.tolist(), graph.messages))
         if not scattered:
             return changed
-        updates = optimizing(graph) & np.isin(graph.nodes.kind, kinds)
+        updates = optimizing(graph) & is_of(graph.nodes.kind, kinds)
         longer = changed.nodes.duration * replicas_of(graph) / self.ranks
         return changed.with_durations(
             np.where(updates, np.rint(longer), changed.nodes.duration).astype(np.int64)
@@ -250,8 +250,9 @@ def _noise_before(graph: Graph) -> Floats:
     nodes, edges = graph.nodes, graph.edges
     spread = np.zeros(graph.edges.lag.size)
     deviation = _deviation_of_phases(graph)
-    met = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
-    arrives = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.source] == NodeKind.ARRIVE)
+    meets = np.flatnonzero(edges.kind == EdgeKind.RENDEZVOUS)
+    met = meets[nodes.kind[edges.target[meets]] == NodeKind.TRANSFER]
+    arrives = meets[nodes.kind[edges.source[meets]] == NodeKind.ARRIVE]
     phase = np.full(graph.num_nodes, -1)
     phase[edges.target[arrives]] = nodes.phase[edges.source[arrives]]
     spread[met] = [deviation.get(at, 0.0) for at in phase[edges.source[met]].tolist()]

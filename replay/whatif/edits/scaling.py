@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools
 from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, is_of, once
 from dpro.replay.mesh import BY
 from dpro.replay.models.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.run_mesh import axes_of_messages
@@ -100,7 +100,7 @@ def refuse_operations(graph: Graph) -> None:
     Raises:
         Unanswerable: it is one.
     """
-    if not (np.isin(graph.nodes.kind, CPU_KINDS) & (graph.nodes.rank >= 0)).any():
+    if not (is_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.rank >= 0)).any():
         raise Unanswerable("the run consists of whole operations, whose steps have micro-batches already")
 
 

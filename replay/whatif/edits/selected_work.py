@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.facts import RunFacts
@@ -294,7 +294,7 @@ class Slow(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and make the first work of each step longer."""
         ranks = self.at.ranks(graph)
-        mine = np.isin(graph.nodes.rank, ranks) & np.isin(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
+        mine = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
         duration = scaled(graph, mine, 1.0 if self.factor is None else self.factor)
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
         return graph.with_durations(duration)
@@ -320,7 +320,7 @@ def first_work(graph: Graph, ranks: list[int]) -> Ints:
     """
     nodes = graph.nodes
     main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
-    works = np.isin(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
+    works = is_of(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
     at = np.flatnonzero(works & main[nodes.lane])
     rows = pl.DataFrame(
         {name: getattr(nodes, name)[at] for name in ("rank", "window", "step", "measured_start")}

@@ -19,8 +19,9 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
 from dpro.replay.construction.cpu_threads import merge_intervals
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
+from dpro.replay.timeline import differs_from_last
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
@@ -84,8 +85,10 @@ class CudaGraph(CountedEdit):
     def counts(self, graph: Graph) -> Counts:
         """How much host time there is, is captured, and is neither known to be captured nor to stay, ns."""
         nodes = graph.nodes
-        inside = np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
-        where = pl.DataFrame({name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")})
+        inside = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+        columns = {name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")}
+        begins = differs_from_last(*columns.values())
+        where = pl.DataFrame({name: column[begins] for name, column in columns.items()})
         counts = {LAUNCHES: num_launches(graph), "steps": where.n_unique(), "taken": 0.0, "open": 0.0}
         counts["whole"] = float(nodes.duration[inside].sum())
         with suppress(NothingToChange):
@@ -202,7 +205,7 @@ def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
     calls, fixed = _calls(graph)
     calls &= chosen & (nodes.step >= 0)
     dispatching, staying = _operators(graph, calls, fixed)
-    pause = np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (nodes.duration > MAX_PAUSE_NS)
+    pause = is_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (nodes.duration > MAX_PAUSE_NS)
     order, stretch, first, behind = _stretches(graph, calls & ~staying, staying | pause)
     inside = np.zeros(graph.num_nodes, np.bool_)
     inside[order[behind]] = True
@@ -229,13 +232,13 @@ def _calls(graph: Graph) -> tuple[Bools, Bools]:
     nodes, edges = graph.nodes, graph.edges
     on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
     copies = (nodes.kind == NodeKind.COPY) & _named(graph, HOST_COPIES)
-    begun = (np.isin(nodes.kind, GPU_KINDS) | on_stream[nodes.lane]) & ~copies
+    begun = (is_of(nodes.kind, GPU_KINDS) | on_stream[nodes.lane]) & ~copies
     launch = edges.kind == EdgeKind.LAUNCH
     some, others = np.zeros((2, graph.num_nodes), np.bool_)
     some[edges.source[launch & begun[edges.target]]] = True
     others[edges.source[launch & ~begun[edges.target]]] = True  # host copies, and what is not on a GPU
     runtime = nodes.kind == NodeKind.RUNTIME
-    fixed = np.isin(nodes.kind, CPU_KINDS) & (others | (runtime & _named(graph, NOT_CAPTURED)))
+    fixed = is_of(nodes.kind, CPU_KINDS) & (others | (runtime & _named(graph, NOT_CAPTURED)))
     return some & runtime & ~fixed, fixed
 
 
@@ -255,7 +258,7 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
     if graph.run is None:
         return nodes.kind == NodeKind.CPU, fixed
     nesting, rows = nesting_of(graph, graph.run), rows_of(graph, graph.run)
-    spans, start, end = nesting.spans, nesting.start, nesting.end
+    spans, start, end = nesting.rows("kind", "name"), nesting.start, nesting.end
     makes, is_fixed = (np.zeros(spans.height + 1, np.bool_) for _ in range(2))
     makes[rows[calls]] = is_fixed[rows[fixed]] = True
     launches, stuck = (_held_by(start, end, of[:-1] & nesting.on_cpu) for of in (makes, is_fixed))
@@ -266,7 +269,7 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
         np.append(nesting.on_cpu & _inside(start, *merge_intervals(start[of], end[of])), False)[rows]
         for of in (dispatches, stays)
     )
-    return dispatching, fixed | (held & np.isin(nodes.kind, CPU_KINDS))
+    return dispatching, fixed | (held & is_of(nodes.kind, CPU_KINDS))
 
 
 def _held_by(start: Ints, end: Ints, marked: Bools) -> Bools:
@@ -301,7 +304,7 @@ def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, 
     nodes, edges = graph.nodes, graph.edges
     woken = np.zeros(graph.num_nodes, np.bool_)
     woken[edges.target[edges.kind == EdgeKind.SYNC]] = True
-    on_cpu = np.flatnonzero(np.isin(nodes.kind, CPU_KINDS))
+    on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS))
     order = on_cpu[
         np.lexsort((on_cpu, nodes.measured_start[on_cpu], nodes.lane[on_cpu], nodes.window[on_cpu]))
     ]

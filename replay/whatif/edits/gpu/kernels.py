@@ -19,7 +19,7 @@ import numpy as np
 from dpro.arrays import Bools, Ints
 from dpro.classify import classify
 from dpro.errors import NothingToChange, Unanswerable, UsageError
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.roofline import BYTES, stored_as
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
@@ -104,7 +104,7 @@ class Optimizer(CountedEdit):
             return graph  # on CPUs it loops all the same
         duration = graph.nodes.duration.astype(np.float64)
         duration[mask & (graph.nodes.kind == NodeKind.CPU)] *= ratio
-        duration[mask & np.isin(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+        duration[mask & is_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
         return graph.with_durations(np.rint(duration).astype(np.int64))
 
     def describe(self) -> str:
@@ -136,13 +136,13 @@ def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, op
     nodes, edges = graph.nodes, graph.edges
     duration = nodes.duration.astype(np.float64)
     duration[kernels] *= ratio
-    duration[mask & np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+    duration[mask & is_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
     calls = np.zeros(graph.num_nodes, np.bool_)
     calls[edges.source[(edges.kind == EdgeKind.LAUNCH) & kernels[edges.target]]] = True
     for rank, window, step in np.unique(np.stack([nodes.rank, nodes.window, nodes.step])[:, calls], axis=1).T:
         here = (nodes.rank == rank) & (nodes.window == window) & (nodes.step == step) & mask
         first = nodes.measured_end[np.flatnonzero(here & calls)].min()
-        later = here & (nodes.measured_start >= first) & np.isin(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+        later = here & (nodes.measured_start >= first) & is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
         duration[later] = 0
     queued = (edges.kind == EdgeKind.STREAM) & kernels[edges.source] & kernels[edges.target]
     lag = np.where(queued, np.minimum(edges.lag, 0), edges.lag)
@@ -235,7 +235,7 @@ def _runs(graph: Graph, chosen: Bools, fitting: Callable[[str], bool]) -> Ints:
     caller = np.full(graph.num_nodes, -1)
     launch = edges.kind == EdgeKind.LAUNCH
     caller[edges.target[launch]] = nodes.lane[edges.source[launch]]
-    on_stream = np.flatnonzero(np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE)))
+    on_stream = np.flatnonzero(is_of(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE)))
     order = on_stream[
         np.lexsort((nodes.measured_start[on_stream], nodes.lane[on_stream], nodes.window[on_stream]))
     ]

@@ -16,7 +16,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept, with_facts_alone
 from dpro.replay.models.gradients.buckets import dtype_of, gradient_passes
 from dpro.replay.models.gradients.inferred import divided, with_other_sizes
 from dpro.replay.models.gradients.passes import Parameters, Pass
@@ -157,8 +157,8 @@ def _reduced(graph: Graph) -> GradientReductions:
     columns = (*nodes.columns, edges.source, edges.target, edges.lag, edges.kind)
     known = (*columns, graph.messages, graph.network, graph.run)
     passes, *costs = kept(graph, "gradient-reductions", known, lambda: _facts(graph), RECORDS)
-    unkept = dataclasses.replace(graph, known={})  # what a graph keeps must not hold it
-    return GradientReductions(unkept, replayed(graph).end, list(passes), *costs)
+    end = replayed(graph).end  # what a graph keeps must not hold it
+    return GradientReductions(with_facts_alone(graph), end, list(passes), *costs)
 
 
 def _facts(graph: Graph) -> tuple[Any, ...]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.construction.cpu_threads import merge_intervals
-from dpro.replay.graph import Graph, once
+from dpro.replay.graph import Graph
 from dpro.replay.kept import kept
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
@@ -31,20 +32,35 @@ class Nesting:
     """The spans of a run, each column [S].
 
     Attributes:
-        spans: the rows, with `COLUMNS` and `row`, their number; ranks as the graph has them.
+        run: whose spans.
         on_cpu: whether a span is of a thread.
-        start, end: ns on one axis for all threads, each thread after the one before it.
+        start: ns on one axis for all threads, each thread after the one before it.
+        lasts: ns.
         launch: a number that a call shares with what it launched, -1 for none.
         calls, launched: whether a span launches GPU work; whether it is such work.
     """
 
-    spans: pl.DataFrame
+    run: Run
     on_cpu: Bools
     start: Ints
-    end: Ints
+    lasts: Ints
     launch: Ints
     calls: Bools
     launched: Bools
+
+    @cached_property
+    def end(self) -> Ints:
+        """ns on the axis of the starts."""
+        return self.start + self.lasts
+
+    @cached_property
+    def spans(self) -> pl.DataFrame:
+        """The rows, with `COLUMNS` and `row`, their number."""
+        return self.rows(*COLUMNS)
+
+    def rows(self, *columns: str) -> pl.DataFrame:
+        """The rows, with some of `COLUMNS` and `row`, their number; ranks as the graph has them."""
+        return _with_wide_ranks(self.run.table(SPANS, columns)).with_row_index("row")
 
     def inside(self, chosen: Bools) -> Bools:
         """[S] all CPU spans within the chosen ones on their threads, and what they launched.
@@ -77,13 +93,13 @@ class Nesting:
             chosen: [S] spans.
         """
         forward = self.inside(chosen)
-        rank, window, number, thread = map(
-            self.column, ("rank", "window", "sequence_number", "forward_thread")
-        )
-        numbered = np.flatnonzero((number >= 0) & (self.spans["kind"] == "cpu_op").to_numpy())
+        places = ("rank", "window", "sequence_number", "forward_thread", "span_id", "start_ns")
+        spans = self.rows("kind", *places)  # read at once
+        rank, window, number, thread, ids, start = (spans[name].to_numpy() for name in places)
+        numbered = np.flatnonzero((number >= 0) & (spans["kind"] == "cpu_op").to_numpy())
         asked = _numbered(rank[numbered], window[numbered], number[numbered])
         is_forward = thread[numbered] <= 0
-        order = np.lexsort((self.column("span_id")[numbered], self.column("start_ns")[numbered]))
+        order = np.lexsort((ids[numbered], start[numbered]))
         order = order[is_forward[order]]
         asker = np.full(int(asked.max(initial=-1)) + 1, -1)
         asker[asked[order]] = numbered[order]  # the last of those that are equal stays
@@ -98,7 +114,7 @@ class Nesting:
         Args:
             rows: of `spans`.
         """
-        found = np.zeros(self.spans.height, np.bool_)
+        found = np.zeros(self.start.size, np.bool_)
         found[rows["row"].to_numpy()] = True
         return found
 
@@ -108,7 +124,7 @@ class Nesting:
         Args:
             name: of `COLUMNS`.
         """
-        return self.spans[name].to_numpy()
+        return self.rows(name)[name].to_numpy()
 
 
 def nesting_of(graph: Graph, run: Run) -> Nesting:
@@ -118,11 +134,16 @@ def nesting_of(graph: Graph, run: Run) -> Nesting:
         graph: keeps what is found.
         run: its run.
     """
-    return once(graph, "nesting of spans", (run,), lambda: _nesting(run))
+    return kept(graph, "nesting-of-spans", (run,), lambda: _nesting(run), {"Nesting": Nesting})
+
+
+def _with_wide_ranks(spans: pl.DataFrame) -> pl.DataFrame:
+    return spans.with_columns(pl.col("^rank$").cast(pl.Int64))
 
 
 def _nesting(run: Run) -> Nesting:
-    spans = run.table(SPANS, COLUMNS).with_columns(pl.col("rank").cast(pl.Int64)).with_row_index("row")
+    columns = ("rank", "window", "kind", "start_ns", "duration_ns", "tid", "correlation")
+    spans = _with_wide_ranks(run.table(SPANS, columns))
     rank, window, start, lasts, correlation = (
         spans[name].to_numpy() for name in ("rank", "window", "start_ns", "duration_ns", "correlation")
     )
@@ -137,7 +158,7 @@ def _nesting(run: Run) -> Nesting:
     calls = (kinds == "runtime").to_numpy() & called
     launched = kinds.is_in(GPU_WORK_KINDS).to_numpy() & called
     on_cpu = kinds.is_in(ON_CPU).to_numpy()
-    return Nesting(spans, on_cpu, begin, begin + lasts, launch, calls, launched)
+    return Nesting(run, on_cpu, begin, lasts, launch, calls, launched)
 
 
 def _dense(values: Ints) -> Ints:

@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange, Unanswerable
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
 from dpro.replay.models.memory import MODULE
 from dpro.replay.models.roofline import MATMULS
@@ -51,7 +51,7 @@ def in_modules(graph: Graph, pattern: str) -> Bools:
 def _in_modules(graph: Graph, pattern: str) -> Bools:
     run = _run_of(graph)
     nesting = nesting_of(graph, run)
-    ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES))
+    ranges = nesting.rows("kind", "name").filter(pl.col("kind").is_in(RANGES))
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
@@ -96,7 +96,7 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
         raise Unanswerable(f"the job computes activations again in backward already, those of {named}")
     rows, parts = rows_of(graph, run), []
     for block, outer in enumerate(_outermost(calls)["row"].to_list()):
-        chosen = np.arange(nesting.spans.height) == outer
+        chosen = np.arange(nesting.start.size) == outer
         forward, every = (np.append(each(chosen), False) for each in (nesting.inside, nesting.with_backward))
         node = np.flatnonzero(every[rows])
         parts.append(pl.DataFrame({"node": node, "block": block, "backward": ~forward[rows[node]]}))
@@ -208,19 +208,19 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
         return calls
     run = graph.run
     nesting = nesting_of(graph, run)
-    launch, operator = once(graph, "launches in operators", (run,), lambda: _launches_in_operators(nesting))
-    gone = np.zeros(nesting.spans.height + 1, np.bool_)
+    launch, operator = kept(graph, "launches-in-operators", (run,), lambda: _launches_in_operators(nesting))
+    gone = np.zeros(nesting.start.size + 1, np.bool_)
     gone[rows_of(graph, run)[calls]] = True
-    idle = np.zeros(nesting.spans.height, np.bool_)
+    idle = np.zeros(nesting.start.size, np.bool_)
     idle[operator] = True
     idle[operator[~gone[launch]]] = False
-    on_cpu = np.isin(graph.nodes.kind, CPU_KINDS)
+    on_cpu = is_of(graph.nodes.kind, CPU_KINDS)
     return calls | (nodes_of(graph, run, nesting.inside(idle)) & on_cpu)
 
 
 def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
     """Rows of launches of GPU work in operators, and of the outermost operator that each is in."""
-    operators = np.flatnonzero((nesting.spans["kind"] == "cpu_op").to_numpy())
+    operators = np.flatnonzero((nesting.rows("kind")["kind"] == "cpu_op").to_numpy())
     operators = operators[np.lexsort((-nesting.end[operators], nesting.start[operators]))]
     latest = np.maximum.accumulate(nesting.end[operators])
     is_outer = np.ones(operators.size, np.bool_)
@@ -293,11 +293,12 @@ def calls_of(graph: Graph, work: Bools) -> Bools:
         work: [N] GPU work.
     """
     edges = graph.edges
-    launch = edges.kind == EdgeKind.LAUNCH
+    launch = np.flatnonzero(edges.kind == EdgeKind.LAUNCH)
+    source, of_work = edges.source[launch], work[edges.target[launch]]
     some, others = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.bool_)
-    some[edges.source[launch & work[edges.target]]] = True
-    others[edges.source[launch & ~work[edges.target]]] = True
-    calls: Bools = some & ~others & np.isin(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
+    some[source[of_work]] = True
+    others[source[~of_work]] = True
+    calls: Bools = some & ~others & is_of(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
     return calls
 
 
@@ -312,7 +313,7 @@ def descendants_of(graph: Graph, pattern: str) -> Bools:
 
     def spans() -> Bools:
         nesting = nesting_of(graph, run)
-        on_cpu = nesting.spans.filter(nesting.on_cpu)
+        on_cpu = nesting.rows("name").filter(nesting.on_cpu)
         return nesting.inside(nesting.marked(on_cpu.filter(_fits(on_cpu, pattern))))
 
     def nodes() -> Bools:
@@ -331,7 +332,7 @@ def with_descendants(graph: Graph, mask: Bools) -> Bools:
     if graph.run is None:
         return mask
     nesting = nesting_of(graph, graph.run)
-    picked = np.zeros(nesting.spans.height + 1, np.bool_)
+    picked = np.zeros(nesting.start.size + 1, np.bool_)
     picked[rows_of(graph, graph.run)[mask]] = True
     return mask | nodes_of(graph, graph.run, nesting.inside(picked[:-1] & nesting.on_cpu))
 
