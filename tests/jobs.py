@@ -18,6 +18,7 @@ from dpro.store import Run, open_run
 
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "sample_traces" / "train.py"
+PATIENCE_S = 240  # for a busy machine: nothing that works takes so long
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TWO_RANKS = [sys.executable, str(ROOT / "tests" / "ranks.py"), "2"]  # where it need not be torchrun
 RECORD = [sys.executable, "-m", "dpro", "record"]
@@ -86,7 +87,7 @@ def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[by
 def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.CompletedProcess[bytes]:
     process = start(command, cwd, **extra)
     try:
-        stdout, stderr = process.communicate(timeout=240)  # much is for a busy machine
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
@@ -124,7 +125,7 @@ def wait_for(path: Path) -> None:
     wait_until(path.exists, f"{path} never came")
 
 
-def wait_until(condition: Callable[[], object], complaint: str, timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], object], complaint: str, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, complaint

@@ -25,7 +25,7 @@ from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.trial.calibrate import as_tried
 from tests.answers import SHAPES, misfits
 from tests.commands import dpro, refused
-from tests.jobs import TRAIN, TWO_RANKS, environment, head_start
+from tests.jobs import PATIENCE_S, TRAIN, TWO_RANKS, environment, head_start
 from tests.traces import annotation, cpu_op, kernel, launch, write
 
 pytestmark = pytest.mark.usefixtures("searched_once")
@@ -108,7 +108,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = [*TWO_RANKS, head_start(folder, TRAIN), "--steps", "14"]
     record = [sys.executable, "-m", "dpro", "record", "-o", str(run), "--every", "50", "--window-steps", "3"]
     done = subprocess.run(
-        [*record, "--", *job], env=environment(), capture_output=True, text=True, timeout=120
+        [*record, "--", *job], env=environment(), capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     assert dpro("info", run).returncode == 0  # it waits until all is written; the end of the job does not

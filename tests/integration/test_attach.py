@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import polars as pl
@@ -15,7 +14,18 @@ import pytest
 from dpro.cli.run.live import copies, is_live
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
-from tests.jobs import RECORD, TORCHRUN, TWO_RANKS, complete, opened, script, start, wait_for
+from tests.jobs import (
+    PATIENCE_S,
+    RECORD,
+    TORCHRUN,
+    TWO_RANKS,
+    complete,
+    opened,
+    script,
+    start,
+    wait_for,
+    wait_until,
+)
 
 pytest.importorskip("torch")
 
@@ -146,9 +156,7 @@ dist.barrier()
 def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_path):
     process = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(tmp_path, HANGS)[1]], tmp_path)
     wait_for(tmp_path / "held")
-    deadline = time.monotonic() + 30
-    while len(list(tmp_path.glob("run/.raw/*/*/stacks.json"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: len(list(tmp_path.glob("run/.raw/*/*/stacks.json"))) == 2, "a rank has no stacks")
     answer = attach(tmp_path, "run", "--stacks")
     waiting, held = answer["ranks"]
     assert "by_signal" not in waiting
@@ -217,7 +225,7 @@ UNRECORDED = """
 import os, pathlib, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
-deadline = time.monotonic() + 100
+deadline = time.monotonic() + 200
 while not pathlib.Path("stop").exists() and time.monotonic() < deadline:
     train_step()
     time.sleep(0.005)
@@ -233,7 +241,7 @@ def test_job_that_is_not_recorded_is_profiled_by_what_it_asks_a_daemon(tmp_path)
     wait_for(tmp_path / "pid1")
     answer = attach(tmp_path, "--pid", job.pid, "--steps", 3, "-o", "run")
     (tmp_path / "stop").touch()
-    job.communicate(timeout=60)
+    job.communicate(timeout=PATIENCE_S)
     assert answer["ranks"] == [0, 1]
     spans = open_run(tmp_path / "run").table(SPANS)
     for rank in (0, 1):

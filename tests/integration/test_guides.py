@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from dpro.cli import cli
 from dpro.errors import DproError
 from dpro.replay.whatif.registry import EDITS
 from tests.guides import GUIDES, WITH_A_JOB, Command, commands, make_places, printed
-from tests.jobs import ROOT, TINY, TORCHRUN, complete, environment, start
+from tests.jobs import ROOT, TINY, TORCHRUN, complete, environment, start, wait_until
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -143,9 +142,7 @@ def test_commands_about_a_job_that_hangs_are_run_on_one(tmp_path):
     (tmp_path / "job.py").write_text(TINY + HANGS)
     job = start([sys.executable, "-m", "dpro", "record", "-o", "RUN", "--", *TORCHRUN, "job.py"], tmp_path)
     try:
-        deadline = time.monotonic() + 60
-        while len(list(tmp_path.glob("RUN/.raw/*/*/stall.json"))) < 1 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        wait_until(lambda: list(tmp_path.glob("RUN/.raw/*/*/stall.json")), "no rank saw the hang")
         asked = [each for each in COMMANDS if each.words[0] == "attach" or "NOW" in each.words]
         assert len(asked) >= 3
         for command in asked:

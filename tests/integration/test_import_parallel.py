@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,6 +21,7 @@ from dpro.ingest.assembly import assemble, staging
 from dpro.ingest.importer import import_sources
 from dpro.ingest.shards import Shard, WaitingImport, import_shard, parse_shard
 from dpro.store import Manifest, open_run
+from tests.jobs import PATIENCE_S, wait_until
 from tests.slow_reader import install_slow_reader, kill_the_reader_of_the_third_file
 from tests.traces import cpu_op, write, write_rank
 
@@ -135,7 +135,7 @@ def test_shards_at_the_same_time_make_the_same_bytes(source, expected, tmp_path)
         for index in range(1, 5)
     ]
     for process in running:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
     assert digests(tmp_path / "out" / "run") == expected
     assert _left_in(tmp_path / "out") == ["run"]
@@ -267,11 +267,9 @@ def test_ctrl_c_leaves_nothing(jobs, traces, tmp_path):
     sources = [traces / "perf", traces / "multirank" / "nanogpt_h100_8r_rs_ag"]
     command = [sys.executable, "-m", "dpro", "import", *sources, "-o", tmp_path / "run", "--jobs", jobs]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".run.*/files/*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: list(tmp_path.glob(".run.*/files/*")), "no file was read")
     os.kill(process.pid, signal.SIGINT)  # the parent alone, as `kill` does; a terminal signals them all
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []

@@ -15,6 +15,7 @@ from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, MODEL_CAL
 from dpro.store import Run
 from tests.commands import dpro
 from tests.jobs import (
+    PATIENCE_S,
     RECORD,
     TORCHRUN,
     TRAIN,
@@ -333,7 +334,7 @@ def test_several_launchers_record_into_one_run(tmp_path):
     command = [*RECORD, "-o", "run", "--", *script(tmp_path, body)]
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     jobs = [start(command, tmp_path, RANK=rank, **shared) for rank in (0, 1)]
-    assert [(job.communicate(timeout=60), job.returncode)[1] for job in jobs] == [0, 0]
+    assert [(job.communicate(timeout=PATIENCE_S), job.returncode)[1] for job in jobs] == [0, 0]
     run = opened(tmp_path / "run")
     assert (run.manifest.world_size, run.manifest.ranks) == (2, [0, 1])
     assert run.table(STEPS).group_by("rank").len().sort("rank")["len"].to_list() == [9, 9]

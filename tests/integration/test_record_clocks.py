@@ -16,7 +16,7 @@ from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part
-from tests.jobs import environment
+from tests.jobs import PATIENCE_S, environment
 
 pytest.importorskip("torch")
 
@@ -60,7 +60,7 @@ def job(folder: Path, body: str, num_hosts: int = 4, fan_out: int = 8) -> Path:
 def torchrun(folder: Path, path: Path, ranks: int, *options: str) -> Run:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(path)]
     record = [sys.executable, "-m", "dpro", "record", "-o", "run", *options, "--", *launcher]
-    done = subprocess.run(record, cwd=folder, env=environment(), capture_output=True, timeout=120)
+    done = subprocess.run(record, cwd=folder, env=environment(), capture_output=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr.decode()
     ensure_finished(folder / "run")
     return open_run(folder / "run")
@@ -73,7 +73,7 @@ def compared(run: Run) -> pl.DataFrame:
 def dpro(command: str, run: Path) -> dict[str, Any]:
     """What a command says of a run in JSON."""
     words = [sys.executable, "-m", "dpro", command, str(run), "--json"]
-    done = subprocess.run(words, env=environment(), capture_output=True, check=True, timeout=120)
+    done = subprocess.run(words, env=environment(), capture_output=True, check=True, timeout=PATIENCE_S)
     return json.loads(done.stdout)
 
 
@@ -205,7 +205,7 @@ def test_a_rank_goes_on_and_ends_well_when_the_one_it_compares_with_is_gone(tmp_
         )
         for rank in (0, 1)
     ]
-    outputs = [process.communicate(timeout=60) for process in jobs]
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in jobs]
     assert [process.returncode for process in jobs] == [0, 0]
     steps, errors = outputs[1]
     # A thread of ours may ask the store that is gone, for the next window: of that torch complains, once.

@@ -22,6 +22,7 @@ from dpro.schema import SPANS, STEPS, TABLES, WORKERS
 from dpro.store import Run
 from tests.jobs import (
     COMPILER,
+    PATIENCE_S,
     RECORD,
     ROOT,
     TORCHRUN,
@@ -161,7 +162,7 @@ def test_deadly_signal_saves_the_open_window_and_kills_as_it_would_have(tmp_path
     job = start([*RECORD, "-o", "run", *options, "--", *script(tmp_path, FOREVER)], tmp_path)
     wait_for(tmp_path / "running")
     job.send_signal(number)
-    stdout, stderr = job.communicate(timeout=60)
+    stdout, stderr = job.communicate(timeout=PATIENCE_S)
     assert (job.returncode, stdout, stderr) == (-number, b"True\n", b"")
     run = opened(tmp_path / "run")
     assert run.table(SPANS).filter(name="aten::addmm").height >= 20
@@ -356,7 +357,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_job_alone_and_the_run_is_whole(tmp_pat
     wait_for(tmp_path / "running")
     for pid in (job.pid, *children(job.pid)):
         kill(pid, number=signal.SIGINT)
-    stdout, stderr = job.communicate(timeout=60)
+    stdout, stderr = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == -signal.SIGINT
     assert stdout == b"True\ninterrupted\n"
     assert stderr.rstrip().endswith(b"KeyboardInterrupt")

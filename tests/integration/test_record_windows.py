@@ -10,7 +10,7 @@ from dpro.analysis.unanswered import why_no_window
 from dpro.collectors.convert.process import MISSED
 from dpro.collectors.inject._dpro_autoload import ALIAS
 from dpro.schema import STEPS
-from tests.jobs import RECORD, complete, free_port, opened, record, script, start
+from tests.jobs import PATIENCE_S, RECORD, complete, free_port, opened, record, script, start
 
 pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ while not enough:
         time.sleep(0.002)
     if dist.get_rank() == 0:
         saved = len(list(pathlib.Path("run/.raw").glob("*/*/window*.json")))
-        enough[0] = saved >= FILES or time.monotonic() - started > 100
+        enough[0] = saved >= FILES or time.monotonic() - started > 200
     dist.all_reduce(enough, op=dist.ReduceOp.MAX)
 for _ in range(TAIL):
     train_step()
@@ -121,7 +121,7 @@ def train_step():
 
 # Rank 1 trains without the others until it receives a window that is already over, and a little longer.
 UNTIL_PASSED_ON = """
-while dist.get_rank() == 1 and not passed_on and time.monotonic() - started < 100:
+while dist.get_rank() == 1 and not passed_on and time.monotonic() - started < 200:
     train_step()
     time.sleep(0.002)
 for _ in range(300):  # the thread that received it has to pass it on
@@ -147,7 +147,7 @@ def test_rank_that_learns_of_a_window_too_late_skips_it_and_it_is_counted(tmp_pa
 def test_single_process_decides_for_itself(tmp_path):
     body = """
     import pathlib, time
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while len(list(pathlib.Path("run/.raw").glob("*/*/window*.json"))) < 3 and time.monotonic() < deadline:
         train_step()
     """
@@ -207,7 +207,7 @@ def test_hosts_that_share_no_folder_agree_on_windows_through_the_store_of_the_jo
         command = [*RECORD, "-o", "run", "--budget", "20%", "--", *script(folder, body)]
         jobs.append(start(command, folder, RANK=rank, **place))
     for job in jobs:
-        _, stderr = job.communicate(timeout=240)
+        _, stderr = job.communicate(timeout=PATIENCE_S)
         assert job.returncode == 0, stderr
     first, second = (windows_of(opened(tmp_path / str(rank) / "run")) for rank in range(2))
     assert len(first) >= 2

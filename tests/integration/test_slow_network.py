@@ -17,7 +17,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.network.pairs import delay_matrix
 from dpro.detect.network.traffic import host_of, transfers_of
-from tests.jobs import RECORD, free_port, opened, script, start, wait_until
+from tests.jobs import PATIENCE_S, RECORD, free_port, opened, script, start, wait_until
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -141,7 +141,7 @@ def started(folder: Path, spaces: list[str], job: str, *options: str) -> list[su
 
 def ended(jobs: list[subprocess.Popen[bytes]]) -> None:
     for job in jobs:
-        _, stderr = job.communicate(timeout=240)
+        _, stderr = job.communicate(timeout=PATIENCE_S)
         assert job.returncode == 0, stderr
 
 

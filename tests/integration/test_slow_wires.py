@@ -15,7 +15,7 @@ from dpro.detect.findings import NETWORK, Finding
 from dpro.topology.file import FILE, write
 from dpro.topology.paths import FILE as PATHS
 from dpro.topology.paths import PathEntry, write_paths
-from tests.jobs import RECORD, free_port, opened, script, start, wait_until
+from tests.jobs import PATIENCE_S, RECORD, free_port, opened, script, start, wait_until
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -103,7 +103,7 @@ def findings(folder: Path, fault: Callable[[Lab], None]) -> list[Finding]:
         paths = paths_of(made)
         (folder / "go").touch()
         for job in jobs:
-            _, stderr = job.communicate(timeout=240)
+            _, stderr = job.communicate(timeout=PATIENCE_S)
             assert job.returncode == 0, stderr
         opened(folder / "run")
         write(made.topology(), folder / "run" / FILE)

@@ -9,7 +9,18 @@ import msgspec
 import pytest
 
 from dpro.store import AppliedChange, open_run
-from tests.jobs import COMPILER, TINY, TORCHRUN, TWO_RANKS, complete, imports, start, wait_for, wait_until
+from tests.jobs import (
+    COMPILER,
+    PATIENCE_S,
+    TINY,
+    TORCHRUN,
+    TWO_RANKS,
+    complete,
+    imports,
+    start,
+    wait_for,
+    wait_until,
+)
 
 pytest.importorskip("torch")
 
@@ -223,7 +234,7 @@ def test_a_try_that_is_ended_ends_its_job(tmp_path):
     wait_for(tmp_path / "begun")
     job = int((tmp_path / "begun").read_text())
     trying.terminate()
-    trying.communicate(timeout=60)
+    trying.communicate(timeout=PATIENCE_S)
     assert trying.returncode == 128 + signal.SIGTERM
     wait_until(lambda: not Path(f"/proc/{job}").exists(), "the job goes on")
 

@@ -16,7 +16,7 @@ import pytest
 
 from dpro.opening import ensure_finished
 from tests.hang_jobs import kill_ranks
-from tests.jobs import ROOT, TORCHRUN, complete, environment
+from tests.jobs import ROOT, TORCHRUN, complete, environment, wait_for
 
 pytest.importorskip("torch")
 
@@ -71,9 +71,7 @@ def test_a_rank_that_sleeps_for_ever_is_named_while_the_job_runs_and_its_stacks_
         finding = first_notice(tmp_path, watcher)
         assert (finding["event"], finding["class"], finding["ranks"]) == ("begins", "hang.host", [1])
         kept = tmp_path / "run" / "findings" / "hang-1" / "stacks.json"
-        deadline = time.monotonic() + 30
-        while not kept.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(kept)
     stacks = json.loads(kept.read_text())
     assert [rank["rank"] for rank in stacks["ranks"]] == [0, 1]
     assert "hanging.py" in json.dumps(stacks["ranks"][1])
