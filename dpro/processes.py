@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 
@@ -56,6 +57,18 @@ def process_pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def _prepare_worker() -> None:
-    """Limit a worker to one core; Ctrl-C ends it silently, since its parent reports the interrupt."""
+    """Limit a worker to one core; it ends with its parent.
+
+    Ctrl-C ends it silently, since its parent reports the interrupt. Where the parent is killed, the worker
+    would wait for work for ever: it holds the other end of the pipe from which it reads.
+    """
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

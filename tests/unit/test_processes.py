@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from multiprocessing import active_children
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -40,6 +41,29 @@ def test_a_script_without_a_guard_builds_a_large_run_and_runs_once(tmp_path):
     command = [sys.executable, str(script), str(run.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.stdout.splitlines(), done.returncode) == (["here", "True True"], 0), done.stderr
+
+
+PARENT = """
+import os, time
+from dpro.processes import process_pool
+with process_pool(2) as pool:
+    print(*{pool.submit(os.getpid).result() for _ in range(2)}, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_a_command_that_is_killed(number):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    parent.send_signal(number)
+    rest, _ = parent.communicate(timeout=60)  # its workers have its stdout, too
+    assert (rest, parent.returncode) == ("", -number)
+    assert workers
+    for pid in workers:
+        with suppress(FileNotFoundError):
+            assert Path(f"/proc/{pid}/stat").read_text().split()[2] in "ZX"
 
 
 def test_a_pool_leaves_the_program_that_uses_it_in_place():
