@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
 
 ON_CPU, ON_GPU = 0, 1  # resources
@@ -35,8 +35,8 @@ def work_keys(graph: Graph) -> pl.DataFrame:
 
 def _work_keys(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
-    on_cpu = np.isin(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
-    on_gpu = np.isin(nodes.kind, GPU_KINDS)
+    on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
+    on_gpu = is_of(nodes.kind, GPU_KINDS)
     node = np.flatnonzero((on_cpu | on_gpu) & (nodes.phase >= 0) & (nodes.step >= 0))
     same = _name_codes(graph)
     return pl.DataFrame(

@@ -227,7 +227,8 @@ def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
 def _sizes(graph: Graph) -> dict[tuple[str, int], tuple[int, int]]:
     """The smallest and the largest payload of each operation and number of ranks."""
     nodes = graph.nodes
-    moving = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
+    moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+    moving = moving[(nodes.bytes[moving] > 0) & (nodes.message[moving] >= 0)]
     of, num_bytes = nodes.message[moving], nodes.bytes[moving]
     order = np.lexsort((num_bytes, of))
     first = np.flatnonzero(np.append(True, np.diff(of[order]) != 0)[: order.size])

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind, is_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind, is_of, once
+from dpro.replay.kept import kept
 from dpro.replay.mesh import BY
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
 from dpro.replay.models.link_costs import (
@@ -114,9 +115,13 @@ class DataParallelSize(Edit):
         if recorded == self.ranks:
             return (graph,) * len(times)
         own = _between_replicas(graph)
-        scaled = graph.with_durations(self._transfers(graph, recorded, own))
+        nodes, edges = graph.nodes, graph.edges
+        columns = (*nodes.columns, *edges.columns, graph.messages, graph.network, graph.run)
+        takes = once(graph, ("among replicas", self), columns, lambda: self._transfers(graph, recorded, own))
+        scaled = graph.with_durations(takes)
         mine = np.append(own, False)[graph.nodes.message[graph.edges.target]]
-        later = (largest_of(self.ranks) - largest_of(recorded)) * _noise_before(graph) * mine
+        noise = once(graph, "noise before transfers", columns, lambda: _noise_before(graph))
+        later = (largest_of(self.ranks) - largest_of(recorded)) * noise * mine
         lag = graph.edges.lag
         made = tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
         alone = self._alone(graph, recorded, own)
@@ -137,12 +142,13 @@ class DataParallelSize(Edit):
     def _transfers(self, graph: Graph, recorded: int, own: Bools) -> NDArray[np.int64]:
         """[N] ns, with transfers between replicas that take what they do among this many ranks."""
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
+        sized = np.flatnonzero((nodes.bytes > 0) & (duration > 0) & (nodes.message >= 0))
         for kind, messages in messages_by_kind(graph).items():
             if not own[messages[0]]:
                 continue
             now = graph.messages[messages[0]].num_ranks
             then = self._ranks_of(graph.messages[messages[0]], recorded)
-            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0) & (duration > 0))
+            mine = sized[np.isin(nodes.message[sized], messages)]
             if kind not in lines:
                 raise Unanswerable(why_no_cost(graph, kind))
             if then == 1:
@@ -261,6 +267,11 @@ def _noise_before(graph: Graph) -> Floats:
 
 def _deviation_of_phases(graph: Graph) -> dict[int, float]:
     """Of each phase of a step how long its work deviates from what its rank usually takes, ns."""
+    columns = (*graph.nodes.columns, graph.names, graph.messages)
+    return kept(graph, "deviation-of-phases", columns, lambda: _find_deviation_of_phases(graph))
+
+
+def _find_deviation_of_phases(graph: Graph) -> dict[int, float]:
     work = phase_work(graph)
     if (work["resource"] == ON_GPU).any():
         work = work.filter(pl.col("resource") == ON_GPU)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools
+from dpro.arrays import Bools, Ints
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.kept import kept
 from dpro.replay.models.link_costs import fit_costs, messages_by_kind
 from dpro.replay.whatif.graph_ops.shared_links import own_ns
 from dpro.schema import COLLECTIVES, SPANS, STEPS
@@ -29,9 +30,9 @@ def with_more_activations(graph: Graph, factor: float) -> Graph:
         factor: of the bytes.
     """
     nodes, duration = graph.nodes, graph.nodes.duration.astype(np.float64)
-    grows, costs, own = moves_activations(graph), fit_costs(graph), own_ns(graph)
+    grows, costs, own = np.flatnonzero(moves_activations(graph)), fit_costs(graph), own_ns(graph)
     for kind, messages in messages_by_kind(graph).items():
-        mine = np.flatnonzero(grows & np.isin(nodes.message, messages))
+        mine = grows[np.isin(nodes.message[grows], messages)]
         num_bytes = nodes.bytes[mine].astype(np.float64)
         known = kind in costs and bool((num_bytes > 0).all())
         now = costs[kind].time_ns(num_bytes) if known else np.ones(mine.size)
@@ -48,12 +49,20 @@ def moves_activations(graph: Graph) -> Bools:
     reduce in the backward pass alone.
     """
     nodes = graph.nodes
-    ops = np.array([message.op for message in graph.messages] + [""])[nodes.message]
+    columns = (nodes.kind, nodes.bytes, nodes.message, graph.messages, graph.run)
+    found = np.zeros(graph.num_nodes, np.bool_)
+    found[kept(graph, "transfers-of-activations", columns, lambda: _moving_activations(graph))] = True
+    return found
+
+
+def _moving_activations(graph: Graph) -> Ints:
+    nodes = graph.nodes
+    moving = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+    ops = np.array([message.op for message in graph.messages] + [""])[nodes.message[moving]]
     found: Bools = np.isin(ops, BETWEEN_LAYERS)
     if graph.run is not None:
-        found |= (ops == "all_reduce") & np.isin(nodes.bytes, _reduced_forward(graph.run))
-    found &= nodes.kind == NodeKind.TRANSFER
-    return found
+        found |= (ops == "all_reduce") & np.isin(nodes.bytes[moving], _reduced_forward(graph.run))
+    return moving[found]
 
 
 def _reduced_forward(run: Run) -> list[int]:

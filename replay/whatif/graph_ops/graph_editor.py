@@ -96,7 +96,9 @@ class GraphEditor:
             kinds: [K] why the targets wait, or one for all.
             lags: [K] ns between the ends of the sources and the starts of the targets, or one for all.
         """
-        self._edges_at_once.append(np.stack(np.broadcast_arrays(sources, targets, lags, kinds)))
+        edges = np.empty((4, sources.size), np.int64)
+        edges[0], edges[1], edges[2], edges[3] = sources, targets, lags, kinds
+        self._edges_at_once.append(edges)
 
     def insert(self, after: int, template: int = -1, **changed: Any) -> int:
         """Put a node into the program of a thread, behind a node of it and what was inserted there before.

@@ -145,14 +145,15 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by
     duration = given
     for _ in range(ROUNDS):
         start = replay(changed.with_durations(duration)).start
-        found = duration.copy()
+        found, moved = duration.copy(), 0
         for nodes in links:
             mine = nodes[demand[nodes] > 0]
             takes = shared_ns(start[mine].astype(np.float64), work[mine], demand[mine], queue[mine])
             shortest = np.where(np.isnan(by_itself[mine]), takes, by_itself[mine])
-            found[mine] = np.rint(np.where(_meets(start[mine], start[mine] + shortest), takes, shortest))
-        found = np.where(np.abs(found - given) <= ROUNDING_NS, given, found)
-        moved = int(np.abs(found - duration).max(initial=0))
+            meets = _meets(start[mine], start[mine] + shortest)
+            lasts = np.rint(np.where(meets, takes, shortest)).astype(np.int64)
+            found[mine] = np.where(np.abs(lasts - given[mine]) <= ROUNDING_NS, given[mine], lasts)
+            moved = max(moved, int(np.abs(found[mine] - duration[mine]).max(initial=0)))
         duration = found
         if moved <= SETTLED_NS:
             break
@@ -222,8 +223,10 @@ def _queued_shares(graph: Graph) -> Floats:
     The rest is its latency, by which it begins before the one ahead of it ends.
     """
     is_queued, fixed = _queues(graph)
-    duration = graph.nodes.duration
-    return np.where(is_queued & (duration > 0), 1 - np.minimum(fixed, duration) / np.maximum(duration, 1), 0)
+    duration, shares = graph.nodes.duration, np.zeros(graph.num_nodes)
+    at = np.flatnonzero(is_queued & (duration > 0))
+    shares[at] = 1 - np.minimum(fixed[at], duration[at]) / duration[at]
+    return shares
 
 
 def _queues(graph: Graph) -> tuple[Bools, Ints]:

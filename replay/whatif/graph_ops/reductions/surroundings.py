@@ -11,9 +11,9 @@ from statistics import median
 import numpy as np
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.engine import distinct
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.gradients.passes import MAIN_THREAD, Launches, Pass
+from dpro.replay.timeline import differs_from_last
 from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions
 
 
@@ -108,15 +108,15 @@ def _ends_of_steps(graph: Graph) -> dict[tuple[int, int, int], int]:
     nodes = graph.nodes
     drives = np.array([what == MAIN_THREAD for _, what in graph.lanes] + [False], np.bool_)
     mine = np.flatnonzero(drives[nodes.lane])
-    starts, place = nodes.measured_start[mine], np.zeros_like(mine)
-    for column in (nodes.rank, nodes.window, nodes.step):
-        few, which = distinct(column[mine])
-        place = place * few.size + which
-    latest = np.full(int(place.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(latest, place, starts)
-    last = mine[starts == latest[place]][::-1]
-    places = zip(nodes.rank[last].tolist(), nodes.window[last].tolist(), nodes.step[last].tolist())
-    return dict(zip(places, last.tolist()))
+    if not mine.size:
+        return {}
+    starts, columns = nodes.measured_start[mine], (nodes.rank[mine], nodes.window[mine], nodes.step[mine])
+    runs = np.flatnonzero(differs_from_last(*columns))  # nodes that follow each other are mostly of one step
+    latest = np.maximum.reduceat(starts, runs)
+    last = np.flatnonzero(starts == np.repeat(latest, np.diff(runs, append=mine.size)))
+    last = last[np.lexsort((-last, starts[last]))]  # those that count come last
+    places = zip(*(column[last].tolist() for column in columns))
+    return dict(zip(places, mine[last].tolist()))
 
 
 def _surroundings(
