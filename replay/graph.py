@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import DproError
 from dpro.markup import table
-from dpro.replay.engine import by_target, topological_order
+from dpro.replay.engine import by_target, distinct, topological_order
 from dpro.store import Run
 
 
@@ -221,6 +221,12 @@ class Graph:
     def num_nodes(self) -> int:
         """Number of nodes."""
         return int(self.nodes.duration.size)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that nodes are of, ascending."""
+        found = once(self, "ranks", (self.nodes.rank,), lambda: distinct(self.nodes.rank)[0])
+        return [rank for rank in found.tolist() if rank >= 0]
 
     def edges_into(self, nodes: Ints) -> Ints:
         """Numbers of the edges into some nodes, node by node."""

@@ -26,19 +26,26 @@ PHASE = ["position", "resource"]
 LABEL = [*PHASE, "name", "around"]
 
 
-def work_keys(graph: Graph) -> pl.DataFrame:
-    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
+def work_keys(graph: Graph, ranks: Sequence[int] | None = None) -> pl.DataFrame:
+    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step.
+
+    Args:
+        graph: the graph.
+        ranks: of these ranks alone.
+    """
     nodes = graph.nodes
+    if ranks is not None:
+        return _work_keys(graph, np.isin(nodes.rank, ranks))
     columns = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around)
-    return once(graph, "work keys", columns, lambda: _work_keys(graph))
+    return once(graph, "work keys", columns, lambda: _work_keys(graph, np.True_))
 
 
-def _work_keys(graph: Graph) -> pl.DataFrame:
+def _work_keys(graph: Graph, among: Bools | np.bool_) -> pl.DataFrame:
     nodes = graph.nodes
     on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
     on_gpu = is_of(nodes.kind, GPU_KINDS)
-    node = np.flatnonzero((on_cpu | on_gpu) & (nodes.phase >= 0) & (nodes.step >= 0))
-    same = _name_codes(graph)
+    node = np.flatnonzero((on_cpu | on_gpu) & among & (nodes.phase >= 0) & (nodes.step >= 0))
+    same = once(graph, "codes of names", (graph.names,), lambda: _name_codes(graph))
     return pl.DataFrame(
         {
             "node": node,

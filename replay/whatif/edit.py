@@ -20,7 +20,6 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal, Protocol
 
-import numpy as np
 import polars as pl
 
 from dpro.errors import UsageError
@@ -154,7 +153,7 @@ class Edit(ABC):
 
     def ranks_changed(self, graph: Graph) -> list[int]:
         """The ranks in which it may change something, where it changes each by itself."""
-        return [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
+        return graph.ranks
 
     def on_operations(self) -> bool:
         """Whether it is for the whole operations of a job that has both them and what they consist of."""

@@ -153,7 +153,7 @@ class RunFacts:
     @cached_property
     def ranks(self) -> list[int]:
         """All ranks, in order."""
-        return [int(rank) for rank in np.unique(self.graph.nodes.rank) if rank >= 0]
+        return self.graph.ranks
 
     @cached_property
     def teams(self) -> list[list[int]]:

@@ -159,7 +159,7 @@ class Shortened:
             graph: of all ranks, or of some.
         """
         by = [name for name in self.ratios.columns if name != "ratio"]
-        mine = work_keys(graph).filter(pl.col("rank").is_in(self.ratios["rank"].unique().implode()))
+        mine = work_keys(graph, self.ratios["rank"].unique().to_list())
         joined = mine.join(self.ratios, on=by, maintain_order="left")
         durations, at = graph.nodes.duration.copy(), joined["node"].to_numpy()
         durations[at] = np.rint(durations[at] * joined["ratio"].to_numpy()).astype(np.int64)

@@ -369,7 +369,7 @@ class Drop(Edit):
     def samples(self, graph: Graph) -> float:
         """What is left of the batch: the other replicas have theirs."""
         replicas = {rank: place.dp for rank, place in graph.places.items()} or {
-            int(rank): int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0
+            rank: rank for rank in graph.ranks
         }
         ranks = max([len(replicas), *(message.num_ranks for message in graph.messages)])
         total = len(set(replicas.values())) if graph.places else ranks

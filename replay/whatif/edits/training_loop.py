@@ -209,7 +209,7 @@ class Garbage(Edit):
             raise Unanswerable(NO_PAUSES + _outside(graph))
         duration = graph.nodes.duration - paused
         if self.every:
-            ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
+            ranks = graph.ranks
             duration[first_work(graph, ranks)] += round(_longest(graph, paused) / self.every)
         return graph.with_durations(duration)
 

@@ -15,7 +15,7 @@ import polars as pl
 from dpro.arrays import Bools
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.members import members_of
-from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.mesh import AXES, BY
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import check, key, text_of
@@ -169,8 +169,7 @@ def ranks_at(
     Raises:
         Unanswerable: the run does not name hosts, or places in the job.
     """
-    every = once(graph, "ranks", (graph.nodes.rank,), lambda: np.unique(graph.nodes.rank))
-    found = [int(each) for each in every if each >= 0 and rank in (None, each)]
+    found = [each for each in graph.ranks if rank in (None, each)]
     if host:
         hosts = hosts_of(graph)
         found = [each for each in found if fitting([hosts.get(each, "")], host)[0]]

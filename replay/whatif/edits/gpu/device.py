@@ -195,7 +195,7 @@ def _devices_of(graph: Graph) -> dict[int, str]:
     Raises:
         Unanswerable: the run does not say of all.
     """
-    ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0]).tolist()
+    ranks = graph.ranks
     names = graph.run.manifest.gpus if graph.run is not None else []
     if model := common_model(names):
         return dict.fromkeys(ranks, model)

@@ -30,6 +30,7 @@ from dpro.replay.whatif.graph_ops.reductions.surroundings import (
     surroundings_of,
 )
 
+NOWHERE: Ints = np.empty(0, np.int64)
 GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
 
 
@@ -55,7 +56,7 @@ def with_reductions(
         around, put, moved = surroundings[which], passes[which], transfer[mine]
         _beside_others(editor, around, put, arrive[mine], moved)
         needed = which if awaited is None else awaited[which]
-        by_default = surroundings[needed].awaited if needed >= 0 else np.empty((3, 0), np.int64)
+        by_default = surroundings[needed].awaited if needed >= 0 else (NOWHERE, NOWHERE, NOWHERE)
         at, target, kind = _needed_at(known.graph, each, around.issued, by_default, reductions, put)
         editor.link_all(moved[at], target, kind)
         for ready, last in zip(put.ready[put.at_end].tolist(), moved[put.at_end].tolist()):
@@ -249,7 +250,7 @@ def _needed_at(
     graph: Graph,
     each: Pass,
     issued: Ints,
-    awaited: Ints,
+    awaited: tuple[Ints, Ints, Ints],
     wanted: Sequence[Reduction],
     put: _OfPass,
 ) -> tuple[Ints, Ints, Ints]:
@@ -262,7 +263,7 @@ def _needed_at(
         graph: the graph as recorded.
         each: the pass.
         issued: [N] as of `Surroundings`.
-        awaited: [3, W] as of `Surroundings`.
+        awaited: [W] as of `Surroundings`.
         wanted: its reductions: those that say where they are needed, or for which the step waits, are not
             asked for.
         put: the same.

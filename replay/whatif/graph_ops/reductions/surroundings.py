@@ -11,7 +11,8 @@ from statistics import median
 import numpy as np
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.kept import kept
 from dpro.replay.models.gradients.passes import MAIN_THREAD, Launches, Pass
 from dpro.replay.timeline import differs_from_last
 from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions
@@ -23,9 +24,9 @@ class Surroundings:
 
     Attributes:
         launch_lag, queue_lag, input_lag: usual lags ns of calls, of the worker, of GPU work before.
-        before, after: [2, K] when other communication on the same workers was called, and its transfer or
+        before, after: [K] when other communication on the same workers was called, and its transfer or
             arrival, in this order; some of it may be between reductions of the pass.
-        awaited: [3, W] where results are needed: of which recorded bucket, by which node and kind of edge.
+        awaited: [W] where results are needed: of which recorded bucket, by which node and kind of edge.
         issued: [N] as of `_issued`.
         inputs: GPU work that gradients may come from, in the order of its launches on the thread.
         launched: ns of these launches.
@@ -36,9 +37,9 @@ class Surroundings:
     launch_lag: int
     queue_lag: int
     input_lag: int
-    before: Ints
-    after: Ints
-    awaited: Ints
+    before: tuple[Ints, Ints]
+    after: tuple[Ints, Ints]
+    awaited: tuple[Ints, Ints, Ints]
     issued: Ints
     inputs: Ints
     launched: Ints
@@ -53,9 +54,9 @@ def surroundings_of(known: GradientReductions) -> list[Surroundings]:
         known: how the graph reduces.
     """
     graph = known.graph
-    passes = [column for each in known.passes for column in (each.ready, each.arrive, each.transfer)]
-    columns = (graph.nodes, graph.edges, *passes)
-    return once(graph, "surroundings of reductions", columns, lambda: _surroundings_of(known))
+    columns = (*graph.nodes.columns, *graph.edges.columns, graph.lanes, graph.messages, graph.run)
+    records, found = {"Surroundings": Surroundings}, lambda: tuple(_surroundings_of(known))
+    return list(kept(graph, "surroundings-of-reductions", columns, found, records))
 
 
 def recorded_reductions(known: GradientReductions) -> Bools:
@@ -154,7 +155,7 @@ def _surroundings(
         input_lag,
         _in_turn(queued[~gone[queued]], issued),
         _in_turn(target[kinds == EdgeKind.STREAM], issued),
-        np.stack([bucket, target[at], kinds[at]]),
+        (bucket, target[at], kinds[at]),
         issued,
         inputs,
         launches,
@@ -163,10 +164,10 @@ def _surroundings(
     )
 
 
-def _in_turn(nodes: Ints, issued: Ints) -> Ints:
-    """[2, K] when each node was issued, and the nodes, in this order."""
+def _in_turn(nodes: Ints, issued: Ints) -> tuple[Ints, Ints]:
+    """[K] when each node was issued, and the nodes, in this order."""
     nodes = nodes[np.lexsort((nodes, issued[nodes]))]
-    return np.stack([issued[nodes], nodes])
+    return issued[nodes], nodes
 
 
 class _LaunchedWork:
