@@ -21,11 +21,11 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from dpro.errors import InputError
+from dpro.plugins import entries_of
 
 VERSION = 2  # raise when a name changes class, so that stored shares of two versions can be distinguished
 GROUP = "dpro.classes"
@@ -259,7 +259,7 @@ def _own_tables() -> Iterator[tuple[str, Sequence[Any]]]:
     path = Path(chosen) if chosen else Path.home() / ".config" / "dpro" / "classes.toml"
     if chosen or path.is_file():
         yield str(path), _read_toml(path)
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+    for entry in entries_of(GROUP):
         where = f"classes {entry.name} ({entry.value})"
         try:
             entries = list(entry.load())

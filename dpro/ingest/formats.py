@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dpro.ingest.reading.files import Source
 from dpro.ingest.trace import RankTrace
+from dpro.plugins import entries_of
 
 GROUP = "dpro.importers"
 
@@ -172,7 +172,7 @@ def registry() -> Registry:
     """dpro's own formats, then those of installed plug-ins; a plug-in that is broken is a warning."""
     found: dict[str, Importer] = {each.name: each for each in FORMATS}
     warnings = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+    for entry in entries_of(GROUP):
         try:
             plugin = entry.load()
             plugin = plugin() if isinstance(plugin, type) else plugin
