@@ -36,8 +36,14 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `correlation`, `forward_thread`, `shapes`.
     """
-    for find in (_token_ranges, _request_ranges, _own_ranges, _model_calls):
-        found = find(spans)
+    ranges = _annotations(spans)
+    for find, rows in (
+        (_token_ranges, ranges),
+        (_request_ranges, ranges),
+        (_own_ranges, ranges),
+        (_model_calls, spans),
+    ):
+        found = find(rows)
         if found.height:
             return _numbered(_until_gpu_ends(found, spans))
     if _trains(spans):
@@ -76,17 +82,17 @@ def _annotations(spans: pl.DataFrame) -> pl.DataFrame:
     return on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
 
 
-def _extracted(spans: pl.DataFrame, pattern: str, names: list[str]) -> pl.DataFrame:
+def _extracted(ranges: pl.DataFrame, pattern: str, names: list[str]) -> pl.DataFrame:
     """The ranges whose name fits a pattern, with its numbers."""
     groups = [
         pl.col("name").str.extract(pattern, at + 1).cast(pl.Int64).alias(n) for at, n in enumerate(names)
     ]
-    fits = _annotations(spans).filter(pl.col("name").str.contains(pattern))
+    fits = ranges.filter(pl.col("name").str.contains(pattern))
     return fits.select("start_ns", "duration_ns", *groups)
 
 
-def _token_ranges(spans: pl.DataFrame) -> pl.DataFrame:
-    found = _extracted(spans, _TOKENS, ["contexts", "prefill_tokens", "generations", "decode_tokens"])
+def _token_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
+    found = _extracted(ranges, _TOKENS, ["contexts", "prefill_tokens", "generations", "decode_tokens"])
     return found.select(
         "start_ns",
         "duration_ns",
@@ -98,11 +104,11 @@ def _token_ranges(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _request_ranges(spans: pl.DataFrame) -> pl.DataFrame:
+def _request_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
     """New requests begin with their prompt; of the others the name does not say whether a prompt goes on."""
     new, old = pl.col("new"), pl.col("old")
     kind = pl.when(new == 0).then(pl.lit("decode")).when(old == 0).then(pl.lit("prefill"))
-    return _extracted(spans, _REQUESTS, ["new", "old"]).select(
+    return _extracted(ranges, _REQUESTS, ["new", "old"]).select(
         "start_ns",
         "duration_ns",
         num_requests=new + old,
@@ -111,14 +117,14 @@ def _request_ranges(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _own_ranges(spans: pl.DataFrame) -> pl.DataFrame:
+def _own_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
     """Ranges as `dpro::iteration prefill=128 decode=3 requests=4 context=900 waiting=0`."""
     said = {name: name.removesuffix("_tokens").removeprefix("num_") for name in _COUNTS}
     values = [
         pl.col("name").str.extract(rf"\b{word}=(\d+)").cast(pl.Int64).fill_null(-1).alias(name)
         for name, word in said.items()
     ]
-    fits = _annotations(spans).filter(pl.col("name").str.starts_with(RANGE))
+    fits = ranges.filter(pl.col("name").str.starts_with(RANGE))
     return fits.select("start_ns", "duration_ns", *values, source=pl.lit(ANNOTATION)).with_columns(
         kind=kind_of_batch()
     )
@@ -126,10 +132,8 @@ def _own_ranges(spans: pl.DataFrame) -> pl.DataFrame:
 
 def _model_calls(spans: pl.DataFrame) -> pl.DataFrame:
     """Python calls of SGLang's model runner; it replays CUDA graphs to decode alone."""
-    calls = spans.select("kind", "name", "start_ns", "duration_ns").filter(
-        (pl.col("kind") == "python")
-        & (pl.col("name").str.contains(_RUNNER) | pl.col("name").str.contains(_REPLAY))
-    )
+    columns = spans.select("kind", "name", "start_ns", "duration_ns").filter(pl.col("kind") == "python")
+    calls = columns.filter(pl.col("name").str.contains(_RUNNER) | pl.col("name").str.contains(_REPLAY))
     decodes = pl.col("name").str.contains(_REPLAY) | pl.col("name").str.ends_with("decode")
     return calls.select(
         "start_ns",
@@ -206,10 +210,10 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
     Of indices in two dimensions, requests and tokens of each, one token means that the batch decodes. Packed
     batches have one dimension: their tokens are known, and not of what kind they are.
     """
-    operators = spans.select("kind", "name", "start_ns", "duration_ns", "shapes").filter(
-        pl.col("kind") == "cpu_op"
+    is_operator = pl.col("kind") == "cpu_op"
+    calls = spans.select("kind", "name", "start_ns", "shapes").filter(
+        is_operator & (pl.col("name") == "aten::embedding")
     )
-    calls = operators.filter(pl.col("name") == "aten::embedding")
     shape = r"^\[\s*\[(\d+),\s*(\d+)\],\s*\[(\d+)(?:,\s*(\d+))?\]"
     sized = calls.with_columns(
         rows=pl.col("shapes").str.extract(shape, 1).cast(pl.Int64),
@@ -219,7 +223,7 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
     if sized.height < 2:  # one alone may be of anything
         return pl.DataFrame(schema={"start_ns": pl.Int64})
     first = sized.filter(pl.col("rows") == pl.col("rows").max()).sort("start_ns")
-    last_ns = operators.select((pl.col("start_ns") + pl.col("duration_ns")).max()).item()
+    last_ns = spans.select((pl.col("start_ns") + pl.col("duration_ns")).filter(is_operator).max()).item()
     until = pl.col("start_ns").shift(-1).fill_null(last_ns)
     tokens, decodes = pl.col("batch") * pl.col("length"), pl.col("length") == 1
     return first.select(
