@@ -145,13 +145,13 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
     """Processes that work on ranks of a run, and a folder that they share, which is removed in the end.
 
     Raises:
-        DproError: a process was killed, or the folder cannot be written to.
+        DproError: there is no place for the folder.
+        OSError: it cannot be made there.
     """
     from dpro.processes import num_cores, process_pool
 
     jobs = min(num_cores(), len(run.manifest.ranks))
     with (
-        _unbroken(run),
         folder_in_use(cache_folder("graphs"), "shares-") as folder,
         process_pool(jobs) as executor,
     ):
@@ -159,8 +159,8 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
 
 
 @contextmanager
-def _unbroken(run: Run) -> Iterator[None]:
-    """An error of dpro's own where a process is killed inside."""
+def _said_of(run: Run) -> Iterator[None]:
+    """What may go wrong while ranks of a run are built inside, as one line."""
     # Loaded here: commands that find what was kept need no processes.
     from concurrent.futures.process import BrokenProcessPool
 
@@ -169,6 +169,11 @@ def _unbroken(run: Run) -> Iterator[None]:
     except BrokenProcessPool as error:
         raise DproError(
             f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
+        ) from error
+    except OSError as error:
+        raise DproError(
+            f"{run.label}: its ranks cannot be kept in the cache while it is looked at "
+            f"({error.strerror or error}): name a folder with more room with DPRO_CACHE"
         ) from error
 
 
@@ -194,22 +199,18 @@ def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
         run: the run.
 
     Raises:
-        DproError: as `rank_processes`.
+        DproError: a process was killed, or there is no room for the folder.
     """
     kept = _KEPT.get()
-    if kept is None:
-        with rank_processes(run) as opened:
-            yield opened
-        return
-    stack, known = kept
-    if run.path not in known:
-        known[run.path] = stack.enter_context(rank_processes(run))
-    try:
-        with _unbroken(run):
-            yield known[run.path]
-    except DproError:
-        known.pop(run.path, None)  # a pool that lost a process does no more work
-        raise
+    with _said_of(run):
+        if kept is None:
+            with rank_processes(run) as opened:
+                yield opened
+            return
+        stack, known = kept
+        if run.path not in known:
+            known[run.path] = stack.enter_context(rank_processes(run))
+        yield known[run.path]
 
 
 @contextmanager
@@ -302,7 +303,7 @@ def search_of(
 @contextmanager
 def _beside(run: Run, executor: Executor) -> Iterator[tuple[Executor, Path]]:
     """An executor, and a folder beside a run that its processes see."""
-    with folder_in_use(run.path.parent, f".{run.path.name}-shares-") as folder:
+    with _said_of(run), folder_in_use(run.path.parent, f".{run.path.name}-shares-") as folder:
         yield executor, folder
 
 

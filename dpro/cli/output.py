@@ -210,7 +210,7 @@ def ensure_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file, and return where.
+    """Write a file, whole or not at all, and return where.
 
     Args:
         path: where; a file that is there is replaced.
@@ -219,8 +219,17 @@ def write_text(path: Path, text: str) -> Path:
     Raises:
         UsageError: it cannot be written.
     """
+    from dpro.folders import written_whole
+
+    target = path.resolve()
+    # An old file stays where there is no room for the new one; what is no file cannot be replaced.
+    can_be_replaced = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
     try:
-        path.write_text(text, encoding="utf-8")
+        if can_be_replaced:
+            with written_whole(target.parent, target.name) as file:
+                file.write(text.encode())
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
     return path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from click.testing import CliRunner
 from dpro.analysis import graphs
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli import cli
-from dpro.errors import Unanswerable
+from dpro.errors import DproError, Unanswerable
 from dpro.replay.sharded.share import build_share
 from dpro.replay.timeline import replay
 from dpro.store import Run, open_run
@@ -188,6 +190,17 @@ def test_a_large_run_is_searched_by_rank_and_what_is_not_looked_at_is_said(run, 
     both = known.keys() & same.keys()
     assert len(both) > 2
     assert {edits: same[edits] for edits in both} == {edits: known[edits] for edits in both}
+
+
+@pytest.mark.parametrize("command", ["diagnose", "whatif", "replay"])
+def test_no_room_for_the_ranks_of_a_large_run_is_one_line(run, command, monkeypatch, in_threads):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr("dpro.replay.fidelity.by_rank.build_share", full)
+    with pytest.raises(DproError, match=r"No space left on device\): name a folder with more room"):
+        CliRunner().invoke(cli, [command, str(run.path)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("command", ["diagnose", "whatif"])

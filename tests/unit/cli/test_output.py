@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.cli.output import console, print_json, progress, speak_plainly, stderr_console, warn
+from dpro.cli.output import console, print_json, progress, speak_plainly, stderr_console, warn, write_text
 from dpro.documents import DocumentPart
+from dpro.errors import UsageError
 from dpro.words import one_line, printable
 
 TITLE, CLIPBOARD, COLOUR = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m"
@@ -136,3 +139,27 @@ def test_a_path_that_does_not_exist_and_a_word_that_is_no_command_are_said_plain
     assert harmful(said) == set()
     assert r"\u202e" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("old", ["", "of yesterday"])
+def test_a_file_that_there_is_no_room_for_is_not_left_in_part(old, tmp_path):
+    path = tmp_path / "report.html"
+    if old:
+        path.write_text(old)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(UsageError, match=r"report\.html: cannot be written \(File too large\)"):
+            write_text(path, "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [each.read_text() for each in tmp_path.iterdir()] == ([old] if old else [])
+
+
+def test_a_report_may_go_to_what_is_no_file(tmp_path):
+    write_text(Path("/dev/null"), "text")
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "target").read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
