@@ -20,29 +20,41 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True,
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give workers the files in order: jobs of `tests/integration`, which wait, before work that never does.
+
+    Else files of few tests come last. Those are the longest jobs, and one core idles while the last one ends.
+    """
+    config.option.loadscopereorder = False
+
+
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of the tests that all its workers have."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tests try and keep, and processes that they start, goes into places of theirs, not the user's.
 
     All workers share one cache: a real trace is imported once, and its graph built once.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         patch.setenv("DPRO_HISTORY", "off")  # what one test finds is no evidence in another
-        patch.setenv("DPRO_CACHE", str(shared / "cache"))
+        patch.setenv("DPRO_CACHE", str(_shared(tmp_path_factory) / "cache"))
         patch.setattr("dpro.analysis.graphs.KEPT", 1000)  # a user has fewer runs
         yield
 
 
 @pytest.fixture(scope="module")
-def searched_once() -> Iterator[None]:
+def searched_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The search of what would help a run is made once: it is most of what many commands do."""
     from tests.searches import search_once
 
     with pytest.MonkeyPatch.context() as patch:
-        search_once(patch)
+        search_once(patch, _shared(tmp_path_factory) / "searched")
         yield
 
 

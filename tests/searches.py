@@ -1,4 +1,7 @@
-"""What would help a run is searched for once, however many of its commands and views are tested."""
+"""What would help a run is searched for once, however many of its commands and views are tested.
+
+What was found is kept in a folder that all workers of a run of the tests share.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,34 @@ import pickle
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpro.folders import written_whole
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.search import SearchResult
 
 _found: dict[bytes, SearchResult] = {}
 
 
-def search_once(patch: pytest.MonkeyPatch) -> None:
+def search_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make all who search share what was found; only the first reports progress.
 
     Args:
         patch: undoes it.
+        folder: of what was found.
     """
     from dpro.analysis.answers import whatif
     from dpro.replay.whatif import search
 
-    explore = _kept(search.explore)
+    explore = _kept(search.explore, folder)
     patch.setattr(search, "explore", explore)
     patch.setattr(whatif, "explore", explore)
 
 
-def _kept(explore: Callable[..., SearchResult]) -> Callable[..., SearchResult]:
+def _kept(explore: Callable[..., SearchResult], folder: Path) -> Callable[..., SearchResult]:
     signature = inspect.signature(explore)
 
     @wraps(explore)
@@ -43,11 +49,24 @@ def _kept(explore: Callable[..., SearchResult]) -> Callable[..., SearchResult]:
         question["suspects"] = sorted(question["suspects"])
         key = _contents(asked.arguments["graph"]) + pickle.dumps(question)
         if key not in _found:
-            _found[key] = explore(*given, **named)
+            _found[key] = _on_disk(folder, hashlib.blake2b(key, digest_size=16).hexdigest(), asked, explore)
         found = _found[key]
         return replace(found, **{each.name: list(getattr(found, each.name)) for each in fields(found)})
 
     return search
+
+
+def _on_disk(
+    folder: Path, name: str, asked: inspect.BoundArguments, explore: Callable[..., SearchResult]
+) -> SearchResult:
+    """What a worker found and left there; else what is found now."""
+    if (folder / name).exists():
+        return pickle.loads((folder / name).read_bytes())
+    found = explore(*asked.args, **asked.kwargs)
+    folder.mkdir(exist_ok=True)
+    with written_whole(folder, name) as file:
+        pickle.dump(found, file)
+    return found
 
 
 def _contents(graph: Graph) -> bytes:
@@ -56,6 +75,6 @@ def _contents(graph: Graph) -> bytes:
     for columns in (graph.nodes, graph.edges):
         for each in fields(columns):
             digest.update(getattr(columns, each.name))
-    run = graph.run and (graph.run.path, (graph.run.path / "manifest.json").read_bytes())
+    run = graph.run and (graph.run.path.resolve(), (graph.run.path / "manifest.json").read_bytes())
     digest.update(pickle.dumps((graph.names, graph.lanes, graph.messages, graph.places, run, graph.network)))
     return digest.digest()

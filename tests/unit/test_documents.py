@@ -19,6 +19,8 @@ from tests.commands import dpro
 from tests.json_page import COMMANDS, page
 from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("healthy", "slow_rank", "slow_input")
 WITH_A_JOB = ("attach", "watch")
