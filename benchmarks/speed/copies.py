@@ -41,7 +41,8 @@ def originals(graph: Graph, nodes_per_rank: int) -> tuple[list[Original], int]:
     times = max(round(nodes_per_rank / np.diff(cut.indptr)[ranks].max()), 1)
     found = []
     for at in ranks:
-        own, alone = cut.members(at), _repeated(_alone(graph, cut, at), times)
+        own = _members(cut, at)
+        alone = _repeated(_alone(graph, cut, at), times)
         joins, free = np.tile(cut.joins[own], times), np.tile(cut.free[own], times)
         members = np.where(cut.joins[own], number[own], -1)
         every = np.arange(alone.num_nodes)
@@ -51,9 +52,14 @@ def originals(graph: Graph, nodes_per_rank: int) -> tuple[list[Original], int]:
     return found, shared * times
 
 
+def _members(cut: Cut, number: int) -> np.ndarray:
+    """Nodes of one rank, by its index, ascending."""
+    return cut.order[cut.indptr[number] : cut.indptr[number + 1]]
+
+
 def _alone(graph: Graph, cut: Cut, number: int) -> Graph:
     """A rank's nodes, and the edges among them, as a graph of their own."""
-    nodes, edges, own = graph.nodes, graph.edges, cut.members(number)
+    nodes, edges, own = graph.nodes, graph.edges, _members(cut, number)
     of_rank = nodes.rank == cut.ranks[number]
     inside = edges.taken(np.flatnonzero(of_rank[edges.source] & of_rank[edges.target]))
     source, target = (np.searchsorted(own, end) for end in (inside.source, inside.target))

@@ -1,110 +1,33 @@
 """The skeletons of all ranks as one graph, joined where ranks wait for each other.
 
-In: a graph. Out: a `Condensed`, whose graph has the same kept nodes, step ends and beginnings of windows to
-the nanosecond: what asks a timeline for steps asks one of this graph. Of a changed graph only those ranks are
-condensed again in which more has changed than how long transfers last.
+In: a graph, its `Cut` and its `Skeletons`. Out: a graph that replays exactly as the whole one: kept nodes,
+ends of steps and beginnings of windows have the same times to the nanosecond.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import numpy as np
 
-from dpro.arrays import Bools, Ints
-from dpro.replay.condense.parts import Cut, cut_by_rank
-from dpro.replay.condense.skeletons import Skeletons, skeletons_of, together
+from dpro.arrays import Ints
+from dpro.replay.condense.parts import Cut
+from dpro.replay.condense.skeletons import Skeletons
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
 
 
-@dataclass(frozen=True)
-class Condensed:
-    """A graph and its skeleton.
-
-    Attributes:
-        graph: the skeletons of all ranks, joined.
-        node: [M] the node of the whole graph that each of its nodes is; -1 of the virtual end of a step.
-        whole: the whole graph.
-        cut: where it falls apart into ranks.
-        skeletons: of its ranks.
-        asked: [N] nodes that were asked for.
-    """
-
-    graph: Graph
-    node: Ints
-    whole: Graph
-    cut: Cut
-    skeletons: Skeletons
-    asked: Bools | None = None
-
-
-def condense(graph: Graph, asked: Bools | None = None) -> Condensed:
-    """Condense a graph rank by rank.
-
-    Args:
-        graph: the graph.
-        asked: [N] further nodes whose starts are wanted.
-    """
-    cut = cut_by_rank(graph)
-    return _condensed(graph, cut, skeletons_of(graph, cut, asked), asked)
-
-
-def recondense(condensed: Condensed, changed: Graph) -> Condensed:
-    """Condense a graph of which another one that differs from it a little has been condensed.
-
-    Args:
-        condensed: the other.
-        changed: the same graph with other durations, earliest times or lags; with other edges or nodes it is
-            condensed as a whole.
-    """
-    before, cut, asked = condensed.whole, condensed.cut, condensed.asked
-    if not all(map(np.array_equal, _shape(before), _shape(changed))):
-        return condense(changed, asked if changed.num_nodes == before.num_nodes else None)
-    anew = ranks_to_condense(condensed, changed)
-    skeletons = condensed.skeletons
-    if anew.any():
-        again = skeletons_of(changed, cut.of(anew), asked)
-        skeletons = together([skeletons.of(~np.isin(skeletons.rank, cut.ranks[anew])), again])
-    node = skeletons.node
-    lasts = np.where(node >= 0, changed.nodes.duration[node], 0)[:, None]
-    return _condensed(changed, cut, dataclasses.replace(skeletons, duration=lasts), asked)
-
-
-def ranks_to_condense(condensed: Condensed, changed: Graph) -> Bools:
-    """[R] of a graph of the same shape the ranks in which more has changed than how long transfers last.
-
-    Args:
-        condensed: another one.
-        changed: the graph.
-    """
-    before, cut = condensed.whole, condensed.cut
-    touched = (changed.nodes.duration != before.nodes.duration) & ~cut.free
-    touched |= changed.nodes.earliest != before.nodes.earliest
-    # Lags between ranks are edges of the joined graph as they are.
-    relagged = changed.edges.lag != before.edges.lag
-    relagged[cut.between] = False
-    touched[changed.edges.target[relagged]] = True
-    return np.isin(cut.ranks, changed.nodes.rank[touched])
-
-
-def _shape(graph: Graph) -> tuple[Ints, ...]:
-    return graph.edges.source, graph.edges.target, graph.nodes.rank, graph.nodes.window, graph.nodes.step
-
-
-def _condensed(graph: Graph, cut: Cut, skeletons: Skeletons, asked: Bools | None) -> Condensed:
-    joined, node = joined_graph(graph, cut, skeletons)
-    return Condensed(joined, node, graph, cut, skeletons, asked)
-
-
 def joined_graph(graph: Graph, cut: Cut, skeletons: Skeletons, scenario: int = 0) -> tuple[Graph, Ints]:
-    """The skeletons as one graph, and [M] the node of the whole graph that each of its nodes is, or -1.
+    """Join the skeletons of ranks.
 
     Args:
         graph: the whole graph.
         cut: where it falls apart into ranks.
-        skeletons: of its ranks.
-        scenario: of those that they hold; the graphs of all have the same edges.
+        skeletons: the skeletons of its ranks.
+        scenario: which of their scenarios; the graphs of all scenarios have the same edges.
+
+    Returns:
+        The joined graph, and [M] the node of the whole graph that each of its nodes is; -1 for the virtual
+        end of a step.
     """
     # The numbers of the whole graph are in topological order; virtual ends are behind everything.
     key = np.where(skeletons.node >= 0, skeletons.node, graph.num_nodes + 1 + skeletons.rank)

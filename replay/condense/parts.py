@@ -1,8 +1,7 @@
 """Where a graph falls apart into ranks, and which nodes of them have to stay.
 
-In: a graph. Out: a `Cut`, and `Ends` of it: nodes that edges from or to other ranks end at have to stay,
-those asked for, and a virtual one for the end of each step, behind which no work of the rank in it ends
-later. Where a window's beginning may be a node's start, those nodes stay that no other surely precedes.
+In: a graph. Out: a `Cut`, and its `Ends`. Three kinds of nodes stay: those with an edge from or to another
+rank, a virtual node for the end of each step of a rank, and nodes that may be the first of a window.
 """
 
 from __future__ import annotations
@@ -35,31 +34,6 @@ class Cut:
     between: Ints
     joins: Bools
     free: Bools
-
-    def members(self, number: int) -> Ints:
-        """Nodes of one rank, ascending.
-
-        Args:
-            number: index of the rank.
-        """
-        return self.order[self.indptr[number] : self.indptr[number + 1]]
-
-    def of(self, which: Bools) -> Cut:
-        """The cut with the nodes of some ranks alone.
-
-        Args:
-            which: [R] whether each is one of them.
-        """
-        sizes = np.diff(self.indptr)
-        order = self.order[np.repeat(which, sizes)]
-        return Cut(
-            self.ranks[which],
-            np.append(0, np.cumsum(sizes[which])),
-            order,
-            self.between,
-            self.joins,
-            self.free,
-        )
 
 
 @dataclass(frozen=True)
@@ -100,19 +74,17 @@ def cut_by_rank(graph: Graph) -> Cut:
     return Cut(lowest + there, np.append(begins[there], size), order, between[:count].copy(), joins, free)
 
 
-def ends_of(graph: Graph, cut: Cut, duration: Ints, asked: Bools | None = None) -> Ends:
+def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
     """Find what has to stay of ranks.
 
     Args:
         graph: the graph.
         cut: of it.
         duration: [N, K] ns of its nodes in each of several scenarios.
-        asked: [N] nodes whose starts are wanted.
     """
     nodes, size = graph.nodes, cut.order.size
     least = np.where(cut.free, 0, duration[:, 0] if duration.shape[1] == 1 else duration.min(axis=1))
-    stays = cut.joins if asked is None else cut.joins | asked
-    flags = stays * np.uint8(kernels.STAYS) + cut.free * np.uint8(kernels.FREE)
+    flags = cut.joins * np.uint8(kernels.STAYS) + cut.free * np.uint8(kernels.FREE)
     last, first, early, sizes = (np.empty(each, np.int64) for each in (size, size, size, 3))
     sizes[:] = 0
     kernels.mark(

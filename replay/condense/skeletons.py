@@ -8,14 +8,13 @@ holds for these durations and lags only: under others the rank is condensed anew
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Ints
 from dpro.replay.condense import kernels
 from dpro.replay.condense.parts import Cut, ends_of
 from dpro.replay.graph import Graph
@@ -54,66 +53,27 @@ class Skeletons:
         """[E] where each edge leads to."""
         return np.repeat(np.arange(self.node.size), np.diff(self.indptr))
 
-    def of(self, which: Bools) -> Skeletons:
-        """Those of some ranks.
 
-        Args:
-            which: [M] whether each node is of one of them.
-        """
-        entering = np.diff(self.indptr)
-        edges = np.repeat(which, entering)
-        nodes = {
-            name: getattr(self, name)[which]
-            for name in ("node", "rank", "window", "step", "duration", "earliest")
-        }
-        return Skeletons(
-            **nodes,
-            indptr=np.append(0, np.cumsum(entering[which])),
-            source=(np.cumsum(which) - 1)[self.source[edges]],
-            lag=self.lag[edges],
-        )
+def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skeletons:
+    """Leave out the nodes that no other rank waits for.
 
-
-def together(several: Sequence[Skeletons]) -> Skeletons:
-    """Skeletons of different ranks, behind one another.
-
-    Args:
-        several: of some ranks each.
-    """
-    first = np.cumsum([0, *(each.node.size for each in several)])
-    columns = {
-        f.name: np.concatenate([getattr(each, f.name) for each in several])
-        for f in dataclasses.fields(Skeletons)
-    }
-    columns["source"] = np.concatenate([each.source + at for each, at in zip(several, first)])
-    columns["indptr"] = np.append(0, np.cumsum(np.concatenate([np.diff(each.indptr) for each in several])))
-    return Skeletons(**columns)
-
-
-def skeletons_of(
-    graph: Graph, cut: Cut, asked: Bools | None = None, duration: Ints | None = None, reach: int = REACH
-) -> Skeletons:
-    """Leave out the nodes whose starts are not asked for outside their rank.
-
-    Nodes at which paths merge and part again stay: without them an edge would lead from each node before to
-    each behind.
+    Nodes at which paths merge and part again stay: without such a node, an edge would lead from each node
+    before it to each node behind it.
 
     Args:
         graph: the graph.
         cut: of it, or of some of its ranks.
-        asked: [N] nodes whose starts are wanted.
-        duration: [N, K] ns of its nodes in several scenarios; as they are.
-        reach: over how many kept nodes back edges are compared.
+        duration: [N, K] ns of its nodes in several scenarios; None for the durations of the graph alone.
     """
     nodes, edges = graph.nodes, graph.edges
     duration = nodes.duration[:, None] if duration is None else duration
     count = duration.shape[1]
-    ends = ends_of(graph, cut, duration, asked)
+    ends = ends_of(graph, cut, duration)
     earliest, lag = (_for_all(column, count) for column in (nodes.earliest, edges.lag))
     behind = (ends.begins, ends.indptr, ends.source, np.zeros((ends.source.size, count), np.int64))
     ranks = (cut.order, cut.indptr, nodes.rank)
     kept, *swept = kernels.sweep(
-        ranks, (duration, earliest), (graph.indptr, edges.source, lag), behind, ends.flags, reach
+        ranks, (duration, earliest), (graph.indptr, edges.source, lag), behind, ends.flags, REACH
     )
     end = np.flatnonzero(kept >= nodes.rank.size)
     number = kept[end] - nodes.rank.size
@@ -122,14 +82,14 @@ def skeletons_of(
     rank[end], lasts[end], flags[end], kept[end] = ends.rank[number], 0, kernels.STAYS, -1
     window, step = np.full((2, kept.size), -1, np.int64)
     window[end], step[end] = ends.window[number], ends.step[number]
-    at, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept, reach)
+    at, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept)
     # What a virtual end is behind has begun by then.
     earliest = np.maximum(earliest, nodes.earliest.min(initial=0))
     return Skeletons(kept[at], rank[at], window[at], step[at], lasts[at], earliest, indptr, source, lag)
 
 
 def _fewer(
-    cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints], reach: int
+    cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints]
 ) -> tuple[Ints, Sequence[Ints]]:
     """Leave out nodes at which paths merge, if that needs no more edges: those left, and what `sweep` gives.
 
@@ -137,7 +97,6 @@ def _fewer(
         cut: of the ranks.
         rank, lasts, flags: of the nodes.
         swept: what else is known of them.
-        reach: as of `skeletons_of`.
     """
     at = np.arange(rank.size)
     nothing = (np.zeros(cut.ranks.size + 1, np.int64), np.zeros(1, np.int64), at[:0], lasts[:0])
@@ -149,7 +108,7 @@ def _fewer(
             break
         ranks = (np.arange(at.size), np.append(np.searchsorted(rank, cut.ranks), at.size), rank)
         marks = ((flags & kernels.FREE) | stays * kernels.STAYS).astype(np.uint8)
-        kept, *swept = kernels.sweep(ranks, (lasts, earliest), (indptr, source, lag), nothing, marks, reach)
+        kept, *swept = kernels.sweep(ranks, (lasts, earliest), (indptr, source, lag), nothing, marks, REACH)
         at, rank, lasts, flags = at[kept], rank[kept], lasts[kept], flags[kept]
     return at, swept
 

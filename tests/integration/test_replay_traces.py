@@ -14,16 +14,14 @@ from dpro.opening import open_path
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching, match_collectives
-from dpro.replay.condense.joined import condense, recondense
+from dpro.replay.condense.parts import cut_by_rank
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import (
     critical_nodes,
     measured_step_times,
-    rank_step_times,
     replay,
-    step_ends,
     step_times,
 )
 from dpro.replay.whatif.edits.heal import Heal, RanksAt
@@ -31,6 +29,7 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import search
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part
+from tests.reference.condensed import assert_replays_as, condense, with_transfers_of
 from tests.reference.event_driven import simulate
 from tests.reference.pairing import pair_by_end
 from tests.replayed_jobs import Job, Jobs
@@ -501,13 +500,11 @@ def _edited(graph: Graph, which: str, free: np.ndarray) -> Graph:
 @pytest.mark.parametrize("name", CONDENSED)
 def test_condensed_graphs_of_real_jobs_replay_as_the_whole_does_under_any_edit(jobs, name):
     graph = jobs[name].graph
-    condensed = condense(graph)
-    assert condensed.graph.edges.source.size <= 2.2 * condensed.graph.num_nodes
-    for which in (None, "network", "one rank", "all ranks"):
-        changed = graph if which is None else _edited(graph, which, condensed.cut.free)
-        again = condensed if which is None else recondense(condensed, changed)
-        whole, small, real = replay(changed), replay(again.graph), again.node >= 0
-        assert (small.start[real] == whole.start[again.node[real]]).all()
-        for steps in (step_ends, rank_step_times):
-            expected = steps(changed, whole.start, whole.end)
-            assert steps(again.graph, small.start, small.end).equals(expected)
+    small, node = condense(graph)
+    assert small.edges.source.size <= 2.2 * small.num_nodes
+    assert_replays_as(graph, small, node)
+    changed = _edited(graph, "network", cut_by_rank(graph).free)
+    assert_replays_as(changed, with_transfers_of(small, node, changed), node)
+    for which in ("one rank", "all ranks"):
+        changed = _edited(graph, which, cut_by_rank(graph).free)
+        assert_replays_as(changed, *condense(changed))

@@ -5,13 +5,37 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from dpro.replay.condense.joined import joined_graph
+from dpro.replay.condense.parts import cut_by_rank
+from dpro.replay.condense.skeletons import skeletons_of
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import rank_step_times, replay, step_ends
 from tests.builders import tiny_graph
 from tests.reference.event_driven import Edge
 
 Labels = dict[int, int]  # kept node of the graph -> longest path from its end
 Step = tuple[int, int]  # window and step
 Name = int | Step  # of a node of the graph, or of the virtual end of a step
+
+
+def condense(graph: Graph) -> tuple[Graph, np.ndarray]:
+    """Return the condensed graph, and the node of the whole graph that each of its nodes is, or -1."""
+    cut = cut_by_rank(graph)
+    return joined_graph(graph, cut, skeletons_of(graph, cut))
+
+
+def with_transfers_of(small: Graph, node: np.ndarray, changed: Graph) -> Graph:
+    """Return a condensed graph with the durations of another whole graph, which differ in transfers alone."""
+    return small.with_durations(np.where(node >= 0, changed.nodes.duration[node], 0))
+
+
+def assert_replays_as(graph: Graph, small: Graph, node: np.ndarray) -> None:
+    """Check that all kept nodes and all steps of a condensed graph have the times of the whole graph."""
+    whole, condensed, real = replay(graph), replay(small), node >= 0
+    assert (condensed.start[real] == whole.start[node[real]]).all()
+    assert (condensed.end[real] == whole.end[node[real]]).all()
+    for steps in (step_ends, rank_step_times):
+        assert steps(graph, whole.start, whole.end).equals(steps(small, condensed.start, condensed.end))
 
 
 def labels_of(graph: Graph, rank: int, kept: set[int]) -> dict[Name, tuple[int, Labels]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpro.replay.condense import skeletons as module
 from dpro.replay.condense.parts import Cut, cut_by_rank
 from dpro.replay.condense.skeletons import Skeletons, skeletons_of
 from dpro.replay.graph import Graph, NodeKind
@@ -34,11 +38,18 @@ def lasting(graph: Graph, cut: Cut) -> dict[Name, int]:
     return dict(enumerate(np.where(cut.free, 0, graph.nodes.duration).tolist()))
 
 
+def keeping(graph: Graph, chosen: np.ndarray) -> Cut:
+    """The cut of a graph, as if other ranks waited for the chosen nodes, too."""
+    cut = cut_by_rank(graph)
+    return dataclasses.replace(cut, joins=cut.joins | chosen)
+
+
 @given(jobs(), st.sampled_from([1, 2, 64]))
 @settings(max_examples=25)
 def test_what_is_left_of_a_rank_has_the_longest_paths_and_drops_none_that_decides(graph, reach):
     cut = cut_by_rank(graph)
-    skeletons, lasts = skeletons_of(graph, cut, reach=reach), lasting(graph, cut)
+    with patch.object(module, "REACH", reach):
+        skeletons, lasts = skeletons_of(graph, cut), lasting(graph, cut)
     kept = set(skeletons.node.tolist())
     assert set(np.flatnonzero(cut.joins).tolist()) <= kept
     for rank in cut.ranks.tolist():
@@ -58,9 +69,11 @@ def test_ranks_condensed_at_once_are_what_they_are_one_by_one(graph):
     cut = cut_by_rank(graph)
     skeletons = skeletons_of(graph, cut)
     for number, rank in enumerate(cut.ranks.tolist()):
-        alone = skeletons_of(graph, cut.of(np.arange(cut.ranks.size) == number))
-        assert named(alone, rank) == named(skeletons, rank)
-        assert named(skeletons.of(skeletons.rank == rank), rank) == named(skeletons, rank)
+        own = cut.order[cut.indptr[number] : cut.indptr[number + 1]]
+        of_rank = dataclasses.replace(
+            cut, ranks=cut.ranks[[number]], indptr=np.array([0, own.size]), order=own
+        )
+        assert named(skeletons_of(graph, of_rank), rank) == named(skeletons, rank)
 
 
 def earliest_by(small: dict, lasts: dict, node: int) -> int:
@@ -80,10 +93,10 @@ def longest_over(small: dict, lasts: dict, kept: int, node: int) -> int:
 
 
 def test_an_edge_that_a_path_over_another_kept_node_always_outlasts_is_left_out():
-    # Asked for: 0, 2 and 4. From 0 to 4 there is a path of 4 beside one over 2 of 5 and 1.
+    # Kept: 0, 2 and 4. From 0 to 4 there is a path of 4 beside one over 2 of 5 and 1.
     graph = tiny_graph([1, 5, 2, 4, 1], [(0, 1, 0), (1, 2, 0), (0, 3, 0), (3, 4, 0), (2, 4, 0)])
-    asked = ~np.isin(graph.nodes.name, (1, 3))
-    small = named(skeletons_of(graph, cut_by_rank(graph), asked), 0)
+    cut = keeping(graph, ~np.isin(graph.nodes.name, (1, 3)))
+    small = named(skeletons_of(graph, cut), 0)
     number = {int(name): node for node, name in enumerate(graph.nodes.name)}
     assert [small[number[name]][1] for name in (0, 2, 4)] == [{}, {number[0]: 5}, {number[2]: 0}]
     assert small[0, 0][1] == {number[4]: 0}
@@ -94,11 +107,10 @@ def test_a_node_at_which_paths_merge_and_part_stays_where_that_saves_edges():
     size, kinds = 7, [NodeKind.TRANSFER] * 3 + [NodeKind.CPU] + [NodeKind.ARRIVE] * 3
     edges = [(at, 3, 0) for at in range(3)] + [(3, at, 0) for at in range(4, size)]
     graph = tiny_graph([5, 5, 5, 1, 0, 0, 0], edges, kind=[int(each) for each in kinds])
-    asked = graph.nodes.name != 3
-    skeletons = skeletons_of(graph, cut_by_rank(graph), asked)
+    skeletons = skeletons_of(graph, keeping(graph, graph.nodes.name != 3))
     assert (skeletons.node >= 0).sum() == size
     fewer = tiny_graph([5, 5, 5, 1, 0], edges[:4], kind=[int(each) for each in kinds[:5]])
-    skeletons = skeletons_of(fewer, cut_by_rank(fewer), fewer.nodes.name != 3)
+    skeletons = skeletons_of(fewer, keeping(fewer, fewer.nodes.name != 3))
     assert 3 not in fewer.nodes.name[skeletons.node[skeletons.node >= 0]]
 
 
@@ -108,5 +120,5 @@ def test_more_edges_than_nodes_are_made_room_for():
     kinds = [int(NodeKind.TRANSFER)] * size + [int(NodeKind.ARRIVE)] * size
     edges = [(at, size + to, at * to) for at in range(size) for to in range(size)]
     graph = tiny_graph([1] * 2 * size, edges, kind=kinds)
-    skeletons = skeletons_of(graph, cut_by_rank(graph), np.ones(2 * size, np.bool_))
+    skeletons = skeletons_of(graph, keeping(graph, np.ones(2 * size, np.bool_)))
     assert skeletons.source.size >= size * size
