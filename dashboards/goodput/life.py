@@ -18,7 +18,8 @@ from plotly.subplots import make_subplots
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import colour, styled, time_unit
-from dpro.goodput.document import IN_WORDS, JobLife, goodput_document
+from dpro.goodput.document import IN_WORDS, goodput_document
+from dpro.goodput.life import JobLife
 from dpro.goodput.marks import DOWN
 from dpro.units import NS_PER_MS, format_duration
 

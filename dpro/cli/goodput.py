@@ -15,14 +15,10 @@ from dpro.errors import UsageError
 from dpro.units import NS_PER_H, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from dpro.goodput.document import (
-        AttemptDocument,
-        GoodputDocument,
-        GoodputPrediction,
-        JobLife,
-        OutlookDocument,
-    )
-    from dpro.goodput.rates import FailureRate
+    from dpro.goodput.document import AttemptDocument, GoodputDocument
+    from dpro.goodput.life import JobLife
+    from dpro.goodput.recovery.outlook import GoodputPrediction, OutlookDocument
+    from dpro.goodput.recovery.rates import FailureRate
     from dpro.goodput.throughput import ThroughputDocument
 
 BAR = 30  # characters of the largest class
@@ -122,8 +118,9 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     import msgspec
 
     from dpro.cli.attempts import opened, runs_of
-    from dpro.goodput.document import goodput_document, life_of
+    from dpro.goodput.document import goodput_document
     from dpro.goodput.ends import ensure_one_job
+    from dpro.goodput.life import life_of
 
     if asked["hours"] and not isfinite(asked["hours"]):
         raise UsageError("--hours is a finite number")
@@ -133,7 +130,7 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
         ensure_one_job(life.attempts, found)
         document = goodput_document(life, runs)
         if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
-            from dpro.goodput.outlook import outlook
+            from dpro.goodput.recovery.outlook import outlook
 
             predicted = outlook(life, _rate(life, asked), asked["edits"], asked["hours"] or HOURS)
             document = msgspec.structs.replace(document, outlook=predicted)
@@ -152,8 +149,8 @@ def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
         UsageError: several of them do.
         InputError: a log cannot be read.
     """
-    from dpro.goodput.rates import PRESETS, rate_of_log, rate_per_gpu, read_log
-    from dpro.goodput.stages import seen_failures
+    from dpro.goodput.recovery.rates import PRESETS, rate_of_log, rate_per_gpu, read_log
+    from dpro.goodput.recovery.stages import seen_failures
 
     given = [name for name in SOURCES if asked[name]]
     if asked["mtbf_per_gpu"] and not isfinite(asked["mtbf_per_gpu"]):

@@ -1,31 +1,22 @@
-"""Where all the time of a job went, as a document.
+"""Where all the time of a job went, as the answer of `dpro goodput`.
 
-In: the runs of a job. Out: `GoodputDocument`, and the pieces that views draw.
+In: the life of a job. Out: `GoodputDocument`, and the same in one sentence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 
 import polars as pl
 from msgspec import field
 
-from dpro.analysis.analysis import Analysis
 from dpro.documents import Document, DocumentPart
-from dpro.errors import DproError
-from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, account, totals
-from dpro.goodput.attempts import Attempt, attempts_of
-from dpro.goodput.ends import AttemptEnd, end_of_attempt, missing_attempts, set_forward
-from dpro.goodput.throughput import DoneSteps, StepAmount, ThroughputDocument, amount_of, throughput_of
-from dpro.schema import ITERATIONS, REQUESTS
-from dpro.store import Run
+from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, totals
+from dpro.goodput.attempts import Attempt
+from dpro.goodput.life import JobLife
+from dpro.goodput.recovery.outlook import OutlookDocument
+from dpro.goodput.throughput import DoneSteps, ThroughputDocument, throughput_of
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
-
-MAX_LOST = 0.95  # of a step: findings that overlap cannot cost more
-WITHIN_RANKS = ("rank", "host", "gpu", "link", "nic")  # what a straggler may be
-
 
 IN_WORDS = {  # class -> what it is called in sentences and legends; several stages are one start
     "productive": "training", "straggler": "waiting for stragglers", "evaluation": "evaluation",
@@ -82,53 +73,6 @@ class AttemptDocument(DocumentPart, frozen=True):
     step_ms: float | None
 
 
-class GoodputPrediction(DocumentPart, frozen=True):
-    """What the job would get done in the time that was asked about.
-
-    Attributes:
-        edits: what was changed; none for the job as it is.
-        goodput: share of the time in which steps are done for good, with stragglers and evaluation, as `ettr`
-            of the job counts them: mean, and within which nine of ten simulated jobs are.
-        low, high: that interval.
-        gain_h: hours of training that the change gives, mean; null for the job as it is.
-        gain_low_h, gain_high_h: its interval.
-        failures: in that time.
-        shares: of the time, by class.
-    """
-
-    edits: list[str]
-    goodput: float
-    low: float
-    high: float
-    gain_h: float | None
-    gain_low_h: float | None
-    gain_high_h: float | None
-    failures: float
-    shares: dict[str, float]
-
-
-class OutlookDocument(DocumentPart, frozen=True):
-    """What the job would get done if its hosts fail so often, and what changes would give. Unproven.
-
-    Attributes:
-        hours: that are simulated.
-        rate: where the rate of failures comes from.
-        job_failures_per_h: of the job as a whole.
-        host_failures_per_h: of each host.
-        hosts: of the job.
-        stages: of the job as measured, s and steps, that the simulation starts from.
-        predictions: the job as it is, then changes, largest gain first.
-    """
-
-    hours: float
-    rate: str
-    job_failures_per_h: float
-    host_failures_per_h: float
-    hosts: int
-    stages: dict[str, float]
-    predictions: list[GoodputPrediction]
-
-
 class GoodputDocument(Document, frozen=True, kw_only=True):
     """Where all the time of a job went.
 
@@ -162,66 +106,6 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
     attempts: list[AttemptDocument]
     notes: list[str]
     outlook: OutlookDocument | None = None
-
-
-@dataclass(frozen=True)
-class JobLife:
-    """All attempts of a job, and what each of their seconds was.
-
-    Attributes:
-        attempts: in order.
-        pieces: as `account` returns them.
-        notes: what is not known.
-        amounts: what a step of each attempt computes.
-        ends: how each attempt ended.
-    """
-
-    attempts: list[Attempt]
-    pieces: pl.DataFrame
-    notes: list[str]
-    amounts: list[StepAmount]
-    ends: list[AttemptEnd]
-
-
-def life_of(runs: Sequence[Run], known: Sequence[Analysis] = ()) -> JobLife:
-    """Account for the time of a job.
-
-    Args:
-        runs: of the job; those before a restart are found in the folder `attempts` of a run.
-        known: analyses of some of its runs, whose results are used again.
-    """
-    analyses = {each.run.path: each for each in known}
-    attempts = attempts_of(runs)
-    lost, amounts, ends = {}, [], []
-    for attempt in attempts:
-        analysis = analyses.get(attempt.run.path) or Analysis(attempt.run)
-        lost[attempt.number] = lost_to_stragglers(analysis)
-        amounts.append(amount_of(analysis))
-        ends.append(end_of_attempt(analysis, attempt))
-    pieces, notes = account(attempts, lost)
-    notes += [*missing_attempts(attempts), *set_forward(attempts), *_no_training(attempts)]
-    return JobLife(attempts, pieces, notes, amounts, ends)
-
-
-def _no_training(attempts: Sequence[Attempt]) -> list[str]:
-    """What to ask instead where a server was recorded, which has no steps of training."""
-    served = any(each.run.num_rows(table) for each in attempts for table in (REQUESTS, ITERATIONS))
-    if served and all(each.steps.is_empty() for each in attempts):
-        return ["a server without steps of training: nothing counts as progress; ask `dpro serving RUN`"]
-    return []
-
-
-def lost_to_stragglers(analysis: Analysis) -> float:
-    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found.
-
-    Args:
-        analysis: of an attempt.
-    """
-    with suppress(DproError):
-        findings, _ = analysis.verdict
-        slow = [f for f in findings if f.class_.startswith("slow.") and f.component_kind in WITHIN_RANKS]
-        return min(max((each.severity for each in slow), default=0.0), MAX_LOST)
-    return 0.0
 
 
 def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:

@@ -25,7 +25,8 @@ from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.recording import launches
 from dpro.errors import DproError, InputError
 from dpro.goodput.attempts import ATTEMPTS
-from dpro.goodput.document import GoodputDocument, goodput_document, life_of
+from dpro.goodput.document import GoodputDocument, goodput_document
+from dpro.goodput.life import life_of
 from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, STARTS, STEPS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dpro.goodput.account import account, totals
 from dpro.goodput.attempts import attempts_of
-from dpro.goodput.document import life_of
-from dpro.goodput.stages import seen_failures
+from dpro.goodput.life import life_of
+from dpro.goodput.recovery.stages import seen_failures
 from dpro.store import open_run
 from tests.lives import S, WrittenAttempt, job, ns
 

@@ -7,7 +7,8 @@ import json
 import polars as pl
 import pytest
 
-from dpro.goodput.document import goodput_document, in_words, life_of
+from dpro.goodput.document import goodput_document, in_words
+from dpro.goodput.life import life_of
 from dpro.schema import REQUESTS, conform
 from dpro.store import open_run, write_part
 from dpro.table import complete

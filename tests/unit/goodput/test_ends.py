@@ -7,8 +7,8 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.goodput.attempts import attempts_of
-from dpro.goodput.document import life_of
 from dpro.goodput.ends import end_of_attempt, missing_attempts, set_forward
+from dpro.goodput.life import life_of
 from dpro.schema import CLOCK_SAMPLES, conform
 from dpro.store import write_part
 from tests.lives import WrittenAttempt, job, ns

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.documents import encode
-from dpro.goodput.document import goodput_document, in_words, life_of
+from dpro.goodput.document import goodput_document, in_words
+from dpro.goodput.life import life_of
 from tests.lives import WrittenAttempt, job, ns
 
 ODD = ("nothing", "no starts", "no workers", "no steps", "end unknown", "killed", "set back", "set forward")

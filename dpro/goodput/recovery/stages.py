@@ -13,9 +13,9 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.goodput import account as classes
 from dpro.goodput.attempts import SAVE, Attempt, updates_before
-from dpro.goodput.document import JobLife
+from dpro.goodput.life import JobLife
 from dpro.goodput.marks import BETWEEN, DOWN, GROUP, IMPORTS, LAUNCH, SET_UP
-from dpro.goodput.simulate import Recovery
+from dpro.goodput.recovery.simulate import Recovery
 from dpro.units import NS_PER_S
 
 STARTING = (IMPORTS, GROUP, SET_UP, classes.LOADING, classes.WARM_UP)

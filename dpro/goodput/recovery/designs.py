@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import sqrt
 
 from dpro.errors import UsageError
-from dpro.goodput.simulate import Recovery
+from dpro.goodput.recovery.simulate import Recovery
 from dpro.replay.whatif.grammar import KnownChange, Values, apply_change
 from dpro.units import S_PER_H
 

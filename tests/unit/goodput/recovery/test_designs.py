@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 
 from dpro.errors import InputError, Unanswerable, UsageError
-from dpro.goodput.designs import DESIGNS, changed, young_daly
-from dpro.goodput.document import life_of
-from dpro.goodput.predict import candidates, predict_goodput
-from dpro.goodput.rates import PRESETS, FailureRate, own_rate, rate_of_log, rate_per_gpu, read_log
-from dpro.goodput.simulate import Recovery
-from dpro.goodput.stages import SeenFailures, stages_of
+from dpro.goodput.life import life_of
+from dpro.goodput.recovery.designs import DESIGNS, changed, young_daly
+from dpro.goodput.recovery.predict import candidates, predict_goodput
+from dpro.goodput.recovery.rates import PRESETS, FailureRate, own_rate, rate_of_log, rate_per_gpu, read_log
+from dpro.goodput.recovery.simulate import Recovery
+from dpro.goodput.recovery.stages import SeenFailures, stages_of
 from tests.commands import dpro, refused
 from tests.lives import WrittenAttempt, job, ns
 

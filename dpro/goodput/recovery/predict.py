@@ -13,9 +13,9 @@ import numpy as np
 
 from dpro.arrays import Floats
 from dpro.errors import Unanswerable
-from dpro.goodput.designs import changed, young_daly
-from dpro.goodput.rates import FailureRate
-from dpro.goodput.simulate import CLASSES, Failures, Recovery, exponential, simulate
+from dpro.goodput.recovery.designs import changed, young_daly
+from dpro.goodput.recovery.rates import FailureRate
+from dpro.goodput.recovery.simulate import CLASSES, Failures, Recovery, exponential, simulate
 from dpro.units import S_PER_H
 
 JOBS = 200  # simulated for each prediction

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from dpro.analysis.analysis import Analysis
 from dpro.errors import DproError, Unanswerable, UsageError
-from dpro.goodput.designs import DESIGNS, SMALLER
-from dpro.goodput.document import JobLife
-from dpro.goodput.simulate import Recovery
+from dpro.goodput.life import JobLife
+from dpro.goodput.recovery.designs import DESIGNS, SMALLER
+from dpro.goodput.recovery.simulate import Recovery
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.replicas import DataParallelSize, replicas_of
 from dpro.replay.whatif.edits.scaling import Batch

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from dpro.errors import UsageError
-from dpro.goodput.degraded import with_replayed_step
-from dpro.goodput.document import life_of
-from dpro.goodput.simulate import Recovery, logged, simulate
+from dpro.goodput.life import life_of
+from dpro.goodput.recovery.degraded import with_replayed_step
+from dpro.goodput.recovery.simulate import Recovery, logged, simulate
 from dpro.store import open_run
 from tests.commands import dpro
 from tests.lives import WrittenAttempt, job
 
-HEALTHY = Path(__file__).parents[3] / "sample_traces" / "healthy"  # two ranks, one replica each
+HEALTHY = Path(__file__).parents[4] / "sample_traces" / "healthy"  # two ranks, one replica each
 JOB = Recovery(step_s=2, every=50, stall_s=0, background_s=0, start_s=30, down_s=0, detect_s=0, hosts=2)
 
 

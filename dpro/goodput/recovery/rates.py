@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.errors import InputError, Unanswerable, first_line
-from dpro.goodput.stages import SeenFailures
+from dpro.goodput.recovery.stages import SeenFailures
 from dpro.units import NS_PER_S, NS_PER_US, S_PER_H, format_duration
 
 MIN_FAILURES = 3  # of its own that a job's rate is taken from
