@@ -223,10 +223,29 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
         end: [N] ns of its nodes.
     """
     finish, kept = _finish_of(baseline, graph, end)
-    window, begins = (baseline[name].to_numpy()[kept] for name in ("window", "begin_ns"))
-    before = np.where(differs_from_last(window), begins, np.append(0, finish)[: finish.size])
-    lasts: Ints = np.maximum(finish - before, 0)
-    return lasts[baseline["counted"].to_numpy()[kept]] if "counted" in baseline.columns else lasts
+    return np.maximum(_lengths(baseline, finish, kept), 0)
+
+
+def step_lengths(ends: pl.DataFrame) -> Ints:
+    """[S] ns of `durations_of`.
+
+    Args:
+        ends: as from `step_ends`, in its order; steps that a column `counted` denies are left out.
+    """
+    return _lengths(ends, ends["finish_ns"].to_numpy(), np.ones(ends.height, np.bool_))
+
+
+def _lengths(ends: pl.DataFrame, finish: Ints, kept: NDArray[np.bool_]) -> Ints:
+    """How long steps last that count.
+
+    Args:
+        ends: as from `step_ends`, with or without `counted`.
+        finish: [S] ns, when those that are kept end.
+        kept: [B] which are.
+    """
+    window, begins = (ends[name].to_numpy()[kept] for name in ("window", "begin_ns"))
+    lasts: Ints = finish - np.where(differs_from_last(window), begins, np.append(0, finish)[: finish.size])
+    return lasts[ends["counted"].to_numpy()[kept]] if "counted" in ends.columns else lasts
 
 
 def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFrame:
@@ -268,19 +287,6 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
         np.maximum.accumulate(finish[first:last], out=finish[first:last])
     kept = at >= 0
     return finish[at[kept]], kept
-
-
-def steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
-    """[S] ns, how long each step takes in a graph, and [S] ns in a changed one.
-
-    Args:
-        graph: the unchanged graph.
-        changed: the same with other durations, lags or edges.
-    """
-    before, after = replay(graph), replay(changed)
-    baseline = step_ends(graph, before.start, before.end)
-    steps = durations_of(baseline), changed_step_times(baseline, changed, after.start, after.end)
-    return steps[0]["duration_ns"].to_numpy(), steps[1]["duration_ns"].to_numpy()
 
 
 def measured_step_times(graph: Graph) -> pl.DataFrame:

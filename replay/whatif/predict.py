@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.arrays import MAD_TO_SIGMA, Floats
+from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.markup import table
 from dpro.replay.fidelity.accuracy import Trust
@@ -33,7 +33,7 @@ from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.fidelity.overlap import Contention, overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import beyond_sizes
-from dpro.replay.timeline import Timeline, changed_durations, durations_of, replay, replayed, step_ends
+from dpro.replay.timeline import Timeline, changed_durations, replay, replayed, step_ends, step_lengths
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
@@ -291,7 +291,7 @@ def compare_replays(
         others_ns: mean steps at the ends of what edits leave open, and that nothing can be faster than.
     """
     graph = graphs[0]
-    before_ns = durations_of(baseline)["duration_ns"].to_numpy()
+    before_ns = step_lengths(baseline)
     # By `map`, which holds no timeline while the next one is made.
     after_ns, *may_be_ns = map(partial(_steps_of, baseline), timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
@@ -329,7 +329,7 @@ def compare_replays(
     )
 
 
-def _unsure(before_ns: Floats, saved_ns: Floats, doubted_ns: float) -> float:
+def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
     """Half of the 90% interval of a gain, but for what misfit and overlap leave open, ns.
 
     What is independent adds up in squares: how gains vary from step to step, by how much recordings of one

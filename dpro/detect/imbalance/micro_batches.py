@@ -21,7 +21,7 @@ from dpro.detect.imbalance.load_model import CLASS
 from dpro.detect.significance import MIN_COST, MIN_LATEST
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
-from dpro.replay.timeline import steps_before_and_after
+from dpro.replay.timeline import changed_step_times, replay, step_ends, step_lengths
 from dpro.units import format_duration
 
 BATCHES = "the micro-batches"
@@ -71,7 +71,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     ):
         return graph, []
     even = graph.with_durations(_evened(graph, _batches(graph)))
-    before, after = steps_before_and_after(graph, even)
+    before, after = _steps_before_and_after(graph, even)
     saved = before - after
     if before.size < MIN_LATEST or not _costs(saved, before):
         return even, []
@@ -87,6 +87,14 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost
     sure = round((1 - error) * varied.correlation, 3)
     return even, [Finding(CLASS, "job", BATCHES, ranks, round(cost / step, 4), sure, cost, evidence)]
+
+
+def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
+    """[S] ns, how long each step takes in a graph, and [S] ns in a changed one."""
+    before, after = replay(graph), replay(changed)
+    baseline = step_ends(graph, before.start, before.end)
+    steps = changed_step_times(baseline, changed, after.start, after.end)
+    return step_lengths(baseline), steps["duration_ns"].to_numpy()
 
 
 def variation_of(graph: Graph) -> Variation | None:

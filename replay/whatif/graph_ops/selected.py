@@ -15,7 +15,7 @@ import polars as pl
 from dpro.arrays import Bools
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.members import members_of
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.mesh import AXES, BY
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import check, key, text_of
@@ -81,11 +81,18 @@ class NodeSelection:
         return " ".join(words)
 
     def mask(self, graph: Graph) -> Bools:
-        """[N] the nodes that fit; a rendezvous never does.
+        """[N] the nodes that fit; a rendezvous never does. Not to be written to.
 
         Raises:
             Unanswerable: the run does not say what a condition asks for.
         """
+        nodes = graph.nodes
+        of_work = (nodes.kind, nodes.name, nodes.around, nodes.span, nodes.message, nodes.collective)
+        where = (nodes.rank, nodes.window, nodes.step, nodes.lane)
+        of_job = (graph.names, graph.lanes, graph.messages, graph.places, graph.run)
+        return once(graph, ("selected", self), (*of_work, *where, *of_job), lambda: self._mask(graph))
+
+    def _mask(self, graph: Graph) -> Bools:
         nodes = graph.nodes
         mask: Bools = nodes.kind != NodeKind.RENDEZVOUS
         if self.kind:

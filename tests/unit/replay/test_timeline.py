@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from dpro.replay.graph import NodeKind, once
 from dpro.replay.timeline import (
     changed_durations,
+    changed_ends,
     changed_step_times,
+    durations_of,
     extents_of,
     replay,
     replayed,
     step_ends,
+    step_lengths,
     step_times,
 )
 from tests.builders import tiny_graph
@@ -50,6 +53,16 @@ def test_durations_without_a_frame_are_those_of_the_frame(case, counted):
         baseline = baseline.with_columns(counted=pl.col("step") > 1)
     expected = changed_step_times(baseline, graph, *after)["duration_ns"].clip(lower_bound=0)
     assert changed_durations(baseline, graph, after[1]).tolist() == expected.to_list()
+    assert step_lengths(baseline).tolist() == durations_of(baseline)["duration_ns"].to_list()
+
+
+@given(graphs_with_steps())
+def test_steps_of_a_changed_graph_end_when_its_work_does(case):
+    graph, before, (_, end) = case
+    baseline = step_ends(graph, *before)
+    ends = changed_ends(baseline, graph, end)
+    assert ends["finish_ns"].to_list() == step_ends(graph, end, end)["finish_ns"].to_list()
+    assert ends.drop("finish_ns").equals(baseline.drop("finish_ns"))
 
 
 @given(graphs_with_steps())
