@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.interpolate import PchipInterpolator
 
-from dpro.replay.models.curves import growth, left_out, medians, scale
+from dpro.replay.models.curves import growth, left_out, medians, monotone, scale
 from dpro.replay.models.link_costs import fit_curve
 
 MEASURED = st.dictionaries(st.integers(0, 30), st.floats(1e2, 1e9), min_size=3, max_size=20)
@@ -28,6 +29,14 @@ def test_a_dip_at_a_change_of_protocol_is_kept():
     assert curve.time_ns(2.0**14) == pytest.approx(4 * 2**14)
     assert curve.time_ns(2.0**15) == pytest.approx(2 * 2**15)  # as long as half the bytes took
     assert curve.time_ns(1.5 * 2**14) == pytest.approx(2 * 2**15)
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(-4, 4), min_size=2, max_size=9), st.integers(0, 999))
+def test_the_monotone_cubic_is_that_of_scipy_to_the_last_bit(points, seed):
+    x = np.array(sorted(points), np.float64)
+    y = np.array([points[int(each)] for each in x]) / 7
+    at = np.append(x, np.random.default_rng(seed).uniform(-2, 32, 20))
+    assert (monotone(x, y)(at) == PchipInterpolator(x, y)(at)).all()
 
 
 def test_the_median_of_a_size_counts_and_rare_sizes_do_not():
