@@ -133,7 +133,7 @@ def test_windows_have_what_was_asked_for(tmp_path, version):
 PRESENT = """
 import json, sys, torch
 sys.path.insert(0, sys.argv[1])
-import torch.distributed, torch.utils.data
+import torch.distributed.pipelining.schedules, torch.testing._internal.distributed.fake_pg, torch.utils.data
 from inside.torch_internals import INTERNALS, internal
 present = [each.path for each in INTERNALS if internal(each.path) is not None]
 print(json.dumps([present, torch.version.cuda is not None]))
