@@ -34,7 +34,7 @@ from dpro.ingest.trace import RankTrace
 
 SOURCE = "kineto"
 _NO_TOTALS = "memory events without totals"
-_KEPT_BYTES = 1 << 24
+_KEPT_BYTES = (1 << 25) - (1 << 12)  # with what comes before a block, below that limit
 
 
 def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0) -> RankTrace:
