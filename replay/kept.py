@@ -1,8 +1,8 @@
-"""What follows from a graph and its run alone, kept beside the saved graph for the next command.
+"""Facts about a saved graph, kept in files beside it for the next command.
 
-In: a graph, and a fact that takes long to find. Out: the fact, from a file where an earlier command has
-written it. A fact is found when it is first needed, and counts for the very columns that were saved: of a
-graph that an edit has changed it is found again, and not kept. Where no graph is saved, this is `once`.
+In: a graph, and a function that takes long to compute a fact. Out: the fact, from its file if an earlier
+command has written it. A fact holds for the columns that were saved: for a graph that an edit has changed, it
+is computed again and not written. Without a saved graph, `kept` is the same as `once`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A graph with only the nodes that ranks wait for each other at, which replays exactly as the whole does.
+"""A graph with only the nodes at which ranks wait for each other; it replays exactly as the whole graph.
 
-parts         where a graph falls apart into ranks, and which nodes have to stay
-skeletons     ranks with only the nodes that matter
+parts         how a graph is cut into ranks, and which nodes have to stay
+skeletons     the nodes that stay of each rank, and the longest paths between them
 kernels       the compiled loops
 joined        the skeletons of all ranks as one graph
-alternatives  one rank changed at a time, without a copy of the whole for each
+alternatives  many graphs, in each of which other ranks are changed, from two condensed ones
 """

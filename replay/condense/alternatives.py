@@ -1,8 +1,8 @@
-"""One rank changed at a time: the graph of each such scenario, without a copy of the whole for each.
+"""Scenarios in which some ranks are changed: the condensed graph of each, without condensing again.
 
-In: a graph and other durations of its nodes. Out: two condensed graphs of one shape, in which all ranks are
-as they are, and changed; and graphs in which some are. Each rank is condensed once for both: an edge is left
-out only where neither needs it.
+In: a graph, and other durations of its nodes. Out: two condensed graphs of one shape, one with all ranks
+unchanged and one with all ranks changed; and from these two, graphs with some ranks changed. An edge is left
+out only where neither of the two needs it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def condense_both(graph: Graph, changed: Ints) -> tuple[Graph, Graph]:
 
 
 def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
-    """A graph in which some ranks are as in another one of the same shape.
+    """The first graph, with some ranks taken from the second.
 
     Args:
         one, other: as from `condense_both`.
-        ranks: that are as in the other.
+        ranks: the ranks to take from `other`.
     """
     mine = np.isin(one.nodes.rank, list(ranks))
     nodes = dataclasses.replace(

@@ -1,7 +1,7 @@
-"""The ranks of a condensed job one by one: what each shows, and the job with some of them changed.
+"""What detectors ask of the ranks of a condensed job, one rank at a time.
 
-In: a condensed job, functions of the graph of one rank, and changes of it. Out: what the functions return,
-and joined graphs. A rank is built again in any process, and changed there as all of the job would be.
+In: a condensed job; functions of the graph of one rank; changes to such graphs. Out: the results of the
+functions, and the joined graph of the changed job. A process builds each rank again and applies the changes.
 """
 
 from __future__ import annotations

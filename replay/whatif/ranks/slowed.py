@@ -1,7 +1,7 @@
-"""Kernels of condensed ranks that communication slows down otherwise, once what overlaps has changed.
+"""Kernels of condensed ranks whose slowdown by communication changes, since they overlap it more or less.
 
-In: a condensed job as it was, and changed. Out: replays of the changed one, as those of the whole graph by
-`dpro.replay.fidelity.overlap.replays_with_new_overlap`, rank by rank.
+In: a condensed job before and after a change. Out: replays of the changed job, equal to those that
+`dpro.replay.fidelity.overlap.replays_with_new_overlap` makes of a whole graph.
 """
 
 from __future__ import annotations
