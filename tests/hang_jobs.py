@@ -13,10 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import ROOT, TORCHRUN, TWO_RANKS, environment, head_start
+from tests.jobs import PATIENCE_S, ROOT, TORCHRUN, TWO_RANKS, environment, head_start
 
 JOB = ROOT / "tests" / "hanging.py"
-LONGEST_S = 150
 
 
 def torchrun(_folder: Path, num_ranks: int) -> list[str]:
@@ -95,7 +94,7 @@ def scancel(recording: subprocess.Popen[bytes]) -> None:
 
 def wait_until_ended_or_saved(recording: subprocess.Popen[bytes], run: Path, mark: Path) -> None:
     """Until the job is over, or two of its ranks have saved what they wait for, well after the fault."""
-    deadline = time.monotonic() + LONGEST_S
+    deadline = time.monotonic() + PATIENCE_S
     while recording.poll() is None and time.monotonic() < deadline:
         saved = [path.stat().st_mtime for path in run.glob(".raw/*/*/stall.json")]
         if mark.exists() and sum(each > mark.stat().st_mtime + 10 for each in saved) >= 2:

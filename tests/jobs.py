@@ -18,7 +18,7 @@ from dpro.store import Run, open_run
 
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "sample_traces" / "train.py"
-PATIENCE_S = 240  # for a busy machine: nothing that works takes so long
+PATIENCE_S = 600  # for a busy machine: only what hangs takes so long
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TWO_RANKS = [sys.executable, str(ROOT / "tests" / "ranks.py"), "2"]  # where it need not be torchrun
 RECORD = [sys.executable, "-m", "dpro", "record"]

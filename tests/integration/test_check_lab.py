@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fabric_lab.lab import Lab, lab, run
+from tests.jobs import PATIENCE_S
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -27,7 +28,7 @@ def checked(made: Lab) -> tuple[int, dict[str, Any]]:
     command = ["check", "--hosts", names, "--launcher", "ip netns exec {host}", "--only", "network", "--json"]
     limits = ["--timeout", "4"]
     done = subprocess.run(
-        [sys.executable, "-m", "dpro", *command, *limits], capture_output=True, text=True, timeout=150
+        [sys.executable, "-m", "dpro", *command, *limits], capture_output=True, text=True, timeout=PATIENCE_S
     )
     return done.returncode, json.loads(done.stdout)
 

@@ -17,6 +17,7 @@ import pytest
 
 from dpro.schema import SPANS, STEPS
 from dpro.store import open_run
+from tests.jobs import PATIENCE_S
 
 pytest.importorskip("torch")
 
@@ -61,7 +62,7 @@ def dpro(*arguments: str | int | Path) -> subprocess.CompletedProcess[str]:
     }
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dpro", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @functools.cache

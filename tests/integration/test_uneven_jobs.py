@@ -14,6 +14,7 @@ import pytest
 
 from dpro.schema import COUNTERS
 from dpro.store import open_run
+from tests.jobs import PATIENCE_S
 
 pytest.importorskip("torch")
 
@@ -73,7 +74,7 @@ def record(folder: Path, kind: str) -> Path:
     command = [sys.executable, "-m", "dpro", "record", "-o", str(folder / "run"), "--skip", "1000", "--"]
     done = subprocess.run(
         [*command, *TORCHRUN, str(folder / "job.py"), kind],
-        env=environment, capture_output=True, text=True, timeout=120,
+        env=environment, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "run"
@@ -82,7 +83,7 @@ def record(folder: Path, kind: str) -> Path:
 def found(run: Path) -> dict[str, dict[str, Any]]:
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     command = [sys.executable, "-m", "dpro", "diagnose", str(run), "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     findings = json.loads(done.stdout)["findings"]
     return {each["class"]: each for each in findings if each["component"]["kind"] != "host"}  # others use it
