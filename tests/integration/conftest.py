@@ -1,6 +1,19 @@
-"""A browser, and a dashboard of a sample run for it."""
+"""A browser, a dashboard of a sample run for it, and an end of all jobs."""
+
+import os
 
 import pytest
+
+from tests.jobs import kill_left
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_job_outlives_its_tests():
+    """Jobs whose ranks wait for each other would do so for ever after a test that failed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESTED_BY", str(os.getpid()))
+        yield
+    kill_left(f"TESTED_BY={os.getpid()}")
 
 
 @pytest.fixture(scope="module")
