@@ -209,6 +209,32 @@ def ensure_writable(path: Path) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that is to be there whole or not at all; until then an old one stays.
+
+    Args:
+        path: where it is to be; what is no file, such as a pipe, is written as it is.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    from tempfile import TemporaryDirectory
+
+    target = path.resolve()
+    can_be_replaced = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
+    try:
+        if not can_be_replaced:
+            yield path
+            return
+        with TemporaryDirectory(dir=target.parent, prefix=".dpro-") as folder:
+            place = Path(folder) / target.name
+            yield place
+            os.replace(place, target)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+
+
 def write_text(path: Path, text: str) -> Path:
     """Write a file, whole or not at all, and return where.
 
@@ -219,17 +245,6 @@ def write_text(path: Path, text: str) -> Path:
     Raises:
         UsageError: it cannot be written.
     """
-    from dpro.folders import written_whole
-
-    target = path.resolve()
-    # An old file stays where there is no room for the new one; what is no file cannot be replaced.
-    can_be_replaced = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
-    try:
-        if can_be_replaced:
-            with written_whole(target.parent, target.name) as file:
-                file.write(text.encode())
-        else:
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+    with whole_file(path) as place:
+        place.write_text(text, encoding="utf-8")
     return path

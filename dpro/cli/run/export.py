@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse, ranks_option, run_argument, steps_option
-from dpro.cli.output import console, ensure_writable, json_option, print_json, print_selection
+from dpro.cli.output import console, ensure_writable, json_option, print_json, print_selection, whole_file
 from dpro.errors import UsageError
 from dpro.units import ms
 
@@ -108,7 +108,5 @@ def _write(drawn: Drawing, form: str, path: Path) -> None:
     from dpro.export.chrome import write_chrome
     from dpro.export.perfetto import write_perfetto
 
-    try:
-        {"chrome": write_chrome, "perfetto": write_perfetto}[form](drawn, path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+    with whole_file(path) as place:
+        {"chrome": write_chrome, "perfetto": write_perfetto}[form](drawn, place)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import resource
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -310,6 +311,24 @@ def test_command_writes_what_it_was_asked_for(tmp_path, capsys):
         cli(["export", run], standalone_mode=False)
     with pytest.raises(UsageError, match="cannot be written"):
         cli(["export", run, "--chrome", str(tmp_path / "no" / "run.json")], standalone_mode=False)
+
+
+@pytest.mark.parametrize("form", ["chrome", "perfetto"])
+def test_a_file_that_there_is_no_room_for_leaves_the_old_one(form, tmp_path):
+    from dpro.cli import cli
+
+    run = str(written(Job(num_steps=3).run(), tmp_path / "job").path)
+    path = tmp_path / "kept" / "run"
+    path.parent.mkdir()
+    path.write_text("of yesterday")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(UsageError, match=r"kept/run: cannot be written \(File too large\)"):
+            cli(["export", run, f"--{form}", str(path)], standalone_mode=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [each.read_text() for each in path.parent.iterdir()] == ["of yesterday"]
 
 
 def test_delays_that_only_look_like_late_launches_are_not_drawn_as_what_decides(tmp_path):
