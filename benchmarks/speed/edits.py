@@ -6,7 +6,7 @@ Without --edit, the example of each edit there is; those that the run cannot ans
 refused. Each is predicted three times of the graph as a command loads it. *New*: no command has asked this
 of the run yet, so facts that follow from the run alone are found, and written beside the saved graph.
 *First*: as in the next command, which reads them there; nothing else is known. *Again*: of the same graph, as
-in a notebook. The least of all rounds. Reading the graph itself is not counted.
+in a notebook. The least of all rounds, and behind it the median. Reading the graph itself is not counted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 from dpro.analysis.graphs import graph_of
 from dpro.cli.runs import open_quietly
@@ -26,7 +27,7 @@ from dpro.replay.whatif.registry import all_kinds, parse_edit
 
 
 def main() -> None:
-    """Predict each edit some times of a graph in a cache of its own, and print the least of each."""
+    """Predict each edit some times of a graph in a cache of its own, and print the least and the median."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
@@ -54,7 +55,7 @@ def main() -> None:
                     except Unanswerable as error:
                         said = f"refused: {error}"
                     spent.append(1e3 * (time.process_time() - begun))
-            times = " ".join(f"{min(each):6.0f}" for each in (new, first, again))
+            times = " ".join(f"{min(each):6.0f} ({median(each):3.0f})" for each in (new, first, again))
             print(f"{times}  {text}  {said[:80]}", flush=True)
 
 
