@@ -30,6 +30,7 @@ MAX_SMALL = 4096  # values of an array that is written with others like it: each
 DAMAGED = (
     OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile,
     pl.exceptions.PolarsError,
+    SystemError,  # Python 3.11 parses the headers of arrays wrongly at times where several threads read
 )  # fmt: skip
 NARROW = (np.int8, np.int16, np.int32)
 

@@ -103,6 +103,16 @@ def test_no_file_a_cut_file_and_a_file_of_something_else_are_no_graph(analysed, 
     assert load(file, run) is None
 
 
+def test_a_header_that_python_fails_to_parse_is_no_graph(analysed, file, monkeypatch):
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    run, built, trust = analysed
+    save(file, built, trust)
+    monkeypatch.setattr("ast.literal_eval", fail)
+    assert load(file, run) is None
+
+
 def test_a_file_with_one_byte_changed_anywhere_is_no_graph_or_the_same(analysed, file):
     run, built, trust = analysed
     save(file, built, trust)
