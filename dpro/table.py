@@ -146,9 +146,10 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
 def _refuse_texts(table: Table, frame: pl.DataFrame) -> None:
     """Of equal texts one is looked at: they are few, and rows may be millions."""
     for name, column in table.columns.items():
-        texts = [] if column.is_value is None else frame[name].unique(maintain_order=True).to_list()
-        for text in texts:
-            if column.is_value is not None and not column.is_value(text):
+        if column.is_value is None:
+            continue
+        for text in frame[name].unique(maintain_order=True).to_list():
+            if not column.is_value(text):
                 raise SchemaError(f"table {table.name}: {name} is {text[:MAX_SHOWN]!r}; {column.doc}")
 
 

@@ -53,7 +53,7 @@ LITTLE = 2  # ranks
 CHUNKS = 64
 BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
 # What `ranks_built_once` ends, and processes and folders by the path of the run.
-_KEPT: ContextVar[tuple[ExitStack, dict[Path, Opened]] | None] = ContextVar("kept", default=None)
+_SHARED: ContextVar[tuple[ExitStack, dict[Path, Opened]] | None] = ContextVar("shared", default=None)
 
 
 def is_large(run: Run) -> bool:
@@ -180,15 +180,15 @@ def _said_of(run: Run) -> Iterator[None]:
 @contextmanager
 def ranks_built_once() -> Iterator[None]:
     """Inside, all that is asked of a large run shares its processes and the ranks that they have built."""
-    if _KEPT.get() is not None:
+    if _SHARED.get() is not None:
         yield
         return
     with ExitStack() as stack:
-        token = _KEPT.set((stack, {}))
+        token = _SHARED.set((stack, {}))
         try:
             yield
         finally:
-            _KEPT.reset(token)
+            _SHARED.reset(token)
 
 
 @contextmanager
@@ -201,13 +201,13 @@ def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
     Raises:
         DproError: a process was killed, or there is no room for the folder.
     """
-    kept = _KEPT.get()
+    shared = _SHARED.get()
     with _said_of(run):
-        if kept is None:
+        if shared is None:
             with rank_processes(run) as opened:
                 yield opened
             return
-        stack, known = kept
+        stack, known = shared
         if run.path not in known:
             known[run.path] = stack.enter_context(rank_processes(run))
         yield known[run.path]
