@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import shutil
 import socket
 import time
@@ -22,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpro.collectors.convert.recorded import RecordedProcess, processes
+from dpro.collectors.inside.process import tracebacks
 from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.ownership import ensure_mine
 from dpro.collectors.launch.processes import start_ticks
@@ -34,8 +34,6 @@ from dpro.store import MANIFEST
 LOOK_S = 0.1
 SIGNAL_S = 2.0  # how long the handler in C may take
 _TRIES = 5
-_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 Answer = dict[str, Any]
 
@@ -142,18 +140,11 @@ def stacks(run: Path, timeout_s: float) -> Answers:
 
 
 def parse_stacks(text: str) -> list[dict[str, Any]]:
-    """The threads in what `faulthandler` writes; the one it ran on is the recorder's own and left out."""
-    threads: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        head, frame = _THREAD.match(line), _FRAME.match(line)
-        if head:
-            threads.append({"name": f"thread {head[2]}", "own": head[1] != "Thread", "frames": []})
-        elif frame and threads:
-            threads[-1]["frames"].append({"file": frame[1], "line": int(frame[2]), "function": frame[3]})
+    """The threads in what `faulthandler` writes, without those of the recorder, such as the one it ran on."""
     return [
-        {"name": thread["name"], "frames": thread["frames"]}
-        for thread in threads
-        if not thread["own"] and not _is_ours(thread["frames"])
+        {"name": f"thread {stack.ident:#x}", "frames": stack.frames}
+        for stack in tracebacks.parse(text)
+        if not stack.is_current and not _is_ours(stack.frames)
     ]
 
 

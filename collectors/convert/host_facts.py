@@ -87,7 +87,7 @@ def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
         worker = "" if record.c < 0 else f"DataLoader worker {record.c}"
         return [(worker, "data_wait_ns", start, duration)]
     if record.kind == records.COLLECTED:
-        return [(f"generation {record.c}", "gc_pause_ns", start, duration)]
+        return [("", "gc_pause_ns", start, duration)]
     if record.kind == records.BEGUN:
         persist = "persistent " if record.d else ""
         return [(f"{record.c} {persist}workers", "loader_start_ns", start, duration)]

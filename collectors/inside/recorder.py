@@ -42,6 +42,7 @@ import torch.distributed as dist
 
 from . import records
 from .files import write_whole
+from .main_thread import is_of_a_handler
 from .own import is_own
 from .process import environment
 from .process.gpu import gpu_facts
@@ -108,6 +109,7 @@ class Recorder:
         self._forked = False
         self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()
+        self._log = -1
         self._forget()
 
     def _forget(self) -> None:
@@ -139,6 +141,8 @@ class Recorder:
         try:
             action(*arguments)
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             self.enabled = False
             self.complain(f"stopped recording in {action.__name__}", error)
             if self.folder is not None:
@@ -153,8 +157,14 @@ class Recorder:
         """
         with suppress(Exception):
             line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
-            with (self.launch / "log.txt").open("a") as log:
-                log.write(f"{line}\n")
+            log = self._log if self._log >= 0 else self._opened_log()
+            os.write(log, f"{line}\n".encode(errors="replace"))
+
+    def _opened_log(self) -> int:
+        """Open the log for as long as the process lives, which may give up the right to open it."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._log = os.open(self.launch / "log.txt", flags, 0o600)
+        return self._log
 
     def listen(self, occasion: str, action: Callable[..., None]) -> None:
         """Have an action of a probe called on an occasion, as by `call`.
@@ -172,6 +182,8 @@ class Recorder:
         try:
             action(*arguments)
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             self._silenced.add(action.__module__)
             self.complain(f"goes on without {action.__module__.rpartition('.')[2]}", error)
 
@@ -338,6 +350,7 @@ class Recorder:
         """A new folder for this process, which says who it is."""
         folder = self.launch / f"{socket.gethostname()}-{os.getpid()}"
         folder.mkdir()
+        self._opened_log()
         self._started_ns = time.time_ns()
         self._write_facts(folder)
         return folder

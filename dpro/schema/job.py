@@ -18,8 +18,8 @@ COUNTERS = Table(
         "host": Column(pl.String, "Host that was sampled.", ""),
         "device": Column(
             pl.String,
-            "GPU uuid as in `workers` (of an instance GPU/instance), network port, which DataLoader worker "
-            "or generation of garbage, or empty for the host.",
+            "GPU uuid as in `workers` (of an instance GPU/instance), network port, which DataLoader worker, "
+            "or empty for the host.",
             "",
         ),
         "counter": Column(pl.String, "What was sampled, with its unit; without one, a count.", ""),

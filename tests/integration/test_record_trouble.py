@@ -28,7 +28,7 @@ METHODS = [
     "process.preemption:Preemption._watch", "process.preemption:Preemption.ignore",
     "process.preemption:Preemption._listen", "process.preemption:install", "recorder:Recorder.on_work",
     "recorder:Recorder._weigh", "recorder:Recorder._on_anchor", "recorder:Recorder.on_backward",
-    "steps.host:HostFacts.on_collection", "steps.host:HostFacts.on_step", "steps.host:HostFacts._follow",
+    "steps.host:HostFacts._add_collections", "steps.host:HostFacts.on_step", "steps.host:HostFacts._follow",
     "steps.host:install", "steps.data:DataWaits.on_wait", "steps.data:DataWaits.on_batch",
     "steps.data:install",
     "calls.mesh:Meshes.on_mesh", "calls.mesh:install", "steps.naming:NamedFunction.look",

@@ -9,7 +9,6 @@ did since its last step: the call that fails at the end is not the one that it w
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..patching import patch
+from ..process.tracebacks import stacks
 from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks, internal, is_profiling
 from .flight import STALL_S
@@ -156,12 +156,9 @@ def _groups_of(messages: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
 
 def _main_stack() -> list[str]:
     """Calls of the main thread, innermost first: `file:line function`."""
-    frame = sys._current_frames().get(threading.main_thread().ident or -1)
-    calls: list[str] = []
-    while frame is not None and len(calls) < DEEPEST:
-        calls.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
-        frame = frame.f_back
-    return calls
+    main = threading.main_thread().ident
+    frames = next((stack.frames for stack in stacks() if stack.ident == main), [])
+    return [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames[:DEEPEST]]
 
 
 def install(recorder: Recorder) -> None:

@@ -25,6 +25,7 @@ import threading
 import time
 
 from .. import records
+from ..main_thread import MainThreadCall
 from ..patching import patch
 from ..recorder import Recorder
 
@@ -48,7 +49,7 @@ class Preemption:
         self._pipes: dict[int, tuple[socket.socket, socket.socket]] = {}
         self._handlers: dict[int, int] = {}  # addresses, while ours are set
         self._begun, self._saved = threading.Event(), threading.Event()
-        self._in_main_thread = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._save_and_stay)
+        self._in_main_thread = MainThreadCall(self._save_and_stay)
 
     def on_open(self) -> None:
         """Handle the signals that would end this process."""
@@ -109,7 +110,7 @@ class Preemption:
             self._recorder.ending = "signal"
             if self._recorder.records is not None:
                 self._recorder.records.write(records.ENDING, time.time_ns(), -1, number)
-            ctypes.pythonapi.Py_AddPendingCall(self._in_main_thread, None)
+            self._in_main_thread.ask()
             if self._begun.wait(MAIN_THREAD_S):
                 self._saved.wait(FLUSH_S)
             else:
@@ -126,13 +127,12 @@ class Preemption:
         saving.start()
         saving.join(FLUSH_S)
 
-    def _save_and_stay(self, _: object) -> int:
+    def _save_and_stay(self) -> None:
         """In the main thread: save, and do nothing more of the script until the signal comes again."""
         self._begun.set()
         self._recorder.guarded(self._recorder.on_end)
         self._saved.set()
         time.sleep(FLUSH_S)
-        return 0
 
 
 def install(recorder: Recorder) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import signal
-import sys
 import threading
-from types import FrameType
 from typing import IO, Any
 
 from ..recorder import Recorder
 from .preemption import handler_of
+from .tracebacks import stacks as stacks_of_threads
 
 OURS = "dpro-"  # what names of our threads begin with
 _register = faulthandler.register
@@ -61,12 +60,11 @@ class Stacks:
 def threads() -> list[dict[str, Any]]:
     """The threads, each with its name and its frames, innermost first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = []
-    for ident, frame in sys._current_frames().items():
-        name = names.get(ident, f"thread {ident}")
-        if not name.startswith(OURS):
-            found.append({"name": name, "frames": _frames(frame)})
-    return sorted(found, key=lambda thread: (thread["name"] != "MainThread", thread["name"]))
+    stacks = [
+        (names.get(stack.ident, f"thread {stack.ident}"), stack.frames) for stack in stacks_of_threads()
+    ]
+    stacks.sort(key=lambda stack: (stack[0] != "MainThread", stack[0]))
+    return [{"name": name, "frames": frames} for name, frames in stacks if not name.startswith(OURS)]
 
 
 def install(recorder: Recorder) -> None:
@@ -76,15 +74,6 @@ def install(recorder: Recorder) -> None:
     recorder.listen("second", stacks.on_second)
     recorder.listen("request", stacks.on_request)
     recorder.listen("fork", stacks.on_fork)
-
-
-def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
-    found = []
-    while frame is not None:
-        code = frame.f_code
-        found.append({"file": code.co_filename, "line": frame.f_lineno, "function": code.co_qualname})
-        frame = frame.f_back
-    return found
 
 
 def _unused_signal() -> int | None:

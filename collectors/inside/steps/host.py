@@ -11,8 +11,9 @@ import gc
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 from .. import records
 from ..recorder import Recorder
@@ -20,6 +21,8 @@ from . import data
 
 LONG_NS = 1_000_000
 SHORT_NS = 5_000_000  # steps of less are not asked for their wait for a core
+MAX_COLLECTIONS = 4096  # that are kept from one step to the next
+CLOCK_OF_THREAD = 6  # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of Linux
 
 
 class HostFacts:
@@ -28,6 +31,7 @@ class HostFacts:
     def __init__(self, recorder: Recorder) -> None:
         """Nothing is measured yet."""
         self._recorder = recorder
+        self._begun_ns, self._ended_ns = timed_collections()
         self._schedstat = -1  # a file that counts how long the thread was ready to run and had no core
         self.on_fork()
 
@@ -39,25 +43,7 @@ class HostFacts:
         self._thread = self._native = 0  # whose CPU time is measured
         self._clock = 0
         self._queued_at_ns = 0  # when its wait for a core was read
-        self._collecting_ns = 0  # since when; 0 while not
         self._collected_ns = 0
-
-    def on_collection(self, phase: str, generation: int) -> None:
-        """A garbage collection starts or stops.
-
-        Args:
-            phase: `start` or `stop`, as Python passes it.
-            generation: that is collected, 0 to 2.
-        """
-        now_ns = time.time_ns()
-        if phase == "start":
-            self._collecting_ns = now_ns
-        elif self._collecting_ns:
-            duration_ns = now_ns - self._collecting_ns
-            self._collected_ns += duration_ns
-            if duration_ns >= LONG_NS and self._recorder.records is not None:
-                self._recorder.records.write(records.COLLECTED, self._collecting_ns, duration_ns, generation)
-            self._collecting_ns = 0
 
     def on_resume(self, step: int) -> None:
         """All calls for the step have returned; what they took belongs to no step."""
@@ -79,6 +65,7 @@ class HostFacts:
         if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat >= 0:  # a third of what a sample costs
             queued_ns, self._queued_at_ns = int(os.pread(self._schedstat, 64, 0).split()[1]), now_ns
         thread_ns = time.clock_gettime_ns(self._clock)
+        self._add_collections(own)
         loads = self._recorder.works(data.__name__)
         waited_ns = self._recorder.data_wait_ns if loads else -1
         own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
@@ -86,16 +73,33 @@ class HostFacts:
         if loads and self._recorder.input_elements >= 0:
             own.write(records.INPUT, now_ns, self._recorder.input_elements)
 
+    def _add_collections(self, own: records.RecordWriter) -> None:
+        """Add up the collections since the last step, and record the long ones."""
+        while self._ended_ns:
+            ended_ns = self._ended_ns.popleft()
+            if self._begun_ns[0] > ended_ns:  # its start made room for later ones
+                continue
+            begun_ns = self._begun_ns.popleft()
+            self._collected_ns += ended_ns - begun_ns
+            if ended_ns - begun_ns >= LONG_NS:
+                own.write(records.COLLECTED, begun_ns, ended_ns - begun_ns)
+
     def _follow(self, thread: int) -> None:
         """Measure another thread from now on.
 
         Raises:
             OSError: there is no such thread.
         """
-        native = {each.ident: each.native_id for each in threading.enumerate()}.get(thread)
-        if native is None:  # asking for the clock of a thread that is no more would crash
+        if thread == threading.get_ident():
+            native: int | None = (
+                threading.get_native_id()
+            )  # `threading` lists that of the parent after a fork
+        else:
+            native = {each.ident: each.native_id for each in threading.enumerate()}.get(thread)
+        if native is None:
             raise OSError("the thread that trains is no more")
-        self._clock = time.pthread_getcpuclockid(thread)
+        # As `time.pthread_getcpuclockid` makes it, which reads freed memory where the thread has just ended.
+        self._clock = (~native << 3) | CLOCK_OF_THREAD
         if self._schedstat >= 0:
             os.close(self._schedstat)
         self._schedstat = -1
@@ -111,7 +115,20 @@ def install(recorder: Recorder) -> None:
     recorder.listen("resume", host.on_resume)
     recorder.listen("fork", host.on_fork)
 
-    def on_collection(phase: str, info: dict[str, Any]) -> None:
-        recorder.call(host.on_collection, phase, info["generation"])
 
-    gc.callbacks.append(on_collection)
+def timed_collections() -> tuple[deque[int], deque[int]]:
+    """Have the start and the end of each garbage collection noted from now on, both ns.
+
+    Python that runs within a collection lets other threads run wherever the job allocates, and an exception
+    that a handler of a signal raises there is lost. So none does: `gc.callbacks` gets `getattr` of an object
+    whose `start` and `stop` have getters made of functions in C. The latest are kept.
+    """
+    begun_ns: deque[int] = deque(maxlen=MAX_COLLECTIONS)
+    ended_ns: deque[int] = deque(maxlen=MAX_COLLECTIONS)
+    noting = {
+        phase: property(partial(next, map(times_ns.append, iter(time.time_ns, None))))
+        for phase, times_ns in (("start", begun_ns), ("stop", ended_ns))
+    }
+    clocks = type("CollectionClocks", (), noting)()
+    gc.callbacks.append(partial(getattr, clocks))
+    return begun_ns, ended_ns

@@ -1,9 +1,11 @@
 """Jobs that never step: each call of the outermost model is a step.
 
-In: a model put into evaluation mode, or a process group; then, once a second, where the threads are. Out:
-steps. A hook on every module would slow every job, so the outermost model is looked for on the stacks, only
-while the job has computed no gradients; the first that is met twice, however far apart, is the only one
-watched from then on. Ranks find it at different calls: the same step has different numbers on them.
+In: a model put into evaluation mode, or a process group; then, twenty times a second, where the main thread
+is, which it looks up itself. Out: steps. A hook on every module would slow every job, so the outermost model
+is looked for on the stack, only while the job has computed no gradients; the first that is met twice, however
+far apart, is the only one watched from then on. Where the main thread calls no model, another thread may:
+then it is the one that was put into evaluation mode last. Ranks find it at different calls: the same step
+has different numbers on them.
 
 A training job may have said nothing yet when its model is found: its first step is long, and it may ask the
 engine itself for gradients, as Megatron's pipelines do. So calls that build a graph are taken for training at
@@ -17,11 +19,13 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import Module
 
+from ..main_thread import MainThreadCall
 from ..recorder import Recorder
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
 from .looking import LookingThread
@@ -31,6 +35,7 @@ from .stepping import MODEL_CALL
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
 GRAPHS_S = 120.0  # for this long, calls that build a graph are not counted: the first update may come yet
 LOOK_S = 0.05  # a call of 10 ms, once a second, is met every five seconds
+ELSEWHERE_LOOKS = 400  # looks without a model in the main thread, after which it is called in another one
 
 
 class ModelCalls:
@@ -46,9 +51,12 @@ class ModelCalls:
         self._thread.on_fork()
         self._watched: Any = None
         self._compiled: Any = None  # what `torch.nn.Module.compile` had put there
+        self._met: list[weakref.ref[Any]] = []
+        self._evaluated: weakref.ref[Any] | None = None
 
-    def on_eval(self) -> None:
+    def on_eval(self, module: Any) -> None:
         """A model is evaluated; it may be all that this job does."""
+        self._evaluated = weakref.ref(module)
         self._recorder.guarded(self._recorder.on_work)
         self.search()
 
@@ -65,17 +73,25 @@ class ModelCalls:
         return bool(self._recorder.training_thread or self._recorder.num_updates)
 
     def _search_until_found(self) -> None:
-        met: dict[int, weakref.ref[Any]] = {}
         if self._thread.sleep(PATIENCE_S):
             return
-        while not self._thread.sleep(LOOK_S) and not self._trains():
-            found = outermost_module()
-            if found is not None and id(found) in met and met[id(found)]() is found:
-                self._watch(found)
-                return
-            if found is not None:
-                met[id(found)] = weakref.ref(found)
-            del found  # the job's own: it goes when the job lets it go
+        look = MainThreadCall(partial(self._recorder.call, self._look))
+        looks = 0
+        while not self._thread.sleep(LOOK_S) and not self._trains() and self._watched is None:
+            look.ask()
+            looks += 1
+            if looks >= ELSEWHERE_LOOKS and not self._met and self._evaluated is not None:
+                self._watch(self._evaluated())
+
+    def _look(self) -> None:
+        """In the main thread: watch the model that it calls, if it was met before."""
+        module = outermost_module()
+        if module is None or self._watched is not None or self._trains():
+            return
+        if any(model() is module for model in self._met):
+            self._watch(module)
+        else:
+            self._met.append(weakref.ref(module))
 
     def _watch(self, module: Any) -> None:
         recorder = self._recorder
@@ -129,17 +145,13 @@ def _watch_modes(recorder: Recorder, calls: ModelCalls) -> None:
             result = original(module, mode, *args, **kwargs)
         finally:
             within.inner = False
-        recorder.call(calls.on_eval)
+        recorder.call(calls.on_eval, module)
         return result
 
     Module.train = train
 
 
 def outermost_module() -> Any:
-    """The model that some thread is in, the outermost of those within each other; None if there is none."""
-    calls = module_calls()
-    for frame in sys._current_frames().values():
-        found = outermost_call(frame, calls)
-        if found is not None:
-            return found.f_locals.get("self")
-    return None
+    """The model that the calling thread is in, the outermost of those within each other; None for none."""
+    call = outermost_call(sys._getframe(), module_calls())
+    return None if call is None else call.f_locals.get("self")

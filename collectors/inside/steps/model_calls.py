@@ -1,9 +1,9 @@
 """What model the job trains, and what its calls are given, seen without touching it.
 
-In: where the thread that trains stands, looked at from a thread of ours twenty times a second until a dozen
-calls of a model were met. Out: `model.json`: the models that were met (how many elements their weights have),
-and the shapes of the tensors that each call was given. Hooks on modules would have compiled models compiled
-anew; nothing is set here, and no element of a tensor is read.
+In: where the main thread stands if it trains, which it looks up itself between two bytecodes, twenty times a
+second until a dozen calls of a model were met. Out: `model.json`: the models that were met (how many elements
+their weights have), and the shapes of the tensors that each call was given. Hooks on modules would have
+compiled models compiled anew; nothing is set here, and no element of a tensor is read.
 
 Only calls of models in training mode count, the outermost of those within each other, and none that a
 backward makes to compute activations again.
@@ -14,14 +14,17 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 import time
 import weakref
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn import Module
 
+from ..main_thread import MainThreadCall
 from ..names import TENSOR_AXES
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, module_calls
@@ -54,7 +57,7 @@ class TrainedModels:
 
     def on_step(self, step: int) -> None:
         """Steps take their usual course now."""
-        if step >= KNOWN_AT_STEP and self._recorder.training_thread:
+        if step >= KNOWN_AT_STEP and self._recorder.training_thread == threading.main_thread().ident:
             self._thread.start(self._search)
 
     def on_end(self) -> None:
@@ -64,16 +67,19 @@ class TrainedModels:
 
     def _search(self) -> None:
         codes = module_calls()
+        look = MainThreadCall(partial(self._recorder.call, self._look, codes))
         for _ in range(MAX_LOOKS if codes else 0):
             if self._thread.sleep(LOOK_S) or len(self._calls) >= MAX_CALLS:
                 break
-            frame = sys._current_frames().get(self._recorder.training_thread)
-            call = outermost_call(frame, codes)
-            if call is not None:
-                self._meet(call.f_locals)
-            del frame, call  # what the job holds goes when the job lets it go
+            look.ask()
         if not self._thread.sleep():
             self.save()
+
+    def _look(self, codes: tuple[Any, ...]) -> None:
+        """In the main thread: note the call that it is in."""
+        call = outermost_call(sys._getframe(), codes)
+        if call is not None:
+            self._meet(call.f_locals)
 
     def _meet(self, names: Any) -> None:
         """Note a call, by the names of its frame."""
@@ -116,7 +122,7 @@ def outermost_call(frame: FrameType | None, codes: tuple[Any, ...]) -> FrameType
     """The outermost call of a module that a frame is in, outside of a backward; None if there is none.
 
     Args:
-        frame: the innermost frame of a thread.
+        frame: the innermost frame of the calling thread.
         codes: the code that calls of modules run, as from `module_calls`.
     """
     found: FrameType | None = None

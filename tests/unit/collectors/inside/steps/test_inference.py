@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,14 @@ class Recorder:
 def looks(monkeypatch):
     """Look as often as there is something to be found, and find just that."""
 
-    def run(found: list[Any]) -> tuple[Recorder, int]:
-        recorder, left = Recorder(), list(found)
+    def run(modules: list[Any], evaluated: Any = None) -> tuple[Recorder, int]:
+        recorder, left = Recorder(), list(modules)
+
+        class Call:
+            """Looks at once, in this thread."""
+
+            def __init__(self, action: Callable[[], None]) -> None:
+                self.ask = action
 
         def look() -> Any:
             if len(left) == 1:
@@ -42,10 +49,13 @@ def looks(monkeypatch):
 
         monkeypatch.setattr(inference, "PATIENCE_S", 0.0)
         monkeypatch.setattr(inference, "LOOK_S", 0.0)
+        monkeypatch.setattr(inference, "MainThreadCall", Call)
         monkeypatch.setattr(inference, "outermost_module", look)
         calls = inference.ModelCalls(recorder)  # type: ignore[arg-type]
+        if evaluated is not None:
+            calls._evaluated = weakref.ref(evaluated)
         calls._search_until_found()
-        return recorder, len(found) - len(left)
+        return recorder, len(modules) - len(left)
 
     return run
 
@@ -94,4 +104,20 @@ def test_model_that_was_met_does_not_live_for_that(looks):
     recorder, _ = looks(
         [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), None]
     )  # perhaps with one and the same id
+    assert recorder.steps == []
+
+
+def test_model_that_other_threads_call_is_the_one_that_is_evaluated(looks):
+    model = torch.nn.Linear(2, 2)
+    recorder, num_looks = looks([None] * 1000, evaluated=model)
+    assert num_looks == inference.ELSEWHERE_LOOKS
+    with torch.no_grad():
+        model(torch.ones(2))
+    assert recorder.steps == [MODEL_CALL]
+
+
+def test_evaluated_model_is_not_watched_where_the_main_thread_calls_one(looks):
+    model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    recorder, _ = looks([other, *[None] * 1000], evaluated=model)
+    model(torch.ones(2))
     assert recorder.steps == []

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from dpro.collectors.inside.steps import model_calls  # noqa: E402
 from dpro.collectors.inside.steps.model_calls import TrainedModels, describe, outermost_call  # noqa: E402
 from dpro.collectors.inside.torch_internals import module_calls  # noqa: E402
+from tests.jobs import wait_until  # noqa: E402
 
 
 class Recorder:
@@ -137,7 +138,7 @@ def test_activations_that_a_backward_computes_again_are_no_calls(tmp_path):
     assert list(models._calls) == [(0, 0)]
 
 
-def test_the_thread_that_trains_is_looked_at_until_its_model_was_met(tmp_path, monkeypatch):
+def test_main_thread_looks_where_it_is_until_its_model_was_met(tmp_path, monkeypatch):
     monkeypatch.setattr(model_calls, "LOOK_S", 0.001)
     monkeypatch.setattr(model_calls, "MAX_CALLS", 1)
     recorder, inner = Recorder(tmp_path), Inner()
@@ -145,7 +146,7 @@ def test_the_thread_that_trains_is_looked_at_until_its_model_was_met(tmp_path, m
     models = TrainedModels(recorder)  # type: ignore[arg-type]
     outer, looked = Outer(inner), threading.Event()
     monkeypatch.setattr(recorder, "write_file", lambda name, content: looked.set())
-    inner.during = lambda: looked.wait(60)  # a long forward
+    inner.during = lambda: wait_until(looked.is_set, "never looked at", 60)  # a long forward
     models.on_step(model_calls.KNOWN_AT_STEP - 1)
     assert not models._thread.is_started
     models.on_step(model_calls.KNOWN_AT_STEP)
@@ -153,6 +154,14 @@ def test_the_thread_that_trains_is_looked_at_until_its_model_was_met(tmp_path, m
     models.on_end()
     assert looked.is_set()
     assert [call["shapes"] for call in models._calls.values()] == [[[5, 7]]]
+
+
+def test_thread_that_trains_beside_the_main_thread_is_not_looked_at(tmp_path):
+    recorder = Recorder(tmp_path)
+    recorder.training_thread = threading.get_ident() + 1
+    models = TrainedModels(recorder)  # type: ignore[arg-type]
+    models.on_step(model_calls.KNOWN_AT_STEP)
+    assert not models._thread.is_started
 
 
 def test_elements_of_weights_are_counted_by_what_is_done_with_them():

@@ -1,0 +1,83 @@
+"""Run a function of ours in the job's main thread, between two of its bytecodes, as handlers of signals are.
+
+In: a function, and requests from any thread. Out: calls of it, as soon as the main thread runs Python. There
+it may walk the frames that it interrupted: no other thread can do so safely. Like a handler of a signal it
+must take no lock, and it should be short.
+
+A signal that arrives meanwhile has its handler called within ours. What that raises, as `KeyboardInterrupt`,
+is meant for the job and reaches it: the interpreter calls `PyObject_IsTrue` of an object, not a callback made
+by ctypes, which would print the exception and drop it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType
+from typing import Any
+
+from .patching import uncompiled
+
+_KEPT: list[Any] = []  # what the interpreter may call yet, if only in a forked child
+
+
+class MainThreadCall:
+    """A function for the main thread, which is asked for at most once at a time."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            action: raises nothing of its own.
+        """
+        self._action, self._process, self._is_asked = action, os.getpid(), False
+        self._pending = _Pending(self._run)
+        _KEPT.append(self._pending)
+
+    def ask(self) -> None:
+        """Have the main thread call the function soon, unless that is still to come."""
+        if not self._is_asked:
+            self._is_asked = True
+            python = ctypes.pythonapi
+            if python.Py_AddPendingCall(python.PyObject_IsTrue, ctypes.py_object(self._pending)) != 0:
+                self._is_asked = False  # the interpreter's queue is full
+
+    def _run(self) -> None:
+        self._is_asked = False
+        if os.getpid() == self._process:
+            uncompiled(self._action)
+
+
+class _Pending:
+    """An object whose truth the interpreter asks for: it goes on where that is false, and raises errors."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __bool__(self) -> bool:
+        self._action()
+        return False
+
+
+def is_of_a_handler(error: BaseException) -> bool:
+    """Whether the job's handler of a signal raised an exception, wherever the main thread was."""
+    place, codes = error.__traceback__, set(_codes_of_handlers())
+    while place is not None:
+        if place.tb_frame.f_code in codes:
+            return True
+        place = place.tb_next
+    return False
+
+
+def _codes_of_handlers() -> Iterator[CodeType]:
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, partial):
+            handler = handler.func
+        for function in (handler, vars(type(handler)).get("__call__")):
+            code = getattr(getattr(function, "__func__", function), "__code__", None)
+            if isinstance(code, CodeType):
+                yield code
