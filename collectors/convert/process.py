@@ -46,6 +46,7 @@ from dpro.store import write_part
 
 MISSED = "deep windows of a rank that learned of them too late"
 OCCUPIED = "deep windows not begun, since another profiler ran"
+UNPREPARED = "deep windows not begun, since the main thread ran no Python to prepare them"
 UNFINISHED = "deep windows begun and never ended"
 DROPPED = "deep windows dropped, since another profiler or a process was started meanwhile"
 
@@ -150,7 +151,12 @@ def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
         {r.a for r in recorded if r.kind == kind}
         for kind in (records.OPENED, records.WINDOW, records.DROPPED)
     )
-    counts = {MISSED: missed.count(1), OCCUPIED: missed.count(0), DROPPED: len(dropped)}
+    counts = {
+        MISSED: missed.count(records.MISSED_LATE),
+        OCCUPIED: missed.count(records.MISSED_OCCUPIED),
+        UNPREPARED: missed.count(records.MISSED_UNPREPARED),
+        DROPPED: len(dropped),
+    }
     counts[UNFINISHED] = len(opened - kept - dropped)
     return {reason: count for reason, count in counts.items() if count}
 

@@ -27,16 +27,14 @@ WORK = (
     8  # at the end of a step: time, backward calls, ns of garbage collection, ns of waiting for data (or -1)
 )
 LOADED = 10  # a long wait for the DataLoader: its start, its duration, the worker (-1: the process itself)
-COLLECTED = 11  # a long garbage collection: its start, its duration, its generation
+COLLECTED = 11  # a long garbage collection: its start, its duration
 INPUT = 12  # at the end of a step: time, elements of all batches that DataLoaders handed over
 ASIDE = 13  # at the end of a step: time, ns of saving checkpoints, of work without gradients, of compiling
 SAVED = 14  # a long save of the thread that trains: its start, its duration, its bytes (-1: unknown)
 BEGUN = 15  # a DataLoader began anew: when, how long that took, its workers, whether they persist
 OPENED = 16  # index of a deep window that has begun, its start, the steps before it
 DROPPED = 17  # index of a deep window that was opened and is not kept, when that was known
-MISSED = (
-    18  # index of a deep window that was not opened, the steps before it, whether that was known too late
-)
+MISSED = 18  # index of a deep window that was not opened, the steps before it, why: one of MISSED_*
 GPU_STEP = 19  # a step that its device timed: when the host began and ended it, ns by events of the device
 CUT = 22  # index of a deep window of a GPU, start and end of its steps, whether all their GPU work was seen
 LOSS = 23  # when gradients of a number were asked for, and the bits of that number
@@ -44,6 +42,8 @@ OPERATION = 24  # of a pipeline: start, end, place of its chunk << 32 | micro-ba
 ENGINE = 25  # an iteration of a server's engine: start, end, tokens of prompts, tokens that follow prompts
 BATCH = 26  # the same: start, its requests, tokens of context, requests that waited (-1: unknown)
 KV_CACHE = 27  # the same: start, requests that waited for blocks of the KV cache, requests that lost theirs
+
+MISSED_OCCUPIED, MISSED_LATE, MISSED_UNPREPARED = range(3)
 
 RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 SIZE = RECORD.size

@@ -16,6 +16,7 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
 from dpro.collectors.convert.endings import UNKNOWN, Ending, ending
+from dpro.collectors.convert.process import UNPREPARED
 from dpro.collectors.inside.records import read_records
 from dpro.collectors.launch.start import RecordOptions
 from dpro.schema import SPANS, STEPS, TABLES, WORKERS
@@ -334,6 +335,70 @@ def test_run_that_is_deleted_while_the_job_runs_is_not_missed_by_it(tmp_path):
 
 
 # The recorder never keeps a job from ending.
+
+
+GIVES_UP_ITS_RIGHTS = """
+import os, pathlib
+for step in range(60):
+    if step == 20:
+        if os.geteuid() == 0:
+            os.setgid(65534), os.setuid(65534)
+        else:
+            [raw] = pathlib.Path("run/.raw").iterdir()
+            raw.chmod(0)
+    train_step()
+"""
+
+
+def test_job_that_gives_up_its_rights_goes_on_and_the_run_says_what_failed(tmp_path):
+    tmp_path.chmod(0o755)
+    run, done = record(
+        tmp_path, script(tmp_path, GIVES_UP_ITS_RIGHTS), "--skip", "2", "--every", "15", "--window-steps", "2"
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert run.table(STEPS)["step"].max() == 59
+    assert any("goes on without windows: PermissionError" in line for line in run.manifest.warnings)
+
+
+BESIDE_THE_MAIN_THREAD = """
+import threading, time
+
+def loop():
+    for _ in range({steps}):
+        train_step()
+        time.sleep(0.005)
+
+thread = threading.Thread(target=loop, daemon={daemon})
+thread.start()
+while thread.is_alive() and model.weight.sum() > {until}:
+    time.sleep(0.005)
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "daemon", "until"),
+    [(18, False, -1e9), (10**6, True, -110.0)],
+    ids=["thread ends within a window", "process exits within a window"],
+)
+def test_loop_beside_the_main_thread_may_end_within_a_window(tmp_path, steps, daemon, until):
+    """Only the thread that started Kineto can stop it, and a running one crashes the process at its exit."""
+    body = BESIDE_THE_MAIN_THREAD.format(steps=steps, daemon=daemon, until=until)
+    run, done = record(
+        tmp_path, script(tmp_path, body), "--skip", "2", "--every", "15", "--window-steps", "12"
+    )
+    assert done.stderr in (b"", b"terminate called without an active exception\n")  # of torch, unrecorded too
+    assert done.returncode in ((0,) if done.stderr == b"" else (-signal.SIGABRT,))
+    assert run.table(SPANS).height > 0
+
+
+def test_loop_beside_a_main_thread_that_never_runs_python_has_no_windows_and_says_so(tmp_path):
+    body = "import threading\nthread = threading.Thread(target=lambda: [train_step() for _ in range(40)])"
+    body += "\nthread.start()\nthread.join()\n"
+    run, done = record(
+        tmp_path, script(tmp_path, body), "--skip", "2", "--every", "15", "--window-steps", "2"
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert run.manifest.skipped[UNPREPARED] >= 1
 
 
 @pytest.mark.parametrize("window", [pytest.param("--skip=1000", marks=pytest.mark.slow), "--skip=5"])

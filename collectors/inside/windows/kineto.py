@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch.autograd.profiler import profile
 from ..files import written_whole
 from ..torch_internals import experimental_config, observe_execution, start_profiler
 from .modules import name_modules
+
+_running: list[Recording] = []
 
 
 class OwnProfile(profile):
@@ -29,37 +33,44 @@ class Recording:
 
     Attributes:
         gpu: whether the work of GPUs is recorded.
+        thread: that records: no other can stop it.
     """
 
-    def __init__(self, options: Mapping[str, Any], execution_trace: Path) -> None:
+    def __init__(self, options: Mapping[str, Any], execution_trace: Path | None) -> None:
         """Start recording; on a GPU its work and synchronisation too.
 
         Args:
             options: `shapes`, `stacks`, `modules`, `memory`, `execution_trace`: whether to record them.
             execution_trace: where to write one, if asked to.
         """
+        self.thread = threading.get_ident()
         gpu = self.gpu = torch.cuda.is_initialized()
         self.profiler = OwnProfile(
             use_kineto=True,
             use_device="cuda" if gpu else None,
-            record_shapes=options["shapes"],
-            profile_memory=options["memory"],
-            with_stack=options["stacks"],
+            record_shapes=bool(options.get("shapes")),
+            profile_memory=bool(options.get("memory")),
+            with_stack=bool(options.get("stacks")),
             # Stacks need what this leaves out: events turned into objects, in C++.
             experimental_config=experimental_config(
-                enable_cuda_sync_events=gpu, trace_only=not options["stacks"]
+                enable_cuda_sync_events=gpu, trace_only=not options.get("stacks")
             ),
         )
         self._undo: list[Callable[[], None]] = []
         self._trace: Path | None = None
-        if options["modules"]:
+        if options.get("modules"):
             self._undo.append(name_modules())
-        if options["execution_trace"]:
+        if options.get("execution_trace") and execution_trace is not None:
             end = observe_execution(str(execution_trace.with_suffix(".tmp.json")))
             if end is not None:
                 self._trace = execution_trace
                 self._undo.append(end)
-        start_profiler(self.profiler)
+        try:
+            start_profiler(self.profiler)
+        except BaseException:
+            self._restore()
+            raise
+        _running.append(self)
 
     def stop(self, path: Path | None) -> None:
         """Stop, and save what was seen under names that only whole files get.
@@ -70,10 +81,10 @@ class Recording:
         # Its exit would synchronise the device: without bound, and not at all while a graph is captured.
         self.profiler.use_device = None
         try:
+            _running.remove(self)
             self.profiler.__exit__(None, None, None)
         finally:
-            while self._undo:
-                self._undo.pop()()
+            self._restore()
         if self._trace is not None:
             unnamed = self._trace.with_suffix(".tmp.json")
             if path is None:
@@ -84,11 +95,32 @@ class Recording:
             with written_whole(path) as temporary:
                 self.profiler.kineto_results.save(str(temporary))
 
+    def _restore(self) -> None:
+        """Remove what was set for this recording."""
+        while self._undo:
+            self._undo.pop()()
 
-def let_child_exit() -> None:
-    """Let a forked child of a process that has used Kineto exit: it leaves out the destructors of C++.
 
-    That of Kineto waits for a thread which the child does not have, for ever (ConfigLoader in libkineto).
+def stop_left() -> None:
+    """Called before the interpreter exits: what still runs, whatever has failed, would crash it then."""
+    for recording in tuple(_running):
+        if recording.thread == threading.get_ident():
+            with suppress(Exception):
+                recording.stop(None)
+    if _running:  # of another thread, which alone could stop it
+        leave_out_destructors()
+
+
+def start_in_main_thread() -> None:
+    """Start and stop Kineto once, empty: the first start in another thread prints a line on stderr."""
+    Recording({}, None).stop(None)
+
+
+def leave_out_destructors() -> None:
+    """Let this process exit without the destructors of C++.
+
+    That of a running Kineto crashes. In a forked child of a process that has used Kineto it waits for a
+    thread which the child does not have, for ever (ConfigLoader in libkineto).
     """
     libc = ctypes.CDLL(None)
     atexit.register(libc.fflush, None)

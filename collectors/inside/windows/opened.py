@@ -8,6 +8,7 @@ that has done the last step's work, or `PATIENCE` steps later.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -93,22 +94,40 @@ class OpenWindow:
 
         Returns:
             Whether it is saved: not into a run that was deleted.
+
+        Raises:
+            OSError: it cannot be saved, as where the process has given up its rights; Kineto has stopped.
         """
         number, end_ns = self.window.number, self._ended_ns or time.time_ns()
-        keep = keep and self._folder.is_dir()  # Kineto would say on stderr that the run was deleted
+        path: Path | None = None
         try:
-            if keep and self._recording.gpu:
-                seen = self.is_complete() and not captures.is_capturing_here()
-                self._own.write(records.CUT, number, self._started_ns, end_ns, int(seen))
+            if keep and _is_there(self._folder):
+                if self._recording.gpu:
+                    seen = self.is_complete() and not captures.is_capturing_here()
+                    self._own.write(records.CUT, number, self._started_ns, end_ns, int(seen))
+                path = self._folder / f"window{number:04d}.json"
         finally:
-            self._recording.stop(self._folder / f"window{number:04d}.json" if keep else None)
-        if keep:
+            self._recording.stop(path)
+        if path is not None:
             self._own.write(records.WINDOW, number, self._started_ns, end_ns, time.time_ns())
         else:
             self._own.write(records.DROPPED, number, time.time_ns())
-        return keep
+        return path is not None
 
     def _end(self, step: int) -> None:
         self._ended_ns, self._ended_after = time.time_ns(), step
         if self._recording.gpu:
             self._tail = PendingGpuWork()
+
+
+def _is_there(folder: Path) -> bool:
+    """Whether a folder exists: where the run was deleted, Kineto would say so on stderr.
+
+    Raises:
+        PermissionError: this process may no longer enter it.
+    """
+    try:
+        os.stat(folder / ".")
+    except FileNotFoundError:
+        return False
+    return True

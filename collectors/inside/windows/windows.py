@@ -6,23 +6,27 @@ execution trace where asked for, and records of when each window was. Rank 0 dec
 
 from __future__ import annotations
 
+import atexit
 import functools
 import math
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile, record_function
 
 from .. import captures, records
+from ..main_thread import MainThreadCall
 from ..patching import patch
 from ..recorder import Recorder, identity
-from ..torch_internals import internal, profiler_hooks
+from ..torch_internals import internal, is_profiling, profiler_hooks
 from .agreement import Agreement
 from .foreign import UserProfilers
-from .kineto import OwnProfile, let_child_exit
+from .kineto import OwnProfile, leave_out_destructors, start_in_main_thread, stop_left
 from .opened import OpenWindow
 from .plan import Budget, Window, WindowPlan
 from .ranges import Ranges
@@ -34,7 +38,9 @@ IDLE_S = 1.0  # without a step: the loop does something else, and no step may co
 LATE = "this rank learned of it too late"
 OCCUPIED = "a profiler ran already"
 CAPTURED = "a CUDA graph was captured"
+UNPREPARED = "the loop runs beside the main thread, which ran no Python before that to start Kineto"
 DROPPED = "a profiler or another process was started meanwhile"
+_REASONS = {LATE: records.MISSED_LATE, UNPREPARED: records.MISSED_UNPREPARED}
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
 ENDED = "the job ended before it began"
 
@@ -52,6 +58,7 @@ class Windows:
         self._recorder = recorder
         self.foreign = UserProfilers()
         self.ranges = Ranges()
+        self._preparing = MainThreadCall(partial(recorder.call, self.prepare))
         self._forget()
 
     def _forget(self) -> None:
@@ -62,7 +69,8 @@ class Windows:
         self._agreement = Agreement(self._recorder)
         self._decides = every is None
         self._requests: list[dict[str, Any]] = []
-        self._off = False
+        self._off = self._is_prepared = False
+        self._of_thread = threading.local()
         self._open: OpenWindow | None = None
         self._latest = 0  # steps before the latest window
         self._used = False
@@ -81,6 +89,8 @@ class Windows:
         if self._resumed_ns:
             self._budget.step(now_ns - self._resumed_ns)
         self._step = step
+        if not self._is_prepared:
+            self._ask_to_prepare()
         try:
             self._advance(step)
         except Exception:
@@ -106,10 +116,24 @@ class Windows:
             return OCCUPIED
         return CAPTURED if captures.is_capturing_here() else ""
 
+    def _ask_to_prepare(self) -> None:
+        if _is_main_thread():
+            self._is_prepared = True  # by the first window itself
+        else:
+            self._preparing.ask()
+
+    def prepare(self) -> None:
+        """In the main thread, where the loop runs in another one: start Kineto for the first time."""
+        if not self._is_prepared and not self._hindrance(self._step) and not is_profiling():
+            start_in_main_thread()
+            self._is_prepared = self._used = True
+
     def _begin(self, step: int, window: Window | None) -> None:
         if window is None or not window.steps:
             return
         why_not = LATE if step > window.step else self._hindrance(step)
+        if not self._is_prepared:
+            why_not = why_not or UNPREPARED
         if why_not:
             self._miss(window, why_not)
         else:
@@ -125,6 +149,8 @@ class Windows:
         self._open = OpenWindow(self._recorder.config, folder, own, window, self._step)
         self._latest = window.step
         self._used = True
+        if not (_is_main_thread() or hasattr(self._of_thread, "guard")):
+            self._of_thread.guard = _AtThreadEnd(partial(self._recorder.call, self.on_end))
         self._budget.opened(time.monotonic_ns() - begun_ns)
 
     def _mine(self) -> OpenWindow | None:
@@ -159,7 +185,8 @@ class Windows:
 
     def _miss(self, window: Window, why: str) -> None:
         if self._recorder.records is not None:
-            self._recorder.records.write(records.MISSED, window.number, window.step, int(why == LATE))
+            reason = _REASONS.get(why, records.MISSED_OCCUPIED)
+            self._recorder.records.write(records.MISSED, window.number, window.step, reason)
         self._answer(window, why)
 
     def _answer(self, window: Window, why_not: str) -> None:
@@ -221,7 +248,7 @@ class Windows:
     def on_fork(self) -> None:
         """This is a forked child."""
         if self._used:
-            let_child_exit()
+            leave_out_destructors()
         self.ranges.forget()
         self._forget()
 
@@ -276,6 +303,20 @@ class Windows:
             self._plan.announce(window)
 
 
+class _AtThreadEnd:
+    """Goes with the thread that keeps it, and calls a function then: no other could stop Kineto."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __del__(self) -> None:
+        self._action()
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
 def _lead() -> int:
     """Steps before a window that are recorded with it: on a GPU one, to be dropped."""
     return int(torch.cuda.is_initialized())
@@ -318,6 +359,7 @@ def install(recorder: Recorder) -> None:
     if observer is not None and recorder.config["execution_trace"]:
         patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_observer, each))
     os.register_at_fork(before=lambda: recorder.call(windows.before_fork))
+    atexit.register(stop_left)
 
 
 def _install_disable(recorder: Recorder, windows: Windows) -> None:
