@@ -10,6 +10,8 @@ probe alone.
     records             fixed-size records in a mapped file: what is written survives kill -9
     names, own, files   names of files that both sides know; whether a folder is this user's own; files that
                         are there whole or not at all
+    imports             what to do once the job has imported a module
+    main_thread         functions that the job's main thread runs between two of its bytecodes
     captures            when CUDA graphs are captured: nothing of ours calls CUDA then
     store               questions to the job's own store: answered at once or not at all
     steps/              where steps end, and what the process did in them

@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ import torch.distributed as dist
 
 from . import records
 from .files import write_whole
+from .imports import AwaitedModules
 from .main_thread import is_of_a_handler
 from .own import is_own
 from .process import environment
@@ -110,6 +112,7 @@ class Recorder:
         self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()
         self._log = -1
+        self._imports = AwaitedModules()
         self._forget()
 
     def _forget(self) -> None:
@@ -174,6 +177,15 @@ class Recorder:
             action: gets what the occasion passes.
         """
         self._listeners[occasion].append(action)
+
+    def on_import(self, module: str, action: Callable[[Any], object]) -> None:
+        """Have an action of a probe called, as by `call`, once the job has imported a module, or at once.
+
+        Args:
+            module: its name; nothing is imported for it.
+            action: gets the module.
+        """
+        self._imports.add(module, partial(self.call, action))
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
         """Run an action of a probe; after one of its actions has raised, none of them runs again."""

@@ -28,7 +28,7 @@ from ..torch_internals import (
     fsdp_states,
     is_fsdp_root,
 )
-from .deepspeed import DeepSpeedBuckets
+from .deepspeed import HOOKS, DeepSpeedBuckets
 from .megatron import ddp_class, of_megatron
 
 KNOWN_AT_STEP = 3  # DDP rebuilds its buckets after the first backward
@@ -91,8 +91,8 @@ def install(recorder: Recorder) -> None:
     patch(DistributedDataParallel, "__init__", after=lambda module: recorder.call(buckets.on_module, module))
     for module in (distributed_c10d, dist):
         patch(module, "new_group", before=lambda *_: recorder.call(buckets.on_group))
-    for occasion in ("open", "work"):
-        recorder.listen(occasion, buckets.of_deepspeed.look)
+    for name in {module for module, *_ in HOOKS}:
+        recorder.on_import(name, buckets.of_deepspeed.look)
     recorder.listen("step", buckets.on_step)
     recorder.listen("end", buckets.save)
 

@@ -106,5 +106,4 @@ def install(recorder: Recorder) -> None:
     if not torch.distributed.is_available():
         return
     hooks = DeepSpeedHooks(recorder)
-    for occasion in ("open", "work", "step"):
-        recorder.listen(occasion, hooks.look)
+    recorder.on_import(ENGINE, hooks.look)

@@ -119,5 +119,4 @@ def install(recorder: Recorder) -> None:
     if not torch.distributed.is_available():
         return
     hooks = MegatronHooks(recorder)
-    for occasion in ("open", "work", "step"):
-        recorder.listen(occasion, hooks.look)
+    recorder.on_import(SCHEDULES, hooks.look)

@@ -20,6 +20,7 @@ from ..torch_internals import LOSS_OF_SCHEDULE, pipeline_classes
 from .operations import PipelineOperations
 
 SOURCE = "torch.distributed.pipelining"
+SCHEDULES = f"{SOURCE}.schedules"
 FULL = 2  # which argument of a backward says whether it is of weights, too, after the stage
 
 
@@ -119,5 +120,4 @@ def install(recorder: Recorder) -> None:
     if not torch.distributed.is_available():
         return
     hooks = PipelineHooks(recorder)
-    for occasion in ("open", "work", "step"):
-        recorder.listen(occasion, hooks.look)
+    recorder.on_import(SCHEDULES, hooks.look)  # which has imported the stages

@@ -2,7 +2,6 @@
 
 served         the records of both, whichever engine says them
 apart          where an engine writes whose process has no rank
-imports        what to do once the job has imported a module
 transformers   continuous batching of Hugging Face transformers
 vllm           the V1 engine of vLLM
 sglang         the scheduler of SGLang

@@ -9,14 +9,12 @@ A request waits for the KV cache where the last attempt to add one to a batch fo
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import deque
 from typing import Any, NamedTuple
 
 from ..patching import wrap
 from ..recorder import Recorder
-from .imports import AwaitedModules
 from .served import Served, ServedBatch
 
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -186,5 +184,4 @@ class SglangHooks:
 
 def install(recorder: Recorder) -> None:
     """Record what SGLang does."""
-    hooks = SglangHooks(recorder)
-    AwaitedModules().add(SCHEDULER, functools.partial(recorder.call, hooks.on_scheduler))
+    recorder.on_import(SCHEDULER, SglangHooks(recorder).on_scheduler)

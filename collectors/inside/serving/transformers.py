@@ -19,6 +19,7 @@ from ..recorder import Recorder
 from .served import Served, ServedBatch
 
 PACKAGE = "transformers.generation.continuous_batching"
+MODULES = ("continuous_api", "input_outputs", "scheduler")
 FINISHED = "FINISHED"
 
 
@@ -44,9 +45,10 @@ class TransformersHooks:
         """Set the hooks once the job has imported what they hang on, all of it or nothing."""
         if self._set:
             return
-        processor = getattr(sys.modules.get(f"{PACKAGE}.continuous_api"), "ContinuousBatchProcessor", None)
-        tensors = getattr(sys.modules.get(f"{PACKAGE}.input_outputs"), "ContinuousBatchingIOs", None)
-        scheduler = getattr(sys.modules.get(f"{PACKAGE}.scheduler"), "Scheduler", None)
+        api, outputs, scheduling = (sys.modules.get(f"{PACKAGE}.{module}") for module in MODULES)
+        processor = getattr(api, "ContinuousBatchProcessor", None)
+        tensors = getattr(outputs, "ContinuousBatchingIOs", None)
+        scheduler = getattr(scheduling, "Scheduler", None)
         wanted = (
             (processor, "prepare_next_batch", self._around_prepare),
             (processor, "update_batch", self._around_update),
@@ -208,5 +210,5 @@ class TransformersHooks:
 def install(recorder: Recorder) -> None:
     """Record what continuous batching of transformers does."""
     hooks = TransformersHooks(recorder)
-    for occasion in ("open", "work"):
-        recorder.listen(occasion, hooks.look)
+    for module in MODULES:
+        recorder.on_import(f"{PACKAGE}.{module}", hooks.look)

@@ -9,14 +9,12 @@ A request waits for the KV cache where the cache manager had no blocks for some 
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import deque
 from typing import Any, NamedTuple
 
 from ..patching import wrap
 from ..recorder import Recorder
-from .imports import AwaitedModules
 from .served import Served, ServedBatch
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
@@ -220,6 +218,6 @@ def _prompt_tokens(output: Any) -> int:
 
 def install(recorder: Recorder) -> None:
     """Record what vLLM does."""
-    hooks, awaited = VllmHooks(recorder), AwaitedModules()
-    for name, action in ((SCHEDULER, hooks.on_scheduler), (WORKER, hooks.on_worker)):
-        awaited.add(name, functools.partial(recorder.call, action))
+    hooks = VllmHooks(recorder)
+    recorder.on_import(SCHEDULER, hooks.on_scheduler)
+    recorder.on_import(WORKER, hooks.on_worker)

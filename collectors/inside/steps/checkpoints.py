@@ -61,7 +61,7 @@ class Checkpoints:
         self._in_background: set[str] = set()
         self._lines = 0
 
-    def look(self, *_: int) -> None:
+    def look(self, *_: Any) -> None:
         """Patch the functions of the modules that the job has imported by now."""
         for name, kinds in LATE.items():
             if name not in self._patched and name in sys.modules:
@@ -205,7 +205,7 @@ def install(recorder: Recorder) -> Checkpoints:
     for module in (torch, torch.serialization):
         checkpoints.watch(module, "save", SAVE)
         checkpoints.watch(module, "load", LOAD)
-    for occasion in ("open", "work", "step", "resume"):
-        recorder.listen(occasion, checkpoints.look)
+    for name in LATE:
+        recorder.on_import(name, checkpoints.look)
     recorder.listen("fork", checkpoints.on_fork)
     return checkpoints

@@ -58,7 +58,7 @@ class Windows:
         self._recorder = recorder
         self.foreign = UserProfilers()
         self.ranges = Ranges()
-        self._preparing = MainThreadCall(partial(recorder.call, self.prepare))
+        self._preparing = MainThreadCall(lambda: recorder.call(self.prepare))
         self._forget()
 
     def _forget(self) -> None:

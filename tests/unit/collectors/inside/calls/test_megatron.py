@@ -117,7 +117,7 @@ def test_a_new_group_has_the_probe_look_for_the_class(monkeypatch):
         monkeypatch.setattr(module, "new_group", lambda *_: "group")
     monkeypatch.setattr(nn.parallel.DistributedDataParallel, "__init__", lambda *_: None)
     recorder = Recorder()
-    recorder.listen = lambda *_: None
+    recorder.listen = recorder.on_import = lambda *_: None
     probe.install(recorder)
     wrapper = imported(monkeypatch)
     before = wrapper.__init__

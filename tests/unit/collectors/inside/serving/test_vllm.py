@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from dpro.collectors.convert.work.served import write_engines
+from dpro.collectors.inside.imports import AwaitedModules
 from dpro.collectors.inside.serving import served
-from dpro.collectors.inside.serving.imports import AwaitedModules
 from dpro.collectors.inside.serving.vllm import VllmHooks
 from dpro.collectors.launch.recording import Launch
 from dpro.schema import ITERATIONS, REQUESTS

@@ -1,7 +1,7 @@
 """What to do once the job has imported a module; nothing is imported for it.
 
 In: the name of a module, and an action. Out: the action is called with the module, in the thread that has
-imported it, when its code has run. The process of an engine may do nothing else that a probe can hang on.
+imported it, when its code has run. What no job imports costs nothing but a look at a table in each import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class AwaitedModules:
 
     def __init__(self) -> None:
         """Nothing is awaited yet."""
-        self._actions: dict[str, Callable[[Any], None]] = {}
+        self._actions: dict[str, list[Callable[[Any], None]]] = {}
         self._asking: set[str] = set()
 
     def add(self, name: str, action: Callable[[Any], None]) -> None:
@@ -32,7 +32,7 @@ class AwaitedModules:
         if name in sys.modules:
             action(sys.modules[name])
             return
-        self._actions[name] = action
+        self._actions.setdefault(name, []).append(action)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
@@ -45,8 +45,7 @@ class AwaitedModules:
             name: of the module.
             path, target: as the import system gives them; the other finders get their own.
         """
-        action = self._actions.get(name)
-        if action is None or name in self._asking:
+        if name not in self._actions or name in self._asking:
             return None
         self._asking.add(name)
         try:
@@ -59,8 +58,9 @@ class AwaitedModules:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._actions.pop(name, None)
-            action(module)
+            if module.__name__ == name:  # else another one that has the same loader
+                for action in self._actions.pop(name, ()):
+                    action(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
         return spec
