@@ -17,7 +17,7 @@ _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
-class ThreadStack(NamedTuple):
+class ThreadTraceback(NamedTuple):
     """Calls of one thread that have not returned.
 
     Attributes:
@@ -31,7 +31,7 @@ class ThreadStack(NamedTuple):
     frames: list[dict[str, Any]]
 
 
-def stacks() -> list[ThreadStack]:
+def stacks() -> list[ThreadTraceback]:
     """The stacks of all threads of this process.
 
     Raises:
@@ -44,13 +44,13 @@ def stacks() -> list[ThreadStack]:
         return parse(text.read())
 
 
-def parse(text: str) -> list[ThreadStack]:
+def parse(text: str) -> list[ThreadTraceback]:
     """The stacks in what `faulthandler` wrote."""
-    threads: list[ThreadStack] = []
+    threads: list[ThreadTraceback] = []
     for line in text.splitlines():
         head, frame = _THREAD.match(line), _FRAME.match(line)
         if head:
-            threads.append(ThreadStack(int(head[2], 16), head[1] != "Thread", []))
+            threads.append(ThreadTraceback(int(head[2], 16), head[1] != "Thread", []))
         elif frame and threads:
             threads[-1].frames.append({"file": frame[1], "line": int(frame[2]), "function": frame[3]})
     return threads
