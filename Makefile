@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots gallery samples mutation clean
+.PHONY: help demo test test-slow nightly test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots gallery samples mutation clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ test: $(VENV)/dev.stamp  ## the tests, without the slow ones
 
 test-slow: $(VENV)/dev.stamp  ## all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# Resumes where it was cut short; NIGHTLY="--only fuzz" runs one stage.
+nightly: $(VENV)/dev.stamp  ## every suite and benchmark, whole, into build/nightly.md (three hours)
+	$(BIN)/python -m tests.nightly $(NIGHTLY)
 
 # An environment of each version: the CPU build where its index can be reached, else the CUDA build, which does
 # without a GPU (5 GB each). TORCH_PYTHON is a Python that all of them have builds for.
