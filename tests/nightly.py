@@ -196,17 +196,17 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
-    results: dict[str, Result] = {}
+    files = {stage.name: folder / f"{_file(stage)}.json" for stage in STAGES}
+    results = {
+        name: convert(json.loads(path.read_bytes()), Result) for name, path in files.items() if path.exists()
+    }
     for stage in STAGES:
-        path = folder / f"{_file(stage)}.json"
-        if path.exists():
-            results[stage.name] = convert(json.loads(path.read_bytes()), Result)
         is_done = stage.name in results and results[stage.name].commit == commit
         if stage.name not in options.only or (is_done and not options.again):
             continue
         print(f"{stage.name} …", file=sys.stderr, flush=True)
         results[stage.name] = run(stage, folder, commit)
-        path.write_text(json.dumps(to_builtins(results[stage.name]), indent=1))
+        files[stage.name].write_text(json.dumps(to_builtins(results[stage.name]), indent=1))
         folder.with_suffix(".md").write_text(page(results))
         print(f"{stage.name}: {said(results[stage.name])}", file=sys.stderr, flush=True)
     print(page(results))
