@@ -23,11 +23,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.by_hand import profiled_by_hand
 
@@ -95,10 +98,40 @@ def calls_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
     return timed(step, steps, None)
 
 
+def probes_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
+    """The job of tiny steps, recorded: us of a step that each part of the recorder takes of the thread.
+
+    It is the median call of each action, times its calls per step: other work on the machine does not show.
+    """
+    core = next(sys.modules[name] for name in sys.modules if name.endswith(".recorder"))
+    took_ns: dict[Callable[..., object], array[int]] = defaultdict(lambda: array("q"))
+    here = threading.get_ident()
+
+    def timing(method: Callable[..., None]) -> Callable[..., None]:
+        def timed_call(recorder: object, action: Any, *arguments: object) -> None:
+            begun_ns = time.perf_counter_ns()
+            method(recorder, action, *arguments)
+            if threading.get_ident() == here:
+                took_ns[getattr(action, "__func__", action)].append(time.perf_counter_ns() - begun_ns)
+
+        return timed_call
+
+    core.Recorder.call, core.Recorder.run = timing(core.Recorder.call), timing(core.Recorder.run)
+    tiny_job(steps, device, profiled)
+    us: dict[str, float] = defaultdict(float)
+    for action, times_ns in took_ns.items():
+        name = f"{action.__module__.partition('.')[2]}.{action.__name__}"
+        us[name] += 1e-3 * statistics.median(times_ns) * len(times_ns) / (steps + WARM_UP)
+    return {
+        name: spent_us for name, spent_us in sorted(us.items(), key=lambda part: -part[1]) if spent_us > 0.05
+    }
+
+
 JOBS: dict[str, Callable[[int, str, bool], dict[str, float]]] = {
     "busy": busy_job,
     "tiny": tiny_job,
     "calls": calls_job,
+    "probes": probes_job,
 }
 
 
@@ -262,6 +295,8 @@ def main() -> None:
     results["added to a step (us)"] = added("tiny", 1, few, options.short, device, "mean_s")
     per_hundred = added("calls", 2 if device == "cpu" else 1, few, 100, device, "thread_s")
     results["added to a collective call (us)"] = {key: value / 100 for key, value in per_hundred.items()}
+    parts = measure("probes", 1, options.short, device, ALWAYS_ON)
+    results["parts of a step (us; recorder: all of it)"] = parts
     results["memory and disk"] = memory_and_disk(options.long, device)
     print(json.dumps(results, indent=1) if options.json else "\n".join(rows(results)))
 

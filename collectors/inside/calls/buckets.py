@@ -62,7 +62,6 @@ class Buckets:
 
     def on_step(self, step: int) -> None:
         """Buckets are final after a few steps."""
-        self.of_deepspeed.look()
         if step == KNOWN_AT_STEP - 1:
             self.of_deepspeed.forget()
         if step == KNOWN_AT_STEP:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -106,28 +106,26 @@ class GpuSteps:
 
     def on_step(self, step: int) -> None:
         """Mark the end of a step, and read the times of earlier ones."""
-        with self._asked(step) as device:
-            if device is not None:
-                self._read(step - AGE, AT_ONCE)
-                self._mark(device, step, is_end=not self._is_gap)
+        device = self._find(step)
+        if device is not None:
+            with device.selected():
+                if not self._is_capturing():
+                    self._read(step - AGE, AT_ONCE)
+                    self._mark(device, step, is_end=not self._is_gap)
 
     def on_resume(self, step: int) -> None:
         """Mark the beginning of the next step, since work of the recorder took long after this one."""
-        with self._asked(step) as device:
-            if device is not None:
-                self._mark(device, step, is_end=False)
-
-    @contextmanager
-    def _asked(self, step: int) -> Iterator[DeviceApi | None]:
-        """Select the device of the job, if it may be asked: where a graph is being captured, a gap begins."""
         device = self._find(step)
-        if device is None:
-            yield None
-            return
-        with device.selected():
-            is_capturing = captures.is_capturing_here()
-            self._is_gap |= is_capturing
-            yield None if is_capturing else device
+        if device is not None:
+            with device.selected():
+                if not self._is_capturing():
+                    self._mark(device, step, is_end=False)
+
+    def _is_capturing(self) -> bool:
+        """Whether a graph is being captured on the selected device: then a gap begins."""
+        is_capturing = captures.is_capturing_here()
+        self._is_gap |= is_capturing
+        return is_capturing
 
     def on_end(self) -> None:
         """Read what has been answered; whatever has not stays unknown.
