@@ -46,6 +46,24 @@ def write_whole(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def is_still(descriptor: int, identity: tuple[int, int]) -> bool:
+    """Whether a descriptor is still that of a file: a job may close all, and have its own under that number.
+
+    Args:
+        descriptor: that was open once.
+        identity: of the file, as from `identity_of`.
+    """
+    with suppress(OSError):
+        return identity_of(descriptor) == identity
+    return False
+
+
+def identity_of(descriptor: int) -> tuple[int, int]:
+    """Device and inode of an open file."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
 def stamp_of(path: Path) -> tuple[int, int]:
     """Return what changes when a file is made or replaced."""
     try:

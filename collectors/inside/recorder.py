@@ -42,7 +42,7 @@ import torch
 import torch.distributed as dist
 
 from . import records
-from .files import write_whole
+from .files import identity_of, is_still, write_whole
 from .imports import AwaitedModules
 from .main_thread import is_of_a_handler
 from .own import is_own
@@ -111,7 +111,7 @@ class Recorder:
         self._forked = False
         self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()
-        self._log = -1
+        self._log, self._log_identity = -1, (0, 0)
         self._imports = AwaitedModules()
         self._forget()
 
@@ -160,14 +160,15 @@ class Recorder:
         """
         with suppress(Exception):
             line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
-            log = self._log if self._log >= 0 else self._opened_log()
-            os.write(log, f"{line}\n".encode(errors="replace"))
+            if not is_still(self._log, self._log_identity):
+                self._open_log()
+            os.write(self._log, f"{line}\n".encode(errors="replace"))
 
-    def _opened_log(self) -> int:
+    def _open_log(self) -> None:
         """Open the log for as long as the process lives, which may give up the right to open it."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._log = os.open(self.launch / "log.txt", flags, 0o600)
-        return self._log
+        self._log_identity = identity_of(self._log)
 
     def listen(self, occasion: str, action: Callable[..., None]) -> None:
         """Have an action of a probe called on an occasion, as by `call`.
@@ -362,7 +363,7 @@ class Recorder:
         """A new folder for this process, which says who it is."""
         folder = self.launch / f"{socket.gethostname()}-{os.getpid()}"
         folder.mkdir()
-        self._opened_log()
+        self._open_log()
         self._started_ns = time.time_ns()
         self._write_facts(folder)
         return folder

@@ -15,6 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from .files import identity_of, is_still
+
 # Kinds, with what their four values are (0 where unused). A kind of 0 is a slot that was never written.
 UPDATE = 1  # optimizer, its updates so far, end of the step, start of the next (they differ by our own work)
 ANCHOR = 2  # optimizer that counts from now on, steps less its updates, first step, index in stepping.SOURCES
@@ -72,8 +74,12 @@ class RecordWriter:
         Raises:
             OSError: it cannot be created, or the disk is full.
         """
-        self._file = path.open("x+b")
+        self._path = path
+        # A number, not a file object, whose end would close what the job may have under that number by then.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._identity = identity_of(self._descriptor)
         self._chunks: dict[int, mmap.mmap] = {}
+        self._kept: list[mmap.mmap] = []  # each has a descriptor of its own that it would close
         self._growing = threading.Lock()
         self._slots = count()
         self._grow(0)
@@ -86,7 +92,7 @@ class RecordWriter:
             a, b, c, d: int64; times in ns.
 
         Raises:
-            OSError: the file has to grow and the disk is full.
+            OSError: the file has to grow, and the disk is full, or the job has closed it and it is gone.
         """
         chunk, offset = divmod(next(self._slots) * RECORD.size, _CHUNK)
         mapped = self._chunks.get(chunk) or self._grow(chunk)
@@ -95,11 +101,24 @@ class RecordWriter:
     def _grow(self, chunk: int) -> mmap.mmap:
         with self._growing:
             if chunk not in self._chunks:
+                if not is_still(self._descriptor, self._identity):
+                    self._reopen()
                 # Blocks are taken now: in a sparse file a full disk would show as a SIGBUS in the job.
-                os.posix_fallocate(self._file.fileno(), chunk * _CHUNK, _CHUNK)
-                self._chunks[chunk] = mmap.mmap(self._file.fileno(), _CHUNK, offset=chunk * _CHUNK)
+                os.posix_fallocate(self._descriptor, chunk * _CHUNK, _CHUNK)
+                self._chunks[chunk] = mmap.mmap(self._descriptor, _CHUNK, offset=chunk * _CHUNK)
                 self._chunks.pop(chunk - 2, None)
             return self._chunks[chunk]
+
+    def _reopen(self) -> None:
+        """The job has closed all descriptors: open the file anew.
+
+        Raises:
+            OSError: it is no longer there, or another one.
+        """
+        self._kept += self._chunks.values()
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        if identity_of(self._descriptor) != self._identity:
+            raise OSError(f"{self._path} is another file now")
 
 
 def read_records(path: Path) -> list[Record]:

@@ -360,6 +360,39 @@ def test_job_that_gives_up_its_rights_goes_on_and_the_run_says_what_failed(tmp_p
     assert any("goes on without windows: PermissionError" in line for line in run.manifest.warnings)
 
 
+CLOSES_ALL_DESCRIPTORS = """
+import os
+
+def closes_all():
+    os.closerange(3, 256)
+    numbers = [os.open(f"data{number}", os.O_RDWR | os.O_CREAT) for number in range(40)]
+    for number in numbers:  # left open, as by a library
+        os.write(number, b"0123456789")
+
+if os.fork():  # as daemons begin
+    os.wait()
+    sys.exit(0)
+closes_all()
+"""
+CLOSES_ALL_IN_ITS_LOOP = (
+    CLOSES_ALL_DESCRIPTORS.partition("if os.fork")[0]
+    + """
+for step in range(30_000):
+    if step == 100:
+        closes_all()
+    train_step()
+"""
+)
+
+
+@pytest.mark.parametrize("body", [CLOSES_ALL_DESCRIPTORS, CLOSES_ALL_IN_ITS_LOOP], ids=["daemon", "loop"])
+def test_files_of_a_job_that_closes_all_descriptors_are_not_written_to(tmp_path, body):
+    run, done = record(tmp_path, script(tmp_path, body), "--no-windows")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert {path.read_bytes() for path in tmp_path.glob("data*")} == {b"0123456789"}
+    assert run.table(STEPS).height == (29_999 if "train_step" in body else 0)
+
+
 BESIDE_THE_MAIN_THREAD = """
 import threading, time
 

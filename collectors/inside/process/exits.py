@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import multiprocessing.process
 import os
 import signal
@@ -33,6 +34,7 @@ from . import environment
 UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost
 _UNBUFFERED = 2  # _IONBF
+_MAP_FIXED = 0x10  # of Linux
 QUOTED = "Traceback (most recent call last)"
 
 
@@ -43,7 +45,7 @@ class Exits:
         """Nothing ends yet."""
         self._recorder = recorder
         self._noted: set[int] = set()
-        self._descriptors: list[int] = []
+        self._pages: list[int] = []  # addresses of those that exit codes are written to
 
     def on_open(self) -> None:
         """This process records: what it ends with is of interest."""
@@ -55,18 +57,28 @@ class Exits:
 
         Python is gone by then. `on_exit` calls a function with the exit code and a pointer, and `fputc`
         takes just that: a code, of which it writes the last byte, and a stream. Until then the file holds
-        two bytes that differ, so that its block is there on a disk that is full in the end.
+        two bytes that differ, so that its block is there on a disk that is full in the end. The stream is one
+        of memory, into which the file is mapped: a job may close all descriptors, and have its own file under
+        the number of one of ours.
+
+        Args:
+            path: of the file, which is made.
+
+        Raises:
+            OSError: it cannot be written.
         """
         path.write_bytes(UNKNOWN)
+        with path.open("r+b") as file:
+            page = _mapped(0, mmap.MAP_SHARED, file.fileno())
         libc = ctypes.CDLL(None)
-        libc.fopen.restype = ctypes.c_void_p
-        stream = ctypes.c_void_p(libc.fopen(os.fsencode(path), b"r+e"))
+        libc.fmemopen.restype = ctypes.c_void_p
+        stream = ctypes.c_void_p(libc.fmemopen(ctypes.c_void_p(page), ctypes.c_size_t(len(UNKNOWN)), b"r+"))
         if not stream.value:
             raise OSError(f"{path} cannot be written")
         libc.setvbuf(stream, None, _UNBUFFERED, ctypes.c_size_t(0))
         for _ in UNKNOWN:
             libc.on_exit(libc.fputc, stream)
-        self._descriptors.append(libc.fileno(stream))
+        self._pages.append(page)
 
     def on_quit(self, code: object = 0) -> None:
         """`os._exit` was called: the code's last byte is what a parent gets."""
@@ -119,12 +131,25 @@ class Exits:
 
     def on_fork(self) -> None:
         """This is a forked child: its exit code is not that of the process that recorded."""
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        for descriptor in self._descriptors:
-            os.dup2(nowhere, descriptor, inheritable=False)
-        os.close(nowhere)
-        self._descriptors.clear()
+        for page in self._pages:
+            _mapped(page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1)
+        self._pages.clear()
         self._noted.clear()
+
+
+def _mapped(address: int, flags: int, descriptor: int) -> int:
+    """Map a page as `mmap` of C does, which keeps no descriptor open, unlike that of Python; its address.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    sizes = ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE)
+    page: int = libc.mmap(*sizes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, ctypes.c_long(0))
+    if page == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "a page cannot be mapped")
+    return page
 
 
 def install(recorder: Recorder) -> None:

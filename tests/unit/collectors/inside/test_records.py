@@ -1,5 +1,9 @@
+import os
 import threading
+from itertools import count
 from pathlib import Path
+
+import pytest
 
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record, RecordWriter, read_records
@@ -61,3 +65,27 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
             mapped.append(Path("/proc/self/maps").read_text().count(str(tmp_path / "records.bin")))
     assert mapped == [2] * 4
     assert len(read_records(tmp_path / "records.bin")) == 200_000
+
+
+def test_file_under_the_number_of_one_that_the_job_closed_is_left_alone(tmp_path):
+    writer = RecordWriter(tmp_path / "records.bin")
+    writer.write(records.UPDATE, 0)
+    os.close(writer._descriptor)
+    with (tmp_path / "of-the-job").open("w+b") as theirs:
+        assert theirs.fileno() == writer._descriptor
+        theirs.write(b"data")
+        theirs.flush()
+        for number in range(1, 60_000):
+            writer.write(records.UPDATE, number)
+        assert theirs.seek(0, os.SEEK_END) == 4
+    assert [record.a for record in read_records(tmp_path / "records.bin")] == list(range(60_000))
+
+
+def test_records_end_where_their_closed_file_is_another_now(tmp_path):
+    writer = RecordWriter(tmp_path / "records.bin")
+    os.close(writer._descriptor)
+    (tmp_path / "records.bin").unlink()
+    (tmp_path / "records.bin").write_bytes(b"")
+    writer._slots = count(30_000)  # of the next chunk
+    with pytest.raises(OSError, match="another file now"):
+        writer.write(records.UPDATE)
