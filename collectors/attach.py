@@ -22,10 +22,11 @@ from typing import Any
 
 from dpro.collectors.convert.recorded import RecordedProcess, processes
 from dpro.collectors.inside.process import tracebacks
+from dpro.collectors.inside.process.kernel import lives
 from dpro.collectors.job.attempts import attempts
+from dpro.collectors.job.liveness import is_running
 from dpro.collectors.launch.ownership import ensure_mine
-from dpro.collectors.launch.processes import start_ticks
-from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launch_on, launches
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launch_on, launches
 from dpro.errors import InputError, UsageError
 from dpro.folders import written_whole
 from dpro.schema import TABLES
@@ -77,12 +78,12 @@ def training(run: Path) -> list[RecordedProcess]:
     Raises:
         InputError: the run is not being recorded, or nothing trains yet.
     """
-    live = [each for each in launches(run) if is_locked(each)]
+    live = [each for each in launches(run) if is_running(each)]
     if not live:
         raise InputError(f"{run}: is not being recorded now" if run.exists() else f"{run}: no such run")
     ensure_mine([run / RAW], within=False)
     trying = attempts([process for each in live for process in processes(each)])
-    found = [process for process in (trying[-1] if trying else []) if _lives(process)]
+    found = [process for process in (trying[-1] if trying else []) if lives(process.facts) is not False]
     if not found:
         raise InputError(f"{run}: none of its processes trains yet; try again in a moment")
     return found
@@ -109,7 +110,8 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
     answers = Answers({}, [])
     while True:
         answers = _answers(asked, name, answers.given)
-        waiting = any(_lives(process) for process in asked if process.rank in answers.silent)
+        silent = [process for process in asked if process.rank in answers.silent]
+        waiting = any(lives(process.facts) is not False for process in silent)
         if not answers.silent or done(answers) or not waiting or time.monotonic() > deadline:
             return answers
         time.sleep(LOOK_S)
@@ -199,11 +201,6 @@ def _copy(run: Path, to: Path, parts: Sequence[Path]) -> None:
 
 def _parts(run: Path) -> list[Path]:
     return sorted(path for name in TABLES for path in (run / name).glob("*.parquet"))
-
-
-def _lives(process: RecordedProcess) -> bool:
-    """Whether a process lives; a process of another host is taken to live."""
-    return process.facts["host"] != socket.gethostname() or start_ticks(int(process.facts["pid"])) >= 0
 
 
 def _answers(asked: Sequence[RecordedProcess], name: str, known: Mapping[int, Answer]) -> Answers:

@@ -102,7 +102,7 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
     Raises:
         InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
     """
-    from dpro.collectors.launch.recording import wait_until_finished
+    from dpro.collectors.job.liveness import unseen, wait_until_finished
 
     abandoned = wait_until_finished(run, timeout_s)
     if abandoned:
@@ -110,7 +110,7 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
 
         for recording in abandoned:
             try:
-                finish(recording, readers(), None, {})
+                finish(recording, readers(), None, {}, unseen(recording))
             except OSError as error:
                 raise InputError(
                     f"{run}: its tables cannot be written ({error.strerror or error})"

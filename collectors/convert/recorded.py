@@ -15,10 +15,11 @@ from typing import Any
 from dpro.collectors.launch.recording import Launch
 
 _KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
-_TEXTS = ("host", "gpu_uuid", "gpu_name", "gpu_pci")
+_KINDS["start_ticks"] = int
+_TEXTS = ("host", "clock", "pid_namespace", "gpu_uuid", "gpu_name", "gpu_pci")
 _KINDS |= dict.fromkeys(_TEXTS, str) | {"versions": dict, "environment": dict}
 # What older recorders left out.
-_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "versions": {}, "environment": {}}
+_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "start_ticks": -1, "versions": {}, "environment": {}}
 _FACTS |= dict.fromkeys(_TEXTS, "")
 
 

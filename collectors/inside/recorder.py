@@ -48,6 +48,7 @@ from .main_thread import is_of_a_handler
 from .own import is_own
 from .process import environment
 from .process.gpu import gpu_facts
+from .process.kernel import name_of
 from .steps import stepping
 from .store import JobStore
 from .torch_internals import is_within_backward, sequence_number
@@ -391,8 +392,7 @@ class Recorder:
             "world_size": world_size,
             "local_rank": int(local_rank),
             "host": socket.gethostname(),
-            "clock": host_clock(),
-            "pid": os.getpid(),
+            **name_of(os.getpid()),
             "started_ns": self._started_ns,
             "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
             "launcher": os.environ.get("GROUP_RANK", ""),  # torchrun's number among those of other hosts
@@ -418,11 +418,3 @@ def identity() -> tuple[int, int]:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
-
-
-def host_clock() -> str:
-    """What all processes that share this host's clock call it, and no others: this boot of its kernel."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()

@@ -7,9 +7,12 @@ ranks to the manifest that is there. The manifest is written last, and the marke
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from dpro._version import __version__
 from dpro.collectors.convert.endings import Ending, ending, exited, first_error
@@ -32,8 +35,9 @@ from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.collectors.telemetry.tables import convert_samples
 from dpro.errors import DproError
 from dpro.folders import locked
-from dpro.schema import STEPS, TABLES
+from dpro.schema import COUNTERS, STEPS, TABLES, WORKERS
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
+from dpro.units import NS_PER_S
 
 SOURCES = {
     "spans": "Kineto, in deep windows",
@@ -54,6 +58,7 @@ CLOCKS = {
     "monotonic": "CLOCK_MONOTONIC_RAW",
     "windows": "CLOCK_REALTIME: Kineto's ts * 1000 + baseTimeNanoseconds",
 }
+UNSAMPLED_S = 10  # how much sooner than a process telemetry ends where nothing is lost, at most
 ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where it was restarted
 
 
@@ -69,7 +74,13 @@ def convert_waiting(launch: Launch, readers: Readers) -> None:
         convert_so_far(launch.run, process, readers)
 
 
-def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mapping[int, int]) -> None:
+def finish(
+    launch: Launch,
+    readers: Readers,
+    status: int | None,
+    statuses: Mapping[int, int],
+    said: Sequence[str] = (),
+) -> None:
     """Turn what a launch recorded into tables, and write or extend the manifest.
 
     Args:
@@ -77,6 +88,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         readers: how to read what PyTorch wrote.
         status: wait status of the job, None where unknown.
         statuses: wait status of its processes by pid, as far as known.
+        said: further warnings.
 
     Raises:
         InputError: the recording is another user's, or it or the run holds links: nothing was changed.
@@ -90,7 +102,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
     launched_ns = int(launch.facts().get("launched_ns", -1))
     folders = [launch.run / ATTEMPTS / str(number) for number in range(len(earlier))]
     lost = unreadable(launch)
-    warnings = _lines(launch.raw / "log.txt") + [
+    warnings = [*said, *_lines(launch.raw / "log.txt")] + [
         f"{name}: not all of .raw was converted: its facts.json is damaged" for name in lost
     ]
     if earlier:
@@ -108,8 +120,8 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         ]
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
-            notes += [{"warnings": warnings}, _sampled(launch), _inspected(launch, recorded, readers)]
-            notes.append(_logged(launch, readers))
+            notes += [{"warnings": warnings}, _sampled(launch, recorded)]
+            notes += [_inspected(launch, recorded, readers), _logged(launch, readers)]
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
@@ -150,8 +162,8 @@ def _converted(
         return {"warnings": [f"rank {process.rank}: not all of .raw was converted: {what}"], "whole": False}
 
 
-def _sampled(launch: Launch) -> dict[str, Any]:
-    """Convert what was sampled beside the processes.
+def _sampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> dict[str, Any]:
+    """Convert what was sampled beside the processes, which have been converted.
 
     Raises:
         OSError: as `_converted`.
@@ -159,12 +171,33 @@ def _sampled(launch: Launch) -> dict[str, Any]:
     try:
         convert_samples(launch)
         forget_elections(launch.raw.parent)
+        return {"warnings": _unsampled(launch, recorded)}
     except OSError:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         return {"warnings": [f"not all telemetry was converted: {what}"], "whole": False}
-    return {}
+
+
+def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]:
+    """At most one warning: that telemetry ended before the processes that it is of."""
+    sampled = (launch.run / COUNTERS.name).glob(f"telemetry-*-{launch.name}.parquet")
+    lived = [launch.run / WORKERS.name / f"{process.part}.parquet" for process in recorded]
+    sampled_ns, ended_ns = _latest_ns(sampled, "time_ns"), _latest_ns(lived, "ended_ns")
+    lost_s = (ended_ns - sampled_ns) // NS_PER_S
+    if sampled_ns < 0 or lost_s < UNSAMPLED_S:
+        return []
+    last = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(sampled_ns // NS_PER_S))
+    return [
+        f"{launch.facts()['host']}: telemetry ends at {last} UTC, {lost_s} s before the processes that it is "
+        "of: what samples it was killed, or stood still"
+    ]
+
+
+def _latest_ns(parts: Iterable[Path], column: str) -> int:
+    """The largest value of a column in some parts; -1 for none."""
+    values = [pl.read_parquet(part, columns=[column])[column].max() for part in parts]
+    return max((value for value in values if isinstance(value, int)), default=-1)
 
 
 def _inspected(launch: Launch, recorded: list[RecordedProcess], readers: Readers) -> dict[str, Any]:

@@ -15,21 +15,14 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dpro.collectors.inside.process.kernel import START_TICKS, start_ticks, stat_fields
+
 VMSTAT = Path("/proc/vmstat")
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit status
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = (
     (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
 )  # _IOWR(0xFF, 11, struct pidfd_info)
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; -1 if it is gone or only waits to be reaped.
-
-    Together with the pid it names a process for good: pids come back, this pair does not.
-    """
-    fields = _stat(pid)
-    return -1 if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 class LaunchedProcess:
@@ -59,8 +52,8 @@ class LaunchedProcess:
         return self._ended
 
     def _read_status(self) -> int | None:
-        fields = _stat(self.pid)
-        if fields and fields[0] == "Z" and int(fields[19]) == self._started:
+        fields = stat_fields(self.pid)
+        if fields and fields[0] == "Z" and int(fields[START_TICKS]) == self._started:
             return int(fields[49])
         if self.descriptor < 0:
             return None
@@ -102,10 +95,3 @@ def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float) -> None
             poll.register(descriptor, select.POLLIN)
     blind = any(descriptor < 0 for descriptor in descriptors)  # no pidfd on kernels before 5.3
     poll.poll(1000 * min(timeout_s, 0.2 if blind else timeout_s))
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []

@@ -1,7 +1,7 @@
 """The recordings of a run that are not over: what a launcher leaves in it while its job runs.
 
-In: a run directory. Out: its launches, whether their jobs and sidecars live, and when they are over. While a
-run is recorded it holds, for each launcher (one per node, or one per rank under `srun`):
+In: a run directory. Out: its launches, and whether their sidecars live. While a run is recorded it holds, for
+each launcher (one per node, or one per rank under `srun`):
 
     .recording/LAUNCH.json   the marker: locked by the sidecar for as long as it lives
     .raw/LAUNCH/             what the recorder writes; only the user who records may enter it
@@ -16,8 +16,6 @@ import json
 import os
 import re
 import shutil
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +25,6 @@ from urllib.parse import quote, unquote_to_bytes
 
 from dpro import folders
 from dpro.collectors.launch.portable import INJECT
-from dpro.collectors.launch.processes import start_ticks
 from dpro.errors import InputError
 from dpro.folders import opened, refuse_link
 
@@ -118,9 +115,10 @@ def _is_a_launchers(facts: dict[str, Any]) -> bool:
         LookupError, TypeError, AttributeError: they are not.
     """
     host, pid, ticks = facts["host"], facts["pid"], facts["start_ticks"]
+    place = [facts.get("clock", ""), facts.get("pid_namespace", "")]
     changes = facts.get("options", {}).get("apply", [])
     return (
-        isinstance(host, str)
+        all(isinstance(each, str) for each in (host, *place))
         and "/" not in host
         and type(pid) is type(ticks) is int
         and isinstance(facts.get("command", []), list)
@@ -172,62 +170,3 @@ def is_locked(recording: Launch) -> bool:
             return folders.is_locked(marker)
     except OSError:
         return False
-
-
-def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> list[Launch]:
-    """Wait until the sidecars of a run whose job has ended have written its tables.
-
-    Args:
-        run: the run directory; anything else is finished.
-        timeout_s: how long to wait at most.
-
-    Returns:
-        Recordings whose sidecar was killed: their tables are still to be made.
-
-    Raises:
-        InputError: the job still runs, or its sidecar takes longer than the timeout.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        open_ones = launches(Path(run).resolve())
-        locked = [each for each in open_ones if is_locked(each)]
-        if not locked:
-            return [each for each in open_ones if each.marker.exists()]
-        for each in locked:
-            if job_lives(each):
-                raise InputError(
-                    f"{run}: still being recorded{_so_far(each)}; read it when the job has ended, "
-                    f"or a copy of what there is now: dpro attach {run} -o COPY"
-                )
-        if time.monotonic() > deadline:
-            raise InputError(_slow(run, locked[0]))
-        time.sleep(0.05)
-
-
-def _so_far(recording: Launch) -> str:
-    """How far a recording is: ` (2 ranks so far, since 12:30, pid 7)`."""
-    with suppress(OSError, InputError):
-        begun = time.strftime("%H:%M:%S", time.localtime(recording.marker.stat().st_mtime))
-        ranks = len(list(recording.raw.glob("*/facts.json")))
-        pid = recording.facts()["pid"]
-        return f" (since {begun}, pid {pid}, {ranks or 'no'} rank{'s' * (ranks != 1)} so far)"
-    return ""
-
-
-def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
-    with suppress(OSError, InputError):
-        host = recording.facts()["host"]
-        if host != socket.gethostname():
-            return (
-                f"{run}: still being recorded on {host}, or about to be whole; read it when the job has ended"
-            )
-    return f"{run}: its tables are still being written; try again in a minute"
-
-
-def job_lives(recording: Launch) -> bool:
-    """Whether the job itself still runs, as far as can be seen from this host."""
-    with suppress(OSError, InputError):
-        facts = recording.facts()
-        here: bool = facts["host"] == socket.gethostname()
-        return here and start_ticks(facts["pid"]) == facts["start_ticks"]
-    return False

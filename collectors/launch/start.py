@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from dpro.collectors.inside.process.environment import MASK, masked_command
+from dpro.collectors.inside.process.kernel import name_of
 from dpro.collectors.launch import inspector
 from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
 from dpro.collectors.launch.portable import COPY, INJECT, write_copy
 from dpro.collectors.launch.pretended import Pretended, run_ranks
-from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors, start_ticks
+from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
 from dpro.errors import DproError, UsageError
 from dpro.folders import lock, written_whole
@@ -175,8 +176,7 @@ def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[
         options: what to record.
     """
     mine.marker.parent.mkdir(0o755, exist_ok=True)
-    facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
-    facts |= {"launched_ns": time.time_ns()}
+    facts = {"host": socket.gethostname(), **name_of(os.getpid()), "launched_ns": time.time_ns()}
     shown = (
         [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
     )

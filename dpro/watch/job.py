@@ -7,7 +7,6 @@ each says of itself is read when its file's time stamp has changed.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +17,8 @@ import polars as pl
 from dpro.collectors.convert.recorded import RecordedProcess, process_facts
 from dpro.collectors.inside.names import WANTED
 from dpro.collectors.job.attempts import attempts
-from dpro.collectors.launch.recording import RAW, Launch, is_locked, job_lives, launches
+from dpro.collectors.job.liveness import job_lives
+from dpro.collectors.launch.recording import RAW, Launch, is_locked, launches
 from dpro.folders import written_whole
 from dpro.units import NS_PER_S
 from dpro.watch.tail import ProcessTail, workers_of
@@ -142,9 +142,9 @@ class Job:
 
     def _lives(self, launch: Launch) -> bool:
         with suppress(OSError, ValueError):
-            if launch.facts()["host"] == socket.gethostname():
-                return job_lives(launch)
-            return is_locked(launch) or time.monotonic() - self._heard_s < SILENT_S
+            launch.facts()
+            seen = job_lives(launch)
+            return is_locked(launch) or time.monotonic() - self._heard_s < SILENT_S if seen is None else seen
         return False
 
     def follow(self) -> bool:

@@ -2,16 +2,19 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
-from dpro.collectors.launch.recording import wait_until_finished
+from dpro.collectors.job.liveness import wait_until_finished
 from dpro.errors import InputError
 from dpro.schema import COUNTERS, STEPS, WORKERS
+from dpro.store import open_run
 from tests.jobs import (
     PATIENCE_S,
     RECORD,
     TORCHRUN,
+    complete,
     opened,
     record,
     script,
@@ -110,6 +113,10 @@ def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
     with pytest.raises(InputError, match="still being recorded"):
         wait_until_finished(tmp_path / "run")
     os.kill(sidecar_of(tmp_path / "run"), signal.SIGKILL)
+    with pytest.raises(InputError, match="still being recorded"):
+        opened(tmp_path / "run")
+    answer = complete([sys.executable, "-m", "dpro", "attach", "run", "-o", "copy"], tmp_path)
+    assert open_run(tmp_path / "copy").table(STEPS).height >= 40, answer.stderr
     job.kill()
     job.communicate(timeout=PATIENCE_S)
     assert not (tmp_path / "run" / "manifest.json").exists()

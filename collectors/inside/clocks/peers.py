@@ -19,7 +19,8 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import records
-from ..recorder import SECOND_S, Recorder, host_clock, identity
+from ..process.kernel import host_clock
+from ..recorder import SECOND_S, Recorder, identity
 from .pingpong import Address, PingPong
 
 FAN_OUT = 8

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -20,9 +18,8 @@ from ..files import write_whole
 from ..names import STARTED
 from ..patching import patch
 from ..recorder import Recorder
+from .kernel import start_ticks
 
-STAT = Path("/proc/self/stat")
-START_TICKS = 19  # of the fields after the name in brackets: when the process started, ticks since boot
 SCHEDULED = "SLURM_JOB_START_TIME"  # seconds since 1970
 NS_PER_S = 1_000_000_000
 
@@ -70,8 +67,8 @@ class Starting:
 
 def process_start_ns() -> int:
     """When the kernel started this process, to 10 ms; -1 where it does not say."""
-    with suppress(OSError, ValueError, LookupError):
-        ticks = int(STAT.read_text().rpartition(")")[2].split()[START_TICKS])
+    ticks = start_ticks(os.getpid())
+    if ticks >= 0:
         booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         return booted_ns + ticks * NS_PER_S // os.sysconf("SC_CLK_TCK")
     return -1

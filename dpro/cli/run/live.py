@@ -28,9 +28,10 @@ KEPT = 2  # the latest may still be read when the next is there
 
 def is_live(run: Path) -> bool:
     """Whether a job is being recorded into a folder."""
-    from dpro.collectors.launch.recording import is_locked, job_lives, launches
+    from dpro.collectors.job.liveness import job_lives
+    from dpro.collectors.launch.recording import launches
 
-    return any(is_locked(each) and job_lives(each) for each in launches(run.resolve()))
+    return any(job_lives(each) for each in launches(run.resolve()))
 
 
 def copies(run: Path, least_s: float = MIN_S) -> Iterator[Run]:

@@ -15,9 +15,10 @@ from dpro.collectors.inside import records
 from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.job.finish import convert_waiting, finish
 from dpro.collectors.launch.recording import Launch
+from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.errors import InputError
 from dpro.ingest.requests.log import read_requests
-from dpro.schema import COLLECTIVES, REQUESTS, SPANS, STEPS, WORKERS
+from dpro.schema import COLLECTIVES, COUNTERS, REQUESTS, SPANS, STEPS, WORKERS
 from dpro.store import is_run, open_run
 
 
@@ -221,6 +222,21 @@ def test_run_of_several_launchers_has_the_exit_status_of_the_first_that_failed(t
     for name, status in (("a", one), ("b", other)):
         finish(launched(tmp_path, name), READERS, None if status is None else status << 8, {})
     assert open_run(tmp_path).manifest.exit_status == joined
+
+
+@pytest.mark.parametrize(("steps", "lost"), [(3, False), (200_000_000, True)])
+def test_telemetry_that_ends_long_before_the_processes_is_a_warning(launch, steps, lost):
+    folder = recorded(launch, steps=0)
+    records.RecordWriter(folder / "more.bin").write(records.UPDATE, 0, 1, 100 * steps, 100 * steps)
+    (folder / "more.bin").rename(folder / "records.bin")
+    writer = SampleWriter(launch.raw, "host")
+    writer.append([TelemetrySample(1_000_000_000, 0, "", {"cpu": 1.0})])
+    writer.close()
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    assert run.table(COUNTERS).filter(counter="cpu").height == 1
+    said = "telemetry ends at 1970-01-01 00:00:01 UTC, 19 s before the processes that it is of"
+    assert [said in each for each in run.manifest.warnings if "telemetry" in each] == [True] * lost
 
 
 def test_missing_rank_is_named(launch):

@@ -7,10 +7,16 @@ from contextlib import nullcontext, suppress
 import pytest
 from click.testing import CliRunner
 
-from dpro.collectors.launch.processes import start_ticks
-from dpro.collectors.launch.recording import Launch, launches, wait_until_finished
+from dpro.collectors.inside.process.kernel import name_of
+from dpro.collectors.job import liveness
+from dpro.collectors.job.liveness import is_running, unseen, wait_until_finished
+from dpro.collectors.launch.recording import Launch, launches
 from dpro.collectors.launch.start import TIMING, RecordOptions, claim, job_environment
 from dpro.errors import InputError, UsageError
+
+GONE = {"host": socket.gethostname(), **name_of(os.getpid()), "pid": 2**22 - 1, "start_ticks": 5}
+HERE = GONE | name_of(os.getpid())
+ELSEWHERE = GONE | {"host": "far-away", "clock": "another boot"}
 
 
 @pytest.fixture
@@ -18,9 +24,7 @@ def recording(tmp_path):
     """A recording whose job, on this host, has ended."""
     recording = Launch(tmp_path, "host-1")
     recording.marker.parent.mkdir()
-    recording.marker.write_text(
-        json.dumps({"host": socket.gethostname(), "pid": 2**22 - 1, "start_ticks": 5})
-    )
+    recording.marker.write_text(json.dumps(GONE))
     return recording
 
 
@@ -80,8 +84,7 @@ def test_sidecar_that_takes_too_long_is_an_error(alive):
 
 
 def test_run_whose_job_lives_cannot_be_read_yet(alive):
-    facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
-    alive.marker.write_text(json.dumps(facts))
+    alive.marker.write_text(json.dumps(HERE))
     (alive.raw / f"host-{os.getpid()}").mkdir(parents=True)
     (alive.raw / f"host-{os.getpid()}" / "facts.json").touch()
     so_far = rf"still being recorded \(since [\d:]+, pid {os.getpid()}, 1 rank so far\)"
@@ -90,9 +93,41 @@ def test_run_whose_job_lives_cannot_be_read_yet(alive):
 
 
 def test_recording_of_another_host_is_said_to_be_there(alive):
-    alive.marker.write_text(json.dumps({"host": "far-away", "pid": 1, "start_ticks": 1}))
+    alive.marker.write_text(json.dumps(ELSEWHERE))
     with pytest.raises(InputError, match="still being recorded on far-away"):
         wait_until_finished(alive.run, timeout_s=0.1)
+
+
+@pytest.mark.parametrize("launched", [GONE, HERE])
+def test_run_whose_sidecar_was_killed_is_left_to_its_job_while_a_process_of_it_lives(
+    recording, monkeypatch, launched
+):
+    monkeypatch.setattr(liveness, "ORPHANS_S", 0.1)
+    recording.marker.write_text(json.dumps(launched))
+    facts = {"rank": 0, "started_ns": 1} | HERE
+    (recording.raw / "host-7").mkdir(parents=True)
+    (recording.raw / "host-7" / "facts.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=r"still being recorded .*; read it when the job has ended"):
+        wait_until_finished(recording.run)
+    assert is_running(recording)
+    recording.marker.write_text(json.dumps(GONE))
+    (recording.raw / "host-7" / "facts.json").write_text(json.dumps(facts | GONE))
+    assert not is_running(recording)
+    assert wait_until_finished(recording.run) == [recording]
+    assert unseen(recording) == []
+
+
+def test_run_whose_processes_cannot_be_seen_is_over_when_it_has_not_changed_for_long(recording):
+    recording.marker.write_text(json.dumps(ELSEWHERE))
+    (recording.raw / "host-7").mkdir(parents=True)
+    changing = recording.raw / "host-7" / "records.bin"
+    changing.touch()
+    with pytest.raises(InputError, match=r"may still be recorded on far-away, for it changed \d s ago"):
+        wait_until_finished(recording.run)
+    for path in (recording.marker, changing, changing.parent):
+        os.utime(path, (0, 86400))
+    assert wait_until_finished(recording.run) == [recording]
+    assert "what they did after 1970-01-02 00:00:00 UTC is not recorded" in unseen(recording)[0]
 
 
 def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):

@@ -21,6 +21,7 @@ from dpro.collectors.inside import records
 from dpro.collectors.inside.own import is_own
 from dpro.collectors.inside.recorder import Recorder
 from dpro.collectors.inside.records import RecordWriter
+from dpro.collectors.job import liveness
 from dpro.collectors.job.finish import finish
 from dpro.collectors.launch.ownership import ensure_mine
 from dpro.collectors.launch.portable import COPY, is_out_of_reach, write_copy
@@ -33,6 +34,12 @@ from dpro.store import Manifest, open_run, write_manifest, write_part
 
 STEP = pl.DataFrame({"rank": [0], "step": [1], "start_ns": [0], "duration_ns": [1]})
 OTHER = 54321  # a user that is not this one
+
+
+@pytest.fixture(autouse=True)
+def long_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No recorded process lives."""
+    monkeypatch.setattr(liveness, "lives", lambda _: False)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_kernel_started_this_process_before_now_and_after_the_machine():
 
 
 def test_start_that_cannot_be_read_is_unknown(monkeypatch, tmp_path):
-    monkeypatch.setattr(probe, "STAT", tmp_path / "nothing")
+    monkeypatch.setattr(probe, "start_ticks", lambda _: -1)
     assert process_start_ns() == -1
 
 

@@ -1,0 +1,150 @@
+"""Whether the job of a recording still runs, and waiting until its tables are whole.
+
+In: a run directory. Out: the recordings in it that nobody finishes, once no process of their jobs lives.
+Where processes cannot be seen, on another host or from within a container, what they write decides: each that
+records does so once a second, and so does the sampler of a node.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dpro.collectors.convert.recorded import processes
+from dpro.collectors.inside.process.kernel import lives
+from dpro.collectors.launch.recording import Launch, is_locked, launches
+from dpro.errors import InputError
+
+QUIET_S = 180.0  # without a change for so long: a mapped file shows it to other hosts within two minutes
+ORPHANS_S = 5.0  # how long ranks may take to end after their launcher, before that is an error
+
+
+def job_lives(recording: Launch) -> bool | None:
+    """Whether a process of the job lives: the one that was started as the job, or one that records.
+
+    Returns:
+        None where no process is seen to live, and some cannot be seen from here.
+    """
+    if _launched_lives(recording):
+        return True
+    with suppress(OSError, InputError):
+        seen = [lives(facts) for facts in (recording.facts(), *(each.facts for each in processes(recording)))]
+        return True if True in seen else None if None in seen else False
+    return False
+
+
+def is_running(recording: Launch) -> bool:
+    """Whether a recording goes on: its sidecar lives, or its job is seen to."""
+    return is_locked(recording) or bool(job_lives(recording))
+
+
+def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> list[Launch]:
+    """Wait until the sidecars of a run whose job has ended have written its tables.
+
+    Args:
+        run: the run directory; anything else is finished.
+        timeout_s: how long to wait at most.
+
+    Returns:
+        Recordings whose sidecar was killed: their tables are still to be made.
+
+    Raises:
+        InputError: the job still runs, or may where it cannot be seen, or its sidecar takes longer than the
+            timeout.
+    """
+    began_s = time.monotonic()
+    while True:
+        recordings = launches(Path(run).resolve())
+        locked = [each for each in recordings if is_locked(each)]
+        alive = [each for each in recordings if job_lives(each)]
+        if not locked and not alive:
+            left = [each for each in recordings if each.marker.exists()]
+            for each in left:
+                _refuse_if_it_may_run(run, each)
+            return left
+        waited_s = time.monotonic() - began_s
+        for each in alive:
+            if _launched_lives(each) or (each not in locked and waited_s > ORPHANS_S):
+                raise InputError(
+                    f"{run}: still being recorded{_so_far(each)}; read it when the job has ended, "
+                    f"or a copy of what there is now: dpro attach {run} -o COPY"
+                )
+        if waited_s > timeout_s and locked:
+            raise InputError(_slow(run, locked[0]))
+        time.sleep(0.05)
+
+
+def unseen(recording: Launch) -> list[str]:
+    """A warning where a recording is to be finished whose processes cannot be seen to have ended."""
+    if job_lives(recording) is not None:
+        return []
+    host = recording.facts()["host"]
+    changed = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(_changed_s(recording)))
+    return [
+        f"made on {socket.gethostname()}, where the processes of {host} cannot be seen: if they still ran, "
+        f"what they did after {changed} UTC is not recorded"
+    ]
+
+
+def _launched_lives(recording: Launch) -> bool:
+    """Whether the process that was started as the job is seen to live."""
+    with suppress(OSError, InputError):
+        return lives(recording.facts()) is True
+    return False
+
+
+def _refuse_if_it_may_run(run: str | os.PathLike[str], recording: Launch) -> None:
+    """Hold a recording to be over where its processes cannot be seen.
+
+    Raises:
+        InputError: it has changed too recently.
+    """
+    quiet_s = _quiet_s(recording) if job_lives(recording) is None else QUIET_S
+    if quiet_s < QUIET_S:
+        host = recording.facts()["host"]
+        raise InputError(
+            f"{run}: may still be recorded on {host}, for it changed {quiet_s:.0f} s ago and processes there "
+            f"cannot be seen from here; read it there, or {QUIET_S:.0f} s after its last change"
+        )
+
+
+def _quiet_s(recording: Launch) -> float:
+    """How long nothing of a recording has changed, by the clock of its file system."""
+    now_s = time.time()
+    with suppress(OSError), tempfile.TemporaryFile(dir=recording.marker.parent) as file:
+        now_s = os.fstat(file.fileno()).st_mtime
+    return abs(now_s - _changed_s(recording))  # a change in the far future tells nothing
+
+
+def _changed_s(recording: Launch) -> float:
+    """When a file of a recording last changed, s since 1970."""
+    times = [0.0]
+    for path in (recording.marker, *recording.raw.glob("*"), *recording.raw.glob("*/*")):
+        with suppress(OSError):
+            times.append(os.lstat(path).st_mtime)
+    return max(times)
+
+
+def _so_far(recording: Launch) -> str:
+    """How far a recording is: ` (2 ranks so far, since 12:30, pid 7)`."""
+    with suppress(OSError, InputError):
+        begun = time.strftime("%H:%M:%S", time.localtime(recording.marker.stat().st_mtime))
+        ranks = len(list(recording.raw.glob("*/facts.json")))
+        pid = recording.facts()["pid"]
+        return f" (since {begun}, pid {pid}, {ranks or 'no'} rank{'s' * (ranks != 1)} so far)"
+    return ""
+
+
+def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
+    with suppress(OSError, InputError):
+        facts = recording.facts()
+        if lives(facts) is None:
+            return (
+                f"{run}: still being recorded on {facts['host']}, or about to be whole; read it when the job "
+                "has ended"
+            )
+    return f"{run}: its tables are still being written; try again in a minute"
