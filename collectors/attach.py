@@ -31,6 +31,7 @@ from dpro.errors import InputError, UsageError
 from dpro.folders import written_whole
 from dpro.schema import TABLES
 from dpro.store import MANIFEST
+from dpro.words import from_json
 
 LOOK_S = 0.1
 SIGNAL_S = 2.0  # how long the handler in C may take
@@ -210,7 +211,7 @@ def _answers(asked: Sequence[RecordedProcess], name: str, known: Mapping[int, An
         if process.rank in given:
             continue
         with suppress(FileNotFoundError):
-            given[process.rank] = json.loads((process.folder / f"reply-{name}.json").read_bytes())
+            given[process.rank] = from_json((process.folder / f"reply-{name}.json").read_bytes())
     return Answers(given, [process.rank for process in asked if process.rank not in given])
 
 
@@ -218,7 +219,7 @@ def _stacks_by_signal(process: RecordedProcess) -> str:
     """Return what the handler in C writes; empty where there is none, or it writes nothing in time."""
     where: Mapping[str, int] = {}
     with suppress(OSError, ValueError):
-        where = json.loads((process.folder / "stacks.json").read_bytes())
+        where = from_json((process.folder / "stacks.json").read_bytes())
     written = process.folder / "stacks.txt"
     if not where or not written.exists():
         return ""

@@ -85,7 +85,7 @@ def _note_oom(recording: Launch, killed: int) -> None:
 
 def _log(recording: Launch, line: str) -> None:
     """Write a line that becomes a warning of the run, if there is room and the run is still there."""
-    with suppress(OSError), (recording.raw / "log.txt").open("a") as log:
+    with suppress(OSError), (recording.raw / "log.txt").open("a", errors="backslashreplace") as log:
         log.write(f"{line}\n")
 
 
@@ -118,7 +118,8 @@ def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: di
     if look < FREQUENT_LOOKS or look & (look - 1) == 0:
         absent |= absence.reasons(job.pid, recording.inject, recording.raw) | absent
         with suppress(OSError):
-            (recording.raw / ABSENCE).write_text("\n".join(absence.in_words(absent)), encoding="utf-8")
+            text = "\n".join(absence.in_words(absent))
+            (recording.raw / ABSENCE).write_bytes(text.encode(errors="backslashreplace"))
 
 
 def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 _MORE = "…"
 # C0 without tab and newline, delete and C1; marks, embeddings, overrides and isolates of direction; ends of
@@ -11,11 +13,36 @@ _MORE = "…"
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
+_ESCAPED_BYTES = re.compile(_ESCAPED.pattern.encode())
 
 
 def printable(text: str) -> str:
     """A text in which what controls a terminal or the direction of text is spelt out: `\\x1b`."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text, with halves of surrogate pairs spelt out: no table and no file can hold them.
+
+    Args:
+        text: as a job wrote it: its exceptions, names and paths may have such halves.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    value = json.loads(text)
+    escaped = _ESCAPED_BYTES.search(text) if isinstance(text, bytes) else _ESCAPED.search(text)
+    return _spelt_out(value) if escaped else value
+
+
+def _spelt_out(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_spelt_out(name): _spelt_out(each) for name, each in value.items()}
+    return [_spelt_out(each) for each in value] if isinstance(value, list) else value
 
 
 def one_line(text: str) -> str:

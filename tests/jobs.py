@@ -72,11 +72,12 @@ COMPILER = "torch._dynamo"
 TINY = imports() + MODEL
 
 
-def environment(**extra: object) -> dict[str, str]:
+def environment(**extra: object) -> dict[str, str | bytes]:
     base = {
         name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))
     }
-    return base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
+    given = {name: value if isinstance(value, bytes) else str(value) for name, value in extra.items()}
+    return base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | given
 
 
 def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[bytes]:

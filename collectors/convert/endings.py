@@ -7,7 +7,6 @@ process may crash on its way out.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import FAILED, LAST, RAISED
+from dpro.words import from_json
 
 
 class Ending(NamedTuple):
@@ -70,7 +70,7 @@ def exception(folder: Path) -> dict[str, Any]:
     path = folder / RAISED
     if not path.is_file():
         return {"error": "", "failed_ns": -1}
-    raised = json.loads(path.read_text(encoding="utf-8"))
+    raised = from_json(path.read_text(encoding="utf-8"))
     line = f"{raised['type']}: {raised['message']}" if raised["message"] else raised["type"]
     return {"error": "\n".join([line, *raised["calls"]]), "failed_ns": raised["time_ns"]}
 
@@ -93,7 +93,7 @@ def first_error(folder: Path) -> str:
     found = []
     for path in [*folder.glob(f"{FAILED}*.json"), *folder.glob(f"*/{RAISED}")]:
         with suppress(ValueError, LookupError, TypeError, AttributeError):
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = from_json(path.read_text(encoding="utf-8"))
             found.append((int(facts["time_ns"]), _in_a_line(**facts)))
     return next((error for _, error in sorted(found) if error), "")
 

@@ -6,7 +6,6 @@ background has two lines, of which the later counts; a line that was cut off cou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ from dpro.collectors.inside import records
 from dpro.collectors.inside.names import CHECKPOINTS as LINES
 from dpro.collectors.inside.names import STARTED
 from dpro.schema import CHECKPOINTS, STARTS
+from dpro.words import from_json
 
 
 def starts(process: RecordedProcess, recorded: Sequence[records.Record], launched_ns: int) -> pl.DataFrame:
@@ -30,7 +30,7 @@ def starts(process: RecordedProcess, recorded: Sequence[records.Record], launche
     """
     moments: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        moments = json.loads((process.folder / STARTED).read_text())
+        moments = from_json((process.folder / STARTED).read_text())
     if not isinstance(moments, dict) or not moments:
         return STARTS.empty()
     attempt = str(process.facts.get("attempt", ""))
@@ -48,7 +48,7 @@ def checkpoints(process: RecordedProcess) -> pl.DataFrame:
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for line in lines:
         with suppress(ValueError, LookupError, TypeError):
-            row = json.loads(line)
+            row = from_json(line)
             rows[int(row["start_ns"]), str(row["path"])] = {"rank": process.rank, **row}
     return pl.DataFrame(list(rows.values()), schema=CHECKPOINTS.dtypes).with_columns(
         pl.col(name).fill_null(CHECKPOINTS.columns[name].default) for name in CHECKPOINTS.columns

@@ -7,12 +7,12 @@ Megatron, DeepSpeed and TorchTitan are known here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpro.collectors.inside.names import TENSOR_AXES
+from dpro.words import from_json
 
 AXES: Mapping[str, Sequence[str]] = {
     "dp": ("dp", "ddp", "fsdp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"),
@@ -35,7 +35,7 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
     Returns:
         By axis its coordinate, and by `dp_size`, … the axis's size.
     """
-    meshes: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    meshes: list[dict[str, Any]] = from_json(path.read_text()) if path.is_file() else []
     known: dict[str, int] = {}
     for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
         known = _coordinates(mesh) | known

@@ -8,7 +8,6 @@ backward.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import polars as pl
 from dpro.collectors.inside.names import PRETENDED
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, conform
+from dpro.words import from_json
 
 SOURCE = "pretended"
 CALL_IDS = 1 << 60  # ids of calls outside of windows begin here
@@ -157,7 +157,7 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """The calls in a file, each with the ranks of its group as text."""
-    saved = json.loads(path.read_text()) if path.is_file() else []
+    saved = from_json(path.read_text()) if path.is_file() else []
     if isinstance(saved, list):  # of an earlier version
         return [call | {"ranks": members_text(call["ranks"])} for call in saved]
     texts = {name: members_text(ranks) for name, ranks in saved["groups"].items()}

@@ -6,7 +6,6 @@ parts, and what the manifest should say. Doing it again after a crash gives the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from dpro.schema import (
     WORKERS,
 )
 from dpro.store import write_part
+from dpro.words import from_json
 
 MISSED = "deep windows of a rank that learned of them too late"
 OCCUPIED = "deep windows not begun, since another profiler ran"
@@ -104,7 +104,7 @@ def convert_process(
     convert_windows(run, process, readers, None)
     _convert_calls(run, process, frames)
     notes = [
-        note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())
+        note for path in sorted(process.folder.glob("notes-*.json")) for note in from_json(path.read_text())
     ]
     return {
         "warnings": [warning for note in notes for warning in note.get("warnings", [])]

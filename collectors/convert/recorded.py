@@ -5,7 +5,6 @@ In: the folder that a launch wrote to. Out: one `RecordedProcess` per folder in 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpro.collectors.launch.recording import Launch
+from dpro.words import from_json
 
 _KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
 _KINDS["start_ticks"] = int
@@ -64,7 +64,7 @@ def process_facts(folder: Path) -> dict[str, Any]:
     """
     path = folder / "facts.json"
     try:
-        facts: dict[str, Any] = {**_FACTS, **json.loads(path.read_text(encoding="utf-8"))}
+        facts: dict[str, Any] = {**_FACTS, **from_json(path.read_text(encoding="utf-8"))}
     except (TypeError, RecursionError) as error:
         raise ValueError(f"{path}: is not what a process writes") from error
     if any(type(facts.get(name)) is not kind for name, kind in _KINDS.items()):

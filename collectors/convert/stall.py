@@ -8,7 +8,6 @@ ended, the call failed, which dumps do not distinguish from finished.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import polars as pl
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.schema.members import with_texts
+from dpro.words import from_json
 
 SOURCE = "dpro recorder"
 MESSAGE_IDS = 1 << 61  # ids of messages begin here: those of the flight recorder and of windows are below
@@ -28,7 +28,7 @@ NEVER_NS = (1 << 63) - 1
 def stall_of(folder: Path) -> Mapping[str, Any]:
     """What the process wrote when no step had ended for long; empty where it never did."""
     path = folder / "stall.json"
-    stall: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    stall: Mapping[str, Any] = from_json(path.read_text()) if path.is_file() else {}
     return stall
 
 
@@ -75,7 +75,7 @@ def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
         rank: the rank that sent or received them.
         window: its number.
     """
-    saved = json.loads(path.read_text()) if path.is_file() else []
+    saved = from_json(path.read_text()) if path.is_file() else []
     if isinstance(saved, list):  # of an earlier version
         saved = {"groups": {}, "messages": saved}
     rows = _rows(saved["messages"], saved["groups"], rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS)
@@ -162,7 +162,7 @@ def with_group_ranks(rows: pl.DataFrame, folder: Path) -> pl.DataFrame:
         folder: where the process writes.
     """
     path = folder / "groups.json"
-    named: Mapping[str, list[int]] = json.loads(path.read_text()) if path.is_file() else {}
+    named: Mapping[str, list[int]] = from_json(path.read_text()) if path.is_file() else {}
     texts = {name: members_text(ranks) for name, ranks in named.items()}
     name = pl.col("group").str.split(" ").list.first()
     recorded = name.replace_strict(texts, default="", return_dtype=pl.String)

@@ -6,7 +6,6 @@ calls of models that it met.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_step
 from dpro.collectors.sidecar import GONE
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COUNTERS, MODEL_CALLS, STEPS, WORKERS, conform
 from dpro.table import Table
+from dpro.words import from_json
 
 SOURCE = "dpro recorder"
 RECORD_TABLES = (STEPS, COUNTERS, CLOCK_SAMPLES, WORKERS)
@@ -98,7 +98,7 @@ def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFram
 def buckets(process: RecordedProcess) -> pl.DataFrame:
     """The gradient buckets that a process recorded, as rows of `buckets`."""
     path = process.folder / "buckets.json"
-    modules = json.loads(path.read_text()) if path.is_file() else []
+    modules = from_json(path.read_text()) if path.is_file() else []
     rows = [
         {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **each}
         for number, module in enumerate(modules)
@@ -110,7 +110,7 @@ def buckets(process: RecordedProcess) -> pl.DataFrame:
 def model_calls(process: RecordedProcess) -> pl.DataFrame:
     """The calls of models that a process met, as rows of `model_calls`."""
     path = process.folder / "model.json"
-    met = json.loads(path.read_text()) if path.is_file() else {"models": [], "calls": []}
+    met = from_json(path.read_text()) if path.is_file() else {"models": [], "calls": []}
     rows = [
         {"rank": process.rank, "source": SOURCE} | model | call
         for call in met["calls"]
@@ -127,7 +127,7 @@ def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
         table: `codecs` or `sensitivities`.
     """
     path = process.folder / f"{table.name}.json"
-    rows = json.loads(path.read_text()) if path.is_file() else []
+    rows = from_json(path.read_text()) if path.is_file() else []
     whole = [{"rank": process.rank, **row} for row in rows]
     return pl.DataFrame(whole, schema=table.dtypes).sort(table.sort_by)
 

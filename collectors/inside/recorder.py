@@ -163,7 +163,7 @@ class Recorder:
             line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
             if not is_still(self._log, self._log_identity):
                 self._open_log()
-            os.write(self._log, f"{line}\n".encode(errors="replace"))
+            os.write(self._log, f"{line}\n".encode(errors="backslashreplace"))
 
     def _open_log(self) -> None:
         """Open the log for as long as the process lives, which may give up the right to open it."""

@@ -6,7 +6,6 @@ the reasons why it was not. A process that reported nothing of a change has not 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 from dpro.collectors.convert.recorded import RecordedProcess, processes
 from dpro.collectors.launch.recording import Launch
 from dpro.store import AppliedChange
+from dpro.words import from_json
 
 SILENT = "it ended before it could report whether that was done"
 
@@ -49,6 +49,6 @@ def refused_so_far(launch: Launch) -> Iterator[str]:
 
 def _said(process: RecordedProcess) -> list[AppliedChange]:
     with suppress(OSError, ValueError, TypeError):
-        said = json.loads((process.folder / "applied.json").read_bytes())
+        said = from_json((process.folder / "applied.json").read_bytes())
         return msgspec.convert([{**each, "rank": process.rank} for each in said], list[AppliedChange])
     return []

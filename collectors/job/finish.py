@@ -196,7 +196,7 @@ def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]
 
 def _latest_ns(parts: Iterable[Path], column: str) -> int:
     """The largest value of a column in some parts; -1 for none."""
-    values = [pl.read_parquet(part, columns=[column])[column].max() for part in parts]
+    values = [pl.read_parquet(part, columns=[column])[column].max() for part in parts if part.exists()]
     return max((value for value in values if isinstance(value, int)), default=-1)
 
 
@@ -253,6 +253,8 @@ def _manifest(
     unrecorded = ""
     if not any((run / STEPS.name / f"{process.part}.parquet").exists() for process in recorded):
         unrecorded = why_no_steps(*_seen_of_steps(launch, recorded), ended.failure(error))
+        unconverted = [note["warnings"][0] for note in notes if not note.get("whole", True)]
+        unrecorded = unconverted[0] if unconverted else unrecorded
         seen = [] if recorded else _lines(launch.raw / ABSENCE)
         warnings += seen or [unrecorded]
     facts = [process.facts for process in recorded]

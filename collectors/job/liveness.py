@@ -1,6 +1,6 @@
 """Whether the job of a recording still runs, and waiting until its tables are whole.
 
-In: a run directory. Out: the recordings in it that nobody finishes, once no process of their jobs lives.
+In: a run directory. Out: the recordings in it that no sidecar finishes, once no process of their jobs lives.
 Where processes cannot be seen, on another host or from within a container, what they write decides: each that
 records does so once a second, and so does the sampler of a node.
 """
@@ -117,7 +117,7 @@ def _quiet_s(recording: Launch) -> float:
     now_s = time.time()
     with suppress(OSError), tempfile.TemporaryFile(dir=recording.marker.parent) as file:
         now_s = os.fstat(file.fileno()).st_mtime
-    return abs(now_s - _changed_s(recording))  # a change in the far future tells nothing
+    return abs(now_s - _changed_s(recording))  # a change in the far future says nothing
 
 
 def _changed_s(recording: Launch) -> float:

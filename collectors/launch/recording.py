@@ -12,7 +12,6 @@ that ended with the job, say): its recording can be finished by a command that r
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -27,6 +26,7 @@ from dpro import folders
 from dpro.collectors.launch.portable import INJECT
 from dpro.errors import InputError
 from dpro.folders import opened, refuse_link
+from dpro.words import from_json
 
 MARKERS = ".recording"
 RAW = ".raw"
@@ -71,7 +71,7 @@ class Launch:
         """
         with _opened_marker(self.marker) as marker:
             try:
-                facts: dict[str, Any] = json.loads(marker.read())
+                facts: dict[str, Any] = from_json(marker.read())
                 if _is_a_launchers(facts):
                     return facts
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpro.words import from_json
+
 FILE_BYTES = 1 << 20
 OPEN_SUFFIX = ".open"  # of the file that is still written
 _CHUNK_BYTES = 1 << 16
@@ -122,7 +124,7 @@ def read_samples(path: Path) -> tuple[str, list[TelemetrySample]]:
     samples = []
     for line in lines:
         try:
-            time_ns, rank, device, values = json.loads(line)
+            time_ns, rank, device, values = from_json(line)
             samples.append(TelemetrySample(int(time_ns), int(rank), str(device), dict(values)))
         except (ValueError, TypeError):
             break
@@ -131,7 +133,7 @@ def read_samples(path: Path) -> tuple[str, list[TelemetrySample]]:
 
 def _decoded(line: bytes) -> Mapping[str, Any]:
     with suppress(ValueError):
-        document = json.loads(line)
+        document = from_json(line)
         return document if isinstance(document, dict) else {}
     return {}
 

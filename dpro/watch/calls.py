@@ -7,7 +7,6 @@ decoded into the few fields that are used, and no call is read twice except wher
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -30,6 +29,7 @@ from dpro.members import count_of, members_text
 from dpro.schema import COLLECTIVES, conform
 from dpro.schema.members import with_texts
 from dpro.watch.tail import ProcessTail
+from dpro.words import from_json
 
 MIN_STEPS = 3  # number of steps whose calls hold a whole step of all ranks
 SUFFIXES = (".json", ".pickle")
@@ -181,7 +181,7 @@ class CallTable:
             return self._ranks[listed]
         if group not in known.groups:
             with suppress(OSError, ValueError):
-                named = json.loads((tail.process.folder / "groups.json").read_bytes())
+                named = from_json((tail.process.folder / "groups.json").read_bytes())
                 known.groups = {name: members_text(sorted(ranks)) for name, ranks in named.items()}
         return known.groups.get(group, "")
 

@@ -6,7 +6,6 @@ changed is not read again, and no file is written.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from dpro.ingest.flight_recorder import read_dump
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.schema.members import GROUP_RANKS
 from dpro.watch.tail import ProcessTail, heartbeats_of, steps_of, workers_of
+from dpro.words import from_json
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,6 @@ def _checked_ns(folder: Path) -> int:
 
 def _has_messages(tail: ProcessTail) -> bool:
     with suppress(OSError, ValueError):
-        stall: Mapping[str, object] = json.loads((tail.process.folder / "stall.json").read_bytes())
+        stall: Mapping[str, object] = from_json((tail.process.folder / "stall.json").read_bytes())
         return bool(stall.get("messages"))
     return False

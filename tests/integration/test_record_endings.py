@@ -8,7 +8,7 @@ import pytest
 
 from dpro.collectors.job.liveness import wait_until_finished
 from dpro.errors import InputError
-from dpro.schema import COUNTERS, STEPS, WORKERS
+from dpro.schema import CHECKPOINTS, COUNTERS, STEPS, WORKERS
 from dpro.store import open_run
 from tests.jobs import (
     PATIENCE_S,
@@ -50,6 +50,27 @@ def test_torchrun_keeps_its_exit_code_and_the_rank_its_own(tmp_path):
     assert done.returncode == 1
     assert run.manifest.ranks == [0, 1]
     assert run.table(WORKERS).filter(rank=1)["exit_code"].to_list() in ([5], [-1])
+
+
+def test_text_of_the_job_that_no_file_can_hold_is_spelt_out(tmp_path):
+    body = """
+    import pathlib, threading
+    threading.Thread(target=threading.Event().wait, name="thread \\ud800", daemon=True).start()
+    for _ in range(4): train_step()
+    pathlib.Path("model \\udcff").mkdir()
+    torch.save({}, "model \\udcff/last.pt")
+    raise ValueError("no \\ud800")
+    """
+    command = [*script(tmp_path, body), b"--name=\xff"]
+    run, done = record(tmp_path, command, NCCL_X=b"\xff")
+    assert b"no \\ud800" in done.stderr
+    assert run.table(STEPS).height == 3
+    assert run.table(CHECKPOINTS)["path"][0].endswith(r"/model \udcff/last.pt")
+    assert run.table(WORKERS)["error"][0].startswith(r"ValueError: no \ud800")
+    manifest = run.manifest
+    assert (manifest.command[-1], manifest.environment["NCCL_X"]) == (r"--name=\udcff", r"\udcff")
+    assert manifest.warnings == []
+    assert "no \\ud800 (job.py:" in manifest.error
 
 
 FOREVER = """

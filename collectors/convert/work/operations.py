@@ -6,7 +6,6 @@ forward and backward of a micro-batch. What the loss took is added to the forwar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from dpro.collectors.inside.names import FORWARD, LOSS
 from dpro.collectors.inside.names import OPERATIONS as KINDS
 from dpro.collectors.inside.pipelines.facts import PIPELINE
 from dpro.schema import OPERATIONS
+from dpro.words import from_json
 
 MICRO_BATCH_BITS = 32
 
@@ -33,7 +33,7 @@ def operations(
         steps: its rows of `steps`.
     """
     path = process.folder / PIPELINE
-    facts: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    facts: dict[str, Any] = from_json(path.read_text()) if path.is_file() else {}
     rows = [
         (r.a, r.b, r.c >> MICRO_BATCH_BITS, r.c & ((1 << MICRO_BATCH_BITS) - 1), KINDS[r.d])
         for r in recorded

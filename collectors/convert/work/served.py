@@ -6,7 +6,6 @@ it is first scheduled and one when it ends; the later counts, and one that was c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from dpro.collectors.launch.recording import Launch
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.schema.serving import kind_of_batch
 from dpro.store import write_part
+from dpro.words import from_json
 
 HOOK = "hook"
 
@@ -61,7 +61,7 @@ def requests(process: RecordedProcess) -> pl.DataFrame:
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for line in lines:
         with suppress(ValueError, LookupError, TypeError):
-            row = json.loads(line)
+            row = from_json(line)
             rows[str(row["name"]), int(row["arrival_ns"])] = {"source": HOOK, **row}
     if not rows:
         return REQUESTS.empty()
@@ -130,7 +130,7 @@ def _replica(process: RecordedProcess) -> int:
 def _facts(path: Path) -> dict[str, int]:
     """What an engine says of itself, as far as it is a number; nothing where the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = from_json(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return {
                 name: value for name, value in found.items() if type(value) is int and 0 <= value < MAX_FACT

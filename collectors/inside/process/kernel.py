@@ -27,7 +27,7 @@ def host_clock() -> str:
 
 
 def pid_namespace() -> str:
-    """Return what processes that see the same pids, as all of one container do, have alike; may be empty."""
+    """The name of the namespace that pids of this process are in, as of its container; may be empty."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""

@@ -179,6 +179,13 @@ def test_what_cannot_be_converted_stays_and_the_rest_is_a_run(launch, monkeypatc
     assert not launch.marker.exists()
 
 
+def test_rank_that_could_not_be_converted_is_not_taken_for_one_without_steps(launch, monkeypatch):
+    recorded(launch)
+    monkeypatch.setattr("dpro.collectors.job.finish.convert_process", lambda *_: 1 / 0)
+    finish(launch, READERS, 1 << 8, {})
+    assert open_run(launch.run).manifest.unrecorded.startswith("rank 0: not all of .raw was converted: Zero")
+
+
 def test_restarted_job_is_a_run_of_its_last_attempt_with_the_others_beside_it(launch):
     for attempt, steps in enumerate((20, 30, 4)):
         for rank in (0, 1):
