@@ -16,6 +16,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from dpro.collectors.inside.names import image_folder, next_image, pid_and_image
 from dpro.collectors.launch import absence
 from dpro.collectors.launch.processes import LaunchedProcess, oom_kills, wait_for_any
 from dpro.collectors.launch.recording import Launch
@@ -97,13 +98,15 @@ def _enough_waits(recording: Launch) -> bool:
 
 def _meet(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     """Begin to watch the processes of this host that have begun to record."""
+    host = socket.gethostname()
     for path in recording.raw.glob("*/facts.json"):
-        host, _, pid = path.parent.name.rpartition("-")
-        if host == socket.gethostname() and int(pid) not in ranks:
-            ranks[int(pid)] = LaunchedProcess(int(pid))
-    for number, rank in ranks.items():
+        pid, _ = pid_and_image(path.parent.name)
+        if path.parent.name.rpartition("-")[0] == host and pid not in ranks:
+            ranks[pid] = LaunchedProcess(pid)
+    for pid, rank in ranks.items():
         if rank.ended():  # reads the exit status while it is there
-            _note_end(recording.raw / f"{socket.gethostname()}-{number}")
+            last = next_image(recording.raw, host, pid) - 1
+            _note_end(image_folder(recording.raw, host, pid, last))
 
 
 def _note_end(folder: Path) -> None:

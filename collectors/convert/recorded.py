@@ -15,11 +15,12 @@ from dpro.collectors.launch.recording import Launch
 from dpro.words import from_json
 
 _KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
-_KINDS["start_ticks"] = int
+_KINDS |= {"start_ticks": int, "image": int}
 _TEXTS = ("host", "clock", "pid_namespace", "gpu_uuid", "gpu_name", "gpu_pci")
 _KINDS |= dict.fromkeys(_TEXTS, str) | {"versions": dict, "environment": dict}
 # What older recorders left out.
-_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "start_ticks": -1, "versions": {}, "environment": {}}
+_FACTS: dict[str, Any] = {"world_size": 0, "local_rank": -1, "pid": -1, "start_ticks": -1, "image": 0}
+_FACTS |= {"versions": {}, "environment": {}}
 _FACTS |= dict.fromkeys(_TEXTS, "")
 
 
@@ -37,8 +38,9 @@ class RecordedProcess:
 
     @property
     def part(self) -> str:
-        """Beginning of the names of its parts; the pid distinguishes attempts of a restarted rank."""
-        return f"rank{self.rank:05d}-{self.facts['pid']}"
+        """Beginning of the names of its parts; pid and image distinguish attempts of a restarted rank."""
+        image = self.facts["image"]
+        return f"rank{self.rank:05d}-{self.facts['pid']}{f'_{image}' * (image > 0)}"
 
 
 def processes(launch: Launch) -> list[RecordedProcess]:

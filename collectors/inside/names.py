@@ -1,5 +1,10 @@
 """Names that both the job and observers outside it use: of files, of mesh axes, of pipelines' operations."""
 
+from __future__ import annotations
+
+from itertools import count, takewhile
+from pathlib import Path
+
 WANTED = "wanted.json"  # beside the folders of the launches: changes when an observer wants the latest calls
 IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
 SHOWN = "calls-"  # what names of dumps for them begin with
@@ -25,3 +30,30 @@ OPERATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, LOSS)
 PRETENDED = "pretended"  # what files of a pretended rank's calls are called
 MAIL = "mail"  # in the folder of a launch: what pretended ranks leave for each other
 WAITS = "waits-"  # how names begin there of ranks that wait for another's mail
+REPLACED = "replaced.json"  # the program that a process replaced itself by (`exec`), and when
+
+
+def image_folder(launch: Path, host: str, pid: int, image: int) -> Path:
+    """The folder, in that of the launch, of the nth program that a process has been and that recorded."""
+    return launch / f"{host}-{pid}{f'_{image}' * (image > 0)}"
+
+
+def next_image(launch: Path, host: str, pid: int) -> int:
+    """Return how many programs a process has been that recorded.
+
+    Args:
+        launch: the folder of the launch.
+        host: of the process.
+        pid: of the process.
+    """
+    return sum(1 for _ in takewhile(lambda image: image_folder(launch, host, pid, image).is_dir(), count()))
+
+
+def pid_and_image(folder: str) -> tuple[int, int]:
+    """The two of an `image_folder` by its name.
+
+    Raises:
+        ValueError: it is the name of another folder.
+    """
+    pid, _, image = folder.rpartition("-")[2].partition("_")
+    return int(pid), int(image or 0)

@@ -45,6 +45,7 @@ from . import records
 from .files import identity_of, is_still, write_whole
 from .imports import AwaitedModules
 from .main_thread import is_of_a_handler
+from .names import image_folder, next_image
 from .own import is_own
 from .process import environment
 from .process.gpu import gpu_facts
@@ -118,6 +119,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self.folder: Path | None = None
+        self._image = 0  # programs that this process was before and that recorded
         self.joining: Path | None = None
         self.records: records.RecordWriter | None = None
         self.last_step_s = time.monotonic()
@@ -362,7 +364,9 @@ class Recorder:
 
     def _made(self) -> Path:
         """A new folder for this process, which says who it is."""
-        folder = self.launch / f"{socket.gethostname()}-{os.getpid()}"
+        host, pid = socket.gethostname(), os.getpid()
+        self._image = next_image(self.launch, host, pid)
+        folder = image_folder(self.launch, host, pid, self._image)
         folder.mkdir()
         self._open_log()
         self._started_ns = time.time_ns()
@@ -392,6 +396,7 @@ class Recorder:
             "world_size": world_size,
             "local_rank": int(local_rank),
             "host": socket.gethostname(),
+            "image": self._image,
             **name_of(os.getpid()),
             "started_ns": self._started_ns,
             "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),

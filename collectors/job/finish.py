@@ -7,6 +7,7 @@ ranks to the manifest that is there. The manifest is written last, and the marke
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from dpro.collectors.convert.recorded import RecordedProcess, processes, unreada
 from dpro.collectors.convert.windows.cost import worst
 from dpro.collectors.convert.work.served import add_logged, write_engines
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import IMPORTED, LACKS, SHOWN
+from dpro.collectors.inside.names import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
 from dpro.collectors.job.agreement import disagreement
 from dpro.collectors.job.applied import applied
 from dpro.collectors.job.attempts import attempts
@@ -38,6 +39,7 @@ from dpro.folders import locked
 from dpro.schema import COUNTERS, STEPS, TABLES, WORKERS
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 from dpro.units import NS_PER_S
+from dpro.words import from_json
 
 SOURCES = {
     "spans": "Kineto, in deep windows",
@@ -114,10 +116,7 @@ def finish(
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
             move_process(launch.run, process, folder)
-        notes = [
-            _converted(folder, each, readers, statuses.get(each.facts["pid"]), launched_ns)
-            for each in recorded
-        ]
+        notes = [_converted(folder, each, readers, statuses, launched_ns) for each in recorded]
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
             notes += [{"warnings": warnings}, _sampled(launch, recorded)]
@@ -145,16 +144,18 @@ def _ensure_mine(launch: Launch) -> None:
 
 
 def _converted(
-    run: Path, process: RecordedProcess, readers: Readers, status: int | None, launched_ns: int
+    run: Path, process: RecordedProcess, readers: Readers, statuses: Mapping[int, int], launched_ns: int
 ) -> dict[str, Any]:
     """Convert one process; whatever is wrong with it does not keep the others from the run.
 
     Raises:
         OSError: the tables cannot be written; a later `finish` may succeed.
     """
+    status = None if _followed(process) else statuses.get(process.facts["pid"])
     try:
         note = convert_process(run, process, readers, status, launched_ns)
-        return note | {"warnings": [*note["warnings"], *_cut_off(process), *_lines(process.folder / LACKS)]}
+        further = [*_replaced(process), *_cut_off(process), *_lines(process.folder / LACKS)]
+        return note | {"warnings": [*note["warnings"], *further]}
     except OSError:
         raise
     except Exception as error:
@@ -233,6 +234,22 @@ def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:
         return {"warnings": [f"no requests of a log were added: {error}"]}
 
 
+def _followed(process: RecordedProcess) -> bool:
+    """Whether the process has recorded as another program since: its end is that program's."""
+    facts = process.facts
+    return image_folder(process.folder.parent, facts["host"], facts["pid"], facts["image"] + 1).is_dir()
+
+
+def _replaced(process: RecordedProcess) -> list[str]:
+    """A warning where a process became another program, and whether that was recorded, too."""
+    path = process.folder / REPLACED
+    if not path.is_file():
+        return []
+    lost = "recorded as an attempt of its own" if _followed(process) else "which was not recorded"
+    command = shlex.join(from_json(path.read_bytes())["command"])
+    return [f"rank {process.rank}: its process replaced itself by another program, {lost}: {command}"]
+
+
 def _cut_off(process: RecordedProcess) -> list[str]:
     """What a process was about to write when it was killed, or could not since the disk was full."""
     cut = {path.name.partition(".")[0] for path in process.folder.glob("*.tmp")}
@@ -292,7 +309,8 @@ def _seen_of_steps(launch: Launch, recorded: Sequence[RecordedProcess]) -> tuple
 def _job_ending(launch: Launch, status: int | None) -> Ending:
     """How the process that was started as the job ended: a rank, or a launcher that may import torch."""
     facts = launch.facts()
-    folder = launch.raw / f"{facts['host']}-{facts['pid']}"
+    last = next_image(launch.raw, facts["host"], facts["pid"]) - 1
+    folder = image_folder(launch.raw, facts["host"], facts["pid"], max(last, 0))
     seen = ending(folder, records.read_records(folder / "records.bin"), status)
     return seen if seen.known else exited(launch.raw / "exit")
 

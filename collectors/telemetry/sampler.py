@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from dpro.collectors.inside.names import pid_and_image
 from dpro.collectors.launch.processes import close_descriptors
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.connections import by_peer, established, inodes_of
@@ -252,10 +253,13 @@ class LocalProcesses:
         ]
 
     def _running(self) -> Iterator[tuple[Path, int]]:
-        """The facts of processes that were running when they were read last, and their ids."""
-        for path in self._folder.glob(f"{self._host}-*/facts.json"):
+        """The latest facts of processes that were running when they were read last, and their ids."""
+        paths = self._folder.glob(f"{self._host}-*/facts.json")
+        found = sorted((*pid_and_image(path.parent.name), path) for path in paths)
+        latest = {pid: path for pid, _, path in found}
+        for pid, path in latest.items():
             if path not in self._ended:
-                yield path, int(path.parent.name.rpartition("-")[2])
+                yield path, pid
 
     def _rank(self, path: Path) -> int:
         """The rank a process has now: it may get another when it makes its process group."""

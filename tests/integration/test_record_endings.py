@@ -146,3 +146,35 @@ def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
     assert run.table(STEPS).height >= 40
     assert -1 in run.table(COUNTERS)["rank"]
     assert {path.name for path in run.path.iterdir() if path.name.startswith(".")} == set()
+
+
+REPLACES_ITSELF = """
+import os
+for _ in range(10): train_step()
+if "again" not in sys.argv:
+    try:
+        os.execv("/nowhere", ["nothing"])
+    except OSError:
+        for _ in range(10): train_step()
+    os.execve(sys.executable, [sys.executable, *sys.argv, "again"], ENVIRONMENT)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("recorded", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_process_that_replaces_itself_is_another_attempt_or_said_to_be_missing(tmp_path, recorded):
+    kept = "os.environ" if recorded else "{k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}"
+    command = script(tmp_path, REPLACES_ITSELF.replace("ENVIRONMENT", kept))
+    run, done = record(tmp_path, command)
+    assert done.returncode == 3, done.stderr
+    first = open_run(run.path / "attempts" / "0") if recorded else run
+    assert first.table(STEPS)["step"].to_list() == list(range(1, 20))
+    lost = "recorded as an attempt of its own" if recorded else "which was not recorded"
+    [said] = [warning for warning in first.manifest.warnings if "replaced itself" in warning]
+    assert f"rank 0: its process replaced itself by another program, {lost}: {sys.executable} " in said
+    assert said.endswith("job.py again")
+    if recorded:
+        assert run.table(STEPS)["step"].to_list() == list(range(1, 10))
+        assert first.table(WORKERS)["exit_code"].to_list() == [-1]
+    assert run.table(WORKERS)["exit_code"].to_list() == [3]
+    assert run.manifest.exit_status == 3

@@ -1,8 +1,9 @@
 """How processes of the job end: with which exit code, or asked to by which signal.
 
 In: the moments before an end that Python or libc announces. Out: records of kind ENDING; `raised.json`, the
-exception that ends the interpreter and where it was raised; `exit`, written by libc itself once the
-interpreter is gone; and `reaped`, what a parent got to know of a process that recorded.
+exception that ends the interpreter and where it was raised; `replaced.json`, the program that takes its place
+(`exec`); `exit`, written by libc itself once the interpreter is gone; and `reaped`, what a parent got to know
+of a process that recorded.
 The kernel reports all of this to any process from Linux 6.15 on, earlier ones only to the parent.
 
 A process that is killed without warning (SIGKILL, a crash) leaves nothing here.
@@ -20,14 +21,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from .. import records
 from ..files import write_whole
-from ..names import FAILED, RAISED
-from ..patching import patch
+from ..names import FAILED, RAISED, REPLACED, image_folder, next_image
+from ..patching import patch, wrap
 from ..recorder import Recorder
 from . import environment
 
@@ -125,9 +127,28 @@ class Exits:
         if pid is None or code is None or pid in self._noted:
             return
         self._noted.add(pid)
-        folder = self._recorder.launch / f"{socket.gethostname()}-{pid}"
-        if folder.is_dir():
-            (folder / "reaped").write_text(str(code))
+        host = socket.gethostname()
+        last = next_image(self._recorder.launch, host, pid) - 1
+        if last >= 0:
+            (image_folder(self._recorder.launch, host, pid, last) / "reaped").write_text(str(code))
+
+    def on_replace(self, path: Any, words: Sequence[Any]) -> None:
+        """The process is about to become another program, or tries to: what is recorded so far is saved.
+
+        Args:
+            path: of the program.
+            words: its command line.
+        """
+        self._recorder.on_end()
+        if self._recorder.folder is not None:
+            command = [os.fsdecode(each) for each in (path, *words[1:])]
+            facts = {"time_ns": time.time_ns(), "command": environment.masked_command(command)}
+            self._recorder.write_file(REPLACED, json.dumps(facts).encode())
+
+    def on_not_replaced(self) -> None:
+        """It is the same program still."""
+        if self._recorder.folder is not None:
+            (self._recorder.folder / REPLACED).unlink(missing_ok=True)
 
     def on_fork(self) -> None:
         """This is a forked child: its exit code is not that of the process that recorded."""
@@ -159,6 +180,8 @@ def install(recorder: Recorder) -> None:
     recorder.listen("fork", exits.on_fork)
     if os.getpid() == recorder.config.get("pid"):  # the process that was started as the job
         recorder.call(exits.keep_exit_code, recorder.launch / "exit")
+    for name in ("execv", "execve"):  # which the others of `os` call
+        wrap(os, name, lambda original: _replacing(recorder, exits, original))
     patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code))
     _install_excepthook(recorder, exits)
 
@@ -171,6 +194,17 @@ def install(recorder: Recorder) -> None:
     # Not `wait` and `poll`: they raise at times, and tracebacks of the script would show this patch.
     patch(subprocess.Popen, "_handle_exitstatus", after=after_popen)
     patch(multiprocessing.process.BaseProcess, "join", after=after_join)
+
+
+def _replacing(recorder: Recorder, exits: Exits, original: Callable[..., Any]) -> Callable[..., Any]:
+    def replace(path: Any, words: Any, *environment: Any) -> None:
+        recorder.call(exits.on_replace, path, words)
+        try:
+            original(path, words, *environment)
+        finally:
+            recorder.call(exits.on_not_replaced)
+
+    return replace
 
 
 def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
