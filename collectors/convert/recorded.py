@@ -39,7 +39,7 @@ class RecordedProcess:
     @property
     def part(self) -> str:
         """Beginning of the names of its parts; pid and image distinguish attempts of a restarted rank."""
-        image = self.facts["image"]
+        image = self.facts.get("image", 0)
         return f"rank{self.rank:05d}-{self.facts['pid']}{f'_{image}' * (image > 0)}"
 
 

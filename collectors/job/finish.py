@@ -319,6 +319,11 @@ def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
     """The manifest of a run that several launchers record: the exit status is that of the first to fail."""
     statuses = (earlier.exit_status, mine.exit_status)
     failed = [status for status in statuses if status]
+    twice = sorted({*earlier.ranks} & {*mine.ranks})
+    mixed = [
+        f"several launchers recorded rank {', '.join(map(str, twice))}: jobs, or attempts of one, are mixed "
+        "here; record each into a folder of its own"
+    ]
     return dataclasses.replace(
         earlier,
         world_size=max(earlier.world_size, mine.world_size),
@@ -328,7 +333,7 @@ def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
         versions=mine.versions | earlier.versions,
         environment=_common([earlier.environment, mine.environment]) if earlier.ranks else mine.environment,
         exit_status=failed[0] if failed else None if None in statuses else 0,
-        warnings=_distinct([*earlier.warnings, *mine.warnings]),
+        warnings=_distinct([*(mixed if twice else []), *earlier.warnings, *mine.warnings]),
         skipped=merge_counts([earlier.skipped, mine.skipped]),
         windows=worst([earlier.windows, mine.windows]),
         applied=[*earlier.applied, *mine.applied],

@@ -27,13 +27,15 @@ from typing import IO, Any, NoReturn
 from dpro.collectors.inside.process.environment import MASK, masked_command
 from dpro.collectors.inside.process.kernel import name_of
 from dpro.collectors.launch import inspector
+from dpro.collectors.launch.belonging import difference, part
 from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
 from dpro.collectors.launch.portable import COPY, INJECT, write_copy
 from dpro.collectors.launch.pretended import Pretended, run_ranks
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
 from dpro.errors import DproError, UsageError
-from dpro.folders import lock, written_whole
+from dpro.folders import lock, locked, written_whole
+from dpro.words import one_line
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
 
@@ -117,7 +119,7 @@ def launch(
     Raises:
         CommandNotFound: there is no such command.
         CommandNotRunnable: the command cannot be executed.
-        UsageError: the run directory holds something else, or is another user's.
+        UsageError: the run directory holds something else, is another user's, or another job records into it.
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
@@ -126,8 +128,10 @@ def launch(
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
     mine = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
-    make_raw(mine)
-    marker = prepare(mine, command, options)
+    with locked(run):  # of launchers that begin together one is the first
+        refuse_other_jobs(run, command)
+        make_raw(mine)
+        marker = prepare(mine, command, options)
     _fork_sidecar(mine, marker, sidecar, beside)
     environment = job_environment(mine, options)
     if options.pretend is not None:
@@ -148,9 +152,32 @@ def claim(run: Path) -> None:
         raise UsageError(f"{run}: cannot record there ({error.strerror})") from error
 
 
+def refuse_other_jobs(run: Path, command: Sequence[str]) -> None:
+    """Hold the launchers that record into a run now to be of this one's job.
+
+    Args:
+        run: the run directory.
+        command: this launcher's.
+
+    Raises:
+        UsageError: one cannot be.
+    """
+    mine = part(command, os.environ)
+    for other in filter(is_locked, launches(run)):
+        with suppress(FileNotFoundError, LookupError, TypeError):  # it ends, or is of another version
+            why = difference(mine, other.facts()["job"])
+            if why:
+                raise UsageError(
+                    f"{run}: another job is being recorded there ({one_line(why)}); name another folder "
+                    "with -o"
+                )
+
+
 def _is_of_this_job(run: Path) -> bool:
-    """Whether a launcher of the same Slurm step was here, and has ended before this one began."""
+    """Whether another launcher of the same Slurm step was here, and has ended before this one began."""
     mine = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
+    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":  # as of a shell, in which one job follows another
+        return False
     with suppress(OSError, ValueError, KeyError):
         theirs = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["environment"]
         return bool(mine["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in mine.items())
@@ -177,6 +204,7 @@ def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[
     """
     mine.marker.parent.mkdir(0o755, exist_ok=True)
     facts = {"host": socket.gethostname(), **name_of(os.getpid()), "launched_ns": time.time_ns()}
+    facts |= {"job": part(command, os.environ)}
     shown = (
         [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
     )

@@ -25,6 +25,7 @@ from tests.jobs import (
     record,
     script,
     start,
+    wait_until,
 )
 
 pytest.importorskip("torch")
@@ -400,3 +401,33 @@ def test_no_planted_secret_reaches_any_file_of_the_run(tmp_path):
 def test_masked_command_is_its_first_word(tmp_path):
     run, _ = record(tmp_path, [sys.executable, "-c", "pass", "x"], "--mask-command")
     assert run.manifest.command == [sys.executable, "***"]
+
+
+# Two jobs, one folder.
+
+
+@pytest.mark.parametrize("together", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_second_of_two_jobs_is_refused_in_a_line_and_the_first_is_recorded_alone(tmp_path, together):
+    body = """
+    import pathlib, time
+    for _ in range(8): train_step()
+    pathlib.Path(sys.argv[1]).touch()
+    while not pathlib.Path("done").exists(): time.sleep(0.02)
+    """
+    jobs = []
+    for name in "ab":
+        jobs.append(start([*RECORD, "-o", "run", "--", *script(tmp_path, body), name], tmp_path))
+        if not together:
+            wait_until((tmp_path / "a").exists, "the first job never trained")
+    wait_until(lambda: any(job.poll() is not None for job in jobs), "both go on")
+    (tmp_path / "done").touch()
+    outputs = [job.communicate(timeout=PATIENCE_S) for job in jobs]
+    assert sorted(job.returncode for job in jobs) == [0, 2], outputs
+    refused = next(number for number, job in enumerate(jobs) if job.returncode == 2)
+    assert refused == 1 or together
+    assert b"another job is being recorded there (its command is " in outputs[refused][1]
+    assert outputs[refused][1].count(b"\n") == 1
+    run = opened(tmp_path / "run")
+    assert steps_by_rank(run) == {0: list(range(1, 8))}
+    assert run.manifest.command[-1] == "ba"[refused]
+    assert run.manifest.warnings == []

@@ -246,6 +246,15 @@ def test_telemetry_that_ends_long_before_the_processes_is_a_warning(launch, step
     assert [said in each for each in run.manifest.warnings if "telemetry" in each] == [True] * lost
 
 
+def test_rank_that_two_launchers_recorded_is_a_warning(tmp_path):
+    for pid, name in ((7, "a"), (8, "b")):
+        other = launched(tmp_path, name)
+        recorded(other, pid=pid)
+        finish(other, READERS, 0, {})
+    [warning] = open_run(tmp_path).manifest.warnings
+    assert warning.startswith("several launchers recorded rank 0: ")
+
+
 def test_missing_rank_is_named(launch):
     recorded(launch, rank=1, world_size=2)
     finish(launch, READERS, 0, {})

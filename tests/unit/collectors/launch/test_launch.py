@@ -142,13 +142,16 @@ def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):
 
 
 @pytest.mark.parametrize(
-    ("job", "step", "joins"), [("7", "0", True), ("7", "1", False), ("8", "0", False), ("", "", False)]
+    ("job", "step", "tasks", "joins"),
+    [("7", "0", 2, 1), ("7", "0", 1, 0), ("7", "1", 2, 0), ("8", "0", 2, 0), ("", "", 2, 0)],
 )
-def test_launcher_joins_a_finished_run_of_its_own_slurm_step_only(tmp_path, monkeypatch, job, step, joins):
+def test_launcher_joins_a_finished_run_of_its_own_slurm_step_only(
+    tmp_path, monkeypatch, job, step, tasks, joins
+):
     environment = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     (tmp_path / "manifest.json").write_text(json.dumps({"environment": environment if job else {}}))
-    for name, value in (("SLURM_JOB_ID", job), ("SLURM_STEP_ID", step)):
-        monkeypatch.setenv(name, value)
+    for name, value in (("SLURM_JOB_ID", job), ("SLURM_STEP_ID", step), ("SLURM_STEP_NUM_TASKS", tasks)):
+        monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     with nullcontext() if joins else pytest.raises(UsageError, match="not empty"):
         claim(tmp_path)
