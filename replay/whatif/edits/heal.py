@@ -237,7 +237,7 @@ def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
     theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
     excess = pl.col("own") - pl.col("work_ns").fill_null(0)
     longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
-    taken = longer * (whole / longer.sum().over("step", "resource")).clip(0.0, 1.0).fill_nan(0.0)
+    taken = longer * (whole / longer.sum().over("step", "resource")).clip(lower_bound=0.0)
     ratios = own.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
     return ratios.select("rank", *place, pl.col("ratio").fill_nan(1.0))
 

@@ -393,8 +393,8 @@ class Drop(Edit):
         needed = why_needed(graph, ranks)
         if needed:
             raise Unanswerable(f"{self._what()} cannot be left out: {needed}")
-        lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
-        changed = graph.with_durations(np.where(gone, 0, nodes.duration)).with_lags(lag)
+        duration, lag = times_without(graph, gone)
+        changed = graph.with_durations(duration).with_lags(lag)
         earliest = np.where(gone, 0, nodes.earliest)
         earliest.setflags(write=False)
         free = dataclasses.replace(changed, nodes=dataclasses.replace(changed.nodes, earliest=earliest))

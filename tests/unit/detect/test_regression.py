@@ -99,6 +99,14 @@ def test_job_that_never_gets_back_to_its_best_is_compared_with_that():
     assert abs(int(finding.evidence[0].split()[2]) - 100) <= 2
 
 
+def test_a_job_that_is_back_at_its_best_for_a_while_is_slower_since_it_left_it_for_good():
+    # Slower for 200 steps, then within a fiftieth of the best, and slower to the end.
+    values = np.repeat([100.0, 150.0, 102.0, 130.0], 200) + np.tile([0.5, -0.5], 400)
+    (finding,) = findings(job(values))
+    assert finding.evidence[0].startswith("since step 600 ")
+    assert finding.cost_ns == pytest.approx(30 * MS, rel=0.02)
+
+
 def test_steps_that_recording_in_depth_slows_down_do_not_count():
     assert findings(job(steady(200), windows=tuple(range(100, 160)))) == []
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams
+from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams, teams_in_groups
 
 VALUES = st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans())  # group, value, whether it counts
 
@@ -30,3 +31,15 @@ def test_peers_are_the_others_of_a_team_and_those_set_apart_do_not_count():
     known = ranks_of_teams(teams, apart=[1, 5])
     assert known["rank"].to_list() == [0, 1, 2, 3, 4, 5]
     assert known["others"].to_list() == [0, 2, 0, 1, 1, 1]
+
+
+def test_a_lone_rank_is_a_team_without_peers():
+    rows = [(0, 1, 5), (1, 1, 5), (2, 1, 6), (3, 2, 5)]  # as many phases, and the same calls
+    work = pl.DataFrame(rows, ["rank", "position", "calls"], orient="row")
+    assert teams(work) == [[0, 1], [2], [3]]
+
+
+def test_ranks_that_wait_for_each_other_are_of_one_kind_and_none_waits_for_itself():
+    kinds = {0: "a", 1: "a", 2: "b", 3: "a", 4: "a", 5: "b"}
+    assert teams_in_groups(kinds, [[0, 1, 2], [1, 3, 9], [4, 5]]) == [[0, 1, 3]]
+    assert teams_in_groups(kinds, [[2, 5]]) == [[2, 5]]

@@ -122,6 +122,16 @@ def test_who_only_lost_a_peer_is_no_sure_cause(job):
     assert "which end of the connection failed is not known" in evidence_of(finding)
 
 
+@pytest.mark.parametrize(("number", "cause"), [(9, (1,)), (-1, (0,))])
+def test_an_exit_code_is_a_cause_only_where_no_rank_beside_it_has_a_reason_of_its_own(job, number, cause):
+    job.ended(0, 4.9, code=1)
+    job.ended(1, 5, number=number, code=0 if number < 0 else -1)
+    for rank in (2, 3):
+        job.ended(rank, 6, number=15)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("dead.rank", cause)
+
+
 def test_two_ranks_that_are_killed_at_once_stay_two(job):
     for rank in (1, 3):
         job.ended(rank, 5, number=9)

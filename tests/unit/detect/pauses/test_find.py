@@ -107,6 +107,25 @@ def test_pause_that_no_counter_explains_is_of_the_rank_that_the_others_wait_for(
     assert "computing nothing" in idle[0].evidence[0]
 
 
+@pytest.mark.parametrize(("ms", "cause"), [(90.0, "unknown wait"), (110.0, "garbage collection")])
+def test_what_is_half_of_a_pause_explains_it_and_less_does_not(ms, cause):
+    values = in_steps(QUIET, 2, EVERY_TENTH, ms) + in_steps(QUIET, 1, EVERY_TENTH, 90.0)
+    (finding,) = lost(counted(paused(QUIET, 2, EVERY_TENTH), step_gc_ns=values)).findings
+    assert (finding.component_id, finding.cause, finding.ranks) == ("2", cause, (2,))
+
+
+@pytest.mark.parametrize(("ms", "cause"), [(90.0, "unknown wait"), (110.0, "other work")])
+def test_a_rank_works_in_a_pause_if_it_computes_for_half_of_it(ms, cause):
+    cpu = in_steps(QUIET, 1, EVERY_TENTH, ms)
+    job = counted(paused(QUIET, 1, EVERY_TENTH), step_training_thread_cpu_ns=cpu)
+    assert [(each.ranks, each.cause) for each in lost(job).findings] == [((1,), cause)]
+
+
+def test_a_rank_whose_own_work_is_less_than_half_of_a_pause_does_not_work_in_it():
+    job = paused(paused(QUIET, 1, EVERY_TENTH), 2, EVERY_TENTH, 95.0)
+    assert [each.ranks for each in lost(job).findings] == [(1,)]
+
+
 def test_validation_that_mostly_waits_for_its_own_data_is_a_validation():
     job = counted(
         paused(QUIET, 0, EVERY_TENTH),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.alignment.match import best_shift, match_collectives
+from dpro.replay.alignment.match import Matching, best_shift, match_collectives
 from dpro.schema import COLLECTIVES, SPANS, conform
 
 US = 1_000
@@ -216,6 +216,21 @@ def test_calls_after_a_ranks_last_one_ran_outside_its_window():
     ]
     rows = match_collectives(_gathered(*calls), SPANS.empty()).rows.sort("collective_id")
     assert rows["covering"].to_list() == [2, 2, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "on_all_ranks", "outside"),
+    [
+        ([], 1.0, 0.0),
+        ([(0, 1, 2, 1)], 0.0, 1.0),  # no window covers it on both ranks: that none is missing says nothing
+        ([(0, 1, 2, 1), (1, 1, 2, 2)], 0.0, 0.5),
+        ([(0, 1, 2, 1), (1, 2, 2, 2), (1, 2, 2, 2), (2, 1, 2, 2)], 0.5, 1 / 3),
+    ],
+)
+def test_shares_are_of_what_the_windows_of_all_ranks_cover(rows, on_all_ranks, outside):
+    columns = dict.fromkeys(("instance", "members", "expected", "covering"), pl.Int64)
+    matching = Matching(pl.DataFrame(rows, columns, orient="row"), ())
+    assert (matching.share_on_all_ranks, matching.share_outside) == (on_all_ranks, outside)
 
 
 def test_a_rank_whose_order_cannot_be_matched_may_have_recorded_anything():

@@ -136,6 +136,20 @@ def test_a_stream_that_waits_for_an_event_goes_on_when_the_other_has_come_to_it(
     assert seen.lasting("a", 100).start("b") == 402
 
 
+def test_an_event_that_is_only_inferred_lags_no_more_than_what_happened(tmp_path):
+    run = TinyRun()
+    for at, gap in ((0, 1), (500, 2), (1000, 3)):
+        run.call(at, at + 5, at + 1)
+        run.call(at + 11, at + 16, at + 4)
+        run.kernel("a", at + 10, at + 300, at + 1)
+        run.kernel("b", at + 300 + gap, at + 400, at + 4, stream=8)
+    seen = replayed(run, tmp_path)
+    edges = seen.graph.edges
+    event = edges.kind == EdgeKind.EVENT
+    assert edges.inferred[event].all()
+    assert (edges.lag[event] / US).tolist() == [1, 2, 2]  # the median, where as much was seen
+
+
 LOST = (1 << 32) - 1
 
 

@@ -76,6 +76,14 @@ def test_request_that_was_scheduled_last_is_evicted_and_computed_again() -> None
     assert moments(served.requests) == [(0, 1, 4), (0, 1, 6)]
 
 
+def test_iteration_that_evicts_admits_none() -> None:
+    engine = Engine(kv_tokens=8, block_tokens=1, token_budget=4)
+    served = serve(requests((0, 3, 4), (0, 3, 4)), engine, SECOND)
+    # The third evicts the second request, of whose four tokens three would fit at once.
+    assert served.iterations["prefill_tokens"].to_list() == [4, 2, 0, 0, 4, 0, 0]
+    assert (served.evictions, moments(served.requests)) == (1, [(0, 1, 4), (0, 2, 7)])
+
+
 def test_evicted_request_finds_its_first_blocks_again() -> None:
     engine = Engine(kv_tokens=8, block_tokens=1, keeps_blocks=True)
     again = serve(requests((0, 3, 4), (0, 3, 4)), engine, SECOND).iterations["prefill_tokens"].to_list()

@@ -17,7 +17,7 @@ from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
 from dpro.replay.whatif.edits.communication import Network, NoCommunication
-from dpro.replay.whatif.edits.heal import Heal, RanksAt, Shortened, healing
+from dpro.replay.whatif.edits.heal import Heal, RanksAt, Shortened, healing, healing_in_each_step
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.edits.training_loop import HideInput
@@ -138,6 +138,31 @@ def test_healing_leaves_the_noise_of_single_steps_alone(tmp_path):
         begin = moved + 20
     graph = run.build(tmp_path / "r").graph
     assert _steps(Heal(RanksAt(1)).apply(graph)) == _steps(graph)
+
+
+def _work(rows: list[tuple[int, int, int, int, int]]) -> pl.DataFrame:
+    """Work of phases on the CPU: rank, step, position, a code of its name, ns."""
+    frame = pl.DataFrame(rows, ["rank", "step", "position", "name", "work_ns"], orient="row")
+    same = {"resource": 0, "around": -1, "calls": 1}
+    return frame.with_columns(pl.lit(value, pl.Int64).alias(name) for name, value in same.items())
+
+
+def test_healing_takes_no_more_from_work_than_that_work_is_longer(jobs):
+    # In each step another piece of three is longer on rank 1: none of them typically. The fourth always is.
+    rows = [
+        (rank, step, 0, name, 100 + 100 * (rank == 1 and name == step))
+        for rank in (0, 1) for step in range(3) for name in range(3)
+    ] + [(rank, step, 0, 3, 50 + 10 * rank) for rank in (0, 1) for step in range(3)]  # fmt: skip
+    healed = healing(jobs["cpu"][0], [1], _work(rows))
+    assert healed.select("name", "ratio").rows() == [(3, pytest.approx(1 - 10 / 60))]
+
+
+def test_healing_in_each_step_takes_nothing_where_the_step_as_a_whole_is_shorter():
+    longer, shorter = [(1, 0, 0, 0, 130), (1, 0, 1, 0, 100)], [(1, 1, 0, 0, 110), (1, 1, 1, 0, 70)]
+    usual = [(0, step, position, 0, 100) for step in (0, 1, 2) for position in (0, 1)]
+    equal = [(1, 2, 0, 0, 100), (1, 2, 1, 0, 100)]
+    healed = healing_in_each_step(1, _work([*usual, *longer, *shorter, *equal])).sort("step", "position")
+    assert healed["ratio"].to_list() == pytest.approx([100 / 130, 1, 1, 1, 1, 1])
 
 
 def test_healing_many_ranks_at_once_gives_each_as_by_itself(jobs):

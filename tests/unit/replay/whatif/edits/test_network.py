@@ -82,6 +82,14 @@ def test_two_changes_of_bandwidth_are_one(graph, first, second):
     assert _transfers_us(one_by_one) == pytest.approx(_transfers_us(at_once), rel=1e-3, abs=0.2)
 
 
+def test_a_transfer_that_takes_less_than_the_latency_is_all_latency(graph, monkeypatch):
+    most = np.full(graph.num_nodes, round(50 * US))
+    monkeypatch.setattr("dpro.replay.whatif.edits.communication.latencies", lambda _: most)
+    changed = parse_edit("network:bandwidth=2,latency=3").apply(graph)
+    expected = [3 * (LATENCY_US + US_PER_KB), *(150 + (US_PER_KB * size - 10) / 2 for size in SIZES_KB[1:])]
+    assert _transfers_us(changed) == pytest.approx(expected, abs=0.1)
+
+
 def test_where_bytes_are_unknown_all_is_bandwidth(tmp_path):
     run = TinyRun()
     for rank in (0, 1):

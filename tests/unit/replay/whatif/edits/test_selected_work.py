@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edits.selected_work import Remove, Replace, Scale, lasting
+from dpro.replay.whatif.edits.selected_work import Remove, Replace, Scale, lasting, times_without
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import COMM, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
@@ -101,6 +101,18 @@ def test_without_a_kernel_the_next_starts_where_it_did(gpu):
     before, after = Seen(gpu), Seen(Remove(NodeSelection(name="softmax")).apply(gpu))
     assert after.start("norm") == before.start("softmax")
     assert after.start("norm") < before.start("norm")
+
+
+def test_work_that_is_gone_is_not_waited_for_and_what_began_early_still_does(gpu):
+    into = np.bincount(gpu.edges.target, minlength=gpu.num_nodes)
+    node = int(into.argmax())
+    to_it, other = np.flatnonzero(gpu.edges.target == node)[:2], int((gpu.edges.target != node).argmax())
+    lag = np.zeros(gpu.edges.lag.size, np.int64)
+    lag[[*to_it, other]] = -5, 7, 7
+    gone = np.arange(gpu.num_nodes) == node
+    duration, left = times_without(gpu.with_lags(lag), gone)
+    assert left[[*to_it, other]].tolist() == [-5, 0, 7]
+    assert (duration == np.where(gone, 0, gpu.nodes.duration)).all()
 
 
 def test_the_launch_of_a_removed_kernel_goes_with_it(gpu):
