@@ -15,8 +15,27 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
     recording/      the real jobs that several of them record, here or over a limited link
 """
 
+from __future__ import annotations
+
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
+
+
+def as_program(main: Callable[[], int | None]) -> NoReturn:
+    """Run a program; what is wrong with its input is one line, as of the commands.
+
+    Args:
+        main: returns the exit code.
+    """
+    from dpro.errors import DproError
+
+    try:
+        sys.exit(main())
+    except (DproError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")

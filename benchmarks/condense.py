@@ -33,6 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
 
+from benchmarks import as_program
 from benchmarks.speed.copies import Original, copied, originals
 from dpro.opening import open_path
 from dpro.replay.condense.joined import joined_graph
@@ -388,4 +389,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

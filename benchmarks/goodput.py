@@ -25,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
 
+from benchmarks import as_program
 from benchmarks.campaigns.campaign import Campaign, kept_campaigns, run_campaign
 from benchmarks.campaigns.compared import account_errors, life, logged_progress, predicted
 from benchmarks.campaigns.design import DESIGNS, SHORT
@@ -81,13 +82,17 @@ def judged(found: Sequence[Campaign]) -> dict[str, dict[str, Any]]:
     missed: dict[str, list[float]] = {}
     inside: list[bool] = []
     for number, campaign in enumerate(found):
-        base = next((other for other in short[number % len(short) :] + short if other != number), None)
+        place = number % max(len(short), 1)
+        base = next((other for other in short[place:] + short if other != number), None)
         saver = next((other for other in background if other != number), None)
         if base is None or (campaign.design.in_background and saver is None):
             continue  # nothing but itself to predict it from
         stall_s = stages_of(lives[saver]).stall_s if saver is not None else 0.0
         measured = logged_progress(campaign)
         goodput = measured.whole_s / measured.wall_s
+        if not goodput:
+            print(f"{campaign.folder.name}: no step of it is done at the end", file=sys.stderr)
+            continue
         simulated = predicted(lives[base], campaign.design, campaign, stall_s)
         said, (low, high) = float(simulated.mean()), np.percentile(simulated, INTERVAL)
         inside.append(bool(low <= goodput <= high))
@@ -142,6 +147,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="Campaigns that were kept, or published tables.")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    if asked.data and not asked.data.is_dir():
+        parser.error(f"{asked.data}: no such folder")
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.keep or Path(temporary)
         found = {"closed_forms": closed_forms()}
@@ -160,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import TRACES
+from benchmarks import TRACES, as_program
 from benchmarks.speed.answer import repeated
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
@@ -185,4 +185,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    as_program(main)

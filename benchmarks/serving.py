@@ -22,6 +22,7 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
 
+from benchmarks import as_program  # noqa: E402
 from benchmarks.serving_checks import logs, pairs, tables  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
@@ -123,4 +124,4 @@ def _line(name: str, check: Figures) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    as_program(main)

@@ -99,6 +99,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the comparison as one object")
     options = parser.parse_args()
     if options.compare:
+        for path in options.compare:
+            if not path.is_file():
+                parser.error(f"{path}: no such file; -o FILE makes one")
         return _compare(options.compare, options.json)
     if options.output is None:
         parser.error("-o FILE says where to write what was found")

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from benchmarks import TRACES
+from benchmarks import TRACES, as_program
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.errors import Unanswerable
@@ -123,4 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    as_program(main)

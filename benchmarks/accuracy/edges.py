@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks import as_program
 from benchmarks.accuracy.twins import TWINS, Job, Twin, folders, predicted_ms, read
 from dpro.cli.analysis import analyse
 from dpro.replay.fidelity.fit import counted, has_gpu_work, judged_starts, start_errors
@@ -113,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

@@ -189,6 +189,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     shapes = [shape for shape in SHAPES if options.only is None or shape.name in options.only]
+    if not shapes:
+        parser.error("--only leaves no shape; there are " + ", ".join(shape.name for shape in SHAPES))
     with tempfile.TemporaryDirectory() as temporary:
         runs = options.runs or Path(temporary)
         runs.mkdir(parents=True, exist_ok=True)

@@ -379,6 +379,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         runs = options.runs or Path(temporary)
         twins = chosen(options.only)
+        if not twins:
+            parser.error("--only leaves no pair; there are " + ", ".join(twin.name for twin in TWINS))
         record_all(runs, twins, options.rounds)
         results = [compare(runs, twin, options.rounds) for twin in twins]
     print(json.dumps({"twins": check(results)}, indent=1) if options.json else "\n".join(rows(results)))

@@ -240,6 +240,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = [pair for pair in pairs() if not options.pair or any(word in pair.name for word in options.pair)]
+    if not chosen:
+        parser.error("--pair leaves none; there are " + "; ".join(pair.name for pair in pairs()))
     with tempfile.TemporaryDirectory() as temporary:
         runs = options.runs or Path(temporary)
         runs.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ def published_figures(folder: Path) -> dict[str, Any]:
     Args:
         folder: with `FIGURES`.
     """
-    table = pl.read_csv(folder / FIGURES)
+    table = pl.read_csv(folder / FIGURES, infer_schema_length=None)
     rsc = PRESETS["rsc-1"]
     said_h = {gpus: 1 / (rsc.job + rsc.host * gpus / GPUS) for gpus in RSC_H}
     rsc_pct = {gpus: 100 * (said_h[gpus] / _value(table, RSC_H[gpus]) - 1) for gpus in RSC_H}

@@ -74,7 +74,8 @@ def small_jobs(train: Path, data: Path) -> dict[str, Any]:
 
 
 def _jobs(folder: Path) -> pl.DataFrame:
-    jobs = pl.read_csv(folder / FILE, schema_overrides={"experts": pl.String, "etp": pl.String})
+    types = {"experts": pl.String, "etp": pl.String}
+    jobs = pl.read_csv(folder / FILE, schema_overrides=types, infer_schema_length=None)
     return jobs.filter(
         pl.col("platform").cast(pl.String).str.starts_with("dev_dgx_"), pl.col("step_ms").is_not_null()
     )

@@ -75,7 +75,7 @@ def whole_models(train: Path, data: Path) -> dict[str, Any]:
 
 
 def _plain(folder: Path) -> pl.DataFrame:
-    frame = pl.read_csv(folder / MODELS, schema_overrides=TYPES)
+    frame = pl.read_csv(folder / MODELS, schema_overrides=TYPES, infer_schema_length=None)
     models = frame.filter(pl.col("option").fill_null("") == "")
     return models.with_columns(pl.col("device").str.replace_all("[ -]", "_"))
 
@@ -111,7 +111,8 @@ def _pairs(folders: Sequence[Path]) -> pl.DataFrame:
 
 def _sheets(names: list[str], folders: Sequence[Path]) -> np.ndarray:
     """[2, D] logarithms of sustained TFLOP/s and of GB/s; NaN of devices without a sheet."""
-    frames = [pl.read_csv(path) for folder in folders if (path := folder / SPECS).is_file()]
+    paths = [path for folder in folders if (path := folder / SPECS).is_file()]
+    frames = [pl.read_csv(path, infer_schema_length=None) for path in paths]
     rows = {
         row["device"].replace(" ", "_").replace("-", "_"): row
         for row in pl.concat(frames, how="diagonal_relaxed").iter_rows(named=True)

@@ -126,6 +126,8 @@ def main() -> None:
     parser.add_argument("--whole", type=int, default=1024, help="the most ranks that one graph is made of")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if odd := [size for size in options.ranks if size not in (4, 16) and (size < 32 or size % 32)]:
+        parser.error(f"--ranks {odd[0]}: jobs here have 4, 16, or multiples of 32")
     ways: dict[str, list[dict[str, object]]] = {}
     costs: dict[str, list[float]] = {}
     for size in options.ranks:

@@ -126,7 +126,7 @@ def main() -> None:
     rows, figures = [], {}
     for kind in KINDS:
         mine = [judge(seed, kind) for seed in range(options.seed, options.seed + options.cases)]
-        total = Counter()
+        total = Counter(right=0, wrong=0, wanted=0, found=0)
         for row in mine:
             total.update(
                 right=row["right"], wrong=len(row["wrong"]), wanted=row["wanted"], found=row["found"]

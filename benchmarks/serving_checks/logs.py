@@ -31,7 +31,8 @@ MOMENTS = {
 
 def second_halves(folder: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Of each server: its name, and relative errors by figure."""
-    log, runs = (pl.read_csv(folder / f"serving_vllm_{name}.csv") for name in ("requests", "runs"))
+    paths = (folder / f"serving_vllm_{name}.csv" for name in ("requests", "runs"))
+    log, runs = (pl.read_csv(path, infer_schema_length=None) for path in paths)
     for run in runs.iter_rows(named=True):
         mine = log.filter(pl.col("device") == run["device"], pl.col("model") == run["model"])
         if not mine.is_empty():

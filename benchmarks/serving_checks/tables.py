@@ -106,7 +106,8 @@ def of_splitwise(folder: Path) -> dict[str, Errors]:
     Args:
         folder: of the tables.
     """
-    table = pl.read_csv(folder / "splitwise_perf.csv").filter(pl.col("device").is_in(list(DEVICES)))
+    table = pl.read_csv(folder / "splitwise_perf.csv", infer_schema_length=None)
+    table = table.filter(pl.col("device").is_in(list(DEVICES)))
     keys = ["model", "device", "tp", "prompt_tokens", "batch_size", "output_tokens"]
     rows = table.group_by(keys).agg(pl.col("prompt_ms", "token_ms").median())
     computed = [_alone_s(row) for row in rows.iter_rows(named=True)]

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from benchmarks import TRACES
+from benchmarks import TRACES, as_program
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli.runs import open_quietly
 from dpro.replay.alignment.match import match_collectives
@@ -202,4 +202,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

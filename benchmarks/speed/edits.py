@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from benchmarks import as_program
 from dpro.analysis.graphs import graph_of
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable
@@ -60,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

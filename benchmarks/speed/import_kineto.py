@@ -26,6 +26,8 @@ from typing import Any
 
 from isal import igzip
 
+from benchmarks import as_program
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
 DEFAULT_TRACE = TRACES / "perf" / "h100_owlv2_132k_pystack.json.gz"
@@ -187,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

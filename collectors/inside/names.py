@@ -34,7 +34,14 @@ REPLACED = "replaced.json"  # the program that a process replaced itself by (`ex
 
 
 def image_folder(launch: Path, host: str, pid: int, image: int) -> Path:
-    """The folder, in that of the launch, of the nth program that a process has been and that recorded."""
+    """The folder of one of the programs that a process has been (`exec`) and that recorded.
+
+    Args:
+        launch: the folder of the launch.
+        host: of the process.
+        pid: of the process.
+        image: the program's number, from 0.
+    """
     return launch / f"{host}-{pid}{f'_{image}' * (image > 0)}"
 
 
