@@ -5,6 +5,7 @@ that saves the import.
 """
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import asdict
 import polars as pl
 import pytest
 
+from dpro.collectors.inside.process.kernel import name_of
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.collectors.launch.start import RecordOptions
 from dpro.opening import ensure_finished
@@ -115,7 +117,8 @@ def jobs(tmp_path_factory):
         step = "jobs:iteration" if name == "function" else ""
         options = RecordOptions(window_steps=WINDOW_STEPS, every=EVERY, skip=SKIP, step=step)
         (folder / name / RAW / "job" / "config.json").write_text(json.dumps(asdict(options)))
-        facts = {"host": socket.gethostname(), "pid": 0, "start_ticks": 0, "command": [name]}
+        ended = name_of(os.getpid()) | {"pid": 0, "start_ticks": 0}
+        facts = {"host": socket.gethostname(), "command": [name], **ended}
         (folder / name / MARKERS / "job.json").write_text(json.dumps(facts))
     bodies = {name: textwrap.dedent(body) for name, body in (ALONE | TOGETHER).items()}
     head = f"PACKAGES, BODIES, TOGETHER = {str(ROOT / 'collectors')!r}, {bodies!r}, {list(TOGETHER)!r}\n"
