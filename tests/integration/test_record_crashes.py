@@ -1,11 +1,13 @@
 """How recorded jobs end: the recorded exit codes and signals, and the parts of the recording that survive."""
 
+import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -203,6 +205,17 @@ def victims(random: Random, run: Path, launcher: int) -> list[int]:
     }[chosen]
 
 
+def _trainers(folder: Path) -> list[int]:
+    """The ranks of a folder's job that live."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if os.fsencode(folder / "job.py") in words and b"dpro" not in words:
+                found.append(int(process.name))
+    return found
+
+
 def killed_at_random(folder: Path, seed: int) -> Run:
     """Return the run of a job of which some processes were killed at a random moment, and the rest later."""
     random = Random(seed)
@@ -218,7 +231,8 @@ def killed_at_random(folder: Path, seed: int) -> Run:
     time.sleep(random.uniform(0, 1))
     kill(job.pid, *ranks, *children(job.pid), number=random.choice([signal.SIGKILL, signal.SIGTERM]))
     job.wait(60)
-    wait_until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in ranks), "ranks outlive all")
+    kill(*_trainers(folder))  # a launcher that is killed may have begun another meanwhile
+    wait_until(lambda: not _trainers(folder), "ranks outlive all")
     if random.random() < 0.3:
         time.sleep(random.uniform(0, 1))
         kill(sidecar)  # in the midst of making the tables
