@@ -7,6 +7,7 @@ is not used: a folder of another user, or a link.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import shutil
 import stat
@@ -45,6 +46,35 @@ def cache_folder(kept: str) -> Path:
     except OSError as error:
         raise _not_used(folder, f"cannot be made ({error.strerror or error})") from error
     return folder
+
+
+@functools.cache
+def trusted_folder(kept: str) -> Path:
+    """As `cache_folder`, of what may hold code: what others can have put there is removed.
+
+    Returns:
+        A path that stays this folder whatever is put in its place, for as long as the process runs.
+
+    Raises:
+        DproError: as `cache_folder`, or others may write to it.
+        OSError: it cannot be opened.
+    """
+    folder = cache_folder(kept)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not _is_mine_alone(os.fstat(descriptor), stat.S_IFDIR):
+        os.close(descriptor)
+        raise _not_used(folder, "can be written to by others")
+    for name in os.listdir(descriptor):
+        with suppress(OSError):  # a folder, or gone
+            if not _is_mine_alone(os.lstat(name, dir_fd=descriptor), stat.S_IFREG):
+                os.unlink(name, dir_fd=descriptor)
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+def _is_mine_alone(status: os.stat_result, kind: int) -> bool:
+    """Whether a file or folder is of this kind and this user, and no one else may write to it."""
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.geteuid() and not others_write
 
 
 def keep_latest(folder: Path, pattern: str, count: int) -> None:

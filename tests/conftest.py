@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from dpro.store import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+COMPILED = REPOSITORY / "build" / "loops"
 
 # No deadlines: a shared machine is slow at times. CI repeats the same examples on every run, and fewer:
 # new ones are drawn wherever people work.
@@ -40,12 +42,24 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     All workers share one cache: a real trace is imported once, and its graph built once.
     """
+    cache = _shared(tmp_path_factory) / "cache"
+    _copied_code(COMPILED, cache / "loops")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         patch.setenv("DPRO_HISTORY", "off")  # what one test finds is no evidence in another
-        patch.setenv("DPRO_CACHE", str(_shared(tmp_path_factory) / "cache"))
+        patch.setenv("DPRO_CACHE", str(cache))
         patch.setattr("dpro.analysis.graphs.KEPT", 1000)  # a user has fewer runs
         yield
+    _copied_code(cache / "loops", COMPILED)
+
+
+def _copied_code(kept: Path, to: Path) -> None:
+    """Copy the machine code of loops, which the tests that run later need not compile again."""
+    to.mkdir(parents=True, exist_ok=True)
+    for file in kept.glob("*.nb[ci]"):
+        if not (to / file.name).exists():
+            shutil.copy2(file, place := to / f".{file.name}.{os.getpid()}")
+            place.rename(to / file.name)
 
 
 @pytest.fixture(scope="module")

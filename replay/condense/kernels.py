@@ -2,7 +2,7 @@
 
 In: flat int64 arrays of nodes in topological order; what differs between scenarios has a column for each.
 Out: the same of fewer nodes. What the arrays mean is said in `parts.py` and `skeletons.py`. All ranks are in
-one call, one after the other, and no compiled loop makes an array: so the machine code of all is kept.
+one call, one after the other, and no compiled loop makes an array.
 """
 
 from __future__ import annotations

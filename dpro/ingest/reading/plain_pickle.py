@@ -9,7 +9,6 @@ import gc
 import io
 import pickle
 import pickletools
-import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,8 +40,8 @@ TEXTS = {ord("U"): 1, ord("X"): 4, 0x8C: 1, 0x8D: 8}  # opcodes of texts, with t
 _SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three values, not memoised
 MAX_SMALL_TUPLES = 64  # more might be nested deeply
 MAX_MEMO = 1 << 20  # places, as in the expression above
-# Bytes of pickles after which a process loads the compiled loop: that takes 0.05 s, as much as it then saves.
-_MUCH = 6 << 20
+# Bytes of pickles after which a process loads the compiled loop: that takes 0.43 s, as much as it then saves.
+_MUCH = 52 << 20
 _KEYS = (str, bytes, int, bool, float, type(None))
 _MAX_KEY_BITS = 64  # of a number: its hash goes through all of it
 _MIN_COUNTED_BYTES = 1 << 23  # that values may always take when they are written out
@@ -184,9 +183,7 @@ _looked_at = 0  # bytes, by this process
 
 @cache
 def _loop() -> Callable[[bytes], bool] | None:
-    """The compiled loop; None where it cannot be had soon."""
-    if platform.machine() != "x86_64":
-        return None
+    """The compiled loop; None where numba is not installed."""
     try:
         from dpro.ingest.reading.opcodes import are_harmless
     except MissingExtra:

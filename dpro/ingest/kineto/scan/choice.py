@@ -6,8 +6,6 @@ many traces loads the loops once, when it has seen as much JSON as they are wort
 
 from __future__ import annotations
 
-import platform
-import sys
 from typing import TYPE_CHECKING
 
 from dpro.errors import MissingExtra
@@ -18,10 +16,8 @@ from dpro.ingest.reading.files import Source
 if TYPE_CHECKING:
     from dpro.ingest.kineto.scan.scanner import Scanner
 
-# Scanning saves 2.4 ms of CPU time per MB of JSON. Loading the loops takes 0.05 s; where numba does it, which
-# is on other processors than x86-64 (`dpro.compiled`), 0.43 s.
-MIN_BYTES = 48 << 20
-MIN_BYTES_BY_NUMBA = 256 << 20
+# Scanning saves 2.4 ms of CPU time per MB of JSON; loading numba and the loops takes 0.43 s.
+MIN_BYTES = 256 << 20
 MIN_FILE_BYTES = 2 << 20  # of each file: to begin a scan takes 1 ms
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -38,10 +34,9 @@ def scanner_of(source: Source, columns: Columns, memory: Memory) -> Scanner | No
         memory: to which memory events are.
     """
     global seen_bytes
-    by_numba = platform.machine() != "x86_64" and "numba" not in sys.modules
     of_file = text_bytes(source)
     seen_bytes += of_file
-    if of_file < MIN_FILE_BYTES or seen_bytes < (MIN_BYTES_BY_NUMBA if by_numba else MIN_BYTES):
+    if of_file < MIN_FILE_BYTES or seen_bytes < MIN_BYTES:
         return None
     try:
         from dpro.ingest.kineto.scan.scanner import Scanner

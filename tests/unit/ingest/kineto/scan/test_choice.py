@@ -50,19 +50,9 @@ def test_a_process_that_has_seen_many_files_scans_the_next_ones_unless_they_are_
     assert scanned == [False, False, True, True, False]
 
 
-def test_where_numba_would_have_to_be_loaded_files_have_to_be_larger(tmp_path, monkeypatch):
-    source = _source(tmp_path / "rank0.json", bytes(1000))
-    monkeypatch.setattr(choice, "MIN_BYTES", 1000)
-    monkeypatch.setattr(choice, "MIN_BYTES_BY_NUMBA", 1001)
-    monkeypatch.setattr(choice.platform, "machine", lambda: "aarch64")
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
-    assert scanner_of(source, Columns(), Memory()) is None
-
-
 def test_without_numba_every_file_is_decoded(tmp_path, monkeypatch):
     source = _source(tmp_path / "rank0.json", bytes(1000))
     monkeypatch.setattr(choice, "MIN_BYTES", 0)
-    monkeypatch.setattr(choice, "MIN_BYTES_BY_NUMBA", 0)
     for module in ("dpro.ingest.kineto.scan.scanner", "dpro.ingest.kineto.scan.kernel", "dpro.compiled"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
