@@ -30,7 +30,7 @@ from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launch_on, la
 from dpro.errors import InputError, UsageError
 from dpro.folders import written_whole
 from dpro.schema import TABLES
-from dpro.store import MANIFEST
+from dpro.store import MANIFEST, part_files
 from dpro.words import from_json
 
 LOOK_S = 0.1
@@ -201,7 +201,7 @@ def _copy(run: Path, to: Path, parts: Sequence[Path]) -> None:
 
 
 def _parts(run: Path) -> list[Path]:
-    return sorted(path for name in TABLES for path in (run / name).glob("*.parquet"))
+    return sorted(path for table in TABLES.values() for path in part_files(run, table))
 
 
 def _answers(asked: Sequence[RecordedProcess], name: str, known: Mapping[int, Answer]) -> Answers:

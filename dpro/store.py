@@ -21,10 +21,11 @@ import polars as pl
 from dpro.documents import DocumentPart, plain
 from dpro.errors import InputError, first_line
 from dpro.folders import refuse_link, written_whole
-from dpro.limits import MAX_RANKS
+from dpro.limits import MAX_FACTS_BYTES, MAX_RANKS
 from dpro.panics import panics_as
 from dpro.schema import TABLES, conform
 from dpro.table import SchemaError, Table
+from dpro.units import format_bytes
 
 FORMAT_VERSION = 2  # 1: `group_ranks` are lists
 MANIFEST = "manifest.json"
@@ -147,8 +148,8 @@ class Run:
         return pl.concat(frames).sort(table.sort_by, maintain_order=True)
 
     def parts(self, table: Table) -> list[Path]:
-        """The files of a table in order of their names; what is no file is not looked into."""
-        return [path for path in sorted((self.path / table.name).glob("*.parquet")) if path.is_file()]
+        """The files of a table in order of their names."""
+        return part_files(self.path, table)
 
     def part_by_part(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Some columns of a table, one part in memory at a time.
@@ -211,9 +212,20 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(folder, _read_manifest(manifest))
 
 
+def part_files(run: Path, table: Table, named: str = "") -> list[Path]:
+    """The files of a table in order of their names; folders, pipes and devices are not looked into.
+
+    Args:
+        run: a run directory, or a folder that is to be one.
+        table: which table.
+        named: what their names begin with.
+    """
+    return [path for path in sorted((run / table.name).glob(f"{named}*.parquet")) if path.is_file()]
+
+
 def holds_tables(folder: Path) -> bool:
     """Whether a folder has parts of tables, be it a run or not."""
-    return any(next((folder / name).glob("rank*.parquet"), None) for name in TABLES)
+    return any(part_files(folder, table, "rank") for table in TABLES.values())
 
 
 def why_no_run(folder: Path) -> str:
@@ -300,7 +312,11 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_FACTS_BYTES + 1)
+        if len(content) > MAX_FACTS_BYTES:
+            raise ValueError(f"more than {format_bytes(MAX_FACTS_BYTES)}")
+        document = json.loads(content)
         version = document["format_version"]
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise InputError(

@@ -23,7 +23,7 @@ from dpro.collectors.inside.names import STALL
 from dpro.folders import written_whole
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.schema.members import with_texts
-from dpro.store import write_part
+from dpro.store import part_files, write_part
 
 BACKENDS = ("fr", "nccl")  # their entries are numbered apart: ids of the one are even, of the other odd
 LOST = "collective calls lost between dumps of the flight recorder"
@@ -146,7 +146,7 @@ def _seen_in_windows(run: Path, part: str, least: int) -> pl.DataFrame:
     """Ids of the entries that windows have met."""
     frames = [
         pl.scan_parquet(path).select("collective_id").filter(pl.col("collective_id") >= least).collect()
-        for path in sorted((run / COLLECTIVES.name).glob(f"{part}-batch-*.parquet"))
+        for path in part_files(run, COLLECTIVES, f"{part}-batch-")
     ]
     return pl.concat(frames) if frames else pl.DataFrame(schema={"collective_id": pl.Int64})
 

@@ -41,7 +41,7 @@ from dpro.schema import (
     TABLES,
     WORKERS,
 )
-from dpro.store import write_part
+from dpro.store import part_files, write_part
 from dpro.words import from_json
 
 MISSED = "deep windows of a rank that learned of them too late"
@@ -169,7 +169,7 @@ def move_process(run: Path, process: RecordedProcess, to: Path) -> None:
         process: the process.
         to: the run that gets them; `run` itself changes nothing.
     """
-    for name in TABLES if to != run else ():
-        for part in (run / name).glob(f"{process.part}-*.parquet"):
-            (to / name).mkdir(parents=True, exist_ok=True)
-            part.rename(to / name / part.name)
+    for table in TABLES.values() if to != run else ():
+        for part in part_files(run, table, f"{process.part}-"):
+            (to / table.name).mkdir(parents=True, exist_ok=True)
+            part.rename(to / table.name / part.name)

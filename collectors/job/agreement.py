@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.schema import STEPS
+from dpro.store import part_files
 
 MUCH = 1.5  # times as many steps, and
 SLACK = 2  # more, at the two ends of the time that is compared
@@ -22,7 +23,7 @@ def disagreement(run: Path) -> list[str]:
     Args:
         run: a folder with the parts of table `steps`.
     """
-    parts = sorted((run / STEPS.name).glob("*.parquet"))
+    parts = part_files(run, STEPS)
     if not parts:
         return []
     steps = pl.concat([pl.read_parquet(part, columns=["rank", "start_ns", "duration_ns"]) for part in parts])

@@ -367,7 +367,7 @@ def fingerprint(run: Run) -> str:
     """Changes with anything a run's files hold, and with the code that makes a graph of them."""
     import dpro.replay
     from dpro.schema import TABLES
-    from dpro.store import MANIFEST
+    from dpro.store import MANIFEST, part_files
 
     digest = hashlib.blake2b(__version__.encode(), digest_size=16)
     own, replay = (Path(package.__file__ or "").parent for package in (dpro, dpro.replay))
@@ -375,8 +375,9 @@ def fingerprint(run: Run) -> str:
         status = module.stat()
         digest.update(f"\0{module.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     for name in sorted(TABLES):
-        for part in sorted((run.path / name).glob("*.parquet")):
-            digest.update(f"\0{name}\0{part.name}\0{part.stat().st_size}\0".encode())
-            digest.update(part.read_bytes())
+        for part in part_files(run.path, TABLES[name]):
+            digest.update(f"\0{name}\0{part.name}\0{part.stat().st_size}\0".encode(errors="surrogateescape"))
+            with part.open("rb") as content:
+                hashlib.file_digest(content, lambda: digest)
     digest.update((run.path / MANIFEST).read_bytes())
     return digest.hexdigest()

@@ -13,7 +13,16 @@ from dpro.errors import needs_extra
 
 @click.command()
 @click.argument("folders", nargs=-1, metavar="[FOLDER...]", type=click.Path(path_type=Path))
-def mcp(folders: tuple[Path, ...]) -> None:
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(1.0, 86_400.0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a call may take.",
+)
+def mcp(folders: tuple[Path, ...], timeout_s: float) -> None:
     """Serve the answers about runs to agents, as tools of the Model Context Protocol.
 
     \b
@@ -33,4 +42,4 @@ def mcp(folders: tuple[Path, ...]) -> None:
     with needs_extra("mcp"):
         from dpro.mcp_server.server import serve
     with protocol_on_stdout():
-        serve(served)
+        serve(served, timeout_s)

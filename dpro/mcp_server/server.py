@@ -1,7 +1,8 @@
 """The protocol: tools over standard input and output, by the `mcp` package.
 
 In: the folders that may be read. Out: a server that runs until its client is gone. Errors that a user can act
-on are errors of the tool, in one line. One call runs at a time, in a thread of its own.
+on are errors of the tool, in one line. One call runs at a time, in a process that keeps what it has read for the
+next one, and that is killed where a call takes too long.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_process
 from mcp import types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
@@ -28,13 +30,14 @@ INSTRUCTIONS = (
 )
 
 
-def serve(folders: Sequence[Path]) -> None:
+def serve(folders: Sequence[Path], limit_s: float) -> None:
     """Serve on standard input and output until the client is gone.
 
     Args:
         folders: that may be read.
+        limit_s: how long a call may take.
     """
-    anyio.run(_serve, make_server(folders))
+    anyio.run(_serve, make_server(folders, limit_s))
 
 
 async def _serve(server: Server[Any]) -> None:
@@ -42,11 +45,12 @@ async def _serve(server: Server[Any]) -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-def make_server(folders: Sequence[Path]) -> Server[Any]:
+def make_server(folders: Sequence[Path], limit_s: float) -> Server[Any]:
     """A server of the tools.
 
     Args:
         folders: that may be read.
+        limit_s: how long a call may take.
     """
     one_at_a_time = anyio.Lock()
 
@@ -54,8 +58,11 @@ def make_server(folders: Sequence[Path]) -> Server[Any]:
         return types.ListToolsResult(tools=_declared())
 
     async def call_tool(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        asked = params.name, params.arguments or {}, folders
         async with one_at_a_time:
-            return await anyio.to_thread.run_sync(_result, params.name, params.arguments or {}, folders)
+            with anyio.move_on_after(limit_s):
+                return await anyio.to_process.run_sync(_result, *asked, cancellable=True)
+        return _refused(f"{params.name}: took longer than {limit_s:g} s; `dpro mcp --timeout` allows more")
 
     return Server(
         "dpro",

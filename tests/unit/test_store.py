@@ -282,6 +282,13 @@ def test_what_is_no_file_is_not_read_as_a_part(tmp_path):
     assert [part.height for part in run.part_by_part(STEPS, ["step"])] == [1]
 
 
+def test_a_manifest_of_gigabytes_is_not_read(tmp_path):
+    with (tmp_path / "manifest.json").open("wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(InputError, match=r"manifest.json: not a run manifest \(more than 67 MB"):
+        open_run(tmp_path)
+
+
 def test_a_part_with_a_column_of_another_type_is_named_also_where_few_columns_are_read(tmp_path):
     write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
     (tmp_path / "steps").mkdir()

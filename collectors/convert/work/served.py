@@ -20,7 +20,7 @@ from dpro.collectors.inside.names import REQUESTS as LINES
 from dpro.collectors.launch.recording import Launch
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.schema.serving import kind_of_batch
-from dpro.store import write_part
+from dpro.store import part_files, write_part
 from dpro.words import from_json
 
 HOOK = "hook"
@@ -107,9 +107,7 @@ def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
         OSError: the table cannot be written.
     """
     said: dict[str, Any] = {"warnings": list(log.warnings), "skipped": [dict(log.skipped)]}
-    if any(
-        pl.scan_parquet(part).head(1).collect().height for part in (run / REQUESTS.name).glob("*.parquet")
-    ):
+    if any(pl.scan_parquet(part).head(1).collect().height for part in part_files(run, REQUESTS)):
         why = f"{log.requests.height} requests of logs were not added: the engine's own were recorded"
         return said | {"warnings": [*said["warnings"], why]}
     last = pl.max_horizontal("arrival_ns", "end_ns")

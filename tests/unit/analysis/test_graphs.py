@@ -36,6 +36,14 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "graphs").glob("*"))
 
 
+def test_a_graph_is_known_again_where_a_pipe_a_folder_and_a_device_are_among_its_tables(run):
+    before = fingerprint(run)
+    os.mkfifo(run.path / "spans" / "x.parquet")
+    (run.path / "spans" / "y.parquet").mkdir()
+    (run.path / "steps" / "z.parquet").symlink_to("/dev/zero")
+    assert fingerprint(run) == before
+
+
 def starts(run: Run) -> list[int]:
     built, trust = graph_of(run)
     assert built.graph.run is run
