@@ -34,7 +34,7 @@ def named_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]
 
 
 def readable(path: str, folders: Sequence[Path]) -> Path:
-    """The path of a run or of traces, links followed.
+    """The path of a run, of traces, or of a file that an edit names, links followed.
 
     Args:
         path: absolute, or relative to one of the folders.

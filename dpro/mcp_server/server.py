@@ -1,8 +1,8 @@
 """The protocol: tools over standard input and output, by the `mcp` package.
 
 In: the folders that may be read. Out: a server that runs until its client is gone. Errors that a user can act
-on are errors of the tool, in one line. One call runs at a time, in a process that keeps what it has read for the
-next one, and that is killed where a call takes too long.
+on are errors of the tool, in one line. One call runs at a time, in a process that keeps what it has read for
+the next one, and that is killed where a call takes too long.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
+from dpro.replay.whatif.edit import with_paths
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_selection
@@ -240,7 +241,8 @@ def _replay(asked: OfReplay, folders: Sequence[Path]) -> ReplayDocument:
 def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
     if asked.budget is not None and (asked.edits or asked.budget < 1):
         raise UsageError("whatif: a budget is at least 1, and for a search: give no edits with it")
-    edits, selection = [parse_edit(text) for text in asked.edits], parse_selection(asked.steps)
+    selection = parse_selection(asked.steps)
+    edits = [with_paths(parse_edit(text), lambda path: readable(str(path), folders)) for text in asked.edits]
     analysis = _analysis(asked.run, folders)
     return what_if(analysis, edits, asked.budget, calibrate=as_tried, selection=selection).document
 

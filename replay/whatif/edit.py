@@ -15,9 +15,10 @@ import math
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import polars as pl
@@ -190,7 +191,7 @@ class Key:
 
     Attributes:
         name: of the key.
-        type: int, float or str.
+        type: int, float, str, or Path of a file or folder that is read.
         help: one line.
         default: what it is without; `MISSING` where it must be given, None or "" where it means nothing.
         least, most: the range of a number, ends included.
@@ -325,6 +326,23 @@ def check(thing: Any, label: str) -> None:
             declared.check(getattr(thing, name), label)
 
 
+def with_paths(thing: Any, place: Callable[[Path], Path]) -> Any:
+    """The same with other files and folders.
+
+    Args:
+        thing: an instance of a dataclass with keys.
+        place: from each path that its keys name to the one that is read instead; may refuse.
+    """
+    changed: dict[str, Any] = {}
+    for name, declared in _declared(thing.__class__):
+        value = getattr(thing, name)
+        if not isinstance(declared, Key):
+            changed[name] = with_paths(value, place)
+        elif isinstance(value, Path):
+            changed[name] = place(value)
+    return dataclasses.replace(thing, **changed)
+
+
 def text_of(thing: Any) -> str:
     """What was given of its keys as `key=value`, comma-separated."""
     parts = []
@@ -342,7 +360,7 @@ def number(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
-def _quoted(value: str | int) -> str:
+def _quoted(value: str | int | Path) -> str:
     """A value as `--edit` reads it: in quotes where it holds what ends a value."""
     text = str(value).replace('"', "?")
     return f'"{text}"' if any(mark in text for mark in ", =") else text

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from dpro.errors import InputError, UsageError
 from dpro.mcp_server.folders import named_folders, readable, runs_in
+from dpro.mcp_server.tools import call
+from dpro.replay.whatif.edit import keys_of, with_paths
+from dpro.replay.whatif.registry import all_kinds, parse_edit
 from tests.jobs import ROOT
 
 SAMPLE = ROOT / "sample_traces" / "slow_rank"
@@ -31,6 +35,29 @@ def test_runs_below_the_folders_are_listed_and_read_by_relative_and_absolute_pat
 def test_a_path_that_leads_out_is_refused(served, path):
     with pytest.raises(InputError, match="leads out of"):
         readable(path, served)
+
+
+@pytest.mark.parametrize("edit", ["paths:file=", "beside:run="])
+@pytest.mark.parametrize("path", ["/etc/hosts", "../outside", "out", "file:///etc/hosts", "a\0b"])
+def test_an_edit_that_names_a_file_outside_is_refused(served, tmp_path, edit, path):
+    (tmp_path / "outside").touch()
+    (served[0] / "out").symlink_to(tmp_path / "outside")
+    with pytest.raises(InputError, match="leads out of|is a URL|is no path"):
+        call("whatif", {"run": "team/run", "edits": [f"{edit}{path}"]}, served)
+
+
+def test_an_edit_reads_the_file_that_is_meant_in_the_served_folder(served, tmp_path, monkeypatch):
+    (served[0] / "plan.json").touch()
+    monkeypatch.chdir(tmp_path)
+    edit = with_paths(parse_edit("paths:file=plan.json,split=no"), lambda path: readable(str(path), served))
+    assert str(edit) == f"paths:file={served[0] / 'plan.json'},split=no"
+
+
+def test_all_keys_that_name_files_say_so():
+    """Else they would be read wherever they lie."""
+    keys = [(kind.name, key) for kind in all_kinds() for key in keys_of(kind).values()]
+    named = {f"{name}:{key.name}" for name, key in keys if key.type is Path}
+    assert named == {"paths:file", "beside:run"}
 
 
 def test_a_folder_whose_name_merely_begins_like_a_served_one_is_refused(served, tmp_path):

@@ -115,7 +115,7 @@ class OtherJobs(FabricEdit):
     is_better = False
     effort = "none"
     hosts: str = key("of another job, in the order of its ring; a / before the next job", "")
-    run: str = key("a recording of another job on the same fabric instead, a folder", "")
+    run: Path | None = key("a recording of another job on the same fabric instead, a folder", None)
     then: str = key("what paths of all are chosen by then", "hash", choices=THEN)
     doubt: float = 0.1
 
@@ -177,12 +177,13 @@ class OtherJobs(FabricEdit):
         Raises:
             UsageError: hosts are named as well.
         """
-        if self.hosts:
+        path = self.run
+        if self.hosts or path is None:
             raise UsageError("beside: give hosts=, or run= with the folder of a run, not both")
 
         def compute() -> tuple[OtherRun, Sequence[Load]]:
             at = placed(graph)
-            other = other_run(Path(self.run), at)
+            other = other_run(path, at)
             return other, loads_by(self.then, flows_of_both(at, other), at.routes, at.known)
 
         return once(graph, ("other run", self.run, self.then), _columns(graph), compute)

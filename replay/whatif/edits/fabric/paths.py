@@ -123,7 +123,7 @@ class PlannedPaths(FabricEdit):
     assumes = "paths are by hash now, and flows that meet at all may meet at any time" + EVENLY
     proof = "rings over collided and planned paths of a leaf-spine fabric of namespaces, gloo"
     effort = "code"
-    file: str = key("a file of paths instead, as `dpro topology RUN --plan` writes one", "")
+    file: Path | None = key("a file of paths instead, as `dpro topology RUN --plan` writes one", None)
     split: str = key(
         "whether some flows are split, so that cables carry the same", "no", choices=("no", "yes")
     )
@@ -141,16 +141,10 @@ class PlannedPaths(FabricEdit):
             in_parts = loaded(flows, at.routes, choose)
             return lambda share: Cables(in_parts, gbps)
         if self.file:
-            loads = hashed_loads(at.flows, at.routes, self._read())
+            loads = hashed_loads(at.flows, at.routes, _read(self.file))
             return lambda share: Cables(quantile(loads, share), gbps)
         (load,) = loads_by("plan", at.flows, at.routes)
         return lambda share: Cables(load, gbps)
-
-    def _read(self) -> list[PathEntry]:
-        try:
-            return read_paths(Path(self.file))
-        except InputError as error:
-            raise Unanswerable(str(error)) from error
 
     def is_proven(self, graph: Graph) -> bool:
         return not placed(graph).known_missing and self.split == "no"
@@ -167,6 +161,13 @@ class PlannedPaths(FabricEdit):
             "`dpro topology RUN --plan plan.json` writes the path of each connection: give each a source "
             "port whose hash takes it (UDP source ports of RoCE), or routes by source in the leaves"
         )
+
+
+def _read(file: Path) -> list[PathEntry]:
+    try:
+        return read_paths(file)
+    except InputError as error:
+        raise Unanswerable(str(error)) from error
 
 
 @dataclass(frozen=True)
