@@ -1,8 +1,8 @@
 """How much a file may ask for: every bound on what is read from files of others, with its reason.
 
-In: nothing. Out: numbers, and `refuse_bomb`. A small file must not take a machine's memory or an hour; a
-large one that is what it should be must be read: bounds are ratios to what is on disk, or far above what any
-job writes.
+In: nothing. Out: numbers, and what holds files and graphs to them. A small file must not take a machine's
+memory or an hour; a large one that is what it should be must be read: bounds are ratios to what is on disk,
+or far above what any job writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.errors import InputError
+from dpro.errors import InputError, Unanswerable, first_line
 from dpro.units import format_bytes
 
 # Text of traces shrinks 10- to 60-fold, the same step over and over some 100-fold; what is made to swell,
@@ -31,6 +31,9 @@ MAX_MEMBERS = 200_000  # of an archive; there are jobs of 100,000 ranks
 MAX_HEADER_BYTES = 1 << 20  # of one member: its name and what else is said of it
 MAX_RANKS = 1 << 18  # twice the largest job; what is missing is listed
 MAX_DIMENSIONS = 64  # of a tensor: PyTorch's own bound
+MAX_NESTING = 64  # of what describes a host or a fabric
+# Of a changed graph until it is replayed, with an edge for each node: 15 million nodes took 22 GB.
+BYTES_PER_NODE = 1500
 MAX_ROWS_PER_BYTE = 2  # of a table in Parquet; real ones have a tenth of one
 MIN_ROWS = 1 << 20
 
@@ -50,6 +53,44 @@ def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
         raise InputError(
             f"{label}: swells from {format_bytes(stored_bytes)} to more than {format_bytes(content_bytes)}, "
             f"over {MAX_EXPANSION} times, as no trace does; leave it out, or unpack it first if it is one"
+        )
+
+
+def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
+    """All of a file that says something of a job; a trace is read piece by piece.
+
+    Args:
+        path: the file.
+        most_bytes: that such a file has.
+
+    Raises:
+        InputError: it cannot be read, or has more.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:  # no file, or no name of one
+        why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{path}: cannot be read ({why})") from error
+    if len(content) > most_bytes:
+        raise InputError(f"{path}: is larger than {format_bytes(most_bytes)}, as no such file is")
+    return content
+
+
+def refuse_large_graph(num_nodes: int) -> None:
+    """Hold a graph that is to be made to what fits into memory.
+
+    Args:
+        num_nodes: that it will have.
+
+    Raises:
+        Unanswerable: it takes more than is left.
+    """
+    takes, left = num_nodes * BYTES_PER_NODE, memory_left()
+    if takes > left:
+        raise Unanswerable(
+            f"the changed job has {num_nodes:,} nodes, which take some {format_bytes(takes)} of memory, and "
+            f"{format_bytes(left)} are left: ask for fewer passes, chunks or micro-batches"
         )
 
 

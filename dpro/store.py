@@ -21,11 +21,10 @@ import polars as pl
 from dpro.documents import DocumentPart, plain
 from dpro.errors import InputError, first_line
 from dpro.folders import refuse_link, written_whole
-from dpro.limits import MAX_FACTS_BYTES, MAX_RANKS
+from dpro.limits import MAX_RANKS, read_small
 from dpro.panics import panics_as
 from dpro.schema import TABLES, conform
 from dpro.table import SchemaError, Table
-from dpro.units import format_bytes
 
 FORMAT_VERSION = 2  # 1: `group_ranks` are lists
 MANIFEST = "manifest.json"
@@ -312,11 +311,7 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FACTS_BYTES + 1)
-        if len(content) > MAX_FACTS_BYTES:
-            raise ValueError(f"more than {format_bytes(MAX_FACTS_BYTES)}")
-        document = json.loads(content)
+        document = json.loads(read_small(path))
         version = document["format_version"]
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise InputError(
@@ -330,8 +325,6 @@ def _read_manifest(path: Path) -> Manifest:
         return manifest
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise InputError(f"{path}: not a run manifest ({first_line(error)})") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:

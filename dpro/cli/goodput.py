@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.output import console, json_option, print_json, warn
+from dpro.cli.ranges import NumberRange
 from dpro.errors import UsageError
 from dpro.units import NS_PER_H, NS_PER_S, format_duration
 
@@ -46,13 +46,13 @@ MAX_HOURS = 1e6
 @click.option("--edit", "edits", multiple=True, metavar="CHANGE", help="A change; several are made together.")
 @click.option(
     "--hours",
-    type=click.FloatRange(0, MAX_HOURS, min_open=True),
+    type=NumberRange(0, MAX_HOURS, min_open=True),
     show_default=f"{HOURS:g}",
     help="How long is predicted, h: 720 is a month.",
 )
 @click.option(
     "--mtbf-per-gpu",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(0, 1e12, min_open=True),
     metavar="HOURS",
     help="Mean time between failures of a GPU, with its share of its host.",
 )
@@ -122,8 +122,6 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     from dpro.goodput.ends import ensure_one_job
     from dpro.goodput.life import life_of
 
-    if asked["hours"] and not isfinite(asked["hours"]):
-        raise UsageError("--hours is a finite number")
     with ExitStack() as stack:
         found = [opened(path, stack) for path in runs_of(runs)]
         life = life_of(found)
@@ -153,8 +151,6 @@ def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
     from dpro.goodput.recovery.stages import seen_failures
 
     given = [name for name in SOURCES if asked[name]]
-    if asked["mtbf_per_gpu"] and not isfinite(asked["mtbf_per_gpu"]):
-        raise UsageError("--mtbf-per-gpu is a finite number of hours")
     if len(given) > 1:
         raise UsageError(f"give one of {', '.join('--' + name.replace('_', '-') for name in given)}")
     hosts = seen_failures(life).hosts

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dpro.cli.output import protocol_on_stdout
+from dpro.cli.ranges import DAY_S, NumberRange
 from dpro.errors import needs_extra
 
 
@@ -16,7 +17,7 @@ from dpro.errors import needs_extra
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(1.0, 86_400.0),
+    type=NumberRange(1.0, DAY_S),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

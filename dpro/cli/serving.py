@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.output import console, json_option, print_json
+from dpro.cli.ranges import NumberRange
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dpro.store import Run
 
 MAX_PREDICTIONS = 10  # that are printed
-POSITIVE = click.FloatRange(0, 1e9, min_open=True)
+POSITIVE = NumberRange(0, 1e9, min_open=True)
 COUNT = click.IntRange(0, 1 << 40)
 
 

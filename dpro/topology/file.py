@@ -8,6 +8,7 @@ What follows from the entries (nodes, links, paths) is computed in `dpro.replay.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -19,6 +20,7 @@ import msgspec
 
 from dpro.errors import InputError, UsageError, first_line
 from dpro.folders import written_whole
+from dpro.limits import MAX_NESTING, read_small
 from dpro.topology.hostlist import expand
 
 FILE = "topology.toml"  # in a run
@@ -116,18 +118,33 @@ def read(path: Path) -> TopologyFile:
         InputError: it cannot be read, or an entry is wrong: the line names it.
     """
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=TopologyFile)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+        content = read_small(path)
+        _refuse_deep_keys(path, content)
+        found = msgspec.toml.decode(content, type=TopologyFile)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: this is no text: a topology is a file of TOML") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise InputError(f"{path}: {_placed(first_line(error))}") from error
+    except RecursionError as error:
+        raise InputError(f"{path}: is nested too deep") from error
     try:
         check(found)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
     return found
+
+
+def _refuse_deep_keys(path: Path, content: bytes) -> None:
+    """Refuse a key such as `a.b.c` of very many parts, which takes time with their square.
+
+    Raises:
+        InputError: there is one; names in lists may have any number of dots.
+    """
+    for number, line in enumerate(content.splitlines(), 1):
+        *keys, rest = line.split(b"=")
+        keys = [re.split(rb"[,{]", key)[-1] for key in keys] + [rest] * line.lstrip().startswith(b"[")
+        if any(key.count(b".") > MAX_NESTING for key in keys):
+            raise InputError(f"{path}: line {number}: a key of more than {MAX_NESTING} parts")
 
 
 def _placed(message: str) -> str:

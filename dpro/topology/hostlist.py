@@ -14,8 +14,8 @@ from dpro.errors import UsageError
 
 MAX_NAMES = 1_000_000  # of one list
 _PART = re.compile(r"\[([^\[\]]*)\]")
-_RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
-_NUMBERED = re.compile(r"^(.*?)(\d+)$", re.DOTALL)
+_RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
+_NUMBERED = re.compile(r"^(.*?)(\d{1,18})$", re.DOTALL)
 
 
 def expand(text: str) -> list[str]:

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from dpro.errors import InputError, UsageError
+from dpro.limits import read_small
 from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile, check
 from dpro.topology.hostlist import fold
 from dpro.topology.slurm import TIERS
@@ -32,10 +33,10 @@ LANE_GBIT = {
 }
 _NODE = re.compile(r'^(Switch|Ca|Rt)\s+\d+\s+"([SHR]-[0-9a-f]+)"\s*#\s*"([^"]*)"')
 _PORT = re.compile(
-    r'^\[(\d+)\](?:\[ext \d+\])?(?:\([0-9a-f]+\))?\s+"([SHR]-[0-9a-f]+)"'
-    r"\[(\d+)\].*?(?:(\d+)x([A-Z]+\d*))?\s*$"
+    r'^\[(\d{1,9})\](?:\[ext \d+\])?(?:\([0-9a-f]+\))?\s+"([SHR]-[0-9a-f]+)"'
+    r"\[(\d{1,9})\].*?(?:\b(\d{1,3})x([A-Z]+\d*))?\s*$"
 )
-_NUMBER = re.compile(r"(\d+)")
+_NUMBER = re.compile(r"(\d{1,18})")
 
 
 def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -> TopologyFile:
@@ -49,10 +50,7 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
     Raises:
         InputError: it is no such text, or a link has no speed.
     """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+    lines = read_small(path).decode(errors="replace").splitlines()
     described: dict[str, str] = {}
     cables: dict[tuple[str, str], tuple[float, set[tuple[int, int]]]] = {}
     here = ""
@@ -146,7 +144,7 @@ def _topology(
 
 def _in_order(text: object) -> list[object]:
     """A key that sorts numbers in names by their value."""
-    return [int(part) if part.isdigit() else part for part in _NUMBER.split(str(text))]
+    return [int(part) if part.isdecimal() else part for part in _NUMBER.split(str(text))]
 
 
 def _names(described: dict[str, str]) -> dict[str, str]:

@@ -7,11 +7,13 @@ GPUs count where the file has them; what passes through a host's processors is n
 
 from __future__ import annotations
 
+import re
 from math import isfinite, nan
 from pathlib import Path
 from xml.etree import ElementTree
 
 from dpro.errors import InputError
+from dpro.limits import MAX_NESTING, read_small
 from dpro.topology.file import HostEntry
 
 # 1e9 bytes/s of one NVLink, each way, by compute capability (NVIDIA's data sheets; NCCL's `graph/topo.h` has
@@ -20,6 +22,8 @@ NVLINK_GBPS = {60: 20.0, 70: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0, 103:
 # The same of one link between AMD's GPUs, by the number of their architecture (AMD's data sheets).
 XGMI_GBPS = {906: 46.0, 908: 46.0, 910: 50.0, 942: 64.0, 950: 76.8}
 PCIE_LANE_GBPS = {2.5: 0.25, 5.0: 0.5, 8.0: 0.985, 16.0: 1.97, 32.0: 3.94, 64.0: 7.56}
+MAX_BYTES = 4 << 20  # of the file; that of a host of 16 GPUs has 20,000
+MAX_DEVICES = 1024
 USUAL_GBPS = 25.0  # of a PCI link that the file says nothing of
 _Place = tuple[int, ...]  # of an element: the number of its ancestors among their siblings
 
@@ -35,10 +39,8 @@ def read_inside(path: Path, names: str) -> HostEntry:
         InputError: it is no topology of NCCL's, or has no GPU.
     """
     try:
-        root = ElementTree.fromstring(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(read_small(path, MAX_BYTES))
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # no XML, or in no encoding there is
         raise InputError(f"{path}: no XML: {error}") from error
     if root.tag != "system":
         raise InputError(f"{path}: begins with <{root.tag}>, and a topology of NCCL's with <system>")
@@ -46,12 +48,16 @@ def read_inside(path: Path, names: str) -> HostEntry:
     gpus: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = []
     ports: list[tuple[_Place, ElementTree.Element]] = []
     for place, element, parent in _walk(root):
+        if len(place) > MAX_NESTING:
+            raise InputError(f"{path}: is nested {MAX_NESTING} deep, and no host's devices are")
         if element.tag == "gpu":
             gpus.append((place, element, parent))
         elif element.tag == "net":
             ports.append((place, element))
     if not gpus:
         raise InputError(f"{path}: names no GPU")
+    if max(len(gpus), len(ports)) > MAX_DEVICES:
+        raise InputError(f"{path}: has more than {MAX_DEVICES:,} GPUs or ports, as no host has")
     gpus.sort(key=lambda each: _number(path, each[1], "dev", 0))
     ports.sort(key=lambda each: _number(path, each[1], "dev", 0))
     gbit = min((_number(path, port, "speed", 0) / 1e3 for _, port in ports), default=0.0)
@@ -102,7 +108,7 @@ def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | N
     between = sum(_number(path, each, "count", 1) for each in gpu.iter("xgmi") if each.get("target"))
     if between:
         model = (gpu.get("gcn") or "").removeprefix("gfx").partition(":")[0]
-        number = int(model) if model.isdigit() else max(XGMI_GBPS)
+        number = int(model) if re.fullmatch(r"[0-9]{1,9}", model) else max(XGMI_GBPS)
         return between * XGMI_GBPS[max((each for each in XGMI_GBPS if each <= number), default=906)]
     links = sum(_number(path, each, "count", 1) for each in gpu.iter("nvlink"))
     capability = int(_number(path, gpu, "sm", 90))
@@ -113,8 +119,8 @@ def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | N
         return USUAL_GBPS
     speed = (pci.get("link_speed") or "").split(" ")[0]
     width = _number(path, pci, "link_width", 16)
-    known = speed.replace(".", "", 1).isdigit() and float(speed) in PCIE_LANE_GBPS
-    return PCIE_LANE_GBPS[float(speed)] * width if known and width else USUAL_GBPS
+    lane = PCIE_LANE_GBPS.get(float(speed)) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", speed) else None
+    return lane * width if lane and width else USUAL_GBPS
 
 
 def _near(gpus: list[_Place], ports: list[_Place]) -> list[int]:

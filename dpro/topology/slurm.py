@@ -12,6 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from dpro.errors import InputError, UsageError
+from dpro.limits import read_small
 from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile, check
 from dpro.topology.hostlist import expand, fold
 
@@ -55,10 +56,7 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
 
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Lines that say something, with their numbers; a backslash joins a line with the next."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+    text = read_small(path).decode(errors="replace")
     found: list[tuple[int, str]] = []
     continued = False
     for number, line in enumerate(text.splitlines(), 1):

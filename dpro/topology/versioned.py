@@ -12,6 +12,7 @@ import msgspec
 
 from dpro.errors import InputError, first_line
 from dpro.folders import written_whole
+from dpro.limits import read_small
 
 VERSION = 1
 
@@ -38,10 +39,8 @@ def read_versioned(path: Path, of: type[_File]) -> _File:
         InputError: it cannot be read, or is no such file.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=of)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
+        found = msgspec.json.decode(read_small(path), type=of)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: {first_line(error)}") from error
     if found.version != VERSION:
         raise InputError(f"{path}: version {found.version} is not known: this is version {VERSION}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,8 @@ def candidates(
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 def _choices(keep: Mapping[str, int], key: str, among: Sequence[int]) -> Sequence[int]:

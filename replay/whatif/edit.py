@@ -36,6 +36,7 @@ EFFORTS = {
     "money": "other hardware",
     "none": "cannot be done",
 }
+MAX_NUMBER = (1 << 62) - 1  # of what is counted or numbered: columns have 64 bits
 MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 
@@ -245,6 +246,8 @@ class Key:
             raise UsageError(f"{label}: {self.name} must be from {least:g} to {most:g}, not {value:g}")
         if self.type is int and self.least is not None and value < self.least:
             raise UsageError(f"{label}: {self.name} must be {self.least:g} or more, not {value}")
+        if self.type is int and abs(value) > MAX_NUMBER:
+            raise UsageError(f"{label}: {self.name} must be {MAX_NUMBER:,} at most, not {value:,}")
 
 
 def key(

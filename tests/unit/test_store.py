@@ -285,7 +285,7 @@ def test_what_is_no_file_is_not_read_as_a_part(tmp_path):
 def test_a_manifest_of_gigabytes_is_not_read(tmp_path):
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(8 << 30)
-    with pytest.raises(InputError, match=r"manifest.json: not a run manifest \(more than 67"):
+    with pytest.raises(InputError, match=r"manifest.json: is larger than 67"):
         open_run(tmp_path)
 
 

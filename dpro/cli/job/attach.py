@@ -12,6 +12,7 @@ import click
 
 from dpro.cli.job.pretending import refuses_pretending
 from dpro.cli.output import console, json_option, print_json, stderr_console
+from dpro.cli.ranges import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -27,16 +28,22 @@ DUMPED_S = 3.0
 
 @click.command()
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
-@click.option("--pid", type=int, metavar="PID", help="A process of the job, in place of RUN.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), metavar="K", help="Record K steps in depth, on all ranks."
+    "--pid", type=click.IntRange(1, MAX_PID), metavar="PID", help="A process of the job, in place of RUN."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, MAX_WINDOW_STEPS),
+    metavar="K",
+    help="Record K steps in depth, on all ranks.",
 )
 @click.option("--off", "switch", flag_value="off", help="Record no more steps in depth from now on.")
 @click.option("--on", "switch", flag_value="on", help="Record steps in depth again.")
 @click.option("--stacks", is_flag=True, help="Show where all threads of all ranks are now.")
 @click.option("-o", "--output", "copy", type=click.Path(path_type=Path), metavar="COPY",
               help="Make a run of what is recorded so far, to read now.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, metavar="SECONDS",
+@click.option("--timeout", "timeout_s", type=NumberRange(0, DAY_S), default=300.0, show_default=True,
+              metavar="SECONDS",
               help="How long to wait for the window.")  # fmt: skip
 @refuses_pretending("a job that runs has its ranks; pretend them from its start")
 @json_option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from dpro.cli.output import console, json_option, print_json, stderr_console
+from dpro.cli.ranges import NumberRange
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ SHOWN = 16  # hosts that are PASS and printed one a line; of more, how many
     help="Write to a folder on each host, too, and read; nothing stays there.",
 )
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(1, 3600), default=10.0, show_default=True,
+    "--timeout", "timeout_s", type=NumberRange(1, 3600), default=10.0, show_default=True,
     metavar="SECONDS", help="For an exchange between two hosts that does not end.",
 )  # fmt: skip
 @json_option

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.ranges import NumberRange
 from dpro.errors import UsageError
 from dpro.words import one_line
 
@@ -23,7 +24,7 @@ _OPTIONS = (
         show_default=True, help="Of findings for which CMD is run.",
     ),
     click.option(
-        "--min-confidence", type=click.FloatRange(0, 1), default=0.8, show_default=True,
+        "--min-confidence", type=NumberRange(0, 1), default=0.8, show_default=True,
         help="Of a finding for which CMD is run.",
     ),
     click.option(

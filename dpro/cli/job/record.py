@@ -20,7 +20,9 @@ from click.core import ParameterSource
 from dpro.cli.job.hooked import hook_rules, on_finding_options
 from dpro.cli.job.watch import check_outlets, metrics_option, start_watcher, webhook_option
 from dpro.cli.output import share
+from dpro.cli.ranges import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
 from dpro.errors import UsageError
+from dpro.limits import MAX_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +57,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     help="No deep windows: steps, calls and telemetry only, nothing to replay.",
 )  # fmt: skip
 @click.option(
-    "--window-steps", type=click.IntRange(min=1), default=2, show_default=True, metavar="K",
+    "--window-steps", type=click.IntRange(1, MAX_WINDOW_STEPS), default=2, show_default=True, metavar="K",
     help="Steps in a deep window, which sees every operator and kernel.",
 )  # fmt: skip
 @click.option(
@@ -63,11 +65,11 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     help="Of the job's time that deep windows may cost: their cost is measured and decides their distance.",
 )  # fmt: skip
 @click.option(
-    "--every", type=click.IntRange(min=1), metavar="N",
+    "--every", type=click.IntRange(1, MAX_STEPS), metavar="N",
     help="Steps from one deep window to the next, whatever they cost.",
 )  # fmt: skip
 @click.option(
-    "--skip", type=click.IntRange(min=2), default=5, show_default=True, metavar="S",
+    "--skip", type=click.IntRange(2, MAX_STEPS), default=5, show_default=True, metavar="S",
     help="Steps before the first deep window; two show what a step is.",
 )  # fmt: skip
 @click.option(
@@ -101,7 +103,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     "instead of where its optimizers update.",
 )  # fmt: skip
 @click.option(
-    "--telemetry-period", "telemetry_period_s", type=click.FloatRange(min=0), default=1, show_default=True,
+    "--telemetry-period", "telemetry_period_s", type=NumberRange(0, DAY_S), default=1, show_default=True,
     metavar="SECONDS", help="Time between samples of GPUs, network and CPUs of the node; 0 for none.",
 )  # fmt: skip
 @click.option(
@@ -121,7 +123,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     help="The fabric that the job runs on, as `dpro topology` describes it: it is kept with the run.",
 )
 @click.option(
-    "--pretend-world", type=click.IntRange(min=1), metavar="N",
+    "--pretend-world", type=click.IntRange(1, MAX_RANKS), metavar="N",
     help="Run the command as ranks of a job of N ranks that is not there; --pretend-ranks says which.",
 )  # fmt: skip
 @click.option(
@@ -129,7 +131,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     help="The ranks, as 0,8 or 0-3, one after the other.  [default: 0]",
 )  # fmt: skip
 @click.option(
-    "--pretend-per-host", type=click.IntRange(min=1), metavar="K",
+    "--pretend-per-host", type=click.IntRange(1, MAX_RANKS), metavar="K",
     help="Ranks of a host in that job.  [default: 8, or all where there are fewer]",
 )  # fmt: skip
 @click.option(

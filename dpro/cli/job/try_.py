@@ -19,6 +19,7 @@ import click
 from dpro.cli.completion import changes
 from dpro.cli.job.pretending import refuses_pretending
 from dpro.cli.output import console, json_option, print_json, stderr_console, warn
+from dpro.cli.ranges import MAX_STEPS, MAX_WINDOW_STEPS
 from dpro.errors import DproError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -100,11 +101,11 @@ class TrialPlan:
     help="Folder for the runs.  [default: dpro-try-YYYYmmdd-HHMMSS]",
 )  # fmt: skip
 @click.option(
-    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
+    "--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, metavar="N",
     help="Recordings of the job as it is, and as many of the changed job, in turns.",
 )  # fmt: skip
 @click.option(
-    "--pairs", type=click.IntRange(min=2), metavar="N",
+    "--pairs", type=click.IntRange(2, 1000), metavar="N",
     help="Instead: at most this many of both, until it is decided whether the change helps, or known that "
     "more would be needed.",
 )  # fmt: skip
@@ -113,15 +114,18 @@ class TrialPlan:
     help="A recording of the job as it is, to predict from; it stands for the first one.",
 )  # fmt: skip
 @click.option(
-    "--skip-steps", "skip", type=click.IntRange(min=5), default=10, show_default=True, metavar="S",
+    "--skip-steps", "skip", type=click.IntRange(5, MAX_STEPS), default=10, show_default=True, metavar="S",
     help="Steps at the beginning that are not measured.",
 )  # fmt: skip
 @click.option(
-    "--window-steps", type=click.IntRange(min=2), default=5, show_default=True, metavar="K",
+    "--window-steps", type=click.IntRange(2, MAX_WINDOW_STEPS), default=5, show_default=True, metavar="K",
     help="Steps in a deep window: predictions are from them.",
 )  # fmt: skip
 @click.option(
-    "--every", type=click.IntRange(min=2), metavar="N", help="Steps between deep windows, as in record."
+    "--every",
+    type=click.IntRange(2, MAX_STEPS),
+    metavar="N",
+    help="Steps between deep windows, as in record.",
 )
 @click.option("-v", "--verbose", "show", is_flag=True, help="Show what the job prints, on stderr.")
 @refuses_pretending(

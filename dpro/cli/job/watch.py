@@ -17,6 +17,7 @@ import click
 from dpro.cli.job.hidden import hide
 from dpro.cli.job.hooked import as_arguments, hook_rules, on_finding_options, warn_of_hook
 from dpro.cli.output import NO_HISTORY, json_option, print_json, warn
+from dpro.cli.ranges import DAY_S, MAX_STEPS, NumberRange
 from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.units import format_duration
 
@@ -72,12 +73,17 @@ def metrics_option(command: Any) -> Any:
 @on_finding_options
 @click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @click.option(
-    "--interval", "look_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS",
+    "--interval", "look_s", type=NumberRange(0.1, DAY_S), default=1.0, show_default=True, metavar="SECONDS",
     help="Time from one look to the next.",
 )  # fmt: skip
 @click.option("--alone", is_flag=True, hidden=True, help="Leave if another process watches the run.")
 @click.option(
-    "--window", "windows", type=int, multiple=True, hidden=True, help="Say what deep windows show, and leave."
+    "--window",
+    "windows",
+    type=click.IntRange(0, MAX_STEPS),
+    multiple=True,
+    hidden=True,
+    help="Say what deep windows show, and leave.",
 )
 @json_option
 def watch(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "-j",
     "--jobs",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 4096),
     metavar="N",
     help="Files read at a time, each in a process of its own; default: one per core.",
 )

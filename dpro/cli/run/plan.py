@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +11,9 @@ import click
 
 from dpro.cli.analysis import analyse
 from dpro.cli.output import console, json_option, print_json
+from dpro.cli.ranges import MAX_SIZE, NumberRange
 from dpro.errors import UsageError
+from dpro.limits import MAX_RANKS
 
 if TYPE_CHECKING:
     from dpro.analysis.answers.plan import LayoutDocument, PlanDocument
@@ -36,21 +37,23 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
     help="A Hugging Face config.json: what the model is made of, where no run shows it.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(min=1), help="How many GPUs the job has.  [default: as many as RUN]"
+    "--gpus", type=click.IntRange(1, MAX_RANKS), help="How many GPUs the job has.  [default: as many as RUN]"
 )
 @click.option(
-    "--hosts-of", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of each host."
+    "--hosts-of", type=click.IntRange(1, 1024), default=8, show_default=True, help="GPUs of each host."
 )
 @click.option("--device", help="What the GPUs are: a name of docs/devices.md's.  [default: H100; RUN's own]")
 @click.option(
     "--memory",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(0, 1e6, min_open=True),
     help="GB of each GPU.  [default: by its data sheet]",
 )
-@click.option("--sequence", type=click.IntRange(min=1), help="Tokens of a sequence.  [default: 4096 at most]")
+@click.option(
+    "--sequence", type=click.IntRange(1, MAX_SIZE), help="Tokens of a sequence.  [default: 4096 at most]"
+)
 @click.option(
     "--global-batch",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_SIZE),
     help="Sequences of a step.  [default: 4 for each GPU; as many as in RUN]",
 )
 @click.option(
@@ -89,7 +92,11 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 )
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp8"]), default="bf16", show_default=True)
 @click.option(
-    "--top", type=click.IntRange(min=1), default=15, show_default=True, help="How many layouts to show."
+    "--top",
+    type=click.IntRange(1, 1_000_000),
+    default=15,
+    show_default=True,
+    help="How many layouts to show.",
 )
 @json_option
 def plan(
@@ -127,8 +134,6 @@ def plan(
     (--calibrate) narrows them; without a run or a step the plan says that it is not calibrated, and its order
     is worth more than its times.
     """
-    if memory is not None and not isfinite(memory):
-        raise UsageError("--memory is a number of GB")
     given = [_given_step(text) for text in rows]
     kept = [part for text in keep for part in _kept_parts(text, run is not None)]
     model = _model(config, sequence, run)

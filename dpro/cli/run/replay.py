@@ -10,6 +10,7 @@ import click
 
 from dpro.cli.analysis import analyse, network_option, run_argument, steps_option
 from dpro.cli.output import console, json_option, print_end, print_json
+from dpro.cli.ranges import MAX_STEPS
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
@@ -29,8 +30,15 @@ PATH_ROWS = 10
 
 @click.command()
 @run_argument
-@click.option("--step", type=int, metavar="N", help="Only this step, with all before it replayed too.")
-@click.option("--window", type=click.IntRange(min=0), metavar="N", help="Only the steps of this deep window.")
+@click.option(
+    "--step",
+    type=click.IntRange(0, MAX_STEPS),
+    metavar="N",
+    help="Only this step, with all before it replayed too.",
+)
+@click.option(
+    "--window", type=click.IntRange(0, MAX_STEPS), metavar="N", help="Only the steps of this deep window."
+)
 @steps_option
 @network_option
 @json_option

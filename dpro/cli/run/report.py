@@ -59,7 +59,7 @@ HOST_FACTS = {  # likewise
 @run_argument
 @click.option(
     "--top",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000),
     metavar="N",
     help=f"Kernels and collectives to list (text: {DEFAULT_TOP}, JSON: all).",
 )

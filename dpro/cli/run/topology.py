@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.output import console, json_option, print_json, warn
+from dpro.cli.ranges import NumberRange
 from dpro.errors import Unanswerable, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _SOURCES = ("file", "fat_tree", "rail_optimised", "slurm", "ibnetdiscover")
 _OF_RUNS = ("paths", "plan", "probes", "nccl_log")
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(1, 1_000_000)
-_RATE = click.FloatRange(0, 1e6, min_open=True)
+_RATE = NumberRange(0, 1e6, min_open=True)
 _WRITTEN = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -50,7 +51,7 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
 )  # fmt: skip
 @click.option("--gbit", type=_RATE, help="Of a cable, 1e9 bits/s.  [default: 400]")
 @click.option(
-    "--switch-ports", type=click.IntRange(min=2), default=64, show_default=True, help="Ports of a switch."
+    "--switch-ports", type=click.IntRange(2, 65_536), default=64, show_default=True, help="Ports of a switch."
 )
 @click.option(
     "--oversubscription", type=_RATE, default=1.0, show_default=True,

@@ -76,7 +76,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
 )
 @click.option(
     "--budget",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000),
     help="How many changed jobs to replay at most where no edit is given.  [default: 100]",
 )
 @network_option

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpro.errors import InputError, UsageError
+from dpro.errors import InputError, UsageError, first_line
+from dpro.limits import read_small
+from dpro.words import shortened
 
 GATED = ("silu", "swiglu", "swish", "geglu")
+MAX_SIZE = 1 << 24  # of anything that a configuration counts
+SHOWN = 40  # characters of what is no size
 # Families whose feed-forward layers have two matrices whatever their activation, and some that have three.
 PLAIN_FAMILIES = ("bloom", "falcon", "gpt", "mpt", "opt", "phi-", "phi_", "starcoder2")
 GATED_FAMILIES = ("gemma",)
@@ -224,11 +228,9 @@ def read_model(path: Path, sequence: int | None = None) -> Model:
         UsageError: a size is missing.
     """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise InputError(f"{path}: is no JSON ({error})") from error
+        config = json.loads(read_small(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no JSON ({first_line(error)})") from error
     if not isinstance(config, dict):
         raise InputError(f"{path}: is no configuration: a JSON object is needed")
     return model_of(config, sequence)
@@ -240,7 +242,13 @@ def _size(config: Mapping[str, Any], key: str, names: tuple[str, ...], required:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UsageError(f"{name} of the configuration is {value!r}: a whole number is needed")
+            raise UsageError(
+                f"{name} of the configuration is {shortened(repr(value), SHOWN)}: a whole number is needed"
+            )
+        if value > MAX_SIZE:
+            raise UsageError(
+                f"{name} of the configuration is from 0 to {MAX_SIZE:,}, not {shortened(str(value), SHOWN)}"
+            )
         if value > 0 or not required:
             return value
     if required:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
+from dpro.limits import refuse_large_graph
 from dpro.replay.engine import longest_path
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph, once
 from dpro.replay.timeline import AFTER_STEPS
@@ -33,9 +34,13 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
 
     Returns:
         The graph, itself where there are to be none.
+
+    Raises:
+        Unanswerable: there is no memory for it.
     """
     if times == 0:
         return graph
+    refuse_large_graph(graph.num_nodes * (1 + times))
     nodes, edges = graph.nodes, graph.edges
     # How nodes are ordered depends on no duration and no lag: graphs that differ in these alone share it.
     columns = (*_lasting(nodes), edges.source, edges.target, edges.kind, unmet)

@@ -1,0 +1,30 @@
+"""How large the numbers of command lines may be: far above what makes sense, below what takes for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+MAX_STEPS = 1 << 40  # of a job
+MAX_WINDOW_STEPS = 10_000
+MAX_SIZE = 1 << 24  # sequences of a step, tokens of a sequence
+MAX_PID = 1 << 22  # Linux's own bound
+DAY_S = 86_400
+
+
+class NumberRange(click.FloatRange):
+    """Numbers from one to another; none that is no number, which click lets pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number of a text.
+
+        Args:
+            value: the text.
+            param: which option.
+            ctx: click's.
+        """
+        number = float(super().convert(value, param, ctx))
+        if number != number:
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
