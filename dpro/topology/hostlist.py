@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, product
 
 from dpro.errors import UsageError
+from dpro.words import shortened
 
 MAX_NAMES = 1_000_000  # of one list
+SHOWN = 60  # characters of a list that is wrong
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
 _NUMBERED = re.compile(r"^(.*?)(\d{1,18})$", re.DOTALL)
@@ -33,13 +35,17 @@ def _lists(text: str) -> list[str]:
     for at, character in enumerate(text):
         depth += (character == "[") - (character == "]")
         if depth not in (0, 1):
-            raise UsageError(f"{text!r}: brackets do not match")
+            raise UsageError(f"{_shown(text)}: brackets do not match")
         if character == "," and not depth:
             found.append(text[begin:at])
             begin = at + 1
     if depth:
-        raise UsageError(f"{text!r}: brackets do not match")
+        raise UsageError(f"{_shown(text)}: brackets do not match")
     return [each.strip() for each in (*found, text[begin:]) if each.strip()]
+
+
+def _shown(text: str) -> str:
+    return repr(shortened(text, SHOWN))
 
 
 def _expand_one(text: str) -> list[str]:
@@ -49,7 +55,7 @@ def _expand_one(text: str) -> list[str]:
     for each in choices:
         count *= len(each)
     if count > MAX_NAMES:
-        raise UsageError(f"{text!r}: {count:,} names, of at most {MAX_NAMES:,}")
+        raise UsageError(f"{_shown(text)}: {count:,} names, of at most {MAX_NAMES:,}")
     return ["".join(parts) for parts in product(*choices)]
 
 
@@ -58,12 +64,12 @@ def _numbers(ranges: str, text: str) -> list[str]:
     for each in ranges.split(","):
         match = _RANGE.match(each.strip())
         if not match:
-            raise UsageError(f"{text!r}: {each.strip()!r} is no number and no range as 1-8")
+            raise UsageError(f"{_shown(text)}: {_shown(each.strip())} is no number and no range as 1-8")
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
-            raise UsageError(f"{text!r}: {each.strip()!r} ends before it begins")
+            raise UsageError(f"{_shown(text)}: {_shown(each.strip())} ends before it begins")
         if int(last) - int(first) >= MAX_NAMES:
-            raise UsageError(f"{text!r}: {each.strip()!r} has more than {MAX_NAMES:,} names")
+            raise UsageError(f"{_shown(text)}: {_shown(each.strip())} has more than {MAX_NAMES:,} names")
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found
 

@@ -47,9 +47,7 @@ def read_inside(path: Path, names: str) -> HostEntry:
     _keep_one_host(root)
     gpus: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = []
     ports: list[tuple[_Place, ElementTree.Element]] = []
-    for place, element, parent in _walk(root):
-        if len(place) > MAX_NESTING:
-            raise InputError(f"{path}: is nested {MAX_NESTING} deep, and no host's devices are")
+    for place, element, parent in _walk(path, root):
         if element.tag == "gpu":
             gpus.append((place, element, parent))
         elif element.tag == "net":
@@ -80,13 +78,19 @@ def _keep_one_host(root: ElementTree.Element) -> None:
 
 
 def _walk(
-    root: ElementTree.Element,
+    path: Path, root: ElementTree.Element
 ) -> list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]]:
-    """All elements with their places and parents."""
+    """All elements with their places and parents.
+
+    Raises:
+        InputError: they are nested deeper than a host's devices are.
+    """
     found = []
     left: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = [((), root, None)]
     while left:
         place, element, parent = left.pop()
+        if len(place) > MAX_NESTING:
+            raise InputError(f"{path}: is nested more than {MAX_NESTING} deep, and no host's devices are")
         found.append((place, element, parent))
         left += [((*place, at), child, element) for at, child in enumerate(element)]
     return found

@@ -8,6 +8,7 @@ share fast links, not how they are cabled, and are refused.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -73,7 +74,9 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def _topology(
     path: Path, switches: dict[str, tuple[list[str], list[str]]], gbit: float, host: HostEntry
 ) -> TopologyFile:
-    tiers = _tiers(path, switches)
+    by_tier: dict[int, list[str]] = defaultdict(list)
+    for name, tier in _tiers(path, switches).items():
+        by_tier[tier].append(name)
     names = [each for hosts, _ in switches.values() for each in hosts]
     entry = HostEntry(fold(names), host.gpus, host.gpu_gbps, host.nics, host.nic_gbit, host.near)
     ports = f"nic[0-{host.nics - 1}]"
@@ -86,11 +89,8 @@ def _topology(
     found = TopologyFile(
         hosts=[entry],
         switches=[
-            SwitchEntry(
-                fold(name for name, each in tiers.items() if each == tier),
-                TIERS[tier] if tier < len(TIERS) else f"tier{tier}",
-            )
-            for tier in sorted(set(tiers.values()))
+            SwitchEntry(fold(of_tier), TIERS[tier] if tier < len(TIERS) else f"tier{tier}")
+            for tier, of_tier in sorted(by_tier.items())
         ],
         links=links,
     )

@@ -193,6 +193,8 @@ def _described(given: dict[str, Any]) -> TopologyFile:
         found = read(file / FILE if file.is_dir() else file)
         return _with_inside(found, given["inside"]) if given["inside"] else found
     host = _host(given, gbit)
+    if not host.nics and source != "ibnetdiscover":
+        raise UsageError(f"{given['inside']}: has no network port (<net>), so that nothing joins hosts")
     if source == "slurm":
         if given["gbit"] is None:
             raise UsageError("Slurm's topology.conf has no speeds: give --gbit")

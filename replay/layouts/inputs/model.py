@@ -18,6 +18,7 @@ from dpro.words import shortened
 
 GATED = ("silu", "swiglu", "swish", "geglu")
 MAX_SIZE = 1 << 24  # of anything that a configuration counts
+MAX_PARAMETERS = 10**15
 SHOWN = 40  # characters of what is no size
 # Families whose feed-forward layers have two matrices whatever their activation, and some that have three.
 PLAIN_FAMILIES = ("bloom", "falcon", "gpt", "mpt", "opt", "phi-", "phi_", "starcoder2")
@@ -166,7 +167,7 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
         layers: where it is shortened.
 
     Raises:
-        UsageError: a size is missing or is no positive number.
+        UsageError: a size is missing or is no positive number, or is larger than that of any model.
     """
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
@@ -182,7 +183,7 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
     gated = _gated(config)
     ffn = found["ffn"] or 4 * hidden
     experts = found["experts"]
-    return Model(
+    model = Model(
         layers=layers or found["layers"],
         hidden=hidden,
         heads=heads,
@@ -203,6 +204,9 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
         rope_size=found["rope_size"] if latent else 0,
         value_size=found["value_size"] if latent else 0,
     )
+    if model.parameters() > MAX_PARAMETERS:
+        raise UsageError(f"the configuration is of {model.parameters():.3g} weights: more than any model")
+    return model
 
 
 def _gated(config: Mapping[str, Any]) -> bool:
