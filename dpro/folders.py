@@ -67,16 +67,20 @@ def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Ite
 
     Args:
         folder: where it is to be.
-        name: its name, which may be taken: it is replaced.
+        name: its name, which a file or a link may have: it is replaced. A device never is.
         time_ns: its time stamp; None for the time at which it is written.
 
     Raises:
-        InputError: the folder is a symbolic link, or none.
+        InputError: the folder is a symbolic link, or none; or what has the name is no file.
         OSError: the file cannot be written.
     """
     temporary = _temporary(name)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with opened(folder) as where:
+        with suppress(FileNotFoundError):
+            kind = stat.S_IFMT(os.lstat(name, dir_fd=where).st_mode)
+            if kind not in (stat.S_IFREG, stat.S_IFLNK):
+                raise InputError(f"{folder / name}: is no file, and is not replaced by one; name another")
         with suppress(FileNotFoundError):  # of a killed process that had this pid
             os.unlink(temporary, dir_fd=where)
         try:

@@ -1,7 +1,8 @@
 """The `dpro` command: one module per sub-command, imported only when it is asked for.
 
 In: arguments. Out: text for people on stdout, or one JSON object with `--json`; progress, warnings and
-errors on stderr. A `DproError` or `InternalError` becomes one line and its exit code; nothing else is caught.
+errors on stderr. A `DproError`, `InternalError` or a disk that is full becomes one line and its exit code;
+nothing else is caught.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro._version import __version__
-from dpro.cli.output import fail, speak_plainly
+from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, speak_plainly
 from dpro.errors import DproError, InternalError, first_line
 from dpro.interrupts import keep_interrupts
 from dpro.panics import is_panic
@@ -136,9 +137,17 @@ def main() -> None:
     keep_interrupts()
     gc.set_threshold(MANY_OBJECTS)
     try:
-        cli(prog_name="dpro")  # also for `python -m dpro`
+        try:
+            cli(prog_name="dpro")  # also for `python -m dpro`
+        finally:
+            flush_output()
     except (DproError, InternalError) as error:
         fail(error)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        drop_output()
+        fail(DproError(f"{error.filename or 'the output'}: cannot be written ({error.strerror})"))
     except BaseException as error:
         if not is_panic(error):
             raise

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 NO_HISTORY = "Neither read nor write the history of findings; DPRO_HISTORY=off is the same."
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # on the disk that is written to
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -76,6 +78,22 @@ def speak_plainly() -> None:
             with suppress(AttributeError):
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Printable(stream))
+
+
+def flush_output() -> None:
+    """Write what stdout holds back, unless nobody reads it or it was closed.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    with suppress(BrokenPipeError, ValueError, AttributeError):
+        sys.stdout.flush()
+
+
+def drop_output() -> None:
+    """From now on what is written to stdout goes nowhere, what it still holds back included."""
+    with suppress(OSError, ValueError, AttributeError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _own_stream(stream: TextIO) -> TextIO:

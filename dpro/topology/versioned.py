@@ -47,6 +47,15 @@ def read_versioned(path: Path, of: type[_File]) -> _File:
     return found
 
 
+def as_json(held: Versioned) -> str:
+    """What is in a file that holds something.
+
+    Args:
+        held: what it holds.
+    """
+    return msgspec.json.format(msgspec.json.encode(held), indent=1).decode() + "\n"
+
+
 def write_versioned(held: Versioned, path: Path) -> None:
     """Write a file, whole or not at all.
 
@@ -57,9 +66,8 @@ def write_versioned(held: Versioned, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    text = msgspec.json.format(msgspec.json.encode(held), indent=1)
     try:
         with written_whole(path.parent, path.name) as file:
-            file.write(text + b"\n")
+            file.write(as_json(held).encode())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error

@@ -27,6 +27,7 @@ from dpro.errors import UsageError
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
+from dpro.words import shortened
 
 # What it takes to make a change, the least first, and what each is called.
 EFFORTS = {
@@ -37,6 +38,7 @@ EFFORTS = {
     "none": "cannot be done",
 }
 MAX_NUMBER = (1 << 62) - 1  # of what is counted or numbered: columns have 64 bits
+SHOWN = 60  # characters of a value that is none
 MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 
@@ -226,7 +228,8 @@ class Key:
             return self.type(text)
         except ValueError as error:
             what = "a whole number" if self.type is int else "a number"
-            raise UsageError(f"{label}: {self.name} must be {what}, not {text!r}") from error
+            shown = shortened(repr(text), SHOWN)
+            raise UsageError(f"{label}: {self.name} must be {what}, not {shown}") from error
 
     def check(self, value: Any, label: str) -> None:
         """Refuse a value out of range (NaN is), or a word that is not among the choices.
@@ -240,14 +243,14 @@ class Key:
         if self.choices and value not in self.choices:
             near, known = nearest(value, self.choices), ", ".join(self.choices)
             raise UsageError(f"{label}: no {self.name} {value!r}{near}; there are {known}")
-        least = -MAX_TIMES if self.least is None else self.least
-        most = MAX_TIMES if self.most is None else self.most
-        if self.type is float and not least <= value <= most:
-            raise UsageError(f"{label}: {self.name} must be from {least:g} to {most:g}, not {value:g}")
-        if self.type is int and self.least is not None and value < self.least:
-            raise UsageError(f"{label}: {self.name} must be {self.least:g} or more, not {value}")
-        if self.type is int and abs(value) > MAX_NUMBER:
-            raise UsageError(f"{label}: {self.name} must be {MAX_NUMBER:,} at most, not {value:,}")
+        if self.type not in (int, float):
+            return
+        widest = MAX_NUMBER if self.type is int else MAX_TIMES
+        least = -widest if self.least is None else self.least
+        most = widest if self.most is None else self.most
+        if not least <= value <= most:
+            shown = shortened(f"{value:,}" if self.type is int else f"{value:g}", SHOWN)
+            raise UsageError(f"{label}: {self.name} must be from {least:,g} to {most:,g}, not {shown}")
 
 
 def key(

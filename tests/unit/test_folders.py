@@ -82,3 +82,14 @@ def test_folder_is_locked_as_a_file_is(tmp_path):
         assert is_locked(descriptor)
         os.close(descriptor)
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
+    """A device that root names as an output would be lost."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(InputError, match="is no file"), written_whole(tmp_path, name):
+            pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]

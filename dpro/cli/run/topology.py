@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.output import console, json_option, print_json, warn
+from dpro.cli.output import console, json_option, print_json, warn, write_text
 from dpro.cli.ranges import NumberRange
 from dpro.errors import Unanswerable, UsageError
 
@@ -98,7 +98,7 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     write them: node[001-128].
     """
     from dpro.analysis.answers.fabric.topology import topology_document
-    from dpro.topology.file import FILE, check, write
+    from dpro.topology.file import FILE, as_toml, check, write
 
     found = _described(given)
     check(found)
@@ -114,7 +114,7 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
         hosts = open_run(run).manifest.hosts
         write(found, run / FILE)
     if output is not None:
-        write(found, output)
+        write_text(output, as_toml(found))
     document = topology_document(found, hosts)
     if of_run is not None:
         document = _with_traffic(document, of_run, given)
@@ -130,7 +130,8 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
 
     from dpro.analysis.answers.fabric.traffic import plan_of, traffic_document
     from dpro.cli.analysis import analyse
-    from dpro.topology.paths import FILE, read_paths, write_paths
+    from dpro.topology.paths import FILE, PathsFile, read_paths, write_paths
+    from dpro.topology.versioned import as_json
 
     if given["paths"]:
         write_paths(read_paths(given["paths"]), run / FILE)
@@ -139,7 +140,8 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
     analysis = analyse(str(run))
     if given["plan"]:
         probes = read_paths(given["probes"]) if given["probes"] else []
-        write_paths(plan_of(analysis.outline.graph, probes), given["plan"])
+        plan = PathsFile(paths=list(plan_of(analysis.outline.graph, probes)))
+        write_text(given["plan"], as_json(plan))
     return changed(document, traffic=traffic_document(analysis))
 
 

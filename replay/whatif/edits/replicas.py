@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
+from dpro.limits import MAX_RANKS
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind, is_of, once
 from dpro.replay.kept import kept
 from dpro.replay.mesh import BY
@@ -63,7 +64,7 @@ class DataParallelSize(Edit):
     is_advice = False
     effort = "money"
     training = "a batch that grows with the ranks: as many samples may teach less"
-    ranks: int = key("how many data-parallel ranks", least=1)
+    ranks: int = key("how many data-parallel ranks", least=1, most=MAX_RANKS)
     now: str = key("which algorithm runs; ring without", "", choices=FLAT)
     doubt: float = 0.3
 

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
+from dpro.limits import MAX_RANKS
 from dpro.replay.graph import Graph, once
 from dpro.replay.layouts.layout import gpus_of, in_words
 from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
@@ -36,13 +37,13 @@ class ParallelLayout(Edit):
     )
     source = "the run's own layers re-sized, the pipeline replayed: as `dpro plan RUN` (docs/plan.md)"
     effort = "flag"
-    dp: int | None = key("ranks that share the batch; as it is without", None, least=1)
-    tp: int | None = key("ranks that share each layer", None, least=1)
-    pp: int | None = key("stages of the pipeline", None, least=1)
-    cp: int | None = key("ranks that share each sequence", None, least=1)
-    ep: int | None = key("ranks that share the experts", None, least=1)
-    vpp: int | None = key("chunks of the model on each stage", None, least=1)
-    micro_batch: int | None = key("sequences of a micro-batch", None, least=1)
+    dp: int | None = key("ranks that share the batch; as it is without", None, least=1, most=MAX_RANKS)
+    tp: int | None = key("ranks that share each layer", None, least=1, most=MAX_RANKS)
+    pp: int | None = key("stages of the pipeline", None, least=1, most=MAX_RANKS)
+    cp: int | None = key("ranks that share each sequence", None, least=1, most=MAX_RANKS)
+    ep: int | None = key("ranks that share the experts", None, least=1, most=MAX_RANKS)
+    vpp: int | None = key("chunks of the model on each stage", None, least=1, most=MAX_RANKS)
+    micro_batch: int | None = key("sequences of a micro-batch", None, least=1, most=MAX_RANKS)
     micro_batches: int | None = key(
         "micro-batches of a step; as many as there are sequences for", None, least=1
     )
