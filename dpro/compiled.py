@@ -20,14 +20,16 @@ from types import CodeType, ModuleType
 from typing import Any, ClassVar, TypeVar, cast
 
 from dpro.cache import keep_latest, trusted_folder
-from dpro.errors import DproError, MissingExtra
-
-if find_spec("numba") is None:  # pragma: no cover - numba is there wherever tests run
-    raise MissingExtra("numba", "replay")
+from dpro.errors import DproError, needs_extra
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 KEPT = 1000  # files: those of some ten versions, two for each loop
+
+
+def can_compile() -> bool:
+    """Whether numba is installed; where it is not, the first call of a loop says so."""
+    return find_spec("numba") is not None
 
 
 def compiled(loop: Loop) -> Loop:
@@ -75,8 +77,9 @@ class CompiledLoop:
 
     @functools.cached_property
     def _by_numba(self) -> Any:
-        from numba import njit
-        from numba.core.caching import CompileResultCacheImpl, FunctionCache
+        with needs_extra("replay"):
+            from numba import njit
+            from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
         dispatcher = njit(**self.settings)(self.py_func)
         try:

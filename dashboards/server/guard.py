@@ -12,7 +12,7 @@ import hashlib
 from base64 import b64encode
 from collections.abc import Collection, Sequence
 from hmac import compare_digest
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from flask import Flask, Response, redirect, request
 from isal import igzip
@@ -60,7 +60,8 @@ def _exchanged(token: str) -> Response:
     """Redirect to the same address without the token, which a cookie replaces."""
     rest = [pair for pair in request.args.items(multi=True) if pair[0] != "token"]
     query = "?" + urlencode(rest, safe=",~:=*") if rest else ""
-    answer = redirect("/" + request.path.lstrip("/") + query)  # never to another host, as `//` would be
+    path = quote(request.path.lstrip("/"))  # never to another host, as `//` would be
+    answer = redirect(f"/{path}{query}")
     # Lax: with Strict a link in a chat, or the file that opens the browser, would lead to a refusal.
     answer.set_cookie(cookie_of(token), token, httponly=True, samesite="Lax")
     return answer  # type: ignore[return-value]
@@ -90,7 +91,7 @@ def hash_of(script: str) -> str:
 
 
 def _same(given: str, token: str) -> bool:
-    return compare_digest(given.encode(), token.encode())
+    return compare_digest(given.encode(errors="replace"), token.encode())
 
 
 def _refusal(what_to_do: str) -> Response:

@@ -1,15 +1,15 @@
 """Serve the application until it is interrupted.
 
-In: a run, an address and port, the token that requests must carry. Out: nothing, until Ctrl-C. The token
-    never
-appears in the list of processes, which every user of the machine can read: the browser is started with a
-    file.
+In: a run, an address and port, the token that requests must carry. Out: nothing, until Ctrl-C or SIGTERM. The
+token never appears in the list of processes, which every user of the machine can read: the browser is started
+with a file.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -68,6 +68,7 @@ def serve(
     say(address)
     work = shown.follow if shown.lives else shown.loaded.warm
     threading.Thread(target=work, daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the file with the token is removed
     try:
         with way_in(address) as file:
             if browser:

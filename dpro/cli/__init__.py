@@ -1,8 +1,8 @@
 """The `dpro` command: one module per sub-command, imported only when it is asked for.
 
 In: arguments. Out: text for people on stdout, or one JSON object with `--json`; progress, warnings and
-errors on stderr. A `DproError`, `InternalError` or a disk that is full becomes one line and its exit code;
-nothing else is caught.
+errors on stderr. A `DproError`, `InternalError`, missing library or full disk becomes one line and its exit
+code; nothing else is caught.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 from dpro._version import __version__
 from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, speak_plainly
-from dpro.errors import DproError, InternalError, first_line
+from dpro.errors import DproError, InternalError, MissingExtra, first_line
 from dpro.interrupts import keep_interrupts
 from dpro.panics import is_panic
 
@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+REPLAY = ("numba", "scipy")  # libraries that any analysis may come to need
 # After this many new objects garbage is looked for. Libraries make a hundred thousand while they are loaded,
 # and none of it is garbage: with the 700 of Python that takes 50 ms.
 MANY_OBJECTS = 10_000
@@ -143,6 +144,11 @@ def main() -> None:
             flush_output()
     except (DproError, InternalError) as error:
         fail(error)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in REPLAY:
+            raise
+        fail(MissingExtra(library, "replay"))
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -246,15 +247,19 @@ def test_the_path_of_a_run_runs_no_script_and_injected_ones_are_refused(browser,
         assert any("Content Security Policy" in said for said in complaints(browser))
 
 
-def test_the_command_prints_an_address_and_ends_on_interrupt(repository, tmp_path):
-    run = tmp_path / "run"
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_an_address_and_leaves_no_token_where_it_is_ended(repository, tmp_path, by):
+    run, files = tmp_path / "run", tmp_path / "files"
+    files.mkdir()
     shutil.copytree(repository / "sample_traces" / "healthy", run)
     command = [sys.executable, "-m", "dpro", "dashboard", str(run), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | {"TMPDIR": str(files)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         line = process.stdout.readline()
         address = re.match(r"(http://127\.0\.0\.1:\d+/)\?token=\S{32}", line)
         assert address, line
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(address[1])
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         assert process.wait(60) == 0
+    assert list(files.glob("*.html")) == []

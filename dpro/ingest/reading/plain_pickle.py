@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
-from dpro.errors import MissingExtra
 from dpro.limits import MAX_REPETITION
 
 # Most opcodes in pickles of plain values: those with an argument of fixed size or none, the most frequent
@@ -184,10 +183,12 @@ _looked_at = 0  # bytes, by this process
 @cache
 def _loop() -> Callable[[bytes], bool] | None:
     """The compiled loop; None where numba is not installed."""
-    try:
-        from dpro.ingest.reading.opcodes import are_harmless
-    except MissingExtra:
+    from dpro.compiled import can_compile
+
+    if not can_compile():
         return None
+    from dpro.ingest.reading.opcodes import are_harmless
+
     return are_harmless
 
 

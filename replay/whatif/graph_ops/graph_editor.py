@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from dpro.arrays import Bools, Ints
+from dpro.limits import refuse_large_graph
 from dpro.replay.engine import by_target, longest_path, topological_order
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, assembled, make_graph
 from dpro.replay.intervals import union
+
+MANY = 1 << 20  # nodes, after which the room for more is looked at
 
 
 class GraphEditor:
@@ -56,6 +59,8 @@ class GraphEditor:
             Its number, for edges of this editor.
         """
         row = len(self._templates)
+        if row and not row % MANY:
+            refuse_large_graph(self.graph.num_nodes + 2 * row)  # as many again may follow
         self._templates.append(template)
         for name, value in {"earliest": 0, "anchored": False, **changed}.items():
             self._changed[name][row] = value

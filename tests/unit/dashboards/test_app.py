@@ -18,7 +18,7 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server import serve
 from dpro.dashboards.server.bodies import MAX_BODY_BYTES
-from dpro.dashboards.server.guard import hash_of
+from dpro.dashboards.server.guard import cookie_of, hash_of
 from dpro.dashboards.shown import ShownRun
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
@@ -227,6 +227,17 @@ def test_without_the_token_nothing_is_answered(loaded, path):
     for answer in (client.get(path), client.post(path), client.get(f"{path}?token=wrong"), client.head(path)):
         assert answer.status_code == 403
     assert client.post("/_dash-update-component", data="x" * (MAX_BODY_BYTES + 1)).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/a%0d%0aSet-Cookie:%20x=y", "//other.example/", "/%ff%00"])
+def test_the_token_is_exchanged_at_any_path_of_this_host_alone(loaded, path):
+    answer = make_app(loaded, "a-token").server.test_client().get(f"{path}?token=a-token")
+    assert answer.status_code == 302
+    place = answer.headers["Location"]
+    assert place.isprintable()
+    assert place.startswith("/")
+    assert not place.startswith("//")
+    assert [cookie.split("=")[0] for cookie in answer.headers.getlist("Set-Cookie")] == [cookie_of("a-token")]
 
 
 CALLBACKS = "/_dash-update-component"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpro.errors import MissingExtra
 from dpro.ingest.kineto.columns import Columns
 from dpro.ingest.kineto.memory import Memory
 from dpro.ingest.reading.files import Source
@@ -38,10 +37,12 @@ def scanner_of(source: Source, columns: Columns, memory: Memory) -> Scanner | No
     seen_bytes += of_file
     if of_file < MIN_FILE_BYTES or seen_bytes < MIN_BYTES:
         return None
-    try:
-        from dpro.ingest.kineto.scan.scanner import Scanner
-    except MissingExtra:
+    from dpro.compiled import can_compile
+
+    if not can_compile():
         return None
+    from dpro.ingest.kineto.scan.scanner import Scanner
+
     return Scanner(columns, memory)
 
 

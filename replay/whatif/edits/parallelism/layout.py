@@ -45,7 +45,7 @@ class ParallelLayout(Edit):
     vpp: int | None = key("chunks of the model on each stage", None, least=1, most=MAX_RANKS)
     micro_batch: int | None = key("sequences of a micro-batch", None, least=1, most=MAX_RANKS)
     micro_batches: int | None = key(
-        "micro-batches of a step; as many as there are sequences for", None, least=1
+        "micro-batches of a step; as many as there are sequences for", None, least=1, most=65_536
     )
     doubt: float = 0.1
 

@@ -277,8 +277,8 @@ class Pipeline(Edit):
     effort = "line"
     of_operations = True
     schedule: str = key("in which order stages work", "1f1b", choices=tuple(SCHEDULES))
-    micro_batches: int | None = key("how many there are; as recorded without", None, least=1)
-    chunks: int | None = key("of the model per stage, for interleaved and gpipe", None, least=1)
+    micro_batches: int | None = key("how many there are; as recorded without", None, least=1, most=65_536)
+    chunks: int | None = key("of the model per stage, for interleaved and gpipe", None, least=1, most=1024)
     doubt: float = 0.2
 
     @classmethod

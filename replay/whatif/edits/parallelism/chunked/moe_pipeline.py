@@ -42,7 +42,7 @@ class MoePipeline(ChunkedEdit):
     )
     proof = "4 chunks, all-to-all on gloo"
     effort = "code"
-    chunks: int = key("into how many the tokens of a layer are cut", 2, least=1)
+    chunks: int = key("into how many the tokens of a layer are cut", 2, least=1, most=1024)
     group: str = key("pattern for the process group of the all-to-alls; all without", "")
     axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
     doubt: float = 0.3

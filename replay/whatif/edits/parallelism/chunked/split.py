@@ -55,7 +55,7 @@ class Split(ChunkedEdit):
     proof = "rows and columns of layers in 4 chunks, gloo"
     effort = "code"
     op: str = key("pattern for the operation of collectives; all without", "")
-    chunks: int = key("into how many each is cut", 4, least=1)
+    chunks: int = key("into how many each is cut", 4, least=1, most=1024)
     work: str = key("pattern for the work that is cut; matmuls without", "")
     group: str = key("pattern for the process group; all without", "")
     axis: str = key("only along this axis of parallelism; all without", "", choices=AXES)
