@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np  # noqa: F401  polars would import it within Rust, where a Ctrl-C is a panic
 import polars as pl
 
 from dpro.errors import InternalError, first_line

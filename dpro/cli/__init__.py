@@ -1,13 +1,14 @@
 """The `dpro` command: one module per sub-command, imported only when it is asked for.
 
 In: arguments. Out: text for people on stdout, or one JSON object with `--json`; progress, warnings and
-errors on stderr. A `DproError`, `InternalError`, missing library or full disk becomes one line and its exit
-code; nothing else is caught.
+errors on stderr. A `DproError`, `InternalError`, bad usage, missing library or full disk becomes one line and
+its exit code; nothing else is caught.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ import click
 
 from dpro._version import __version__
 from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, speak_plainly
-from dpro.errors import DproError, InternalError, MissingExtra, first_line
+from dpro.errors import DproError, InternalError, MissingExtra, UsageError, first_line
 from dpro.interrupts import keep_interrupts
 from dpro.panics import is_panic
+from dpro.words import shortened
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -56,6 +58,7 @@ REPLAY = ("numba", "scipy")  # libraries that any analysis may come to need
 # After this many new objects garbage is looked for. Libraries make a hundred thousand while they are loaded,
 # and none of it is garbage: with the 700 of Python that takes 50 ms.
 MANY_OBJECTS = 10_000
+MAX_MESSAGE = 300  # characters of one that repeats what was typed
 
 
 class LazyGroup(click.Group):
@@ -139,9 +142,20 @@ def main() -> None:
     gc.set_threshold(MANY_OBJECTS)
     try:
         try:
-            cli(prog_name="dpro")  # also for `python -m dpro`
+            exit_code = cli(prog_name="dpro", standalone_mode=False)  # also for `python -m dpro`
         finally:
             flush_output()
+        sys.exit(exit_code)
+    except click.Abort:
+        click.echo("Aborted!", err=True)
+        sys.exit(1)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        asked = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "dpro"
+        message = shortened(error.format_message().removesuffix("."), MAX_MESSAGE)
+        fail(UsageError(f"{message} (see `{asked} --help`)"))
     except (DproError, InternalError) as error:
         fail(error)
     except ModuleNotFoundError as error:

@@ -81,7 +81,7 @@ def speak_plainly() -> None:
 
 
 def flush_output() -> None:
-    """Write what stdout holds back, unless nobody reads it or it was closed.
+    """Write what stdout holds back, unless its reader is gone or it was closed.
 
     Raises:
         OSError: there is no room for it.

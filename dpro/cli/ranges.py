@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 MAX_STEPS = 1 << 40  # of a job
-MAX_WINDOW_STEPS = 10_000
+MAX_WINDOW_STEPS = 1_000_000
 MAX_SIZE = 1 << 24  # sequences of a step, tokens of a sequence
 MAX_PID = 1 << 22  # Linux's own bound
 DAY_S = 86_400
@@ -26,5 +26,5 @@ class NumberRange(click.FloatRange):
         """
         number = float(super().convert(value, param, ctx))
         if number != number:
-            self.fail(f"{value} is no number.", param, ctx)
+            self.fail(f"{value} is no number", param, ctx)
         return number

@@ -250,7 +250,9 @@ class Key:
         most = widest if self.most is None else self.most
         if not least <= value <= most:
             shown = shortened(f"{value:,}" if self.type is int else f"{value:g}", SHOWN)
-            raise UsageError(f"{label}: {self.name} must be from {least:,g} to {most:,g}, not {shown}")
+            is_count = self.type is int and self.most is None and value < least
+            bounds = f"{least:,g} or more" if is_count else f"from {least:,g} to {most:,g}"
+            raise UsageError(f"{label}: {self.name} must be {bounds}, not {shown}")
 
 
 def key(

@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.cli.ranges import MAX_PID
 from dpro.cli.run.live import copies, is_live
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
@@ -176,7 +177,8 @@ def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_
         (["run", "--steps", "1"], 1, b"run: no such run"),
         ([str(Path(__file__).parent), "--steps", "1"], 1, b"is not being recorded"),
         (["--pid", str(os.getpid()), "--stacks"], 1, b"was not started by `dpro record`"),
-        (["--pid", "999999999", "--stacks"], 1, b"none on this host"),
+        (["--pid", str(MAX_PID), "--stacks"], 1, b"none on this host"),
+        (["--pid", str(MAX_PID + 1), "--stacks"], 2, b"is not in the range"),
         (["run"], 2, b"says what to do"),
         (["--stacks"], 2, b"name the job"),
         (["run", "--stacks", "--off"], 2, b"says what to do"),

@@ -61,3 +61,9 @@ def test_other_errors_of_destructors_are_reported():
     """)
     assert "ValueError: reported" in done.stderr
     assert done.returncode == 0
+
+
+def test_polars_finds_numpy_loaded_where_it_would_panic_at_a_ctrl_c():
+    code = "import sys, dpro.schema; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n"

@@ -38,9 +38,22 @@ def test_every_number_is_between_two_ends_and_is_a_number():
 
 @pytest.mark.parametrize("number", ["nan", "1e400", "-1", "9" * 5000])
 def test_a_number_that_is_none_or_too_large_is_bad_usage(number):
-    done = dpro("check", "--timeout", number, "--hosts", "localhost")
-    assert done.returncode == 2
-    assert "Error: Invalid value for '--timeout'" in done.stderr
+    line = refused(dpro("check", "--timeout", number, "--hosts", "localhost"), 2)
+    assert line.startswith("dpro: Invalid value for '--timeout': ")
+    assert line.endswith(" (see `dpro check --help`)")
+    assert len(line) < 400
+
+
+def test_usage_that_click_refuses_is_one_line():
+    line = refused(dpro("report", "--nothing"), 2)
+    assert line == "dpro: No such option '--nothing' (see `dpro report --help`)"
+    assert "Did you mean 'report'?" in refused(dpro("repor"), 2)
+
+
+def test_no_command_at_all_is_answered_by_the_help():
+    done = dpro()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Find out what a distributed training job is doing" in done.stderr
 
 
 def test_a_plan_of_a_batch_that_is_a_large_prime_ends(tmp_path):

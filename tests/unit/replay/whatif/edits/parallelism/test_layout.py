@@ -90,5 +90,5 @@ def test_what_cannot_be_cut_is_refused(graph: Graph, text: str, word: str) -> No
 def test_a_job_without_layers_is_refused(tmp_path) -> None:
     with pytest.raises(Unanswerable, match="not known"):
         parse_edit("layout:dp=4").apply(cpu_job().build(tmp_path).graph)
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match="dp must be from 1 to 262,144, not 0"):
         parse_edit("layout:dp=0")
