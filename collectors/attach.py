@@ -94,11 +94,9 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
     """Ask all processes of a job for something, and wait.
 
     Args:
-        run: the run directory.
         kind: `window` (with `steps`), `off`, `on`, `stacks`.
         timeout_s: how long to wait at most.
         done: whether the answers so far are enough.
-        facts: of the request.
 
     Raises:
         InputError: the run is not being recorded.
@@ -124,7 +122,6 @@ def stacks(run: Path, timeout_s: float) -> Answers:
     Ranks whose interpreter is held by a call in C are asked by a signal, where they are on this host.
 
     Args:
-        run: a run that is being recorded.
         timeout_s: how long to wait for answers, s.
 
     Raises:
@@ -153,11 +150,6 @@ def parse_stacks(text: str) -> list[dict[str, Any]]:
 
 def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
     """Make a run of what a recording has so far; the recording goes on.
-
-    Args:
-        run: the run directory of a job that runs.
-        to: a folder to make.
-        finish: turns a launch whose job has ended into tables.
 
     Raises:
         InputError: the run is not being recorded, or changes faster than it can be copied.

@@ -41,8 +41,6 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
     """Have a process, and those it started, profile some steps.
 
     Args:
-        pid: the process.
-        steps: how many.
         folder: where to write.
         timeout_s: how long to wait at most.
 

@@ -111,7 +111,6 @@ def make_app(
     """Make the application.
 
     Args:
-        run: the run, or several; slow results are computed when a view first needs them.
         token: the secret that requests must carry; None for none.
         names: host names that are accepted without a token; None for any.
     """
@@ -269,12 +268,7 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
 
 
 def outside(loaded: Loaded, link: Link) -> str:
-    """Say that ranks were pretended, and which steps or ranks of the selection the run does not have.
-
-    Args:
-        loaded: the run.
-        link: has the selected steps and ranks.
-    """
+    """Say that ranks were pretended, and which steps or ranks of the selection the run does not have."""
     manifest, said = loaded.run.manifest, []
     if manifest.is_pretended:
         said.append(f"{pretended_in_words(manifest)}: no waiting was measured.")

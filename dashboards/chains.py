@@ -83,7 +83,6 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
 
     Args:
         case: the run's unfinished calls and their graph of waiting.
-        at_fault: ranks that findings name.
     """
     roots = case.roots
     away = lead_to(case.waits, roots)
@@ -177,7 +176,6 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
 
     Args:
         chains: as from `chain_info`.
-        theme: light or dark.
     """
     figure = go.Figure()
     columns = {box.x for box in chains.boxes}
@@ -221,12 +219,7 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
 
 
 def wrapped_label(text: str, width: int) -> str:
-    """Break a label into lines that fit, at blanks and underscores; a very long one loses its middle.
-
-    Args:
-        text: the whole label.
-        width: characters of a line.
-    """
+    """Break a label into lines that fit, at blanks and underscores; a very long one loses its middle."""
     lines = _Wrapper(width, break_on_hyphens=False).wrap(shortened(text, _LONGEST_LABEL))
     return "<br>".join(map(plain, lines)) or " "
 

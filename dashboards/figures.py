@@ -47,12 +47,7 @@ class Figures:
         return verdict.step_figure(_some(verdict.step_info(self._run.steps, link), "step"), link.theme)
 
     def heatmap(self, metric: str = "step", **selected: Any) -> go.Figure:
-        """Draw a heatmap of one value per rank and step; the selection is outlined.
-
-        Args:
-            metric: step, data, gc, core, cpu, compute, exposed, wait, transfer, host or idle.
-            selected: steps, ranks, theme.
-        """
+        """Draw a heatmap of one value per rank and step; the selection is outlined."""
         if metric not in heatmap.METRICS:
             raise UsageError(f"no metric {metric!r}; there are {', '.join(heatmap.METRICS)}")
         values = _some(heatmap.heat_info(self._run, metric), "step")
@@ -131,8 +126,6 @@ def selection(
 
     Args:
         steps: a step, the first and the last, or text as `3-8,12`; None selects all.
-        ranks: none selects all.
-        theme: light or dark.
         time_ms: from and to, ms since the first span; None is all of the steps.
 
     Raises:

@@ -55,13 +55,7 @@ class Loaded(Analysis):
     """
 
     def __init__(self, run: Run, as_tried: Tried = lambda found: (list(found), [])) -> None:
-        """Make an analysis; it reads the run when it is first asked for something.
-
-        Args:
-            run: the run.
-            as_tried: corrects predictions by the ledger of changes that were tried, and returns a line for
-                each prediction that it corrected.
-        """
+        """Make an analysis; it reads the run when it is first asked for something."""
         super().__init__(run)
         self.as_tried = as_tried
         self.others: Callable[[str], Loaded] = _no_other

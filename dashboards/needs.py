@@ -96,7 +96,6 @@ def fabric(loaded: Loaded, link: Link) -> str:
     """Need a topology, and deep windows.
 
     Args:
-        loaded: the run.
         link: not used.
     """
     if not (loaded.run.path / FILE).is_file():
@@ -113,7 +112,6 @@ def pairs(loaded: Loaded, link: Link) -> str:
     """Need several ranks in deep windows.
 
     Args:
-        loaded: the run.
         link: not used.
     """
     if len(loaded.run.manifest.ranks) == 1:
@@ -125,7 +123,6 @@ def products(loaded: Loaded, link: Link) -> str:
     """Need products, forward and backward, in deep windows.
 
     Args:
-        loaded: the run.
         link: not used.
     """
     if why := windows(loaded, link):
@@ -165,10 +162,6 @@ def missing_ranks(loaded: Loaded) -> str:
 
 def another(loaded: Loaded, link: Link) -> str:
     """Need a run to compare with, and deep windows of both.
-
-    Args:
-        loaded: the run.
-        link: names the other one.
 
     Raises:
         DproError: the run that the link names cannot be opened.

@@ -56,23 +56,13 @@ def orders_of(mesh: Mesh) -> dict[str, str]:
 
 
 def order_choice(loaded: Loaded, link: Link) -> list[Component]:
-    """The choice of an order, where the run has axes.
-
-    Args:
-        loaded: the run.
-        link: the current one.
-    """
+    """The choice of an order, where the run has axes."""
     axes = orders_of(loaded.mesh)
     return [choices(link, KEY, {BY_NUMBER: "by rank", **axes}, BY_NUMBER)] if axes else []
 
 
 def order_of(loaded: Loaded, link: Link) -> RankOrder:
-    """The order that a link says; by number where it says none that the run has.
-
-    Args:
-        loaded: the run.
-        link: the current one.
-    """
+    """The order that a link says; by number where it says none that the run has."""
     axis = link.own.get(KEY, BY_NUMBER)
     if axis == BY_NUMBER or axis not in named_axes(loaded.mesh):
         return NUMBERED
@@ -86,7 +76,6 @@ def draw_groups(figure: go.Figure, ranks: list[int], order: RankOrder, theme: st
         figure: a heatmap that has a row, a column, or both, for each rank.
         ranks: in the order in which they are drawn.
         order: by which they are.
-        theme: light or dark.
         across: the axes of the figure that ranks are on: `x`, `y` or `xy`.
     """
     places = [order.place(rank) for rank in ranks]

@@ -66,8 +66,6 @@ def panel(title: str, *content: Any, wide: bool = False) -> Component:
     """Return a framed part of a view.
 
     Args:
-        title: its heading.
-        content: what is below the heading.
         wide: span all columns of the grid.
     """
     return html.Section([html.H2(title), *content], className="panel wide" if wide else "panel")
@@ -102,9 +100,7 @@ def csv_link(view: str, table: str, link: Link) -> Component:
     """Return links that download the data of a figure as CSV or Parquet.
 
     Args:
-        view: its name.
         table: name of the data among the view's `tables`.
-        link: the selection.
     """
     kinds = (("CSV", "csv"), ("Parquet", "parquet"))
     address = f"{view}/{table}{link.query()}"
@@ -121,8 +117,6 @@ def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:
     """Embed a figure in the page, without Plotly's buttons that send data to other hosts.
 
     Args:
-        name: its id.
-        figure: its height is kept.
         zooms: whether a zoom changes the link; otherwise the browser alone handles it.
     """
     config: Any = {
@@ -146,8 +140,6 @@ def table(
     """Return a table.
 
     Args:
-        header: the cells of its head.
-        rows: those of its body.
         numbers_from: the first column that is aligned as numbers.
         numbers_to: the first after those; None for all that follow.
     """
@@ -164,14 +156,7 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
 
 
 def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> Component:
-    """Return links that set one of a view's parameters; the current value is marked.
-
-    Args:
-        link: the current one.
-        key: of the parameter.
-        options: value -> what the link to it says.
-        default: the value that links leave out.
-    """
+    """Return links that set one of a view's parameters; the current value is marked."""
     chosen = link.own.get(key, default)
     chosen = chosen if chosen in options else default
     return html.Div(
@@ -191,10 +176,7 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
     """Compute a view's answer to a link; errors become messages.
 
     Args:
-        view: its name; links of other views are ignored.
         search: the link's query.
-        work: computes the answer.
-        say: turns a message into an answer.
     """
     try:
         link = parse_link(search or "")
@@ -214,8 +196,6 @@ def in_browser(app: Dash, function: str, *inputs: Input | State) -> None:
     """Call a function of `assets/dpro.js` when an input changes; it can only change the link.
 
     Args:
-        app: that gets the callback.
-        function: its name there.
         inputs: what is passed to it, in this order.
     """
     call: Any = app.clientside_callback

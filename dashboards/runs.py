@@ -65,11 +65,7 @@ class Runs:
         """Offer runs.
 
         Args:
-            opened: the run that is shown first; it stays open.
-            name: its name among the offers.
-            offers: lists all runs, the opened one included.
             show: opens one; None where there are no others.
-            against: the run to compare with at first.
         """
         self.opened, self.name, self.against = opened, name, against
         self._offers, self._show = offers, show

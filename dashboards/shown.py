@@ -29,7 +29,6 @@ class ShownRun:
         """Show a run.
 
         Args:
-            loaded: its present state.
             later: yields its later states as they become available; None where there are none.
         """
         self.loaded, self.version, self.lives = loaded, 0, later is not None

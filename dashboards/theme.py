@@ -57,7 +57,6 @@ def colour(what: str, theme: str) -> str:
 
     Args:
         what: a name of the palette, as `compute`.
-        theme: light or dark.
     """
     return _PALETTE[what][THEMES.index(theme)]
 
@@ -92,7 +91,6 @@ def series(number: int, theme: str) -> str:
 
     Args:
         number: from 0.
-        theme: light or dark.
     """
     hues = ("compute", "exposed_comm", "overlapped_comm", "host_bound", "wait", "cpu", "runtime")
     return colour(hues[number % len(hues)], theme)
@@ -136,11 +134,7 @@ def whole_ticks(count: int) -> dict[str, Any]:
 
 
 def log_ticks(values: Iterable[float]) -> dict[str, Any]:
-    """Return tick settings for a logarithmic axis: 1, 2 and 5 of each power of ten, of many the powers only.
-
-    Args:
-        values: what is drawn along it.
-    """
+    """Tick settings for a logarithmic axis: 1, 2 and 5 of each power of ten, of many the powers only."""
     known = [value for value in values if value > 0]
     decades = math.log10(max(known) / min(known)) if known else 0.0
     if decades < 1:
@@ -149,13 +143,7 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
 
 
 def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
-    """Apply the page's look to a figure: transparent background, thin grid, system font.
-
-    Args:
-        figure: changed in place.
-        theme: light or dark.
-        height: in pixels.
-    """
+    """Apply the page's look to a figure: transparent background, thin grid, system font."""
     ink, soft, line = (colour(what, theme) for what in ("ink", "soft", "line"))
     axis = {
         "gridcolor": line,

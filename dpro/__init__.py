@@ -24,9 +24,6 @@ __all__ = ["__version__", "open"]
 def open(run: str | os.PathLike[str]) -> OpenedRun:
     """Open a run, for notebooks and scripts.
 
-    Args:
-        run: a run directory, a folder of traces, or one trace; traces are imported into a cache first.
-
     Raises:
         InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
     """

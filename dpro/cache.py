@@ -82,8 +82,6 @@ def keep_latest(folder: Path, pattern: str, count: int) -> None:
 
     Args:
         folder: where they are kept.
-        pattern: of their names.
-        count: how many stay.
     """
     used: list[tuple[int, Path]] = []
     for file in folder.glob(pattern):
@@ -109,7 +107,6 @@ def folder_in_use(parent: Path, prefix: str) -> Iterator[Path]:
 
     Args:
         parent: where it is made.
-        prefix: its name begins with that; nothing else there does.
 
     Raises:
         OSError: it cannot be made.

@@ -201,9 +201,6 @@ def operation(name: str) -> str:
 def classify(name: str) -> KernelClass:
     """Class of a kernel by its name.
 
-    Args:
-        name: as the profiler recorded it.
-
     Raises:
         InputError: an entry of the user's own table is wrong.
     """

@@ -46,9 +46,6 @@ def inlined(loop: Loop) -> Loop:
 
     Called as a function of its own, a loop is handed seven values for each array, on the stack: that takes
     longer than many a small one does. Who uses its arrays is not counted, since its callers hold them.
-
-    Args:
-        loop: in the part of Python that numba compiles.
     """
     return cast(Loop, InlinedLoop(loop))
 
@@ -68,11 +65,7 @@ class CompiledLoop:
         self.py_func: Any = loop
 
     def __call__(self, *given: Any) -> Any:
-        """Run it.
-
-        Args:
-            given: arrays, numbers, and tuples of them.
-        """
+        """Run it."""
         return self._by_numba(*given)
 
     @functools.cached_property

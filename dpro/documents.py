@@ -49,11 +49,7 @@ def encode(document: msgspec.Struct) -> str:
 
 
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of a document or a part, with the meaning of each key from the docstrings.
-
-    Args:
-        kind: its class.
-    """
+    """The JSON schema of a document or a part, with the meaning of each key from the docstrings."""
     (reference,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     declared_as: dict[str, type[Any]] = {each.__name__: each for each in _subclasses(msgspec.Struct)}
     for title, part in parts.items():

@@ -103,7 +103,6 @@ def made_whole(folder: Path, *, within: Path | None = None, mode: int = 0o777) -
     Args:
         folder: where it is to be; there may be an empty folder.
         within: where it is until then, on the same file system; beside its place if None. It must exist.
-        mode: its permissions, less the umask.
 
     Raises:
         OSError: it cannot be made, or something else is in its place.
@@ -122,7 +121,6 @@ def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
     """Lock an open file or folder until all its descriptors are closed.
 
     Args:
-        file: the file, or its descriptor.
         wait: whether to wait for another process that holds the lock.
 
     Returns:

@@ -41,11 +41,6 @@ MIN_ROWS = 1 << 20
 def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
     """Hold the content of a file to a size that such a file can have.
 
-    Args:
-        label: what to call the file.
-        content_bytes: read of it so far.
-        stored_bytes: what it takes on disk.
-
     Raises:
         InputError: it is more than any trace holds in so few bytes.
     """
@@ -58,10 +53,6 @@ def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
 
 def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
     """All of a file that says something of a job; a trace is read piece by piece.
-
-    Args:
-        path: the file.
-        most_bytes: that such a file has.
 
     Raises:
         InputError: it cannot be read, or has more.
@@ -79,9 +70,6 @@ def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
 
 def refuse_large_graph(num_nodes: int) -> None:
     """Hold a graph that is to be made to what fits into memory.
-
-    Args:
-        num_nodes: that it will have.
 
     Raises:
         Unanswerable: it takes more than is left.

@@ -15,8 +15,6 @@ def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ())
     """A table with a caption.
 
     Args:
-        title: the caption.
-        rows: texts, the first of which names the row.
         header: names of the columns; none for names and values.
     """
     head = f"<thead><tr>{_cells('th', header)}</tr></thead>" if header else ""

@@ -36,7 +36,6 @@ def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> R
 
     Args:
         path: a run directory, a folder of traces, or one trace; or the URL of one, which is copied first.
-        watched: makes what reports the progress of an import.
 
     Raises:
         InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
@@ -96,7 +95,6 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
     Waits for a sidecar that still writes; does its work where it was killed together with the job.
 
     Args:
-        run: a run directory, or anything else, which is left alone.
         timeout_s: how long to wait at most.
 
     Raises:

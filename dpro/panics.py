@@ -26,11 +26,7 @@ def is_panic(error: BaseException) -> bool:
 
 @contextmanager
 def panics_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
-    """Turn a panic inside into an error.
-
-    Args:
-        error_of: the error for what the panic says, in one line.
-    """
+    """Turn a panic inside into an error."""
     with _held.back():
         try:
             yield

@@ -48,11 +48,7 @@ class _Context(SpawnContext):
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
-    """A pool of processes with one core each.
-
-    Args:
-        jobs: how many.
-    """
+    """A pool of processes with one core each."""
     return ProcessPoolExecutor(jobs, _Context(), _prepare_worker)
 
 

@@ -127,12 +127,7 @@ def selection_document(selection: Selection) -> SelectionDocument | UnsetType:
 
 
 def is_within(number: int, ranges: Ranges) -> bool:
-    """Whether a number lies in one of some ranges.
-
-    Args:
-        number: such as a rank.
-        ranges: any number of them.
-    """
+    """Whether a number lies in one of some ranges."""
     return any(first <= number <= last for first, last in ranges)
 
 
@@ -140,7 +135,6 @@ def is_in_ranges(column: str, ranges: Ranges) -> pl.Expr:
     """Whether a column's number lies in one of some ranges.
 
     Args:
-        column: of whole numbers.
         ranges: at least one.
     """
     import polars as pl
@@ -150,10 +144,6 @@ def is_in_ranges(column: str, ranges: Ranges) -> pl.Expr:
 
 def parse_ranges(text: str, what: str) -> Ranges:
     """Read `3-8` or `3,5,7-9`; nothing for an empty text.
-
-    Args:
-        text: as it was given.
-        what: of what it is a list: steps or ranks.
 
     Raises:
         UsageError: it is no such list.

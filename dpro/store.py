@@ -129,7 +129,6 @@ class Run:
         """All rows of a table, sorted as declared; empty where the run has none.
 
         Args:
-            table: which table.
             columns: those to read, where not all are needed; rows then come in the order of the parts.
 
         Raises:
@@ -153,10 +152,6 @@ class Run:
     def part_by_part(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Some columns of a table, one part in memory at a time.
 
-        Args:
-            table: which table.
-            columns: those to read.
-
         Raises:
             InputError: a part cannot be read.
         """
@@ -167,9 +162,7 @@ class Run:
         """Some columns of some parts of a table, in the order of the parts.
 
         Args:
-            table: which table.
             parts: as `parts` names them.
-            columns: those to read.
 
         Raises:
             InputError: a part cannot be read.
@@ -212,13 +205,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def part_files(run: Path, table: Table, named: str = "") -> list[Path]:
-    """The files of a table in order of their names; folders, pipes and devices are not looked into.
-
-    Args:
-        run: a run directory, or a folder that is to be one.
-        table: which table.
-        named: what their names begin with.
-    """
+    """The files of a table in order of their names; folders, pipes and devices are not looked into."""
     return [path for path in sorted((run / table.name).glob(f"{named}*.parquet")) if path.is_file()]
 
 
@@ -246,8 +233,6 @@ def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
     """Write one part of a table, whole or not at all; an empty frame writes nothing.
 
     Args:
-        run: the run directory.
-        table: which table.
         part: name of the part without suffix, such as `rank00003`.
         frame: rows; they are held to the table's declaration first.
 
@@ -301,7 +286,6 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
 
     Args:
         run: the run directory, made where it does not exist.
-        manifest: what to write.
     """
     run.mkdir(parents=True, exist_ok=True)
     document = plain(manifest) | {"missing_ranks": manifest.missing_ranks}

@@ -64,7 +64,6 @@ def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame with all declared columns in their types; those that it lacks have their default.
 
     Args:
-        table: the declaration.
         frame: some of its columns; a frame without any has no rows.
 
     Raises:
@@ -90,7 +89,6 @@ def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame with its columns in their declared types.
 
     Args:
-        table: the declaration.
         frame: some of its columns.
 
     Raises:
@@ -121,10 +119,6 @@ def _cast(column: Column, values: pl.Series) -> pl.Series:
 
 def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame with exactly the declared columns, types and row order.
-
-    Args:
-        table: the declaration.
-        frame: rows from an importer or collector.
 
     Raises:
         SchemaError: an undeclared column, a value that does not fit its type, a null, a text that is no

@@ -54,7 +54,6 @@ def shortened(text: str, most: int) -> str:
     """A text of at most `most` characters; what is cut off is marked: `ncclDevKernel_AllRed…`.
 
     Args:
-        text: any.
         most: characters, at least 1.
     """
     return text if len(text) <= most else text[: most - 1] + _MORE
@@ -65,6 +64,5 @@ def few(items: Sequence[object], most: int) -> str:
 
     Args:
         items: in the order in which they are named.
-        most: how many are named.
     """
     return ", ".join(map(str, items[:most])) + (f" {_MORE}" if len(items) > most else "")

@@ -40,7 +40,6 @@ def write_archive(file: Path, value: Any, records: Records) -> None:
 
     Args:
         file: where; an older one is replaced.
-        value: of records, arrays, frames, tuples and plain values.
         records: the classes that it may hold.
 
     Raises:
@@ -61,7 +60,6 @@ def read_archive(file: Path, records: Records, run: Run | None) -> Any:
     Args:
         file: as `write_archive` has written it.
         records: the classes that it may hold.
-        run: what stands for a run.
     """
     try:
         with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
@@ -109,12 +107,7 @@ class _Arrays:
         return value
 
     def _named(self, value: Any, as_array: Callable[[Any], Array]) -> str:
-        """The name by which an array or frame is written.
-
-        Args:
-            value: which.
-            as_array: what is written of it.
-        """
+        """The name by which an array or frame is written."""
         name: str = self._places.setdefault(id(value), str(len(self.found)))
         if name not in self.found:
             self.found[name] = as_array(value)
@@ -152,7 +145,6 @@ def built_from(outline: Any, arrays: Mapping[str, Array], records: Records, run:
         outline: of records, arrays and plain values, as `write_archive` writes it.
         arrays: by name.
         records: the classes that it may hold.
-        run: what stands for a run.
     """
     small = _read_only(arrays[SMALL].astype(np.int64)) if SMALL in arrays else np.empty(0, np.int64)
     made: dict[Any, Any] = {}  # arrays and frames so far

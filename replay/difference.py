@@ -76,8 +76,6 @@ def explain(a: Graph, b: Graph, selection: Selection = ALL) -> Difference:
     """Compare two runs.
 
     Args:
-        a: the graph of the first, such as the one before a change.
-        b: the graph of the second.
         selection: the steps whose mean is compared, and the ranks whose work in them is. A step ends with the
             last of its work on any rank, selected or not.
 

@@ -77,7 +77,6 @@ def chain_of(binding: Ints, source: Ints, node: int) -> Ints:
     Args:
         binding: [N] as `longest_path` returns it.
         source: [E].
-        node: which.
     """
     chain = np.empty(node + 1, np.int64)  # numbers fall along it
     return chain[: _chain(binding, source, node, chain)][::-1].copy()
@@ -163,7 +162,6 @@ def grouped(key: Ints, num_groups: int) -> tuple[Ints, Ints]:
 
     Args:
         key: [K] from 0 to num_groups - 1.
-        num_groups: G.
 
     Returns:
         indptr: [G + 1], and order: [K]: members of group g are order[indptr[g]:indptr[g + 1]], ascending.
@@ -196,7 +194,6 @@ def by_target(source: Ints, target: Ints, num_nodes: int) -> tuple[Ints, Ints]:
     Args:
         source: [E].
         target: [E].
-        num_nodes: N.
 
     Returns:
         indptr: [N + 1], and order: [E]: edges into node i are order[indptr[i]:indptr[i + 1]].
@@ -279,7 +276,6 @@ def topological_order(num_nodes: int, source: Ints, target: Ints, preference: In
     """Nodes in an order in which every edge goes forward.
 
     Args:
-        num_nodes: N.
         source: [E] where each edge starts.
         target: [E] where it leads.
         preference: the order in which nodes are taken that have none before them; others in it do not count.

@@ -90,7 +90,6 @@ def is_of(kind: Ints, kinds: Sequence[int]) -> Bools:
 
     Args:
         kind: [N] from 0 on.
-        kinds: which.
     """
     table = np.zeros(max(len(NodeKind), len(EdgeKind)), np.bool_)
     table[list(kinds)] = True
@@ -275,12 +274,6 @@ def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Calla
     Edits ask the same things of one graph again and again, and of graphs that differ from it in durations
     alone. Only one value of each name is kept, so that what is kept does not grow with the changed graphs. It
     must not hold a graph, which would then be freed late, as one of a cycle. Arrays become read-only.
-
-    Args:
-        graph: the graph.
-        name: what is asked, with all that it is asked for.
-        columns: the arrays, tables and tuples of the graph from which the value follows, and nothing else.
-        compute: gives the value.
     """
     kept = graph.known.get(name)
     if kept is not None and all(one is other for one, other in zip(kept[0], columns, strict=True)):
@@ -316,10 +309,8 @@ def make_graph(
 
     Args:
         nodes: in any order.
-        edges: between the nodes as they are given.
         names: what `nodes.name` points into.
         lanes: what `nodes.lane` points into: (rank, what the lane is).
-        origin_ns: what was subtracted from all times.
 
     Raises:
         GraphError: an edge points outside the graph, a duration is negative, or there is a cycle; the
@@ -338,7 +329,6 @@ def order_of(edges: Edges, begins: Ints) -> tuple[Ints, Ints]:
     """Nodes in an order in which every edge goes forward, and those that a cycle keeps out of it.
 
     Args:
-        edges: between nodes that are numbered in any way.
         begins: [N] ns; nodes with nothing before them come in this order.
     """
     roots = np.flatnonzero(np.bincount(edges.target, minlength=begins.size) == 0)
@@ -350,7 +340,6 @@ def renumbered(edges: Edges, order: Ints) -> Edges:
     """The edges once each node's number is its place in the order.
 
     Args:
-        edges: between nodes in their old numbers.
         order: [N] the old number of each node in its new order.
     """
     number = np.empty(order.size, np.int64)
@@ -368,7 +357,6 @@ def assembled(
         edges: between them, in any order.
         names: what `nodes.name` points into.
         lanes: what `nodes.lane` points into: (rank, what the lane is).
-        origin_ns: what was subtracted from all times.
 
     Raises:
         GraphError: an edge goes backwards, or a duration is negative.

@@ -40,12 +40,7 @@ class KeptFacts:
     tables: tuple[tuple[str, int], ...]
 
     def file_of(self, name: str, columns: Sequence[object]) -> Path | None:
-        """Where a fact is kept; None where it does not follow from what was saved.
-
-        Args:
-            name: of the fact.
-            columns: that it follows from.
-        """
+        """Where a fact is kept; None where it does not follow from what was saved."""
         own = set(map(id, self.own))
         runs = [column for column in columns if isinstance(column, Run)]
         saved = all(id(column) in own for column in columns if not isinstance(column, Run))
@@ -66,7 +61,6 @@ def with_kept_facts(graph: Graph, graph_file: Path) -> Graph:
     """The same graph, facts about which are kept beside its file.
 
     Args:
-        graph: as it was saved.
         graph_file: where.
     """
     tuples = (graph.names, graph.lanes, graph.messages)
@@ -92,10 +86,7 @@ def kept(
     """As `once`, of a fact that is also kept for the next command.
 
     Args:
-        graph: the graph.
         name: of the fact, as a part of a file's name.
-        columns: of the graph, and its run, from which the fact follows, and nothing else.
-        compute: finds it.
         records: classes of which it consists, by their names.
     """
 
@@ -117,11 +108,7 @@ def kept(
 
 
 def remove_facts_without_graph(folder: Path) -> None:
-    """Remove facts about graphs that are not kept any more.
-
-    Args:
-        folder: of saved graphs.
-    """
+    """Remove facts about graphs that are not kept any more."""
     for file in folder.glob(f"*{SUFFIX}"):
         if not file.with_name(f"{file.name.partition('.')[0]}.npz").exists():
             file.unlink(missing_ok=True)

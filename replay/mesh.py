@@ -116,8 +116,6 @@ def mesh_of(
     Args:
         groups: process groups, in the order in which they were made.
         recorded: coordinates by rank and axis, as the job's meshes state them; axes without one are left out.
-        num_ranks: of the job.
-        sizes: by axis, as the meshes state them; of others the highest recorded coordinate says it.
     """
     stated = _from_mesh(recorded, num_ranks, sizes or {})
     return stated if stated.axes else _from_groups(list(groups), num_ranks)
@@ -134,7 +132,6 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
     """The axis along which the ranks of a group differ: the whole axis, or a part of it.
 
     Args:
-        mesh: the layout.
         ranks: global ranks of the group.
         description: of the group, as the job gave it; empty where unknown.
 
@@ -161,7 +158,6 @@ def places_along(mesh: Mesh, name: str) -> dict[int, int]:
     """Where ranks are along an axis, from 0; those of unknown place are left out.
 
     Args:
-        mesh: the layout.
         name: one of `named_axes`. Along what is laid over the axes, ranks of a group count in their order.
     """
     for number, axis in enumerate(mesh.axes):

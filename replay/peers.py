@@ -27,12 +27,7 @@ LABEL = [*PHASE, "name", "around"]
 
 
 def work_keys(graph: Graph, ranks: Sequence[int] | None = None) -> pl.DataFrame:
-    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step.
-
-    Args:
-        graph: the graph.
-        ranks: of these ranks alone.
-    """
+    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
     nodes = graph.nodes
     if ranks is not None:
         return _work_keys(graph, np.isin(nodes.rank, ranks))
@@ -94,7 +89,6 @@ def with_calls(work: pl.DataFrame, graph: Graph) -> pl.DataFrame:
 
     Args:
         work: as from `work_without_calls`, of all ranks.
-        graph: with the transfers of all ranks.
     """
     return (
         work.join(_calls(graph), on="rank", how="left")
@@ -139,7 +133,6 @@ def peers_of(found: Iterable[Sequence[int]], rank: int) -> list[int]:
 
     Args:
         found: as from `teams`.
-        rank: which.
     """
     return [peer for team in found if rank in team for peer in team if peer != rank]
 

@@ -95,10 +95,8 @@ def with_communication(
     """Fill in what communication takes.
 
     Args:
-        built: the graph of pretended ranks.
         manifest: the run's.
         network: a measured network table, as from `read_frame`; None for none.
-        error_pct: by how much replayed steps are off.
 
     Returns:
         The graph, with times of communication where they are known, and what a step takes. The step is that
@@ -172,9 +170,6 @@ def without_waits_for_cores(graph: Graph) -> Graph:
 
     A rank that runs alone waits for no other rank. When in a step it waited was not recorded: all of its own
     work in that step is taken to be shorter by the same share.
-
-    Args:
-        graph: of pretended ranks, with its run.
     """
     assert graph.run is not None
     facts = host_facts(graph.run.table(STEPS), graph.run.table(COUNTERS)).drop_nulls("run_queue_ns")
@@ -188,12 +183,7 @@ def without_waits_for_cores(graph: Graph) -> Graph:
 
 
 def sharing_of(graph: Graph, ranks: int) -> Sharing:
-    """What it changes if ranks share the cores of a host like the one that they were pretended on.
-
-    Args:
-        graph: of pretended ranks, with its run.
-        ranks: of a host.
-    """
+    """What it changes if ranks share the cores of a host like the one that they were pretended on."""
     assert graph.run is not None
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
     facts = host_facts(steps, counters).drop_nulls(["cpu_ns", "training_thread_cpu_ns"])
@@ -254,7 +244,6 @@ class _Source:
         """What collectives take.
 
         Args:
-            op, num_ranks, hosts, stride: their kind.
             num_bytes: [T] payloads.
 
         Raises:

@@ -33,9 +33,6 @@ def axes_of_messages(graph: Graph) -> tuple[str, ...]:
 
     Messages between two ranks are along the axis in which these two differ, whatever group they are sent in.
 
-    Args:
-        graph: the graph, with its run.
-
     Returns:
         As of `axis_of_group`; all empty where the graph has no run.
     """

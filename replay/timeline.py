@@ -64,7 +64,6 @@ def replay_durations(graph: Graph, durations: Ints) -> Ints:
     """[N, S] end of each node when the graph is replayed with each column of `durations` [N, S].
 
     Args:
-        graph: the graph.
         durations: [N, S] ns, one column per scenario.
     """
     starts = longest_path_batch(
@@ -77,7 +76,6 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
     """When each step of the job ended: with the last of its work on any rank.
 
     Args:
-        graph: the graph.
         start, end: [N] ns of each node: replayed, or as measured.
 
     Returns:
@@ -106,7 +104,6 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
     """From when to when nodes last that are equal in some columns; those of rendezvous do not count.
 
     Args:
-        graph: the graph.
         by: which columns.
         start, end: [N] ns of its nodes.
 
@@ -180,7 +177,6 @@ def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
     """How long each step of the job took: `step_ends`, `durations_of`.
 
     Args:
-        graph: the graph.
         start, end: [N] ns of each node: replayed, or as measured.
     """
     return durations_of(step_ends(graph, start, end))
@@ -190,7 +186,6 @@ def rank_step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
     """How long each step took by the work of each rank alone: `rank`, `window`, `step`, `duration_ns`.
 
     Args:
-        graph: the graph.
         start, end: [N] ns of each node: replayed, or as measured.
     """
     by = ["rank", "window"]
@@ -205,7 +200,6 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: I
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
-        graph: the changed graph.
         start, end: [N] ns of its nodes.
     """
     begins = baseline.drop("finish_ns")
@@ -219,7 +213,6 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
-        graph: the changed graph.
         end: [N] ns of its nodes.
     """
     finish, kept = _finish_of(baseline, graph, end)
@@ -253,7 +246,6 @@ def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFram
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
-        graph: the changed graph.
         end: [N] ns of its nodes.
     """
     finish, kept = _finish_of(baseline, graph, end)
@@ -265,7 +257,6 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
 
     Args:
         baseline: `step_ends` of the unchanged graph.
-        graph: the changed graph.
         end: [N] ns of its nodes.
     """
     nodes = graph.nodes
@@ -310,10 +301,6 @@ def critical_nodes(timeline: Timeline, window: int) -> Ints:
 
     Each starts exactly when the one before it has ended and the edge's lag has passed, so their durations
     and lags and the first one's earliest time add up to the window's end.
-
-    Args:
-        timeline: the replay.
-        window: which.
     """
     in_window = timeline.graph.nodes.window == window
     return chain_to(timeline, int(np.argmax(np.where(in_window, timeline.end, -1))))
@@ -330,12 +317,7 @@ def time_on_critical_path(timeline: Timeline) -> Ints:
 
 
 def chain_to(timeline: Timeline, node: int) -> Ints:
-    """What decides when a node ends, first to last.
-
-    Args:
-        timeline: the replay.
-        node: which.
-    """
+    """What decides when a node ends, first to last."""
     return chain_of(timeline.binding, timeline.graph.edges.source, node)
 
 
@@ -359,7 +341,6 @@ def critical_path_of_steps(
     piece of work that decides its end may start, that is a part of its own.
 
     Args:
-        timeline: a replay.
         steps: `window` and `step` of each.
         baseline: `step_ends` of the unchanged graph, if this is the replay of a changed one: windows then
             begin where they began there, as in `changed_step_times`.
@@ -374,7 +355,6 @@ def steps_between(
     """When steps ended, and when the ones before them did: `window`, `step`, `finish_ns`, `begin_ns`.
 
     Args:
-        timeline: a replay.
         steps: `window` and `step` of each.
         baseline: as of `critical_path_of_steps`.
     """
@@ -403,7 +383,6 @@ def from_begin(pieces: Sequence[pl.DataFrame], rank: int, lasts: int) -> pl.Data
     """The part of a step before the first piece of work that decides its end may start.
 
     Args:
-        pieces: all others.
         rank: of the first one; -1 without any.
         lasts: ns of the step.
     """
@@ -416,7 +395,6 @@ def path_pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
     """The nodes of a path, and for how much of the time since a moment each is what was waited for.
 
     Args:
-        timeline: the replay.
         path: as from `chain_to`.
         since: ns.
     """

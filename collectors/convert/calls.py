@@ -35,7 +35,6 @@ def keep_dumps(folder: Path, read: Callable[[Path], Mapping[str, pl.DataFrame]])
 
     Args:
         folder: where the process writes.
-        read: reads one dump into tables.
     """
     for dump in sorted([*folder.glob("flight-*.json"), *folder.glob("flight-*.pickle")]):
         status = dump.stat()
@@ -72,7 +71,6 @@ def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
 
     Args:
         folder: where the process writes.
-        since_ns: when its last step ended.
     """
     paths = [path for path in _kept(folder) if path.stem.endswith(f"-{STALL}")]
     frames = [with_texts(pl.read_parquet(path)) for path in paths if path.stat().st_mtime_ns > since_ns]
@@ -85,7 +83,6 @@ def write_calls(
     """Write the entries that no window saw run, and forget their dumps.
 
     Args:
-        run: the run directory.
         part: beginning of the names of the process's parts.
         folder: where the process writes.
         until_ns: entries from then on are left for windows to come, as are those of each latest dump, whose

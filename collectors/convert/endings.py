@@ -53,8 +53,6 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
     """Return how one process ended; its exit code where SIGTERM came only after it had exited.
 
     Args:
-        folder: what it left.
-        recorded: its records.
         status: its wait status as the sidecar read it, None where unknown.
     """
     announced = [Ending(r.b, r.c) for r in recorded if r.kind == records.ENDING]

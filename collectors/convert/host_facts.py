@@ -34,10 +34,6 @@ _SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_n
 def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, Boundary]) -> pl.DataFrame:
     """What a process measured of its host.
 
-    Args:
-        recorded: the records of the process.
-        boundaries: the end of each of its steps, by number.
-
     Returns:
         `[device, counter, time_ns, value]`.
     """
@@ -54,10 +50,6 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
 
     The process numbers steps before it knows for sure what ends them: its records say when a step began and
     ended, and count where that is at two boundaries in a row.
-
-    Args:
-        recorded: the records of the process.
-        boundaries: the end of each of its steps, by number.
     """
     timed = np.array([tuple(each[:3]) for each in recorded if each.kind == records.GPU_STEP], np.int64)
     if not len(timed) or not boundaries:
@@ -106,8 +98,6 @@ def _per_step(
 
     Args:
         totals: `[N, 4]` int64: time, then the totals so far; -1 where unknown.
-        boundaries: the end of each step.
-        counters: names of the totals.
     """
     numbers = np.array(list(boundaries), np.int64)
     ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T

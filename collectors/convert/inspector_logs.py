@@ -31,11 +31,6 @@ _FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
 def convert_logs(launch: Launch, processes: Sequence[RecordedProcess], read: LogReader) -> dict[str, Any]:
     """Add what the Inspector measured in processes of a launch to their collectives.
 
-    Args:
-        launch: the launch; its job has ended.
-        processes: those of its processes whose tables are made.
-        read: reads one log.
-
     Returns:
         What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
     """

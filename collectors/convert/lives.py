@@ -24,8 +24,6 @@ def starts(process: RecordedProcess, recorded: Sequence[records.Record], launche
     """How a process came to its first step, as a row of `starts`; none where it does not say.
 
     Args:
-        process: the process.
-        recorded: its records.
         launched_ns: when its launcher started the command, -1 where unknown.
     """
     moments: dict[str, Any] = {}

@@ -37,7 +37,6 @@ def outside_windows(folder: Path, rank: int) -> pl.DataFrame:
 
     Args:
         folder: where the process wrote.
-        rank: which it was.
     """
     calls = _read(folder / f"{PRETENDED}.json")
     rows = [_row(call, rank, -1) | {"collective_id": CALL_IDS + at} for at, call in enumerate(calls)]
@@ -50,10 +49,7 @@ def with_pretended_calls(
     """The tables of a window with its pretended calls.
 
     Args:
-        frames: its tables.
         path: `pretendedNNNN.json`.
-        rank, window: whose.
-        first: of the ids of the window.
     """
     spans = frames[SPANS.name]
     calls = _read(path)

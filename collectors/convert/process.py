@@ -52,13 +52,7 @@ DROPPED = "deep windows dropped, since another profiler or a process was started
 
 
 def convert_so_far(run: Path, process: RecordedProcess, readers: Readers) -> None:
-    """Convert what a process has saved so far, while it may still run.
-
-    Args:
-        run: the run directory.
-        process: the process.
-        readers: of the files of PyTorch and NCCL.
-    """
+    """Convert what a process has saved so far, while it may still run."""
     dumped_ns = calls.latest_dump_ns(process.folder)
     recorded = records.read_records(process.folder / "records.bin")
     _keep_dumps(process, readers)
@@ -77,9 +71,6 @@ def convert_process(
     """Convert everything of a process that has ended.
 
     Args:
-        run: the run directory.
-        process: the process.
-        readers: how to read what PyTorch wrote.
         status: its wait status, None where unknown.
         launched_ns: when its launcher started the command, -1 where unknown.
 
@@ -165,8 +156,6 @@ def move_process(run: Path, process: RecordedProcess, to: Path) -> None:
     """Move the parts that a process has so far to another run: its steps happened again later.
 
     Args:
-        run: the run that has the parts.
-        process: the process.
         to: the run that gets them; `run` itself changes nothing.
     """
     for table in TABLES.values() if to != run else ():

@@ -37,7 +37,6 @@ def stack_of(folder: Path, since_ns: int = -1) -> str:
 
     Args:
         folder: where the process writes.
-        since_ns: when its last step ended.
     """
     stall = stall_of(folder)
     return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
@@ -48,7 +47,6 @@ def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.Data
 
     Args:
         folder: where the process writes.
-        rank: the rank that sent or received them.
         stalled_ns: the later of the last step's end and the last collective's begin. A message whose handle
             was released during the stall was delivered if it was enqueued before this.
     """
@@ -72,8 +70,6 @@ def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
 
     Args:
         path: `messagesNNNN.json`.
-        rank: the rank that sent or received them.
-        window: its number.
     """
     saved = from_json(path.read_text()) if path.is_file() else []
     if isinstance(saved, list):  # of an earlier version
@@ -116,7 +112,6 @@ def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
     """Save the groups of a dump, if it is the latest of its backend.
 
     Args:
-        folder: of the process.
         backend: as `nccl`.
         said: rows of `process_groups` in the dump, all with its `saved_ns`; None or no rows change nothing.
     """
@@ -129,12 +124,7 @@ def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
 
 
 def process_groups(folder: Path, rank: int) -> pl.DataFrame:
-    """Return the groups in the latest dumps, with their ranks filled in where the dumps lack them.
-
-    Args:
-        folder: of the process.
-        rank: its rank.
-    """
+    """Return the groups in the latest dumps, with their ranks filled in where the dumps lack them."""
     frames = [with_texts(pl.read_parquet(path)) for path in sorted(folder.glob("said-*.parquet"))]
     if not frames:
         return PROCESS_GROUPS.empty()
@@ -145,7 +135,6 @@ def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
     """Add to rows of `process_groups` the ranks that the process itself recorded, and when it last looked.
 
     Args:
-        said: what its dumps said.
         folder: where it writes.
     """
     path = folder / "checked"

@@ -33,7 +33,6 @@ def frames_of(
     """Convert the records of a process, or the latest of them, to the tables `RECORD_TABLES`.
 
     Args:
-        process: the process.
         recorded: its records, in order, with all that announce what ends steps.
         status: its wait status, None where unknown.
     """
@@ -123,7 +122,6 @@ def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
     """What a probe of `dpro try` measured in a process, as rows of its table.
 
     Args:
-        process: the process.
         table: `codecs` or `sensitivities`.
     """
     path = process.folder / f"{table.name}.json"
@@ -143,8 +141,6 @@ def worker_row(
     """The row of `workers` of a process; arguments as those of `frames_of`.
 
     Args:
-        process: the process.
-        recorded: its records.
         status: its wait status, None where unknown.
     """
     facts = process.facts

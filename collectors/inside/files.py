@@ -37,7 +37,6 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Args:
         path: where; a file that is there is replaced.
-        content: all of it.
 
     Raises:
         OSError: it cannot be written.
@@ -50,7 +49,6 @@ def is_still(descriptor: int, identity: tuple[int, int]) -> bool:
     """Whether a descriptor is still that of a file: a job may close all, and have its own under that number.
 
     Args:
-        descriptor: that was open once.
         identity: of the file, as from `identity_of`.
     """
     with suppress(OSError):

@@ -30,11 +30,7 @@ from .windows import windows
 
 
 def install(launch: str) -> None:
-    """Set the hooks; called at the end of `import torch`.
-
-    Args:
-        launch: the folder that the launcher made for its processes.
-    """
+    """Set the hooks; called at the end of `import torch`."""
     recorder = Recorder(Path(launch))
     with suppress(OSError):
         (recorder.launch / IMPORTED).touch()

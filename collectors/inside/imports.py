@@ -26,7 +26,6 @@ class AwaitedModules:
         """Call an action when a module has been imported, at once where it is there.
 
         Args:
-            name: of the module.
             action: gets the module; must not raise.
         """
         if name in sys.modules:
@@ -39,12 +38,7 @@ class AwaitedModules:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders say, of a module that is awaited; None of any other.
-
-        Args:
-            name: of the module.
-            path, target: as the import system gives them; the other finders get their own.
-        """
+        """What the other finders say, of a module that is awaited; None of any other."""
         if name not in self._actions or name in self._asking:
             return None
         self._asking.add(name)

@@ -37,22 +37,13 @@ def image_folder(launch: Path, host: str, pid: int, image: int) -> Path:
     """The folder of one of the programs that a process has been (`exec`) and that recorded.
 
     Args:
-        launch: the folder of the launch.
-        host: of the process.
-        pid: of the process.
         image: the program's number, from 0.
     """
     return launch / f"{host}-{pid}{f'_{image}' * (image > 0)}"
 
 
 def next_image(launch: Path, host: str, pid: int) -> int:
-    """Return how many programs a process has been that recorded.
-
-    Args:
-        launch: the folder of the launch.
-        host: of the process.
-        pid: of the process.
-    """
+    """Return how many programs a process has been that recorded."""
     return sum(1 for _ in takewhile(lambda image: image_folder(launch, host, pid, image).is_dir(), count()))
 
 

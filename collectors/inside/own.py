@@ -27,10 +27,6 @@ def owns(folder: str | os.PathLike[str], owner: int) -> bool:
     """Whether the owner of a folder is this user, or the user that its file server maps this user to.
 
     Root is a user like any other: the owner of a folder can direct what root does in it.
-
-    Args:
-        folder: the folder.
-        owner: user id of its owner.
     """
     return owner == os.geteuid() or (owner == SQUASHED_ROOT and _known_as(folder) == owner)
 

@@ -25,8 +25,6 @@ def patch(
     """Have `before` and `after` called around a function; they get its first argument, if there is one.
 
     Args:
-        owner: the module or class that has the function.
-        name: its name there.
         before: must not raise.
         after: must not raise; not called where the function raised.
     """
@@ -45,13 +43,7 @@ def patch(
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Put a function of our own in the place of another.
-
-    Args:
-        owner: the module, class or object that has the function.
-        name: its name there.
-        around: makes the one that calls it.
-    """
+    """Put a function of our own in the place of another."""
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(around(original)))
 

@@ -98,9 +98,6 @@ class Recorder:
     def __init__(self, launch: Path) -> None:
         """Read the configuration; nothing is written yet.
 
-        Args:
-            launch: the folder that the launcher made for its processes.
-
         Raises:
             PermissionError: it belongs to another user, who must not steer this process.
         """
@@ -159,7 +156,6 @@ class Recorder:
 
         Args:
             what: what this process does about it, to follow "process 123".
-            error: what went wrong.
         """
         with suppress(Exception):
             line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
@@ -178,17 +174,11 @@ class Recorder:
 
         Args:
             occasion: what the action waits for, as `step`.
-            action: gets what the occasion passes.
         """
         self._listeners[occasion].append(action)
 
     def on_import(self, module: str, action: Callable[[Any], object]) -> None:
-        """Have an action of a probe called, as by `call`, once the job has imported a module, or at once.
-
-        Args:
-            module: its name; nothing is imported for it.
-            action: gets the module.
-        """
+        """Have an action of a probe called, as by `call`, once the job has imported a module, or at once."""
         self._imports.add(module, partial(self.call, action))
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
@@ -284,10 +274,6 @@ class Recorder:
     def answer(self, request: str, facts: dict[str, Any]) -> None:
         """Answer a request with what became of it in this process.
 
-        Args:
-            request: its number, as in the file that asked.
-            facts: JSON values; the rank is added.
-
         Raises:
             OSError: it cannot be written.
         """
@@ -351,10 +337,6 @@ class Recorder:
 
     def write_file(self, name: str, content: bytes) -> None:
         """Write a file of this process, under a name that only a whole file gets.
-
-        Args:
-            name: within the folder of this process.
-            content: all of it.
 
         Raises:
             OSError: it cannot be written.

@@ -88,7 +88,6 @@ class RecordWriter:
         """Append one record.
 
         Args:
-            kind: of the record; it says what the values are.
             a, b, c, d: int64; times in ns.
 
         Raises:

@@ -214,7 +214,6 @@ def assign_buckets(parameters: list[Any], limits: list[int]) -> list[list[int]]:
     """Return the parameters of each bucket, by DDP's own function; none where there is no such function.
 
     Args:
-        parameters: the parameters.
         limits: bytes of the first buckets; the last holds for all others.
     """
     assign = internal("torch.distributed._compute_bucket_assignment_by_size")
@@ -338,11 +337,7 @@ def end_range(record: Any) -> bool:
 
 
 def observe_execution(path: str) -> Callable[[], None] | None:
-    """Have PyTorch write an execution trace. Returns how to end it; None where it cannot, or does so already.
-
-    Args:
-        path: of the file.
-    """
+    """Have PyTorch write an execution trace. Returns how to end it; None where it cannot or already does."""
     names = ("add", "enable", "disable", "remove")
     found = [internal(f"torch._C._profiler._{name}_execution_trace_observer") for name in names]
     if None in found:
@@ -409,7 +404,6 @@ def compile_call(module: Any, **how: str) -> None:
     `Module.compile`, the fallback, passes over modules of `torch.nn`.
 
     Args:
-        module: the module.
         how: arguments of `torch.compile`.
     """
     from torch._dynamo import external_utils

@@ -24,10 +24,6 @@ SILENT = "it ended before it could report whether that was done"
 def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[AppliedChange]:
     """Return what a process that has ended reported of each requested change.
 
-    Args:
-        process: the process.
-        options: what the recorder was asked for.
-
     Returns:
         A record for each; a change has either been applied or refused.
     """

@@ -69,7 +69,6 @@ def convert_waiting(launch: Launch, readers: Readers) -> None:
 
     Args:
         launch: one launcher's part of the recording.
-        readers: of the files of PyTorch and NCCL.
     """
     convert_samples(launch, whole=True)
     for process in processes(launch):
@@ -86,11 +85,7 @@ def finish(
     """Turn what a launch recorded into tables, and write or extend the manifest.
 
     Args:
-        launch: the launch; its job has ended.
-        readers: how to read what PyTorch wrote.
         status: wait status of the job, None where unknown.
-        statuses: wait status of its processes by pid, as far as known.
-        said: further warnings.
 
     Raises:
         InputError: the recording is another user's, or it or the run holds links: nothing was changed.

@@ -46,7 +46,6 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
     """Wait until the sidecars of a run whose job has ended have written its tables.
 
     Args:
-        run: the run directory; anything else is finished.
         timeout_s: how long to wait at most.
 
     Returns:

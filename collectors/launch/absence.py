@@ -27,9 +27,7 @@ def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
     """Why processes of a job that have imported torch do not record.
 
     Args:
-        job: pid of the process that was started as the job.
         inject: the name on `PYTHONPATH` by which the recorder finds this launch.
-        raw: the folder of the launch.
 
     Returns:
         The reasons, with the first process that each holds for; none where the recorder is in all of them.
@@ -53,7 +51,6 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
     """Why a job that has ended left no step.
 
     Args:
-        updates: ends of steps that each process which recorded has seen.
         imported: whether some process imported torch, with the recorder in it.
         seen: why processes could not record, as seen from outside.
         failure: how the job failed, such as `exit code 1: ValueError: no (train.py:7)`; empty if it did not.
@@ -86,12 +83,6 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
 
 def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
     """Why a process that has loaded torch is not recorded; None where nothing explains it.
-
-    Args:
-        pid: the process.
-        torch: the folder of its torch.
-        inject: the folder that gets the recorder in.
-        raw: the folder of the launch.
 
     Raises:
         OSError: the process has ended, or may not be looked into.
@@ -132,10 +123,6 @@ def _hidden(pid: int, code: Path, raw: Path) -> str:
 
 def seen_by(pid: int, path: Path) -> Path:
     """A path as a process sees it: from its own root, its links led on from there, too.
-
-    Args:
-        pid: of the process.
-        path: absolute, as the process sees it.
 
     Raises:
         PermissionError: this user may not look into it.

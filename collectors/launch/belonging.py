@@ -46,7 +46,6 @@ def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
     Args:
         mine: as of `part`.
-        theirs: the same of the other one.
     """
     shared = [name for name in mine["ids"] if name in theirs["ids"]]
     for name in shared:

@@ -21,7 +21,6 @@ def check_plugin(plugin: str, given: Mapping[str, str]) -> str:
     Args:
         plugin: the path of a library, or a name by which NCCL finds one: `inspector` is
             libnccl-profiler-inspector.so on the library path of the job.
-        given: the environment of the job.
 
     Raises:
         UsageError: there is no such library, or the job has a plug-in or a folder of its own.
@@ -42,7 +41,6 @@ def variables(plugin: str, logs: Path, given: Mapping[str, str]) -> dict[str, st
     Args:
         plugin: the library, or the name by which NCCL finds it itself.
         logs: where the logs go.
-        given: the environment of the job.
     """
     wanted = {
         PLUGIN: plugin,

@@ -24,7 +24,6 @@ def ensure_mine(folders: Iterable[Path], *, within: bool = True) -> None:
     """Hold folders of a run to be this user's, where they exist.
 
     Args:
-        folders: the folders.
         within: whether what is in them has to be, too.
 
     Raises:
@@ -43,7 +42,6 @@ def keep_others_out(run: Path, private: Path) -> None:
     Where others may write to the run, it gets the sticky bit: they can add to it, and no more.
 
     Args:
-        run: the run directory, of this user.
         private: a folder in it; it is made if need be.
 
     Raises:

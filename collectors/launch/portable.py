@@ -26,11 +26,7 @@ _INSIDE = _COLLECTORS / "inside"
 
 
 def write_copy(raw: Path) -> None:
-    """Copy what runs inside the job, where that is safe; a job without containers does not need it.
-
-    Args:
-        raw: the folder of a launch.
-    """
+    """Copy what runs inside the job, where that is safe; a job without containers does not need it."""
     if not is_out_of_reach(raw) or os.pathsep in str(raw):
         return
     with suppress(OSError), made_whole(raw / COPY, mode=0o700) as copy:

@@ -50,10 +50,6 @@ class Pretended:
 def parse_ranks(text: str, world: int) -> tuple[int, ...]:
     """The ranks that a user names: `0,8` or `0-3,255`.
 
-    Args:
-        text: as given.
-        world: ranks of the job.
-
     Raises:
         UsageError: it names none, or one that the job does not have.
     """
@@ -89,12 +85,7 @@ def refuse_launchers(command: Sequence[str]) -> None:
 
 
 def environment_of(rank: int, options: Pretended) -> dict[str, str]:
-    """What a launcher would set for a rank.
-
-    Args:
-        rank: the rank.
-        options: of how many.
-    """
+    """What a launcher would set for a rank."""
     world, local = options.world, min(options.per_host, options.world)
     values = {
         "RANK": rank,
@@ -113,13 +104,7 @@ class Ranks:
     """The ranks of a job that are pretended, one after the other."""
 
     def __init__(self, mine: Launch, options: Pretended, start: Callable[[int], Popen]) -> None:
-        """None has run.
-
-        Args:
-            mine: the launch.
-            options: which ranks of how many.
-            start: starts a rank.
-        """
+        """None has run."""
         self._mail, self._options, self._start = mine.raw / MAIL, options, start
         self._left, self._alive = list(options.ranks), dict[int, Popen]()
         self._code = 0
@@ -191,12 +176,6 @@ def run_ranks(
     mine: Launch, command: Sequence[str], environment: Mapping[str, str], options: Pretended
 ) -> int:
     """Run a command as ranks of a larger job, one after the other.
-
-    Args:
-        mine: the launch.
-        command: the command.
-        environment: of the job.
-        options: which ranks of how many.
 
     Returns:
         The exit code: of the first rank that failed, after which no other is started, else 0.

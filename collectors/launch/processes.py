@@ -85,7 +85,6 @@ def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float) -> None
     """Sleep until one of the processes that still live ends, or the time is over.
 
     Args:
-        processes: which.
         timeout_s: at most, s.
     """
     poll = select.poll()

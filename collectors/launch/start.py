@@ -111,8 +111,6 @@ def launch(
 
     Args:
         run: the run directory; it may exist if it is empty, or if another launcher records into it now.
-        command: the command and its arguments.
-        options: what to record in depth.
         sidecar: called in a process of its own beside the job, with the job to watch.
         beside: called in that process first, while it still has the terminal: starts what shall have it, too.
 
@@ -156,7 +154,6 @@ def refuse_other_jobs(run: Path, command: Sequence[str]) -> None:
     """Hold the launchers that record into a run now to be of this one's job.
 
     Args:
-        run: the run directory.
         command: this launcher's.
 
     Raises:
@@ -199,8 +196,6 @@ def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[
 
     Args:
         mine: this launcher's part of the recording.
-        command: of the job.
-        options: what to record.
     """
     mine.marker.parent.mkdir(0o755, exist_ok=True)
     facts = {"host": socket.gethostname(), **name_of(os.getpid()), "launched_ns": time.time_ns()}
@@ -224,7 +219,6 @@ def job_environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
 
     Args:
         mine: this launcher's part of the recording.
-        options: what to record, and what to change.
     """
     environment = dict(os.environ)
     copy = mine.raw / COPY

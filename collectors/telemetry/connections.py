@@ -124,7 +124,6 @@ def inodes_of(pid: int, proc: Path = Path("/proc")) -> set[int]:
     """Inodes of the sockets that a process has open; none if it is gone or another user's.
 
     Args:
-        pid: the process.
         proc: where procfs is mounted.
     """
     found = set()
@@ -138,12 +137,7 @@ def inodes_of(pid: int, proc: Path = Path("/proc")) -> set[int]:
 
 
 def by_peer(connections: Iterable[TcpCounts], inodes: set[int]) -> dict[str, dict[str, float]]:
-    """Values by pair of addresses, `10.0.0.1>10.0.0.2`, of the connections of a process.
-
-    Args:
-        connections: of the namespace.
-        inodes: of the sockets of the process.
-    """
+    """Values by pair of addresses, `10.0.0.1>10.0.0.2`, of the connections of a process."""
     own: dict[str, list[TcpCounts]] = {}
     for each in connections:
         if each.inode in inodes:

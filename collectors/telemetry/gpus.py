@@ -62,7 +62,6 @@ class SampledGpus(ABC):
         Args:
             complain: called with one line each, of what is worth knowing about GPUs that are sampled in part.
             library: the maker's binding, ready to be asked.
-            errors: what it raises.
         """
         self._library, self._complain, self._errors = library, complain, errors
         self._gpus: list[SampledGpu] = []
@@ -71,11 +70,7 @@ class SampledGpus(ABC):
         self._lost: list[TelemetrySample] = []
 
     def read(self, everything: bool) -> list[TelemetrySample]:
-        """One sample per GPU.
-
-        Args:
-            everything: also read what changes rarely.
-        """
+        """One sample per GPU."""
         samples = [sample for gpu in list(self._gpus) if (sample := self._read(gpu, everything))]
         if self._forbidden:
             self._complain(f"GPUs: no permission to read {', '.join(sorted(self._forbidden))}")

@@ -42,7 +42,6 @@ def read_node_rarely(run: Path, proc: Path = Path("/proc")) -> dict[str, float]:
     """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk.
 
     Args:
-        run: a folder on the disk whose free space counts.
         proc: where procfs is mounted.
     """
     kernel = read_pairs(proc / "vmstat")
@@ -142,7 +141,6 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> dict[str, float]:
     training loop. Nothing is asked of the other threads.
 
     Args:
-        pid: the process.
         proc: where procfs is mounted.
 
     Returns:

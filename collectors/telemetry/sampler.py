@@ -89,7 +89,6 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
     Args:
         recording: this launcher's part of the recording.
         period_s: from one sample to the next, s.
-        lifeline_end: descriptor of a pipe whose other end the sidecar holds.
     """
     os.nice(_NICENESS)
     host = socket.gethostname()
@@ -127,7 +126,6 @@ def is_over(lifeline: select.poll, due_s: float) -> bool:
     """Wait until the next sample is due, or the other end of the lifeline is closed; whether it was.
 
     Args:
-        lifeline: registered with the end of the pipe.
         due_s: when the next sample is due, s of the monotonic clock.
     """
     left_s = max(due_s - time.monotonic(), 0)  # to poll, less than 0 is forever
@@ -190,10 +188,7 @@ def sample_gpus(
     """Sample the GPUs that one library knows for as long as the process lives.
 
     Args:
-        open_: loads the library and finds the GPUs.
         period_s: from one sample to the next, s.
-        output: takes the samples.
-        complain: takes a line that the user should read.
     """
     try:
         try:
@@ -219,7 +214,6 @@ class LocalProcesses:
 
         Args:
             folder: where processes say that they record, each in `HOST-PID/facts.json`.
-            host: this host.
         """
         self._folder, self._host = folder, host
         self._there: set[int] = set()  # inodes of connections

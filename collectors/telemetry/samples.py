@@ -42,7 +42,6 @@ class SampleWriter:
 
         Args:
             folder: where the files go.
-            host: whose samples they are.
         """
         self._folder, self._host = folder, host
         self._files, self._written = 0, 0
@@ -101,20 +100,12 @@ class SampleWriter:
 
 
 def sample_files(folder: Path, *, whole: bool = False) -> list[Path]:
-    """Files of samples in a folder, in the order they were written; only those that are whole, if asked.
-
-    Args:
-        folder: of the launch.
-        whole: leave out the file that is still written to.
-    """
+    """Files of samples in a folder, in the order they were written; only those that are whole, if asked."""
     return sorted(folder.glob("telemetry-*.z")) + ([] if whole else sorted(folder.glob("telemetry-*.z.open")))
 
 
 def read_samples(path: Path) -> tuple[str, list[TelemetrySample]]:
     """What a file holds, up to where it was cut short or is damaged.
-
-    Args:
-        path: the file.
 
     Returns:
         The host, and the samples; no host and no samples if not even the first line is whole.

@@ -17,7 +17,6 @@ def convert_samples(launch: Launch, *, whole: bool = False) -> None:
     """Convert what a launch sampled, one part per file; doing it again after a crash gives the same parts.
 
     Args:
-        launch: the launch.
         whole: only files that are whole; the job still runs.
     """
     for path in sample_files(launch.raw, whole=whole):
@@ -27,12 +26,7 @@ def convert_samples(launch: Launch, *, whole: bool = False) -> None:
 
 
 def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
-    """Samples as rows of `counters`.
-
-    Args:
-        host: name of the host they are from.
-        samples: values by counter, each sample at one time.
-    """
+    """Samples as rows of `counters`."""
     rows: dict[str, list[object]] = {"rank": [], "device": [], "counter": [], "time_ns": [], "value": []}
     for sample in samples:
         for counter, value in sample.values.items():

@@ -32,10 +32,6 @@ _Parts = dict[int, int]  # by node, the node that it is drawn as
 def node_info(fabric: Fabric, ranks: dict[int, list[int]]) -> pl.DataFrame:
     """Where hosts and switches are drawn.
 
-    Args:
-        fabric: the fabric.
-        ranks: by host, those that compute there.
-
     Returns:
         `node` (a number, hosts below 0), `name`, `tier` (0 of hosts), `at` (from 0 to 1), `ranks` (as text).
     """
@@ -58,10 +54,7 @@ def cable_info(
     """What the cables between two nodes carry.
 
     Args:
-        fabric: the fabric.
-        used: what links carry.
         lasted: of all steps, ns.
-        steps: how many.
         crossing: by link, its connections in words; a link may be missing.
 
     Returns:
@@ -109,8 +102,6 @@ def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme:
     Args:
         nodes: as from `node_info`.
         cables: as from `cable_info`.
-        metric: load or busy.
-        theme: light or dark.
     """
     place = {node: (at, tier) for node, at, tier in nodes.select("node", "at", "tier").iter_rows()}
     shown = cables.sort(metric, "lower", "upper").tail(MAX_DRAWN)

@@ -51,7 +51,6 @@ def chosen_life(loaded: Loaded, link: Link) -> JobLife:
     """The life of the run's job: of its own attempts, or with the other runs of the same command.
 
     Args:
-        loaded: the run.
         link: says which (`of=job`).
 
     Raises:
@@ -62,10 +61,6 @@ def chosen_life(loaded: Loaded, link: Link) -> JobLife:
 
 def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """What the selected ranks did, in pieces that can be seen.
-
-    Args:
-        loaded: the run.
-        link: the selection.
 
     Returns:
         `rank`, `attempt`, `class`, `first_step`, `last_step` (-1 outside steps), `begin_ms` since the job
@@ -96,10 +91,6 @@ def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:
 def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """The attempts of the job.
 
-    Args:
-        loaded: the run.
-        link: whose attempts; these are of all ranks.
-
     Returns:
         `attempt`, `begin_ms` and `end_ms` since the job began, `first_step`, `steps`, `repeated`, `lost`,
         `label` and `words` of how it ended.
@@ -123,10 +114,6 @@ def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 def progress_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """Which step the job had come to when.
-
-    Args:
-        loaded: the run.
-        link: whose life; steps are of all ranks.
 
     Returns:
         `attempt`, `time_ms` since the job began, `done`: steps that were done then, by the last rank.
@@ -156,7 +143,6 @@ def life_figure(rows: pl.DataFrame, attempts: pl.DataFrame, progress: pl.DataFra
         rows: as from `life_info`, not empty.
         attempts: as from `attempt_info`.
         progress: as from `progress_info`.
-        theme: light or dark.
     """
     ranks = rows["rank"].unique().sort().to_list()[:MAX_RANKS]
     shown = rows.filter(pl.col("rank").is_in(ranks))
@@ -296,12 +282,7 @@ def _steps(row: dict[str, Any]) -> str:
 
 
 def markers_of(names: Sequence[str], theme: str) -> dict[str, Any]:
-    """How bars of classes look: as their pieces in the strips.
-
-    Args:
-        names: of the classes, one for each bar.
-        theme: light or dark.
-    """
+    """How bars of classes look: as their pieces in the strips."""
     drawn = [SHADES[IN_WORDS[name]] for name in names]
     pattern = _pattern("", theme) | {"shape": [shape for _, shape in drawn]}
     return {"color": [colour(shade, theme) for shade, _ in drawn], "line": {"width": 0}, "pattern": pattern}

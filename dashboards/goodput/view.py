@@ -38,12 +38,7 @@ _NONE = "No time of these ranks is known."
 
 
 def class_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """What each class takes of the time of the selected ranks: `class`, `rank_hours`, `hours_each`, `share`.
-
-    Args:
-        loaded: the run.
-        link: the selection.
-    """
+    """The time of each class on the selected ranks: `class`, `rank_hours`, `hours_each`, `share`."""
     pieces = chosen_life(loaded, link).pieces
     chosen = pieces.filter(pl.col("rank").is_in(link.ranks)) if link.ranks else pieces
     hours = pl.col("duration_ns") / NS_PER_H
@@ -57,7 +52,6 @@ def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         classes: as from `class_info`.
-        theme: light or dark.
     """
     share = 100 * classes["share"]
     lasting = [f"{format_duration(hours * NS_PER_H)} a rank" for hours in classes["hours_each"]]

@@ -56,7 +56,6 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
     """The report of a run as one page.
 
     Args:
-        loaded: the run.
         report: as from `make_report`.
     """
     templates = Environment(
@@ -136,7 +135,6 @@ def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
     """Draw the last steps of the first deep window, since its first step includes the profiler's warm-up.
 
     Args:
-        loaded: the run.
         ranks: whose lanes are drawn; half of them where all have more than `MAX_POINTS` points.
     """
     steps = loaded.step_extents

@@ -19,11 +19,7 @@ _TYPES = {"search": (str, type(None))}  # property -> types of its values; those
 
 
 def check_bodies(app: Dash) -> None:
-    """Refuse invalid bodies before any callback sees them.
-
-    Args:
-        app: gets a check before each request.
-    """
+    """Refuse invalid bodies before any callback sees them."""
     app.server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
 
     @app.server.before_request  # type: ignore[untyped-decorator]

@@ -34,7 +34,6 @@ def guard(server: Flask, token: str | None, names: Collection[str] | None = LOOP
     """Refuse every request that is not authorised.
 
     Args:
-        server: gets a check before each request.
         token: the secret that a request has to carry; None to authorise by host name alone.
         names: host names that are accepted where there is no token; None for any.
     """
@@ -71,7 +70,6 @@ def harden(server: Flask, scripts: Sequence[str]) -> None:
     """Set the security headers of every response.
 
     Args:
-        server: gets headers after each request.
         scripts: hashes of the scripts within the page, as from `hash_of`.
     """
     policy = _POLICY.format(scripts=" ".join(scripts))

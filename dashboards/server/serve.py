@@ -51,11 +51,8 @@ def serve(
     """Serve a run's dashboard.
 
     Args:
-        run: the run, or several of which the page offers a choice.
-        host: address to listen on.
         port: port to listen on, 0 for any that is free.
         token: as of `listen`.
-        browser: open it in a browser.
         say: called with the address once the server listens.
 
     Raises:
@@ -86,8 +83,6 @@ def listen(
     """Start to listen; return the server and the address to open.
 
     Args:
-        run: the run, or several.
-        host: address to listen on.
         port: port to listen on, 0 for any that is free.
         token: the secret that requests must carry; None for none: then every client that reaches the port may
             read the run.

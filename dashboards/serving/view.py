@@ -31,7 +31,6 @@ def waits_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """The slowest requests: `request`, `name`, `latency_ms`, and ms of what each waited for.
 
     Args:
-        loaded: the run.
         link: not used: requests belong to no rank.
     """
     schema = {"request": pl.Int64, "name": pl.String, **dict.fromkeys(("latency_ms", *PARTS), pl.Float64)}
@@ -49,7 +48,6 @@ def waits_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         rows: as from `waits_info`, with what each waited for.
-        theme: light or dark.
     """
     figure = go.Figure()
     scale, unit = time_unit(max(rows["latency_ms"]))
@@ -72,7 +70,6 @@ def latency_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """Percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms.
 
     Args:
-        loaded: the run.
         link: not used: requests belong to no rank.
     """
     columns = ("mean", "p50", "p90", "p99")

@@ -40,10 +40,6 @@ def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
 
     Nodes without duration, such as the rendezvous of a collective, are skipped: the cause is then the work
     of the last member before it arrived.
-
-    Args:
-        timeline: of the replay.
-        node: its number in the graph.
     """
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
     why: EdgeKind | None = None
@@ -58,13 +54,7 @@ def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
 
 
 def waiters_of(timeline: Timeline, node: int, most: int) -> list[tuple[int, EdgeKind]]:
-    """Find the work that a node delayed in the replay, and the kind of edge; skip nodes without duration.
-
-    Args:
-        timeline: the replay.
-        node: the node.
-        most: the maximum number of results.
-    """
+    """Find the work that a node delayed in the replay, and the kind of edge; skip nodes without duration."""
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
     found: list[tuple[int, EdgeKind]] = []
     ahead = [(node, EdgeKind.THREAD)]
@@ -84,19 +74,13 @@ def why_in_words(kind: EdgeKind, out: bool) -> str:
     """Describe an edge from the side of its source (`out`) or of its target.
 
     Args:
-        kind: of the edge.
         out: whether it is seen from its source.
     """
     return (_WHY_OUT if out else _WHY)[kind]
 
 
 def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
-    """List the facts of a node as names and values.
-
-    Args:
-        timeline: of the replay.
-        node: its number in the graph.
-    """
+    """List the facts of a node as names and values."""
     graph, nodes = timeline.graph, timeline.graph.nodes
     arrive, node = _member(graph, node)
     kind = NodeKind(int(nodes.kind[node]))

@@ -134,7 +134,6 @@ def arrivals(of: Clocked, rank: int) -> pl.DataFrame:
 
     Args:
         of: what the lanes of the run share.
-        rank: whose calls.
     """
     own = of.members.filter((pl.col("rank") == rank) & (pl.col("span_id") >= 0))
     return own.group_by("span_id").agg(until_ns=pl.col("rendezvous_ns").max())

@@ -51,7 +51,6 @@ class DetailLevel:
         """Return which spans of a row overlap a time range.
 
         Args:
-            row: its number.
             begin, stop: the half-open range, ns.
         """
         low, high = int(self.first[row]), int(self.first[row + 1])
@@ -92,7 +91,6 @@ def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
     """Select spans of a level without merging.
 
     Args:
-        level: the level of all spans.
         wanted: [N] which spans.
     """
     before = np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64)
@@ -103,12 +101,7 @@ def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
 
 
 def levels(finest: DetailLevel, length_ns: int) -> list[DetailLevel]:
-    """Make coarser levels, the coarsest first; keep only those with far fewer spans than the next finer one.
-
-    Args:
-        finest: all spans.
-        length_ns: the longest time range that is commonly shown.
-    """
+    """Coarser levels, the coarsest first; only those with far fewer spans than the next finer one."""
     found = [finest]
     for grain_ns in (length_ns / PIXELS / COARSEST / COARSER**power for power in range(LEVELS - 1, -1, -1)):
         level = _coarser(found[0], grain_ns) if grain_ns >= 1 else finest
@@ -143,9 +136,7 @@ def segments(
 
     Args:
         known: as from `levels`.
-        rows: those to draw.
         begin, end: ns.
-        pixel_ns: what is shorter is merged with its neighbours on the same pixel.
         most: maximum number of segments; where there are more, pixels are made larger.
     """
     level = next((each for each in known if each.grain_ns * FINER <= pixel_ns), known[-1])

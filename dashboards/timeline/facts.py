@@ -39,8 +39,6 @@ def span_info(
     """Collect the facts and arrows of a measured span.
 
     Args:
-        measured: the lanes.
-        rank: the rank of the span.
         item: its index among the rank's spans.
         timeline: the replay, where it is ready.
 
@@ -75,7 +73,6 @@ def place_of(measured: MeasuredLanes, rank: int, item: int) -> dict[str, Any]:
     """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`.
 
     Args:
-        measured: the lanes of the run.
         rank: the span's.
         item: the span's place among those of the rank.
     """

@@ -59,12 +59,7 @@ class FigureRows(NamedTuple):
 
 
 def row_info(tracks: Tracks, link: Link) -> FigureRows:
-    """Return the tracks that a link selects: the critical path, at measured times, then rank by rank.
-
-    Args:
-        tracks: all of the run.
-        link: selects ranks, and measured or replayed tracks.
-    """
+    """Return the tracks that a link selects: the critical path, at measured times, then rank by rank."""
     asked = link.own.get("show", MEASURED)
     side = asked if asked in SIDES else MEASURED
     found: list[int] = []
@@ -93,7 +88,6 @@ def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) ->
 
     Args:
         steps: as from `step_info`.
-        link: the selection.
         everything: first start and last end of all slices, ns.
     """
     if link.time_ms is not None:
@@ -115,8 +109,6 @@ def timeline_info(
     """Return segments of all work, and of the critical path, between two times and a little beyond.
 
     Args:
-        tracks: all of the run.
-        rows: those that are drawn.
         begin_ms, end_ms: the visible range, ms since the first span.
     """
     beside = (end_ms - begin_ms) * BESIDE
@@ -136,11 +128,9 @@ def timeline_figure(
     """Draw bars for segments, a thin line below those on the critical path, and steps.
 
     Args:
-        rows: what is shown.
         drawn: as from `timeline_info`.
         steps: as from `step_info`.
         extent: from and to, ms.
-        link: for the theme.
     """
     everything, path = drawn
     heights = np.array(rows.height)
@@ -209,12 +199,7 @@ def _shown(loaded: Loaded, link: Link) -> tuple[FigureRows, tuple[float, float]]
 
 
 def drawn_timeline(loaded: Loaded, link: Link) -> go.Figure:
-    """Draw the figure of a selection.
-
-    Args:
-        loaded: the run.
-        link: the selection.
-    """
+    """Draw the figure of a selection."""
     rows, extent = _shown(loaded, link)
     return timeline_figure(
         rows, timeline_info(loaded.tracks, rows, *extent), loaded.step_extents, extent, link

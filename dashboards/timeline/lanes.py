@@ -123,9 +123,6 @@ def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns:
     Args:
         spans: of one rank, on the aligned clock: columns of the `spans` table, and `until_ns`: when the last
             member of its collective arrived, null for other spans.
-        names: gets those of the spans.
-        window_ns: how long the longest deep window lasts.
-        origin_ns: subtracted from all times.
     """
     spans = spans.filter(pl.col("kind") != "overhead").with_columns(
         lane=_lane(), duration_ns=pl.max_horizontal(pl.col("duration_ns"), 1), name_code=_coded(spans, names)
@@ -223,11 +220,8 @@ def laid(
     """Put spans into rows, each collective as its wait and its transfer.
 
     Args:
-        rank: whose they are.
         columns: `place` (lane), `depth`, `start`, `end`, `kind`, `until`, `name`, `ident`, `phase`,
             `micro_batch`, each [N].
-        labels, gpu: of each lane.
-        window_ns: how long the longest deep window lasts.
     """
     columns = _split(columns)
     key = columns["place"].astype(np.int64) << 20 | np.minimum(columns["depth"], (1 << 20) - 1)

@@ -60,11 +60,7 @@ class MeasuredLanes(Cached):
         return self._complete.is_set()
 
     def start(self, first: Iterable[int] = ()) -> None:
-        """Begin to read in a thread, unless that has begun.
-
-        Args:
-            first: ranks to begin with.
-        """
+        """Begin to read in a thread, unless that has begun."""
         with self.lock_of("start"):
             if self._started:
                 return

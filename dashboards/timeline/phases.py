@@ -32,7 +32,6 @@ def phases_of(
         place: [N] lane of each.
         depth: [N] of nesting.
         start: [N] ns.
-        names: of all codes.
     """
     phase: NDArray[np.uint8] = _of_names(names)[spans["name_code"].to_numpy()]
     phase[(phase == UNKNOWN) & (spans["forward_thread"].to_numpy() > 0)] = BACKWARD

@@ -50,12 +50,7 @@ class Replayed:
 
 
 def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
-    """Lay the nodes of a replay in lanes, on the clock of the measured ones.
-
-    Args:
-        timeline: the replay.
-        measured: all lanes are read.
-    """
+    """Lay the nodes of a replay in lanes, on the clock of the measured ones."""
     nodes, ranks, of = timeline.graph.nodes, measured.all(), measured.clocks
     shift = timeline.graph.origin_ns - of.origin_ns
     windows = np.unique(nodes.window).tolist()
@@ -135,7 +130,6 @@ def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
     """[N] which of the measured spans each id is, -1 for none.
 
     Args:
-        lanes: the measured spans of one rank.
         spans: [N] ids of spans, -1 for none.
     """
     if not lanes.ident.size:
@@ -199,11 +193,7 @@ class BackgroundResult:
     """
 
     def __init__(self, make: Callable[[], Replayed]) -> None:
-        """Nothing is made yet.
-
-        Args:
-            make: makes it.
-        """
+        """Nothing is made yet."""
         self.state, self.why = "idle", ""
         self.value: Replayed | None = None
         self._make, self._lock = make, threading.Lock()

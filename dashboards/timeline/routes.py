@@ -124,8 +124,6 @@ def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[i
     """Segments of a viewport, rank by rank: their layer, whose they are, and the segments.
 
     Args:
-        loaded: the run.
-        view: what is seen.
         pattern: what is searched for; empty for nothing.
 
     Raises:
@@ -159,8 +157,6 @@ def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
     """Segments of a viewport as the page reads them: header, arrays one after the other.
 
     Args:
-        loaded: the run.
-        view: what is seen.
         pattern: what is searched for; empty for nothing.
 
     Returns:
@@ -206,7 +202,6 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
     """Count the spans that match, and find the next one, or the one before.
 
     Args:
-        loaded: the run.
         pattern: a regular expression.
         rank: of the span to go on from, -1 for none.
         item: which of the rank's.
@@ -234,7 +229,6 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
     """Collect the facts and arrows of a replayed span, or of one on the critical path.
 
     Args:
-        loaded: the run.
         rank: whose it is, -1 for the critical path.
         item: which of the rank's.
     """

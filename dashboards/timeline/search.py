@@ -46,7 +46,6 @@ def matching(pattern: str, names: Sequence[str]) -> Bools:
 
     Args:
         pattern: a regular expression, of Rust's syntax.
-        names: what it is matched with.
 
     Raises:
         UsageError: that is no regular expression.
@@ -64,11 +63,7 @@ class Search:
     """Searches with cached results; the latest are kept."""
 
     def __init__(self, names: SpanNames) -> None:
-        """Start without results.
-
-        Args:
-            names: of all spans.
-        """
+        """Start without results."""
         self._names = names
         self._levels: OrderedDict[tuple[str, int, int], Sequence[DetailLevel]] = OrderedDict()
         self._lock = threading.Lock()
@@ -78,8 +73,6 @@ class Search:
 
         Args:
             pattern: a regular expression.
-            lanes: of the rank.
-            window_ns: how long the longest deep window lasts.
 
         Raises:
             UsageError: that is no regular expression.
@@ -102,7 +95,6 @@ class Search:
 
         Args:
             pattern: a regular expression.
-            ranks: to look in.
 
         Raises:
             UsageError: that is no regular expression.
@@ -122,7 +114,6 @@ class Search:
 
         Args:
             pattern: a regular expression.
-            ranks: to look in.
             after: where to go on from; it is not found again.
             backwards: look for the one before instead. Beyond the last comes the first.
 

@@ -53,7 +53,6 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
 
     Args:
         rows: as from `dpro.export.slices.slices`.
-        origin_ns: subtracted from all times.
     """
     tracks = rows.group_by("group", "track", maintain_order=True).agg(pl.col("rank").first(), pl.len())
     first = np.concatenate([[0], np.cumsum(tracks["len"].to_numpy())]).astype(np.int64)
@@ -73,10 +72,7 @@ def segments_of(
     """Compute the segments of some tracks between two times.
 
     Args:
-        tracks: all there are.
-        rows: those to draw.
         begin, end: ns.
-        pixel_ns: what is shorter is merged with its neighbours on the same pixel.
         critical: only what is on the critical path.
     """
     known = tracks.path if critical else tracks.whole

@@ -90,8 +90,6 @@ def shown_info(
     """Segments between two times as a table.
 
     Args:
-        ranks: whose.
-        names: of all spans.
         begin_ms, end_ms: since the timeline's origin.
     """
     low, high = round(begin_ms * NS_PER_MS), round(end_ms * NS_PER_MS)
@@ -122,8 +120,6 @@ def extent_info(steps: pl.DataFrame, link: Link, end_ms: float) -> tuple[float, 
 
     Args:
         steps: `window`, `step`, `begin_ms`, `end_ms`.
-        link: the selection.
-        end_ms: when the timeline ends.
     """
     if link.time_ms is not None:
         return link.time_ms

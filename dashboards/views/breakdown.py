@@ -50,7 +50,6 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
     Args:
         breakdown: as from `dpro.replay.steps.breakdown.step_breakdown`.
         by: `rank` or `step`.
-        link: the selection.
 
     Returns:
         `by`, one column per part, and `duration_ms`, which is their sum.
@@ -67,7 +66,6 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     Args:
         parts: as from `part_info`.
         by: `rank` or `step`.
-        theme: light or dark.
         longest_ms: the longest step that the axis has room for, at least.
     """
     figure = go.Figure()

@@ -31,12 +31,7 @@ _NONE = "No collective of this selection was recorded in depth."
 
 
 def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
-    """List transfers of known size: `rank`, `step`, `op`, `group`, `bytes`, `transfer_us`, `payload_gbps`.
-
-    Args:
-        graph: the graph.
-        link: the selection.
-    """
+    """List transfers of known size: `rank`, `step`, `op`, `group`, `bytes`, `transfer_us`, `payload_gbps`."""
     nodes = graph.nodes
     known = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
     chosen = np.flatnonzero(known & (nodes.duration > 0))
@@ -61,7 +56,6 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     Args:
         transfers: as from `transfer_info`.
         lines: as from `dpro.replay.models.link_costs.fit_costs`.
-        theme: light or dark.
     """
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
@@ -110,10 +104,6 @@ def arrivals(graph: Graph) -> pl.DataFrame:
 def last_info(graph: Graph, link: Link) -> pl.DataFrame:
     """Count how often each rank comes last to collectives, and sum how long the others wait for it.
 
-    Args:
-        graph: the graph.
-        link: the selection of rows; the last rank is determined among all ranks.
-
     Returns:
         `rank`, `collectives` (it took part in), `last` (it came last to), `waited_ms` (its own waiting,
         summed), `kept_waiting_ms` (the waiting of all others for it, summed).
@@ -139,7 +129,6 @@ def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         ranks: as from `last_info`.
-        theme: light or dark.
     """
     figure = go.Figure()
     scale, unit = time_unit(float(ranks.select("kept_waiting_ms", "waited_ms").to_numpy().max()))

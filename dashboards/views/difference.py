@@ -60,7 +60,6 @@ def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         contributions: as from `difference_info`.
-        theme: light or dark.
     """
     return waterfall_figure(contributions, "{} per step more than in the other run", theme)
 
@@ -70,7 +69,6 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
 
     Args:
         by_rank: ns per step, by rank.
-        theme: light or dark.
     """
     delta_ms = np.array(list(by_rank.values())) / NS_PER_MS
     scale, unit = time_unit(float(np.abs(delta_ms).max(initial=0.0)))

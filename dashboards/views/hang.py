@@ -50,9 +50,6 @@ FAULT, WAITS, GOES_ON, UNKNOWN = "at fault", "waits", "not waiting", "unknown"
 def standing_info(case: Case) -> pl.DataFrame:
     """How far each rank had come in each of its groups.
 
-    Args:
-        case: what the run says of calls.
-
     Returns:
         `group`, `ranks` (of the group), `rank`, `issued` and `finished` (numbers of its last calls, -1 none,
         null where that is unknown), `behind` (calls fewer than the rank of the group that issued most),
@@ -107,7 +104,6 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         standing: as from `standing_info`.
-        theme: light or dark.
     """
     names = {ranks: numbers_in_words(members_of(ranks)) for ranks in standing["ranks"].unique() if ranks}
     members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
@@ -172,8 +168,6 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
     """What each rank of the job does.
 
     Args:
-        case: what the run says of calls.
-        findings: about what hangs.
         workers: table `workers`.
 
     Returns:
@@ -209,7 +203,6 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
 
     Args:
         workers: table `workers`.
-        folder: of the run; stacks that were kept while it was watched are in it.
 
     Returns:
         `thread`, `ranks`, `stack` (innermost call first, one a line), the rarest first: a rank that

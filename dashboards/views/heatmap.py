@@ -80,7 +80,6 @@ def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
     """Return one value per rank and step.
 
     Args:
-        loaded: the run.
         metric: key of `METRICS`.
 
     Returns:
@@ -100,9 +99,6 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
 
     Args:
         values: as from `heat_info`.
-        title: of the metric.
-        link: the selection, which is outlined.
-        order: of the rows.
     """
     scale, unit = time_unit(float(values["value_ms"].to_numpy().max()))
     steps, place = np.unique(values["step"].to_numpy(), return_inverse=True)
@@ -160,12 +156,7 @@ def _rows(ranks: NDArray[np.int64], order: RankOrder) -> tuple[NDArray[np.int64]
 
 
 def colour_bar(title: str, theme: str) -> dict[str, Any]:
-    """Return a scale of colours above the cells: beside few rows its numbers would overlap.
-
-    Args:
-        title: what is coloured, or its unit.
-        theme: light or dark.
-    """
+    """Return a scale of colours above the cells: beside few rows its numbers would overlap."""
     return {
         "title": {"text": title, "font": {"color": colour("soft", theme)}, "side": "top"},
         **{"orientation": "h", "thickness": 8, "len": 200, "lenmode": "pixels", "nticks": 4},

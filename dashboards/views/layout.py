@@ -38,9 +38,6 @@ _ROW, _COLUMN, _AROUND, _MAX_HEIGHT = 26, 26, 130, 1200  # pixels
 def place_info(mesh: Mesh) -> pl.DataFrame:
     """The cell of each rank whose place is known.
 
-    Args:
-        mesh: the layout of the job.
-
     Returns:
         `rank`, `row`, `column` (numbers from 0), `row_name`, `column_name` (as `dp 3`), sorted by rank. The
         innermost axis goes across, of three and more the innermost two.
@@ -69,7 +66,6 @@ def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metr
 
     Args:
         breakdown: as from `dpro.replay.steps.breakdown.step_breakdown`; None where there is none.
-        findings: what is slow or broken.
         metric: key of `METRICS`; the first two need a breakdown.
 
     Returns:
@@ -91,8 +87,6 @@ def layout_figure(places: pl.DataFrame, values: pl.DataFrame, title: str, link: 
     Args:
         places: as from `place_info`.
         values: as from `value_info`.
-        title: of the metric.
-        link: the selection.
     """
     cells = places.join(values, on="rank", how="left").sort("rank")
     scale, unit = time_unit(float(cells["value_ms"].max() or 0.0))  # type: ignore[arg-type]

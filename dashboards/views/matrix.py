@@ -80,8 +80,6 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
 
     Args:
         transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
-        hosts: of the ranks.
-        link: the selection; pairs of two selected ranks.
 
     Returns:
         What `delay_matrix` gives, with `transfer_ms` and `payload_gbps` (null where the bytes are not known).
@@ -103,8 +101,6 @@ def pair_figure(pairs: pl.DataFrame, metric: str, theme: str, order: RankOrder =
     Args:
         pairs: as from `pair_info`.
         metric: key of `METRICS`.
-        theme: light or dark.
-        order: of the ranks.
     """
     ranks = order.ordered(pl.concat([pairs["source"], pairs["target"]]).unique().to_list())
     place = {rank: number for number, rank in enumerate(ranks)}
@@ -169,8 +165,6 @@ def square_figure(
     Args:
         cells: row, column and value.
         names: of rows and columns.
-        metric: what the values are.
-        theme: light or dark.
     """
     place = {name: number for number, name in enumerate(names)}
     values = np.full((len(names), len(names)), np.nan, np.float32)
@@ -214,7 +208,6 @@ def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
 
     Args:
         came: as from `dpro.dashboards.views.collectives.arrivals`.
-        link: the selection, of those who wait.
 
     Returns:
         `rank` (waits), `last` (the rank it waits for), `waits` (how often), `waited_ms` (in all).
@@ -264,7 +257,6 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         speeds: as from `speed_info`.
-        theme: light or dark.
     """
     figure = go.Figure()
     for number, ((sort,), own) in enumerate(speeds.group_by("sort", maintain_order=True)):

@@ -47,10 +47,6 @@ _ROLES = {
 def operation_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """List the operations of the typical one of the selected steps.
 
-    Args:
-        loaded: the run.
-        link: the selection.
-
     Returns:
         `rank`, `stage`, `step`, `what`, `chunk`, `micro_batch`, `begin_ms` since the step began, `lasts_ms`.
     """
@@ -78,7 +74,6 @@ def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         rows: as from `operation_info`.
-        theme: light or dark.
     """
     figure = go.Figure()
     scale, unit = time_unit(float((rows["begin_ms"] + rows["lasts_ms"]).to_numpy().max()))
@@ -118,12 +113,7 @@ def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def bubble_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Average how long each stage stands still in the selected steps: as `pipeline_bubbles`, in ms.
-
-    Args:
-        loaded: the run.
-        link: which steps and ranks.
-    """
+    """Average how long each stage stands still in the selected steps: as `pipeline_bubbles`, in ms."""
     selection = Selection(steps=tuple(link.steps), ranks=tuple((rank, rank) for rank in link.ranks))
     found = pipeline_bubbles(loaded.run, selection)
     times = [
@@ -137,7 +127,6 @@ def bubble_figure(bubbles: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         bubbles: as from `bubble_info`.
-        theme: light or dark.
     """
     share = 100 * bubbles["bubble_share"]
     figure = go.Figure()

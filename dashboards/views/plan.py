@@ -45,10 +45,6 @@ SCHEMA = {
 def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
     """Rank the layouts of a job on some numbers of ranks.
 
-    Args:
-        job: the job.
-        times: multiples of its own ranks; each rank keeps as many sequences.
-
     Returns:
         The columns of `SCHEMA`, fastest first: `own` is the run's own layout, `best` of throughput against
         memory.
@@ -88,7 +84,6 @@ def layouts_figure(rows: pl.DataFrame, against: str, theme: str) -> go.Figure:
     Args:
         rows: as from `layouts_info`.
         against: a key of `AXES`.
-        theme: light or dark.
     """
     x, y = ("memory_gb", "tokens_per_s_per_gpu") if against == "memory" else ("gpus", "step_ms")
     figure = go.Figure()

@@ -38,11 +38,6 @@ _SCHEMA = {
 def roofline_info(graph: Graph, gpu: GpuModel, link: Link) -> pl.DataFrame:
     """Tabulate the achieved throughput of matmuls and convolutions, those that take longest first.
 
-    Args:
-        graph: the graph.
-        gpu: the model of its GPUs.
-        link: the selection.
-
     Returns:
         `name`, `shapes`, `dtype` (inferred from the kernel's name), `count`, `total_ms`, `intensity`
         (operations per byte that has to be moved), `tflops` (1e12 operations per second), `of_limit`
@@ -98,8 +93,6 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
 
     Args:
         reached: as from `roofline_info`.
-        gpu: whose roof it is.
-        theme: light or dark.
     """
     shown = reached.head(MAX_POINTS)
     figure = go.Figure()

@@ -41,7 +41,6 @@ def telemetry_info(
         workers: table `workers`, for which rank uses which GPU.
         ahead: by how many ns each host's clock is ahead of the timeline's.
         origin_ns: when the timeline begins, on its clock.
-        link: the selection; what is of the host always counts.
 
     Returns:
         `counter` (with `/s` where it is growth per second), `label`, `unit`, `series` (which device, host or
@@ -58,7 +57,6 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     Args:
         values: as from `telemetry_info`.
         extent: from and to, ms; None for all there is.
-        theme: light or dark.
     """
     names = values["counter"].unique(maintain_order=True).to_list()[:MAX_COUNTERS]
     figure = make_subplots(rows=len(names), shared_xaxes=True, vertical_spacing=0.25 / max(len(names), 1))

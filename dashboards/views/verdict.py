@@ -43,7 +43,6 @@ def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
 
     Args:
         steps: table `steps`.
-        link: the selection.
 
     Returns:
         `step`, `median_ms`, `least_ms`, `most_ms` over the ranks, `deep`: whether any rank recorded it in
@@ -71,7 +70,6 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
 
     Args:
         steps: as from `step_info`.
-        theme: light or dark.
         other: the same of another run, of which the median is drawn; None for none.
     """
     frames = [steps] if other is None else [steps, other]
@@ -247,9 +245,7 @@ def _bar(mean: MeanStep, width: float, theme: str) -> list[Component]:
     """Return the bar of a mean step, its legend and facts.
 
     Args:
-        mean: the step.
         width: of the bar, as a share of the panel's.
-        theme: light or dark.
     """
     words = legend(mean, glyphs=False)
     ink = [f"var(--{css_name(each.name)})" for each in mean.shares]

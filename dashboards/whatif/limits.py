@@ -34,7 +34,6 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         points: as from `curve_info`.
-        theme: light or dark.
     """
     figure = go.Figure()
     shown = points.filter(pl.col("factor") <= FASTEST)

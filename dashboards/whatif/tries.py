@@ -17,9 +17,6 @@ _RATIOS = {"ratio": "", "low": "_low", "high": "_high"}
 def ledger_info(entries: Sequence[LedgerEntry]) -> pl.DataFrame:
     """Tabulate the entries of the ledger.
 
-    Args:
-        entries: of the ledger.
-
     Returns:
         `time`, `edits`, `kind`, `baseline_ms`, `predicted_ms` with `predicted_low_ms` and `predicted_high_ms`
         (null where there was no prediction), `measured_ms` with its interval, `off_by` (predicted / measured

@@ -21,7 +21,6 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
     Args:
         parts: `name`, `kind` and `delta_ms`.
         title: of the axis, with `{}` for the unit.
-        theme: light or dark.
     """
     names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
     labels = [plain(shortened(name, _LONGEST)) for name in names]

@@ -65,7 +65,6 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     """Predict the step under the edits together.
 
     Args:
-        loaded: the run.
         edits: in the order in which they are applied.
 
     Raises:
@@ -81,7 +80,6 @@ def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """Sum the critical path by kind, before and after: `kind`, `before_ms`, `after_ms` per step.
 
     Args:
-        loaded: the run.
         edits: in the order in which they are applied.
 
     Raises:
@@ -95,7 +93,6 @@ def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """Tabulate what leaves the critical path and what joins it, the largest change first.
 
     Args:
-        loaded: the run.
         edits: in the order in which they are applied.
 
     Returns:
@@ -127,13 +124,7 @@ def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 
 def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
-    """Draw the mean step now and under the edits, with its interval.
-
-    Args:
-        base_ms: the mean step of the baseline.
-        prediction: under the edits.
-        theme: light or dark.
-    """
+    """Draw the mean step now and under the edits, with its interval."""
     times = ms(prediction.predicted_ns), ms(prediction.low_ns), ms(prediction.high_ns)
     scale, unit = time_unit(max(base_ms, *times))
     now, predicted, low, high = (each / scale for each in (base_ms, *times))
@@ -157,7 +148,6 @@ def path_figure(path: pl.DataFrame, theme: str) -> go.Figure:
 
     Args:
         path: as from `path_info`.
-        theme: light or dark.
     """
     figure = go.Figure()
     values = path.select("before_ms", "after_ms").to_numpy()

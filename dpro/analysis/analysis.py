@@ -46,13 +46,7 @@ class Analysis(Cached):
     def __init__(
         self, run: Run, network: pl.DataFrame | None = None, products: pl.DataFrame | None = None
     ) -> None:
-        """Nothing is read yet.
-
-        Args:
-            run: the run.
-            network: a measured network table, for what predictions say of communication.
-            products: measured matrix products, for what predictions say of other devices.
-        """
+        """Nothing is read yet."""
         super().__init__()
         self.run, self._network, self._products = run, network, products
         self.report_progress: Progress = ignore  # of building the graph
@@ -308,11 +302,7 @@ class Analysis(Cached):
         return self.verdict_on_hangs or self.verdict_by_calls or self.verdict_by_replay
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
-        """What deep windows show that is worth a sentence though it is no finding, one line each.
-
-        Args:
-            findings: what was found.
-        """
+        """What deep windows show that is worth a sentence though it is no finding, one line each."""
         from dpro.detect.run import notes_of
 
         with suppress(DproError):  # windows that cannot be replayed

@@ -78,9 +78,7 @@ def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], b
     """Sort out what would help.
 
     Args:
-        findings: what is slow or broken, costliest first.
         predictions: as `dpro.replay.whatif.search` ranks them.
-        base_ns: the mean step in deep windows.
     """
     advice = [each for each in predictions if each.is_advice and each.speedup > 1]
     fixes = [_fix(finding, advice, base_ns) for finding in findings if _has_cost(finding)]
@@ -132,12 +130,7 @@ def _row(prediction: Prediction) -> Improvement:
 
 
 def interval_doubts(trust: Trust, rows: Sequence[Improvement]) -> list[str]:
-    """Say why predictions are not to be relied on that the grade alone would not show.
-
-    Args:
-        trust: how well the replay fits.
-        rows: what would help.
-    """
+    """Say why predictions are not to be relied on that the grade alone would not show."""
     said = []
     if trust.starts_anchored > MAX_ANCHORED:
         said.append(
@@ -159,7 +152,6 @@ def shown_grade(trust: Trust, doubts: Sequence[str]) -> str:
     """Return the grade that is shown: no better than `fair` where intervals are in doubt.
 
     Args:
-        trust: how well the replay fits.
         doubts: as `interval_doubts`.
     """
     return "fair" if doubts and trust.grade == "good" else trust.grade

@@ -77,7 +77,6 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     """The graph of a run as a whole, and how far to believe its replay.
 
     Args:
-        run: the run.
         report: called with how much of the graph is built, where it has to be.
 
     Raises:
@@ -118,7 +117,6 @@ def condensed_of(run: Run, report: Progress = ignore, on: Executor | None = None
     """The ranks of a run, each built and condensed by itself in processes.
 
     Args:
-        run: the run.
         report: called with how much is done, where it has to be.
         on: has the processes, perhaps of other hosts: the folder of the run is then what all of them see;
             those of this machine where None.
@@ -195,9 +193,6 @@ def ranks_built_once() -> Iterator[None]:
 def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
     """`rank_processes`; those that are there already inside `ranks_built_once`.
 
-    Args:
-        run: the run.
-
     Raises:
         DproError: a process was killed, or there is no room for the folder.
     """
@@ -222,8 +217,6 @@ def context_by_rank(
     A rank is built again when its inside is asked for the first time.
 
     Args:
-        run: the run.
-        condensed: its ranks.
         operations: as of `Context`.
 
     Raises:
@@ -274,8 +267,6 @@ def search_of(
     """What would help a run: by its whole graph, or by condensed ranks where that does not fit into memory.
 
     Args:
-        analysis: of the run.
-        trust: how well its replay fits.
         baseline: when the steps of the unchanged graph end, if at hand or not of all steps.
         budget: how many changed jobs to replay at most; None for the usual number.
         report: called with how many were replayed, and how many there will be at most.
@@ -308,11 +299,7 @@ def _beside(run: Run, executor: Executor) -> Iterator[tuple[Executor, Path]]:
 
 
 def spread_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:
-    """A `map` over processes; what is little is done here, in less time than a process takes to begin.
-
-    Args:
-        executor: has them.
-    """
+    """A `map` over processes; what is little is done here, in less time than a process takes to begin."""
 
     def spread(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
         each = list(tasks)
@@ -348,7 +335,6 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     """The same without the cache.
 
     Args:
-        run: the run.
         report: called with how much is done, and how much there is.
 
     Raises:

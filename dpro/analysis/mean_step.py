@@ -371,7 +371,6 @@ def bar_in_text(mean: MeanStep, width: int) -> str:
     """Draw the parts as a line of characters.
 
     Args:
-        mean: the mean step.
         width: in characters; each part has at least one.
     """
     ends, cells = 0.0, ""
@@ -382,12 +381,7 @@ def bar_in_text(mean: MeanStep, width: int) -> str:
 
 
 def legend(mean: MeanStep, *, glyphs: bool = True) -> list[str]:
-    """The parts in words: `█ compute 69 ms (78%)`.
-
-    Args:
-        mean: the mean step.
-        glyphs: begin with the character that a text bar draws the part with.
-    """
+    """The parts in words: `█ compute 69 ms (78%)`."""
     words = [f"{each.title} {format_duration(each.ns)} ({each.share:.0%})" for each in mean.shares]
     return [f"{GLYPHS[each.name]} {text}" for each, text in zip(mean.shares, words)] if glyphs else words
 

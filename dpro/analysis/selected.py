@@ -45,10 +45,6 @@ class SelectedRun(Analysis):
     def __init__(self, whole: Analysis, selection: Selection) -> None:
         """Nothing is read but which steps were recorded in depth.
 
-        Args:
-            whole: the analysis of the run.
-            selection: what to keep.
-
         Raises:
             UsageError: no selected step was recorded in depth on a selected rank.
             Unanswerable: the run holds no spans.
@@ -129,7 +125,6 @@ def selection_of(steps: Ranges, ranks: RankChoice, *runs: Run) -> Selection:
     Args:
         steps: selected ones; empty for all.
         ranks: by number or by place; empty for all.
-        runs: in which they are to be selected; places have to be of the same ranks in all.
 
     Raises:
         UsageError: places are given, and the layout of a run is not known, or has no rank there.
@@ -176,10 +171,6 @@ def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
 
 def select(analysis: Analysis, selection: Selection) -> Analysis:
     """The analysis of what is selected; the same one where nothing is left out.
-
-    Args:
-        analysis: of the run.
-        selection: what to keep.
 
     Raises:
         UsageError: no selected step was recorded in depth on a selected rank.

@@ -27,7 +27,6 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
     """What was recorded, as names and values: step time first.
 
     Args:
-        manifest: of the run.
         steps: its table `steps`.
     """
     rows = [
@@ -58,8 +57,6 @@ def health_info(
     """A word for the state of the run (good, bad, unknown) and a sentence.
 
     Args:
-        findings: what is slow or broken.
-        unknown: what keeps the run from showing it.
         trust: the fit of the replay; None where findings rest on calls alone.
         binds: what binds the step where that is not compute.
         end: how the job ended, which comes first where that was early; None where nothing is known of it.

@@ -61,12 +61,7 @@ def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
 
 
 def not_shown_by_replay(run: Run, trust: Trust) -> list[str]:
-    """What keeps a replayed run from showing all that may be wrong, one line each.
-
-    Args:
-        run: with deep windows.
-        trust: how far to believe their replay.
-    """
+    """What keeps a replayed run from showing all that may be wrong, one line each."""
     from dpro.detect.significance import MIN_STEPS
 
     reasons = [*bad_ends(run), *trust.reasons]
@@ -118,7 +113,6 @@ def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
     """Where a run lacks what is needed, say why, if that is known; how the job ended first.
 
     Args:
-        run: the run.
         end: returns how its job ended; called only if something is lacking.
 
     Raises:

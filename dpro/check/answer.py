@@ -149,12 +149,7 @@ class Seen:
 
 
 def check_document(seen: Seen, seconds: float) -> CheckDocument:
-    """The answer.
-
-    Args:
-        seen: all that the check has seen.
-        seconds: that it took.
-    """
+    """The answer."""
     network = seen.network or NetworkChecked()
     measured = _measured(seen)
     hosts = [_host(seen, network, number, measured.get(number, [])) for number in range(len(seen.names))]
@@ -203,12 +198,7 @@ def _peers(seen: Seen, what: str, unit: Unit) -> PeerFigures | None:
 
 
 def slow_units(seen: Seen, names: Collection[str]) -> list[Unit]:
-    """Devices of which some figure is slow.
-
-    Args:
-        seen: all that the check has seen.
-        names: of the figures.
-    """
+    """Devices of which some figure is slow."""
     return sorted(
         {
             unit

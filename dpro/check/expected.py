@@ -38,13 +38,7 @@ class RunBandwidth(NamedTuple):
     misfit: float = 1.0
 
     def why_incomparable(self, hosts: Collection[str], num_devices: int, num_bytes: int) -> str:
-        """Why an all-reduce that is slower than this shows nothing; empty where it does show something.
-
-        Args:
-            hosts: that take part in it.
-            num_devices: of these.
-            num_bytes: of its payload: the larger, the faster.
-        """
+        """Why an all-reduce that is slower than this shows nothing; empty where it does show something."""
         if {each.partition(".")[0] for each in hosts} != {each.partition(".")[0] for each in self.hosts}:
             return "the run's was between other hosts"
         if num_devices != self.num_ranks:

@@ -47,7 +47,6 @@ def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> PeerFigures
 
     Args:
         figures: theirs, at least one.
-        least: times as low a figure has to be to be slow, whatever the deviation.
     """
     logs = np.log(np.maximum(np.fromiter(figures, float), _SMALLEST))
     middle = float(np.median(logs))
@@ -58,12 +57,7 @@ def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> PeerFigures
 
 
 def slower_than_peers(figures: Mapping[Key, float], least: float = MIN_SLOW) -> dict[Key, float]:
-    """How many times as fast the others typically are, of what is clearly slower than them.
-
-    Args:
-        figures: by what they are of; more is better.
-        least: times as low a figure has to be to be slow, whatever the deviation.
-    """
+    """How many times as fast the others typically are, of what is clearly slower than them."""
     found = {}
     values = list(figures.values())
     for at, (key, figure) in enumerate(figures.items()):

@@ -47,12 +47,7 @@ class CheckOptions:
 
 
 def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
-    """Check hosts.
-
-    Args:
-        options: what is to be checked.
-        say: is given what is going on.
-    """
+    """Check hosts."""
     begin_s = time.monotonic()
     say(f"starting workers on {len(options.names)} hosts")
     workers = HostWorkers(

@@ -108,12 +108,7 @@ class NetworkChecked:
 
 
 def search_network(transport: Transport, hosts: Sequence[int]) -> NetworkChecked:
-    """Do the rounds, and name what is at fault.
-
-    Args:
-        transport: what exchanges.
-        hosts: their numbers, those near each other side by side.
-    """
+    """Do the rounds, and name what is at fault."""
     seen = NetworkChecked()
     for steps, groups in rounds_of(len(hosts)):
         pairs = [[_pair(hosts[one], hosts[other]) for one, other in step] for step in steps]

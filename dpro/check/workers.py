@@ -136,12 +136,9 @@ class HostWorkers:
         """Start a worker for each device of each host; those that answer are in `hosts` then.
 
         Args:
-            names: of the hosts.
             launcher: one of `LAUNCHERS`, or the words of a command with `{host}` in them.
-            python: that has torch, on the hosts.
             interface: of the network; empty for that of the default route.
             timeout_s: for an exchange that does not end.
-            say: is given what goes on in the network.
 
         Raises:
             UsageError: the launcher cannot be started.
@@ -208,7 +205,6 @@ class HostWorkers:
         """Have workers do something at the same time.
 
         Args:
-            commands: what each is to do.
             within_s: seconds that it may take; who has not answered then is not asked again.
 
         Returns:
@@ -228,11 +224,7 @@ class HostWorkers:
         return found
 
     def exchange(self, steps: Sequence[Sequence[Pair]]) -> Mapping[Pair, Exchanged]:
-        """Exchange, step by step, with all devices at a time; see `Transport`.
-
-        Args:
-            steps: pairs of hosts.
-        """
+        """Exchange, step by step, with all devices at a time; see `Transport`."""
         self._say(f"network: {sum(map(len, steps))} pairs exchange in {len(steps)} steps")
         lanes = {pair: min(self._devices(host) for host in pair) for step in steps for pair in step}
         commands: dict[Unit, list[dict[str, Any]]] = {}
@@ -260,11 +252,7 @@ class HostWorkers:
         return {pair: min(mine, key=_worst, default=none) for pair, mine in reached.items()}
 
     def all_reduce(self, groups: Sequence[Sequence[int]]) -> list[Reduced]:
-        """Reduce over groups of hosts at the same time, with all devices; see `Transport`.
-
-        Args:
-            groups: hosts of each.
-        """
+        """Reduce over groups of hosts at the same time, with all devices; see `Transport`."""
         self._say(f"network: all-reduces of {max(map(len, groups))} hosts")
         commands: dict[Unit, dict[str, Any]] = {}
         of: dict[Unit, int] = {}

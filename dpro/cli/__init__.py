@@ -73,7 +73,6 @@ class LazyGroup(click.Group):
 
         Args:
             ctx: click's, not used.
-            cmd_name: as typed.
         """
         if cmd_name not in COMMANDS:
             return None
@@ -89,7 +88,6 @@ class LazyGroup(click.Group):
 
         Args:
             ctx: click's; it fails where no command is meant.
-            args: the command line from the command on.
         """
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
@@ -104,7 +102,6 @@ class LazyGroup(click.Group):
 
         Args:
             ctx: click's.
-            incomplete: what has been typed of the word.
         """
         from dpro.cli.completion import commands
 
@@ -115,7 +112,6 @@ class LazyGroup(click.Group):
 
         Args:
             ctx: click's, not used.
-            formatter: takes the list.
         """
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])

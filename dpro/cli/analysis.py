@@ -79,9 +79,7 @@ def analyse(path: str, network_table: str | None = None, device_tables: Sequence
     """Open RUN (importing it if it is not a run directory yet) and build its graph, or find it in the cache.
 
     Args:
-        path: as the user gave it.
         network_table: a file of what communication takes, if the user gave one.
-        device_tables: files of what products take on devices, or runs on those devices.
 
     Raises:
         InputError: RUN or a table cannot be read.

@@ -46,10 +46,6 @@ def runs_of(given: Sequence[str]) -> list[str]:
 def opened(path: str, until: ExitStack) -> Run:
     """Open a run; of one that is being recorded, what some of its ranks have recorded so far.
 
-    Args:
-        path: a run, or traces.
-        until: when it is closed, what was made for that is removed.
-
     Raises:
         InputError: as `dpro.opening.open_path`.
     """

@@ -74,7 +74,6 @@ def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list
 
     Args:
         option: the option; its name is `steps` or `ranks`.
-        typed: what has been typed of its value.
     """
     of = option.name
     known = [
@@ -94,6 +93,5 @@ def commands(known: dict[str, Any], typed: str) -> list[CompletionItem]:
 
     Args:
         known: by name; of each its module, its attribute there, and a line of help.
-        typed: what has been typed of the name.
     """
     return _that_begin([(name, line) for name, (_, _, line) in known.items()], typed)

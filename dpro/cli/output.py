@@ -258,7 +258,6 @@ def write_text(path: Path, text: str) -> Path:
 
     Args:
         path: where; a file that is there is replaced.
-        text: all of it.
 
     Raises:
         UsageError: it cannot be written.

@@ -20,8 +20,6 @@ class NumberRange(click.FloatRange):
         """The number of a text.
 
         Args:
-            value: the text.
-            param: which option.
             ctx: click's.
         """
         number = float(super().convert(value, param, ctx))

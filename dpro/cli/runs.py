@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 def open_or_import(path: str | os.PathLike[str]) -> Run:
     """Open a run; import what is not one, and repeat the warnings of its import.
 
-    Args:
-        path: a run directory, a folder of traces, or one trace.
-
     Raises:
         InputError: as `open_path`.
     """
@@ -33,9 +30,6 @@ def open_or_import(path: str | os.PathLike[str]) -> Run:
 
 def open_quietly(path: str | os.PathLike[str]) -> Run:
     """Open a run; import what is not one. Warnings stay in its manifest.
-
-    Args:
-        path: a run directory, a folder of traces, or one trace.
 
     Raises:
         InputError: as `open_path`.

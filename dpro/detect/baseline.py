@@ -52,11 +52,7 @@ class ScaledWork:
     factors: pl.DataFrame
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with these durations, rounded to whole nanoseconds.
-
-        Args:
-            graph: of all ranks, or of some.
-        """
+        """The graph with these durations, rounded to whole nanoseconds."""
         nodes, by = graph.nodes, [name for name in self.factors.columns if name != "factor"]
         node = np.flatnonzero(np.isin(nodes.kind, tuple(self.kinds)))
         places = pl.DataFrame({"node": node, **{name: getattr(nodes, name)[node] for name in by}})
@@ -123,7 +119,6 @@ class Baseline:
         """What a function returns of the graph; of condensed ranks, of the graph of each.
 
         Args:
-            look: the function, of which processes find the module.
             ranks: which are looked at, where they are apart; all where None.
         """
         return [look(self.graph)]
@@ -145,7 +140,6 @@ class Baseline:
         The chain of work that decides when a window ends is there after the change, too.
 
         Args:
-            change: that makes work of ranks shorter.
             ranks: which may be changed.
         """
         nodes, at = self.graph.nodes, self.decisive
@@ -153,12 +147,7 @@ class Baseline:
         return np.bincount(nodes.rank[at] + 1, taken, int(nodes.rank.max()) + 2)
 
     def each_changed(self, change: RankChange, sets: Sequence[Sequence[int]]) -> Iterator[Graph]:
-        """Graphs that replay as this one does, with sets of ranks changed in turn.
-
-        Args:
-            change: of how long work of ranks lasts.
-            sets: of ranks.
-        """
+        """Graphs that replay as this one does, with sets of ranks changed in turn."""
         graph, changed = self.graph, self._changed(change)
         if len(sets) > FEW:
             both = condense_both(graph, changed)
@@ -179,11 +168,7 @@ class Baseline:
         return ((self.timeline, critical_nodes(self.timeline, window)) for window in windows)
 
     def changed_step_ns(self, changed: Graph) -> Ints:
-        """[T] ns, how long each step takes in a changed graph.
-
-        Args:
-            changed: the same graph with other durations, lags or edges.
-        """
+        """[T] ns, how long each step takes in a changed graph."""
         after = replay(changed)
         return changed_step_times(self.step_ends, changed, after.start, after.end)["duration_ns"].to_numpy()
 
@@ -208,12 +193,7 @@ class BaselineOfRanks(Baseline):
         return self._ranks.job.condensed.pooled.on_gpu
 
     def look(self, look: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
-        """As of `Baseline`.
-
-        Args:
-            look: the function.
-            ranks: which are looked at.
-        """
+        """As of `Baseline`."""
         return self._ranks.look(look, ranks)
 
     def under(self, change: RankChange) -> Baseline:
@@ -224,7 +204,6 @@ class BaselineOfRanks(Baseline):
         """As of `Baseline`; only ranks that the chain goes through are condensed again.
 
         Args:
-            change: that makes work of ranks shorter.
             ranks: which may be changed.
         """
         rank = self.graph.nodes.rank
@@ -240,12 +219,7 @@ class BaselineOfRanks(Baseline):
         return np.bincount(one.nodes.rank[at] + 1, taken, int(rank.max()) + 2)
 
     def each_changed(self, change: RankChange, sets: Sequence[Sequence[int]]) -> Iterator[Graph]:
-        """As of `Baseline`.
-
-        Args:
-            change: of how long work of ranks lasts.
-            sets: of ranks.
-        """
+        """As of `Baseline`."""
         both = self._changed_beside(change, {rank for ranks in sets for rank in ranks})
         return (with_ranks_of(*both, ranks) for ranks in sets)
 
@@ -275,7 +249,6 @@ def waits(graph: Graph, start: Ints) -> pl.DataFrame:
     """How long each member of a collective of several ranks waits for the last one, in steps.
 
     Args:
-        graph: the graph.
         start: [N] ns at which nodes start.
 
     Returns:

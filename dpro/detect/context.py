@@ -222,10 +222,6 @@ class Context:
 
 
 def slow_ranks(baseline: Baseline) -> list[Finding]:
-    """Ranks that the step waits for, and those whose own work is longer though it hardly does.
-
-    Args:
-        baseline: the graph to compare them in.
-    """
+    """Ranks that the step waits for, and those whose own work is longer though it hardly does."""
     found = find_stragglers(baseline)
     return [*found, *find_persistent(baseline, {rank for finding in found for rank in finding.ranks})]

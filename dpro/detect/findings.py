@@ -82,7 +82,6 @@ def finding_document(finding: Finding, cost_ms: float | None) -> FindingDocument
     """A finding for programs.
 
     Args:
-        finding: the finding.
         cost_ms: what it costs per step; None where there are no more steps.
     """
     return FindingDocument(

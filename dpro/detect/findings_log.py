@@ -144,12 +144,7 @@ class Notice:
 
 
 def watch_document(run: Path, notice: Notice) -> WatchDocument:
-    """Return a notice for programs that follow the watch of a run.
-
-    Args:
-        run: the run directory.
-        notice: what begins or ends.
-    """
+    """Return a notice for programs that follow the watch of a run."""
     return WatchDocument(run=str(run), **asdict(notice.document()))
 
 
@@ -179,11 +174,7 @@ class OpenFindings:
     """The findings that hold now, by the detector that found them."""
 
     def __init__(self, first: int = 1) -> None:
-        """No finding is open.
-
-        Args:
-            first: number of the first finding.
-        """
+        """No finding is open."""
         self._next = first
         self._open: dict[tuple[str, Identity], _Open] = {}
 
@@ -218,11 +209,8 @@ class OpenFindings:
         """Compare what one detector finds now with its open findings.
 
         Args:
-            source: which detector.
-            found: what it finds now.
             step: the latest step, -1 unknown.
             patience: number of steps for which an open finding may be missing from `found` before it ends.
-            why: the reason given for the findings that end.
 
         Returns:
             A notice for each finding that begins and for each that ends.
@@ -247,7 +235,6 @@ class OpenFindings:
         Args:
             source: which detector; None for all.
             step: the latest step, -1 unknown.
-            why: the reason.
 
         Returns:
             A notice for each.

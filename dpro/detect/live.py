@@ -24,9 +24,6 @@ def diagnose_graph(context: Context) -> list[Finding]:
 
     Whether hosts have more threads than cores shows better in the steps between windows, so that only takes
     findings away.
-
-    Args:
-        context: of the windows.
     """
     found = costliest_first(run_detectors(context, IN_WINDOWS))
     if Need.STEPS not in context.has:

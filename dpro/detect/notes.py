@@ -32,10 +32,6 @@ def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
     """Say which rank the others wait for in collectives, where it is mostly one that no finding names.
 
     Most is halfway from an equal share to all.
-
-    Args:
-        baseline: the unchanged graph.
-        findings: what was found in it.
     """
     if any(finding.class_ == UNEVEN_DATA for finding in findings):
         return []

@@ -67,11 +67,7 @@ class Slowdown:
 
 
 def analyse_slowdown(graph: Graph) -> Slowdown:
-    """How much slower the job is than with evenly fast operations, and which ranks and stages cause it.
-
-    Args:
-        graph: of a run of operations, with its launch delays.
-    """
+    """How much slower the job is than with evenly fast operations, and which ranks and stages cause it."""
     measured = replay(graph)
     delayed = float(step_times(graph, measured.start, measured.end)["duration_ns"].to_numpy().mean())
     free = without_launches(graph)
@@ -131,7 +127,6 @@ def replayed_steps(graph: Graph, columns: Sequence[Ints]) -> Floats:
     """[T, S] ns: each step's time when the graph is replayed with each of S columns of durations.
 
     Args:
-        graph: the graph.
         columns: [S] of [N] ns.
     """
     size = max(BLOCK // max(graph.num_nodes, 1), 1)
@@ -253,10 +248,6 @@ def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
 
     All stages of one have the same micro-batches: where these differ, that distinguishes a stage from a slow
     worker.
-
-    Args:
-        graph: as recorded.
-        finding: about the stage.
     """
     nodes = graph.nodes
     work = (nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0)

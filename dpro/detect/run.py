@@ -58,11 +58,7 @@ class Detector(NamedTuple):
 
 
 def diagnose(context: Context) -> list[Finding]:
-    """What is wrong with a run, costliest first; that it became slower comes last.
-
-    Args:
-        context: of the run.
-    """
+    """What is wrong with a run, costliest first; that it became slower comes last."""
     found = run_detectors(context, DETECTORS)
     for explain in EXPLANATIONS:
         if Need.STEPS in context.has:
@@ -74,7 +70,6 @@ def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Findi
     """Run detectors in turn, each under its needs, conditions and rules.
 
     Args:
-        context: of the run.
         detectors: which, in order.
     """
     found: dict[str, list[Finding]] = {}
@@ -93,12 +88,7 @@ def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
-    """What deep windows show that is worth a sentence though it is no finding, one line each.
-
-    Args:
-        context: of the run.
-        findings: what was found in it.
-    """
+    """What deep windows show that is worth a sentence though it is no finding, one line each."""
     if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
         return []
     assert context.breakdown is not None
@@ -133,9 +123,6 @@ def diagnose_traffic(traffic: Traffic) -> list[Finding]:
     """What is slow in the network: against what does the same, and against what it was before.
 
     Transfers that became slower are left out where all their ranks are named as slow already.
-
-    Args:
-        traffic: of the job.
     """
     if traffic.transfers.is_empty():
         return []
@@ -192,9 +179,7 @@ def not_explained_by_uneven_data(context: Context, _: Found, new: list[Finding])
     """Without ranks that cost less than what the load model may be wrong about.
 
     Args:
-        context: of the run.
         _: findings so far, by detector; not used.
-        new: findings of the detector that has this rule.
     """
     return context.balanced.leaves(new)
 
@@ -204,8 +189,6 @@ def doubted_for_uneven_stages(_: Context, found: Found, new: list[Finding]) -> l
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
-        new: findings of the detector that has this rule.
     """
     return with_doubt(new, found.get("uneven stages", []))
 
@@ -215,8 +198,6 @@ def not_found_by_operations(_: Context, found: Found, new: list[Finding]) -> lis
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
-        new: findings of the detector that has this rule.
     """
     ranks = _ranks_named(found.get("operations", []))
     return [each for each in new if each.component_kind == "job" or not ranks & {*each.ranks}]
@@ -227,8 +208,6 @@ def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[F
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
-        new: findings of the detector that has this rule.
     """
     known = _findings_of(found, IN_WINDOWS)
     ranks, classes = _ranks_named(known), {each.class_ for each in known if each.component_kind == "job"}
@@ -243,11 +222,6 @@ def not_late_by_messages(context: Context, found: Found, new: list[Finding]) -> 
     """Without ranks that may be late because of messages from slow ranks, or over a slow network.
 
     Calls of collectives do not show messages.
-
-    Args:
-        context: of the run.
-        found: findings so far, by detector.
-        new: findings of the detector that has this rule.
     """
     known = _findings_of(found, IN_WINDOWS)
     if (_ranks_named(known) or _is_network_slow(known)) and context.messages_unseen:
@@ -259,9 +233,7 @@ def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Fi
     """Without ranks that are late by the times of their calls already.
 
     Args:
-        context: of the run.
         _: findings so far, by detector; not used.
-        new: findings of the detector that has this rule.
     """
     late = {rank for finding in context.late_by_calls for rank in finding.ranks}
     return [each for each in new if not late & {*each.ranks}]
@@ -275,7 +247,6 @@ def windows_show_a_slow_network(_: Context, found: Found) -> bool:
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
     """
     return _is_network_slow(_findings_of(found, IN_WINDOWS))
 
@@ -285,7 +256,6 @@ def wires_show_a_slow_network(_: Context, found: Found) -> bool:
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
     """
     return bool(found.get("slow wires"))
 
@@ -295,7 +265,6 @@ def timed_calls_show_a_slow_network(_: Context, found: Found) -> bool:
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
     """
     return bool(found.get("slow timed calls"))
 
@@ -304,7 +273,6 @@ def operations_show_stages(context: Context, _: Found) -> bool:
     """Whether there are whole operations: they show stages in more steps, and without what stages wait for.
 
     Args:
-        context: of the run.
         _: findings so far, by detector; not used.
     """
     return Need.OPERATIONS in context.has
@@ -315,18 +283,12 @@ def windows_name_ranks(_: Context, found: Found) -> bool:
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
     """
     return bool(_ranks_named(_findings_of(found, IN_WINDOWS)))
 
 
 def others_wait_for_ranks(context: Context, found: Found) -> bool:
-    """Whether ranks are late, may be late by messages, or compute where their hosts do not show it.
-
-    Args:
-        context: of the run.
-        found: findings so far, by detector.
-    """
+    """Whether ranks are late, may be late by messages, or compute where their hosts do not show it."""
     return bool(found.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus)
 
 
@@ -335,7 +297,6 @@ def windows_show_slow_input(_: Context, found: Found) -> bool:
 
     Args:
         _: of the run, not used.
-        found: findings so far, by detector.
     """
     return any(INPUT_PIPELINE in (each.component_id, each.cause) for each in _findings_of(found, IN_WINDOWS))
 

@@ -43,9 +43,6 @@ _COMMUNICATION = (NodeKind.ARRIVE, NodeKind.TRANSFER)
 def arguments_of(graph: Graph) -> pl.DataFrame:
     """Return what is known of the nodes of a graph.
 
-    Args:
-        graph: one that knows the run it was made from; of others nothing is known.
-
     Returns:
         `node` and the columns of `ARGUMENTS`, in order of the nodes; only of nodes of which one is known. For
         spans of communication `bytes` is the larger of what its rank puts in and gets; for others it is what

@@ -38,7 +38,6 @@ def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     Launches, gradients and rendezvous are shown where they were measured; the critical path on both sides.
 
     Args:
-        timeline: the replayed graph.
         rows: as from `dpro.export.slices.slices`.
 
     Returns:

@@ -27,7 +27,6 @@ def write_chrome(drawn: Drawing, path: Path) -> None:
     """Write a drawing.
 
     Args:
-        drawn: slices, arrows and counters.
         path: the file; compressed if its name ends in `.gz`.
 
     Raises:

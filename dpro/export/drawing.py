@@ -40,10 +40,7 @@ def drawing(
     """Return the drawing of a replayed graph.
 
     Args:
-        timeline: the replayed graph; of one that knows its run, telemetry is drawn too.
-        findings: each marks the steps, as measured, that it costs something.
         ahead: by how many ns each host's clock is ahead of the timeline's; all agree if None.
-        selection: steps and ranks to draw.
     """
     rows = slices(timeline, findings, selection)
     known = rows.join(arguments_of(timeline.graph), on="node", how="left", maintain_order="left")

@@ -25,10 +25,6 @@ _OF_SLICE = ("step", "node", "rank", "slack_ns", "later_ns", "lane")
 def write_perfetto(drawn: Drawing, path: Path) -> None:
     """Write a drawing.
 
-    Args:
-        drawn: slices, arrows and counters.
-        path: the file; compressed whatever its name.
-
     Raises:
         OSError: it cannot be written.
         MissingExtra: the library that knows Perfetto's format is not installed.

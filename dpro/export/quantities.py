@@ -187,7 +187,6 @@ def readable_unit(largest: float, unit: str) -> tuple[float, str]:
 
     Args:
         largest: the largest of the values, in `unit`.
-        unit: theirs.
 
     Returns:
         How many of `unit` the chosen one has, and its name.

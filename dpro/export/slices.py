@@ -35,8 +35,6 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
     """Return the slices of a replayed graph: measured, replayed, critical path, findings.
 
     Args:
-        timeline: the replayed graph.
-        findings: each marks the steps, as measured, that it costs something.
         selection: steps and ranks to draw; findings of other ranks only are left out.
 
     Returns:

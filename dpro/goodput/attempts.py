@@ -119,8 +119,6 @@ def updates_before(attempt: Attempt, rank: int, time_ns: int) -> int:
     """How many steps a rank had done in an attempt by a moment.
 
     Args:
-        attempt: which.
-        rank: the rank.
         time_ns: the moment, on its host's clock.
     """
     first = attempt.starts.filter((pl.col("rank") == rank) & pl.col("first_update_ns").is_between(0, time_ns))

@@ -109,12 +109,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
 
 
 def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
-    """Where the time of a job went, for programs.
-
-    Args:
-        life: of the job.
-        names: of its runs, as the user gave them.
-    """
+    """Where the time of a job went, for programs."""
     shares = totals(life.pieces)
     by_class = dict(shares.select("class", "share").iter_rows())
     trained = sum(by_class.get(name, 0.0) for name in (PRODUCTIVE, STRAGGLER, EVALUATION))

@@ -46,12 +46,7 @@ class AttemptEnd(NamedTuple):
 
 
 def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
-    """How an attempt ended.
-
-    Args:
-        analysis: of its run.
-        attempt: the attempt.
-    """
+    """How an attempt ended."""
     try:
         end = analysis.end
     except DproError:
@@ -132,7 +127,6 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
 
     Args:
         attempts: of all runs, in order.
-        runs: as they were opened.
 
     Raises:
         InputError: two of them did.

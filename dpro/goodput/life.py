@@ -48,7 +48,6 @@ def life_of(runs: Sequence[Run], known: Sequence[Analysis] = ()) -> JobLife:
 
     Args:
         runs: of the job; those before a restart are found in the folder `attempts` of a run.
-        known: analyses of some of its runs, whose results are used again.
     """
     analyses = {each.run.path: each for each in known}
     attempts = attempts_of(runs)
@@ -72,11 +71,7 @@ def _no_training(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def lost_to_stragglers(analysis: Analysis) -> float:
-    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found.
-
-    Args:
-        analysis: of an attempt.
-    """
+    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found."""
     with suppress(DproError):
         findings, _ = analysis.verdict
         slow = [f for f in findings if f.class_.startswith("slow.") and f.component_kind in WITHIN_RANKS]

@@ -77,11 +77,7 @@ class ThroughputDocument(DocumentPart, frozen=True):
 
 
 def amount_of(analysis: Analysis) -> StepAmount:
-    """Find what one step of an attempt computes.
-
-    Args:
-        analysis: of its run.
-    """
+    """Find what one step of an attempt computes."""
     try:
         series = step_series(analysis.steps)
         step_s = series.typical_ns / NS_PER_S if series is not None else 0.0
@@ -98,7 +94,6 @@ def throughput_of(done: Sequence[DoneSteps], wall_s: float, rank_s: float) -> Th
     """What a job computes per second.
 
     Args:
-        done: the steps of each attempt.
         wall_s: from the start of the job to its end, s.
         rank_s: wall time of all ranks, s.
     """

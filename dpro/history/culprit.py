@@ -30,12 +30,7 @@ class Culprit(NamedTuple):
 
 
 def culprit_of(finding: Finding, hosts: Mapping[int, str]) -> Culprit:
-    """The host that a finding is about.
-
-    Args:
-        finding: the finding.
-        hosts: of each rank of the job.
-    """
+    """The host that a finding is about."""
     if finding.class_.startswith(BLAMELESS):
         return Culprit("", f"{finding.class_} blames the work or the program, no part of a host")
     if len(set(hosts.values())) < 2:

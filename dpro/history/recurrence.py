@@ -24,14 +24,7 @@ _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "sevent
 def with_history(
     findings: Iterable[Finding], hosts: Mapping[int, str], run: Path, time_ns: int
 ) -> list[Finding]:
-    """Remember findings, and return them with what earlier runs had.
-
-    Args:
-        findings: of a run.
-        hosts: of each rank of the job.
-        run: the run directory.
-        time_ns: when they were found.
-    """
+    """Remember findings, and return them with what earlier runs had."""
     name, found, rows = run_name(run), [], []
     for finding in findings:
         host = culprit_of(finding, hosts).host
@@ -47,12 +40,7 @@ def with_history(
 
 
 def recurrence(now: Remembered, known: Iterable[Remembered]) -> str:
-    """A line about earlier findings of a host; empty where there are none.
-
-    Args:
-        now: what is found now.
-        known: what is remembered of the host.
-    """
+    """A line about earlier findings of a host; empty where there are none."""
     earlier = [each for each in known if each.run != now.run and each.time_ns < now.time_ns]
     if not earlier:
         return ""

@@ -133,11 +133,8 @@ def allow_command(command: str, run: str, host: str, most: int, since_ns: int) -
     """Note that a command is run for a finding, unless that has been often enough; return whether it may be.
 
     Args:
-        command: the command; each has its own count.
         run: as `run_name` gives it.
-        host: that the finding names.
         most: how often the command may be run.
-        since_ns: since when that counts.
 
     Raises:
         OSError: the history cannot be opened, or is turned off.

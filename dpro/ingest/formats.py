@@ -40,10 +40,6 @@ class Importer(Protocol):
     def read(self, path: Path, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
         """Read the file.
 
-        Args:
-            path: the file.
-            rank: overrides the rank that the file states.
-
         Raises:
             InputError: the file cannot be read as what it should be.
         """
@@ -77,10 +73,6 @@ class Format:
 
     def read(self, path: Path | Source, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
         """Read a file with the format's own reader.
-
-        Args:
-            path: the file.
-            rank: overrides the rank that the file states.
 
         Raises:
             InputError: the file cannot be read as what it should be.

@@ -72,8 +72,6 @@ def import_sources(
     """Import files and folders as one run.
 
     Args:
-        sources: files, or folders that are searched to the bottom; content decides what is a trace.
-        run: the run directory to make.
         jobs: files read at a time, each in a process of its own; as many as there are cores where not given.
         executor: reads the files instead; its workers see the sources, and the folder that the run is in,
             under the same paths. It is left running.
@@ -113,12 +111,7 @@ def refuse_existing(run: Path) -> None:
 
 
 def unwritable(run: Path, error: OSError) -> InputError:
-    """The error of a run that could not be written.
-
-    Args:
-        run: its directory.
-        error: what the system said.
-    """
+    """The error of a run that could not be written."""
     return InputError(f"{run}: cannot be written ({error.strerror or error})")
 
 
@@ -205,7 +198,6 @@ def spread_over(tasks: Sequence[ImportTask], jobs: int | None, executor: Executo
     """How to run the tasks: in the executor, else in processes; in this process where there is little to do.
 
     Args:
-        tasks: all of them.
         jobs: processes; as many as there are cores where None.
         executor: runs them instead.
     """
@@ -219,8 +211,6 @@ def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | 
     """Read every file into the staging folder.
 
     Args:
-        tasks: one for each file.
-        spread: runs them.
         progress: called after each file.
 
     Raises:

@@ -34,8 +34,6 @@ def run_tasks(
 
     Args:
         work: the function of a task; picklable, unless this process runs all.
-        tasks: the tasks.
-        lost: what to return for a task whose process or executor died, from the task and a reason.
         jobs: processes of this machine, one task in each at a time; 1 is this process.
         executor: runs them instead; it is left running.
 

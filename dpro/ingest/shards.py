@@ -95,9 +95,6 @@ def import_shard(
     """Import a shard's part of the files; the last shard makes the run.
 
     Args:
-        sources: the same in all shards.
-        run: the run directory to make.
-        shard: which part of the files to read.
         jobs: as in `import_sources`.
         executor: as in `import_sources`.
         progress: called after each file of this shard.
@@ -129,12 +126,7 @@ def import_shard(
 
 
 def mark_of(staging: Path, index: int) -> Path:
-    """The file that says that a shard has ended.
-
-    Args:
-        staging: folder that the import is gathered in.
-        index: of the shard.
-    """
+    """The file that says that a shard has ended."""
     return staging / MARKS / f"{index:05d}"
 
 
@@ -142,9 +134,6 @@ def agree(staging: Path, traces: Traces, shard: Shard, shared: Path | str) -> No
     """Refuse files, or a number of shards, other than those that the first shard wrote down.
 
     Args:
-        staging: folder that the import is gathered in; what the first shard writes down is put there.
-        traces: the files of all shards.
-        shard: which of how many.
         shared: the folder that all shards see: `staging`, or its place in a store.
 
     Raises:
@@ -177,9 +166,6 @@ def stage_part(
     """Read this shard's files, every n-th by name, and mark them as staged.
 
     Args:
-        traces: the files of all shards.
-        staging: folder that the import is gathered in.
-        shard: which part of the files to read.
         jobs: as in `import_sources`.
         executor: as in `import_sources`.
         progress: called after each file of this shard.
@@ -198,9 +184,6 @@ def finish(traces: Traces, staging: Path, run: Path, jobs: int | None, executor:
     """Make the run from what all shards have staged, and remove that.
 
     Args:
-        traces: the files of all shards.
-        staging: folder that the import was gathered in.
-        run: the run directory to make.
         jobs: as in `import_sources`.
         executor: as in `import_sources`.
 

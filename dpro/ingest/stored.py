@@ -40,7 +40,6 @@ def import_to_store(
 
     Args:
         sources: as in `import_sources`; the same in all shards.
-        url: of the run to make, as fsspec understands it.
         shard: which part of the files to read; None for all.
         here: an empty folder on this host, with room for what is staged.
         jobs: as in `import_sources`.

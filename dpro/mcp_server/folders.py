@@ -37,7 +37,6 @@ def readable(path: str, folders: Sequence[Path]) -> Path:
     """The path of a run, of traces, or of a file that an edit names, links followed.
 
     Args:
-        path: absolute, or relative to one of the folders.
         folders: as `named_folders` returns them.
 
     Raises:

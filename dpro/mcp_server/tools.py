@@ -180,8 +180,6 @@ def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Do
     """Answer one call.
 
     Args:
-        name: of the tool.
-        arguments: as the client gave them.
         folders: that may be read.
 
     Raises:

@@ -16,31 +16,17 @@ GROUP_RANKS = "group_ranks"
 
 
 def num_members(column: str = GROUP_RANKS) -> pl.Expr:
-    """How many ranks the texts of a column say, Int64; 0 where none.
-
-    Args:
-        column: its name.
-    """
+    """How many ranks the texts of a column say, Int64; 0 where none."""
     return of_each_text(column, count_of, pl.Int64())
 
 
 def sorted_members(column: str = GROUP_RANKS) -> pl.Expr:
-    """The texts of a column, with their ranks in ascending order.
-
-    Args:
-        column: its name.
-    """
+    """The texts of a column, with their ranks in ascending order."""
     return of_each_text(column, lambda text: members_text(sorted(members_of(text))), pl.String())
 
 
 def of_each_text(column: str, function: Callable[[str], object], dtype: pl.DataType) -> pl.Expr:
-    """A function of the texts of a column; null of null.
-
-    Args:
-        column: its name.
-        function: of one text.
-        dtype: type of what it returns.
-    """
+    """A function of the texts of a column; null of null."""
 
     def computed(texts: pl.Series) -> pl.Series:
         known = texts.drop_nulls().unique()
@@ -52,9 +38,6 @@ def of_each_text(column: str, function: Callable[[str], object], dtype: pl.DataT
 
 def texts_of_lists(lists: pl.Series) -> pl.Series:
     """Return lists of ranks as texts; equal ones are looked at once.
-
-    Args:
-        lists: of integers.
 
     Raises:
         polars.exceptions.PolarsError: they are something else.

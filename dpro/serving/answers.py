@@ -41,12 +41,7 @@ class ServerReport(ReportDocument, frozen=True, kw_only=True):
 
 
 def diagnosis_with_server(document: DiagnosisDocument, run: Run) -> ServerDiagnosis:
-    """A diagnosis with that of the server.
-
-    Args:
-        document: what is slow or broken.
-        run: that it is of.
-    """
+    """A diagnosis with that of the server."""
     return ServerDiagnosis(**asdict(document), serving=_serving(run))
 
 
@@ -55,7 +50,6 @@ def report_with_server(document: ReportDocument, run: Run) -> ServerReport:
 
     Args:
         document: where the time went.
-        run: that it is of.
     """
     return ServerReport(**asdict(document), serving=_serving(run))
 
@@ -69,7 +63,6 @@ def sent_with_server(report: RunReport, run: Run) -> RunReport:
 
     Args:
         report: as from `make_report`.
-        run: that it is of.
     """
     if not has_serving(run):
         return report

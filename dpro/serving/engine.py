@@ -64,7 +64,6 @@ class RecordedEngine:
         """The sum of what iterations hold until some moments; a part of one counts in proportion.
 
         Args:
-            amounts: [iterations] of each iteration.
             moments: [N] ns.
         """
         if not self.starts.size:

@@ -38,7 +38,6 @@ def expert_waits(collectives: pl.DataFrame, num_iterations: int) -> ExpertWaits 
 
     Args:
         collectives: rows of `collectives`.
-        num_iterations: of all ranks together.
     """
     timed = collectives.filter(pl.col("op").is_in(EXCHANGES) & (pl.col("duration_ns") >= 0)).sort(
         "rank", "start_ns"

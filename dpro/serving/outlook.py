@@ -96,9 +96,7 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
     """Predict changes that are made together.
 
     Args:
-        run: of a server.
         edits: as `max-batch:requests=64`; or of the inside of iterations, as `cuda-graph`.
-        limits: that are known.
 
     Raises:
         UsageError: there is no such change.
@@ -123,11 +121,6 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
 
 def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
     """Changes by how many requests they allow per second, the most first; the unchanged server among them.
-
-    Args:
-        run: of a server.
-        goal: that the slowest requests have to keep.
-        limits: that are known.
 
     Raises:
         Unanswerable: the run does not say enough.

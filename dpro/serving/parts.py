@@ -73,12 +73,7 @@ def _with_work(iterations: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _whole(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Those that lie within a window, unless none does: the others hold its beginning and its end as well.
-
-    Args:
-        iterations: of a rank, with work in a window.
-        spans: of that rank, of all kinds.
-    """
+    """Those that lie within a window, unless none does: the others hold its beginning and its end as well."""
     windows = spans.group_by("window").agg(
         first=pl.col("start_ns").min(), last=(pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
     )

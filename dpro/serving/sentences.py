@@ -29,7 +29,6 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
 
     Args:
         busy: share of the time in which engines run iterations; None where unknown.
-        seen: what is known of the server.
     """
     both = seen.timed.drop_nulls(["queue_ms", "latency_ms"])
     latency, queue = mean(both["latency_ms"]), mean(both["queue_ms"])
@@ -65,8 +64,6 @@ def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer
 
     Args:
         means: ms of a request by what it waited for.
-        timed: requests with their durations.
-        seen: what is known of the server.
     """
     whole = sum(means.values())
     if whole:

@@ -28,7 +28,6 @@ def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.D
     `evicted_ms` what of `kv_ms` came after a request had lost its blocks.
 
     Args:
-        timed: requests with their durations.
         by_replica: engines; without one of its own a replica's requests are left out.
     """
     found = [

@@ -9,11 +9,7 @@ from dpro.units import NS_PER_MS, format_duration
 
 
 def duration(ms: float) -> str:
-    """A duration in the unit that suits it: `12.3 ms`, `17.6 s`.
-
-    Args:
-        ms: milliseconds.
-    """
+    """A duration in the unit that suits it: `12.3 ms`, `17.6 s`."""
     return format_duration(ms * NS_PER_MS)
 
 
@@ -28,7 +24,6 @@ def counted(count: int, noun: str) -> str:
     """A count of something: `1 request`, `1,200 requests`.
 
     Args:
-        count: how many.
         noun: in the singular; the plural ends in s.
     """
     return f"{count:,} {noun}" + "s" * (count != 1)

@@ -87,10 +87,6 @@ def read_channels(path: Path) -> list[GroupChannels]:
 def write_channels(groups: Sequence[GroupChannels], path: Path) -> None:
     """Write channels to a file, whole or not at all.
 
-    Args:
-        groups: of ranks.
-        path: of the file; its folder exists.
-
     Raises:
         InputError: the file cannot be written.
     """

@@ -52,9 +52,6 @@ class FabricSize:
 def fat_tree(size: FabricSize) -> TopologyFile:
     """A fat tree in which all ports of a host go to one leaf.
 
-    Args:
-        size: of the fabric.
-
     Raises:
         UsageError: switches with that number of ports cannot join as many hosts.
     """
@@ -72,9 +69,6 @@ def fat_tree(size: FabricSize) -> TopologyFile:
 
 def rail_optimised(size: FabricSize) -> TopologyFile:
     """A fabric of rails: leaf r of a unit of hosts has port r of each.
-
-    Args:
-        size: of the fabric.
 
     Raises:
         UsageError: switches with that number of ports cannot join as many hosts.

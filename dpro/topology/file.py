@@ -284,10 +284,6 @@ def as_toml(topology: TopologyFile) -> str:
 def write(topology: TopologyFile, path: Path) -> None:
     """Write a topology to a file, whole or not at all.
 
-    Args:
-        topology: checked here.
-        path: of the file; its folder exists.
-
     Raises:
         UsageError: entries do not agree.
         InputError: the file cannot be written.

@@ -43,8 +43,6 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
     """A topology from what `ibnetdiscover` printed.
 
     Args:
-        path: of the text.
-        host: what each host is inside; names and ports are those that the text has.
         gbit: of links that the text has no speed of, 1e9 bits/s; None where it has to have all.
 
     Raises:

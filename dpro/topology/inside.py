@@ -31,10 +31,6 @@ _Place = tuple[int, ...]  # of an element: the number of its ancestors among the
 def read_inside(path: Path, names: str) -> HostEntry:
     """Hosts as the file describes one.
 
-    Args:
-        path: of the XML.
-        names: the list of hosts that are such.
-
     Raises:
         InputError: it is no topology of NCCL's, or has no GPU.
     """

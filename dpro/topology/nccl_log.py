@@ -63,9 +63,6 @@ class _Part:
 def read_nccl_logs(paths: Sequence[Path]) -> list[LoggedCommunicator]:
     """The communicators of logs, in the order in which they come.
 
-    Args:
-        paths: of files, or folders of them.
-
     Raises:
         InputError: a file cannot be read, or none says anything of rings.
     """

@@ -62,7 +62,6 @@ def write_paths(entries: Sequence[PathEntry], path: Path) -> None:
 
     Args:
         entries: the paths.
-        path: of the file; its folder exists.
 
     Raises:
         InputError: the file cannot be written.

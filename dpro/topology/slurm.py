@@ -25,7 +25,6 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
     """A topology from `topology.conf`.
 
     Args:
-        path: of the file.
         gbit: of each cable, 1e9 bits/s, which the file does not say.
         host: what each host is; `names` is not used. All its ports go to the host's switch.
 

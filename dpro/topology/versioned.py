@@ -31,10 +31,6 @@ _File = TypeVar("_File", bound=Versioned)
 def read_versioned(path: Path, of: type[_File]) -> _File:
     """What a file holds.
 
-    Args:
-        path: of the file.
-        of: what it should hold.
-
     Raises:
         InputError: it cannot be read, or is no such file.
     """
@@ -48,20 +44,12 @@ def read_versioned(path: Path, of: type[_File]) -> _File:
 
 
 def as_json(held: Versioned) -> str:
-    """What is in a file that holds something.
-
-    Args:
-        held: what it holds.
-    """
+    """What is in a file that holds something."""
     return msgspec.json.format(msgspec.json.encode(held), indent=1).decode() + "\n"
 
 
 def write_versioned(held: Versioned, path: Path) -> None:
     """Write a file, whole or not at all.
-
-    Args:
-        held: what it shall hold.
-        path: of the file; its folder exists.
 
     Raises:
         InputError: the file cannot be written.

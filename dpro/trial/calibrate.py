@@ -43,10 +43,6 @@ def calibrated(
 
     It becomes proven, too, where most tries of its kind took as long as was predicted.
 
-    Args:
-        prediction: as the replay makes it.
-        entries: of the ledger.
-
     Returns:
         The prediction, and why its interval is wider; None where it is not.
     """

@@ -354,10 +354,6 @@ def _kind(name: str, values: Values) -> str:
 def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str]) -> None:
     """Refuse changes that cannot be made to one job together, and those that the job already has.
 
-    Args:
-        changes: all that are to be made.
-        environment: variables of the job.
-
     Raises:
         UsageError: saying which.
     """

@@ -184,24 +184,14 @@ class LedgerDocument(Document, frozen=True, kw_only=True):
 
 
 def times_document(ratio: Ratio | MeasuredChange, base_ms: float, samples: float) -> TimesDocument:
-    """A ratio of step times as times.
-
-    Args:
-        ratio: changed over unchanged.
-        base_ms: the unchanged step.
-        samples: samples of a changed step over those of an unchanged one.
-    """
+    """A ratio of step times as times."""
     return TimesDocument(
         ratio.ratio * base_ms, ratio.low * base_ms, ratio.high * base_ms, speedup=samples / ratio.ratio
     )
 
 
 def training_document(training: Training) -> TrainingDocument:
-    """What was learnt, with null for what is not finite.
-
-    Args:
-        training: the comparison.
-    """
+    """What was learnt, with null for what is not finite."""
 
     def known(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
@@ -217,12 +207,7 @@ def training_document(training: Training) -> TrainingDocument:
 
 
 def ledger_document(entries: Sequence[LedgerEntry], damaged: int) -> LedgerDocument:
-    """The ledger for programs.
-
-    Args:
-        entries: all of it.
-        damaged: lines that cannot be read.
-    """
+    """The ledger for programs."""
     by_kind = sorted(entries, key=_kind_of)
     return LedgerDocument(
         path=str(ledger_path()),

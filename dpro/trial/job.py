@@ -43,9 +43,6 @@ def record_job(
     """Record a job into a folder that is not there yet.
 
     Args:
-        run: the folder.
-        command: the job.
-        changes: what to change in it.
         options: of `dpro record`.
         show: whether the job's output goes where ours does; else into a file beside the folder.
 
@@ -149,10 +146,6 @@ def _raised(after: Sequence[str]) -> str:
 
 def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
     """Open the run of a job; all its ranks must be there, each with all changes made.
-
-    Args:
-        path: the run directory.
-        changes: what was to be changed.
 
     Raises:
         DproError: nothing was recorded, or a rank is missing.

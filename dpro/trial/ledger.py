@@ -148,10 +148,6 @@ def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
     ceil(0.9 (n + 1))-th smallest of n, or the largest where n is too small for that (split conformal
     prediction: Lei et al., JASA 113, 2018).
 
-    Args:
-        entries: of the ledger.
-        kind: of a change.
-
     Returns:
         Absolute value of the logarithm of measured / predicted, 0 where there are too few, and how many
         entries that is from.
@@ -164,12 +160,7 @@ def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
 
 
 def held(entries: Sequence[LedgerEntry], kind: str) -> bool:
-    """Return whether most tries of a kind took as long as was predicted; False without any.
-
-    Args:
-        entries: of the ledger.
-        kind: of a change.
-    """
+    """Return whether most tries of a kind took as long as was predicted; False without any."""
     inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
     known = [each for each in inside if each is not None]
     return bool(known) and 2 * sum(known) > len(known)

@@ -69,7 +69,6 @@ def step_times(run: Run, skip: int) -> Floats:
     """Return the durations of the steps that recording did not slow down, in order, ns.
 
     Args:
-        run: a recording.
         skip: steps at the beginning that are left out.
 
     Raises:
@@ -82,7 +81,6 @@ def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats
     """`step_times` of runs that are compared: by the devices if these timed all of them, else by the hosts.
 
     Args:
-        runs: the recordings.
         skip: steps at the beginning that are left out.
 
     Returns:
@@ -129,9 +127,7 @@ def compare(
 
     Args:
         baseline: step times of the unchanged job, ns, by recording.
-        changed: those of the changed job, as many recordings, each made next to its partner.
         uneven: whether steps differ by what they do, so that only their mean shows the change.
-        samples: samples of a step of the changed job over those of one as it is.
         confidence: of the interval; more where one may stop after any pair.
 
     Returns:

@@ -76,10 +76,6 @@ class ProbeDocument(Document, frozen=True, kw_only=True):
 def probe_document(run: Run, probes: Sequence[str]) -> ProbeDocument:
     """What was measured in a run.
 
-    Args:
-        run: of the job.
-        probes: as the user wrote them.
-
     Raises:
         Unanswerable: nothing was: the job was too short.
     """

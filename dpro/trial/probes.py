@@ -30,7 +30,6 @@ def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
     """Refuse probes among changes, and probes within the steps that are measured.
 
     Args:
-        changes: all that are to be made.
         skip: steps at the beginning that are not measured.
 
     Raises:
@@ -59,10 +58,6 @@ def changes_nothing(text: str) -> bool:
 
 def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
     """Choose within budgets.
-
-    Args:
-        changes: all that are made together.
-        graph: of a run of the job with what a probe measured.
 
     Returns:
         The changes, those with a budget with what was chosen.

@@ -49,9 +49,7 @@ def half_width(deviation: float, pairs: int, confidence: float) -> float:
     """Half the width of Student's interval of a mean.
 
     Args:
-        deviation: standard deviation of a pair.
         pairs: how many there are, two at least.
-        confidence: of the interval, two-sided.
     """
     from scipy.special import stdtrit
 
@@ -62,7 +60,6 @@ def decide(ratios: Sequence[float], max_pairs: int) -> Decision:
     """Decide whether the pairs so far are enough.
 
     Args:
-        ratios: time of a sample changed over unchanged, by pair.
         max_pairs: how many pairs there may be.
     """
     count, logs = len(ratios), np.log(np.array(ratios))

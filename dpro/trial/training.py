@@ -51,11 +51,7 @@ class Training:
 
 
 def losses_of(run: Run) -> Floats:
-    """Return the losses of a run in order, the mean over its ranks; none where they were not recorded.
-
-    Args:
-        run: a recording made with losses.
-    """
+    """Return the losses of a run in order, the mean over its ranks; none where they were not recorded."""
     rows = run.table(COUNTERS, ["rank", "counter", "time_ns", "value"]).filter(pl.col("counter") == LOSS)
     by_rank = [each["value"].to_numpy() for each in rows.sort("rank", "time_ns").partition_by("rank")]
     if not by_rank:
@@ -72,8 +68,6 @@ def compare_losses(
 
     Args:
         baseline: `[L]` losses of the job as it is in order, by recording.
-        changed: those of the changed job.
-        passes: samples of a pass of the changed job over those of one as it is.
 
     Returns:
         The comparison; None where a recording has too few.

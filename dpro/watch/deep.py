@@ -87,7 +87,6 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
     """Return the state at a look of the watcher.
 
     Args:
-        state: before.
         newest: the latest window that all ranks have saved, -1 for none.
         now_s: the time, on the monotonic clock.
     """
@@ -103,13 +102,7 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
 
 
 def looked(state: DeepState, now_s: float, took_s: float) -> DeepState:
-    """Return the state after a look.
-
-    Args:
-        state: before.
-        now_s: when it ended.
-        took_s: how long it took.
-    """
+    """Return the state after a look."""
     return replace(state, phase=DeepWatchPhase.WAITING, due_s=now_s + took_s / SHARE)
 
 
@@ -127,20 +120,13 @@ class DeepWatch:
     """
 
     def __init__(self, run: Path) -> None:
-        """No window was looked at yet.
-
-        Args:
-            run: the run directory of the job.
-        """
+        """No window was looked at yet."""
         self.state = DeepState()
         self._run = run
         self._child: _Child | None = None
 
     def look(self, tails: Sequence[ProcessTail]) -> list[Finding] | None:
         """Return what the latest windows show, when a look has just ended; None otherwise.
-
-        Args:
-            tails: the processes of the job.
 
         Raises:
             Unanswerable: the window is too large.
@@ -217,11 +203,6 @@ def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
 
 def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> list[Finding]:
     """Diagnose some deep windows of a job that runs.
-
-    Args:
-        run: the run directory.
-        windows: numbers of the windows.
-        readers: how to read what PyTorch wrote.
 
     Returns:
         Findings, costliest first; none where the replay does not fit what was measured.

@@ -55,13 +55,7 @@ def open_log(run: Path) -> FindingsLog:
 
 
 def with_gpu_errors(findings: Sequence[Finding], run: Path, tails: Sequence[ProcessTail]) -> list[Finding]:
-    """Add errors of GPUs to findings of hangs; these stay as they are where the errors cannot be read.
-
-    Args:
-        findings: of hangs.
-        run: the run directory, which is still written.
-        tails: the processes of the job.
-    """
+    """Add errors of GPUs to findings of hangs; these stay as they are where the errors cannot be read."""
     if not findings:
         return []
     named = {rank for each in findings for rank in each.ranks}
@@ -86,9 +80,7 @@ def keep_hang(run: Path, folder: Path, tails: Sequence[ProcessTail]) -> None:
     """Keep dumps and stacks of all ranks: the job may be killed soon.
 
     Args:
-        run: the run directory.
         folder: where to; it is made. What cannot be written there is left out.
-        tails: the processes of the job.
     """
     with suppress(OSError, DproError):
         dumps = folder / "dumps"

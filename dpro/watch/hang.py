@@ -85,12 +85,7 @@ class Standstill:
 
 
 def next_state(state: HangState, seen: Standstill) -> HangState:
-    """Return the state after a look.
-
-    Args:
-        state: before.
-        seen: what is known of the job.
-    """
+    """Return the state after a look."""
     if seen.still_s < STILL_S:
         return HangState()
     if state.phase in (HangWatchPhase.MOVING, HangWatchPhase.PATIENT):
@@ -108,12 +103,7 @@ def next_state(state: HangState, seen: Standstill) -> HangState:
 
 
 def searched(now_s: float, took_s: float) -> HangState:
-    """Return the state after a search.
-
-    Args:
-        now_s: when it began.
-        took_s: processor time that it took.
-    """
+    """Return the state after a search."""
     return HangState(HangWatchPhase.PATIENT, due_s=now_s + max(MIN_REST_S, took_s / SHARE))
 
 
@@ -134,8 +124,6 @@ def may_go_on(finding: Finding, seen: Standstill, is_busy: Callable[[int], bool]
     """Return whether a stuck host may only be busy: it works, and has not done so for long.
 
     Args:
-        finding: of a search.
-        seen: what is known of the job.
         is_busy: whether a rank works.
     """
     if finding.class_ != "hang.host" or seen.still_s > seen.patience_s + BUSY_S:
@@ -156,11 +144,7 @@ class HangWatch:
         self._snapshot, self._activity = Snapshot(), HostActivity()
 
     def look(self, job: Job) -> list[Finding] | None:
-        """Look at a job; return what a search found, None without a search.
-
-        Args:
-            job: whose new records have been read.
-        """
+        """Look at a job; return what a search found, None without a search."""
         tails, before = list(job.tails.values()), self.state
         now_s, begun_s = time.monotonic(), time.thread_time()
         if before.phase is HangWatchPhase.ASKED:

@@ -165,12 +165,7 @@ class Hook:
         threading.Thread(target=self._work, name="hook", daemon=True).start()
 
     def offer(self, notice: Notice, hosts: Mapping[int, str]) -> None:
-        """Run the command for a finding that begins, or note why not.
-
-        Args:
-            notice: of the finding.
-            hosts: of each rank of the job.
-        """
+        """Run the command for a finding that begins, or note why not."""
         if notice.why:
             return
         finding, rules = notice.finding, self.rules

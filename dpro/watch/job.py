@@ -46,8 +46,6 @@ def advance(progress: Progress, updates: int, pause_s: float | None, now_s: floa
     """Return the progress after records were read.
 
     Args:
-        progress: before.
-        updates: ends of steps so far, of all ranks together.
         pause_s: seconds between the first rank's latest two ends of steps; None where it ended none.
         now_s: the time, on the monotonic clock.
     """
@@ -65,11 +63,7 @@ class JobProcesses:
     """
 
     def __init__(self, run: Path) -> None:
-        """No process is known.
-
-        Args:
-            run: the run directory.
-        """
+        """No process is known."""
         self.found: list[RecordedProcess] = []
         self._run = run
         self._known: dict[str, tuple[int, RecordedProcess]] = {}
@@ -107,11 +101,7 @@ class Job:
     """
 
     def __init__(self, run: Path) -> None:
-        """Nothing is read yet.
-
-        Args:
-            run: the run directory.
-        """
+        """Nothing is read yet."""
         self.run = run
         self.tails: dict[Path, ProcessTail] = {}
         self.progress = Progress(moved_s=time.monotonic())

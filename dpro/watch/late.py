@@ -63,9 +63,7 @@ def next_state(state: LateState, now_s: float, updates: int) -> LateState:
     """Return the state at a look of the watcher.
 
     Args:
-        state: before.
         now_s: the time, on the monotonic clock.
-        updates: ends of steps so far, of all ranks together.
     """
     if state.phase is LateWatchPhase.RESTING and now_s >= state.due_s and updates > state.asked_at:
         return replace(state, phase=LateWatchPhase.ASKED, asked_s=now_s, asked_at=updates)
@@ -75,13 +73,7 @@ def next_state(state: LateState, now_s: float, updates: int) -> LateState:
 
 
 def looked(state: LateState, now_s: float, took_s: float) -> LateState:
-    """Return the state after a look.
-
-    Args:
-        state: before.
-        now_s: when it began.
-        took_s: processor time that it took.
-    """
+    """Return the state after a look."""
     due_s = max(state.asked_s + ASK_S, now_s - ANSWER_S + took_s / SHARE)
     return replace(state, phase=LateWatchPhase.RESTING, due_s=due_s)
 
@@ -120,11 +112,7 @@ class LateWatch:
         self._calls, self._own_times = CallTable(), OwnTimes()
 
     def look(self, job: Job) -> list[Finding] | None:
-        """Return the findings of a look; None where none was due, or no call was new.
-
-        Args:
-            job: whose new records have been read.
-        """
+        """Return the findings of a look; None where none was due, or no call was new."""
         now_s, before = time.monotonic(), self.state
         self.state = next_state(before, now_s, job.progress.updates)
         if self.state.phase is LateWatchPhase.ASKED and before.phase is not LateWatchPhase.ASKED:
@@ -159,11 +147,7 @@ class OwnTimes:
         self._own: pl.DataFrame | None = None
 
     def look(self, now: LatestRecords) -> list[Finding]:
-        """Return which ranks are late now, after adding the own times of the latest steps.
-
-        Args:
-            now: what is known of the job.
-        """
+        """Return which ranks are late now, after adding the own times of the latest steps."""
         if now.steps.is_empty() or now.calls.is_empty():
             return []
         steps = now.steps.filter(pl.col("step") > pl.col("step").max() - MAX_AGAIN)
@@ -191,7 +175,6 @@ def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         steps: the latest steps.
-        calls: the calls that are known.
 
     Returns:
         `rank` and `since_ns`, on the rank's own clock.
@@ -208,7 +191,6 @@ def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
 
     Args:
         steps: the latest steps.
-        calls: the calls that are known.
     """
     times = calls["enqueued_ns"]
     first, last, step_ns = times.min(), times.max(), steps["duration_ns"].mean()

@@ -44,11 +44,7 @@ class LifeWatch:
     """
 
     def __init__(self, run: Path) -> None:
-        """Nothing is known yet.
-
-        Args:
-            run: the run directory.
-        """
+        """Nothing is known yet."""
         self.latest: GoodputDocument | None = None
         self._run = run
         self._made: GoodputDocument | None = None
@@ -79,9 +75,6 @@ class LifeWatch:
 def account_so_far(run: Path) -> GoodputDocument:
     """Where the time of a job that runs has gone so far.
 
-    Args:
-        run: the run directory.
-
     Raises:
         InputError: no rank of it has recorded anything yet.
     """
@@ -92,9 +85,6 @@ def account_so_far(run: Path) -> GoodputDocument:
 @contextmanager
 def run_so_far(run: Path) -> Iterator[Run]:
     """A run, for as long as it is needed, of what some ranks of a job that runs have recorded so far.
-
-    Args:
-        run: the run directory.
 
     Raises:
         InputError: no rank of it has recorded anything yet.

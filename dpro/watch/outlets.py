@@ -195,7 +195,6 @@ class Metrics:
         """Make the text that scrapes are answered with.
 
         Args:
-            findings: those that hold now.
             numbers: gauges by name, without `dpro_`.
         """
         open_ = Counter(finding.class_ for finding in findings)

@@ -69,11 +69,7 @@ class Snapshot:
         return {path.parent for path, at_ns in self._saved_ns.items() if self._before.get(path) != at_ns}
 
     def records(self, tails: Sequence[ProcessTail]) -> Records:
-        """Return what the latest dumps and records hold.
-
-        Args:
-            tails: the processes; their dumps have been read.
-        """
+        """Return what the latest dumps and records hold."""
         messages = [message_rows(t.process.folder, t.process.rank) for t in tails if _has_messages(t)]
         groups = self._groups()
         calls = pl.concat([self._calls(), *(conform(COLLECTIVES, each) for each in messages)])
@@ -87,14 +83,7 @@ class Snapshot:
         )
 
     def read_one(self, tail: ProcessTail, backend: str, path: Path, stamp: tuple[int, int]) -> _Dump:
-        """Read one dump.
-
-        Args:
-            tail: of the process that wrote it.
-            backend: of its ring.
-            path: the file.
-            stamp: of the file as it is read.
-        """
+        """Read one dump."""
         frames = read_dump(path, rank=tail.process.rank).frames
         calls = frames[COLLECTIVES.name]
         groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())

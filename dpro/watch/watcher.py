@@ -40,7 +40,6 @@ class Watcher:
         """Nothing was seen yet.
 
         Args:
-            run: the run directory.
             findings: those that an earlier watcher of the run found; none if not given.
             keep_in: where evidence of hangs is kept; nowhere if not given.
         """
@@ -125,9 +124,7 @@ def watch(
     """Look at a job again and again, until it is over.
 
     Args:
-        watcher: of the job.
         look_s: time from one look to the next.
-        report: is given each notice.
         seen: is called after each look.
         complain: is given what ended a look early, as files come and go while they are read; and what the
             watcher could not answer.

@@ -117,12 +117,7 @@ def _ends(frame: pl.DataFrame) -> Ints:
 
 
 def one_clock(places: Iterable[tuple[int, int]], why: str) -> Alignment:
-    """The alignment of a trace whose times are all on one clock.
-
-    Args:
-        places: rank and window of its rows.
-        why: how that is known.
-    """
+    """The alignment of a trace whose times are all on one clock."""
     return Alignment({place: Clock("", ClockLine(), why) for place in places})
 
 
@@ -133,7 +128,6 @@ def align(
 
     Args:
         matched: rows of `dpro.replay.alignment.match.Matching`.
-        places: rank and window of all that is to be aligned.
         workers: the `workers` table, for which ranks share a clock.
         samples: the `clock_samples` table.
 

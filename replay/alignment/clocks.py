@@ -135,7 +135,6 @@ def named(column: str, names: Mapping[int, str]) -> pl.Expr:
     """The name of each rank's clock, empty where it has none.
 
     Args:
-        column: has the ranks.
         names: by rank.
     """
     return pl.col(column).replace_strict(
@@ -149,7 +148,6 @@ def on_lines(
     """Rows with times on the reference clock, as `ClockLine.aligned` computes them, of all clocks at once.
 
     Args:
-        frame: the rows; unknown times are null.
         clock: the column that says whose clock a row's times are on.
         lines: by the values of that column; times on other clocks stay as they are.
         times: the columns to move, ns.
@@ -196,7 +194,6 @@ class Comparisons:
         """Whether a clock was set between two of its times.
 
         Args:
-            clock: its name.
             begin, end: ns on that clock, half open.
         """
         times = self._set.get(clock, np.empty(0, np.int64))
@@ -206,7 +203,6 @@ class Comparisons:
         """The comparisons of two clocks nearest to a moment, as many before it as after it if there are.
 
         Args:
-            clock, peer: names of the two.
             moment: ns on `clock`.
 
         Returns:

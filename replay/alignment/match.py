@@ -221,7 +221,6 @@ def _match_group(rows: pl.DataFrame, calls: _Calls, at: Ints) -> tuple[Ints, Int
     their caller asked for them, so that their ends imply no order.
 
     Args:
-        rows: all rows.
         calls: the same as arrays.
         at: rows whose sequence numbers do not decide, or may not, since they are of messages.
     """

@@ -71,7 +71,6 @@ def one_after_the_other(places: Iterable[tuple[int, int]], steps: pl.DataFrame) 
     """The alignment of ranks that ran one after the other: in each window all begin their first step at once.
 
     Args:
-        places: rank and window of the rows.
         steps: the `steps` table.
     """
     begun = steps.filter(pl.col("window") >= 0).group_by("rank", "window").agg(pl.col("start_ns").min())

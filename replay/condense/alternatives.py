@@ -23,7 +23,6 @@ def condense_both(graph: Graph, changed: Ints) -> tuple[Graph, Graph]:
     """The condensed graph, and the same with all ranks changed.
 
     Args:
-        graph: the graph.
         changed: [N] ns, durations of its nodes where their rank is changed.
     """
     cut = cut_by_rank(graph)

@@ -20,10 +20,7 @@ def joined_graph(graph: Graph, cut: Cut, skeletons: Skeletons, scenario: int = 0
     """Join the skeletons of ranks.
 
     Args:
-        graph: the whole graph.
         cut: where it falls apart into ranks.
-        skeletons: the skeletons of its ranks.
-        scenario: which of their scenarios; the graphs of all scenarios have the same edges.
 
     Returns:
         The joined graph, and [M] the node of the whole graph that each of its nodes is; -1 for the virtual
@@ -56,8 +53,6 @@ def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: in
 
     Args:
         source, target, lag: of edges inside ranks; [E, K] ns.
-        between: edges between ranks.
-        size: how many nodes there are.
     """
     met, meets = np.full(size, -1, np.int64), np.full(size, -2, np.int64)
     lag_before, lag_after = np.zeros(size, np.int64), np.zeros(size, np.int64)

@@ -32,7 +32,6 @@ def cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, f
     Args:
         rank, kind: [N].
         into: `indptr` and `source` of the graph.
-        lowest: of the ranks.
         begins: [G + 1] zeros: where in the order each rank will begin.
         place: [G] scratch.
         found: what is filled in: `order` [N], nodes by rank; `between` [E], edges between ranks; `joins` [N],
@@ -340,7 +339,6 @@ def sweep(
         edges: `indptr`, `source` and `lag` [E, K].
         ends: of virtual nodes behind those of a rank `begins` [R + 1], `indptr`, `source` and `lag`.
         flags: [N] what is known of the nodes.
-        reach: over how many kept nodes distances are known.
 
     Returns:
         [M] the nodes kept, those of virtual ends from N on; their [M, K] `earliest`; `indptr`, `source` and

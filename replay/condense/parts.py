@@ -57,11 +57,7 @@ class Ends:
 
 
 def cut_by_rank(graph: Graph) -> Cut:
-    """Find the nodes of each rank, and the edges between ranks.
-
-    Args:
-        graph: the graph.
-    """
+    """Find the nodes of each rank, and the edges between ranks."""
     nodes, edges, size = graph.nodes, graph.edges, graph.num_nodes
     lowest = int(nodes.rank.min()) if size else 0
     groups = int(nodes.rank.max()) - lowest + 1 if size else 0
@@ -78,8 +74,6 @@ def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
     """Find what has to stay of ranks.
 
     Args:
-        graph: the graph.
-        cut: of it.
         duration: [N, K] ns of its nodes in each of several scenarios.
     """
     nodes, size = graph.nodes, cut.order.size

@@ -61,8 +61,6 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     before it to each node behind it.
 
     Args:
-        graph: the graph.
-        cut: of it, or of some of its ranks.
         duration: [N, K] ns of its nodes in several scenarios; None for the durations of the graph alone.
     """
     nodes, edges = graph.nodes, graph.edges
@@ -91,13 +89,7 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
 def _fewer(
     cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints]
 ) -> tuple[Ints, Sequence[Ints]]:
-    """Leave out nodes at which paths merge, if that needs no more edges: those left, and what `sweep` gives.
-
-    Args:
-        cut: of the ranks.
-        rank, lasts, flags: of the nodes.
-        swept: what else is known of them.
-    """
+    """Leave out nodes at which paths merge, if that needs no more edges: those left, and `sweep` of them."""
     at = np.arange(rank.size)
     nothing = (np.zeros(cut.ranks.size + 1, np.int64), np.zeros(1, np.int64), at[:0], lasts[:0])
     for _ in range(ROUNDS):

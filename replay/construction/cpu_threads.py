@@ -89,7 +89,6 @@ def cut_thread(segments: ThreadSegments, cuts: Ints, wait_start: Ints, wait_end:
     """The thread's work with the waits taken out, cut at their ends and at the times given.
 
     Args:
-        segments: the thread.
         cuts: [C] ns, further times at which a piece must end and another begin.
         wait_start, wait_end: [W] ns, waits; they may touch or overlap.
     """

@@ -61,7 +61,6 @@ def threads_of(view: RankView, names: Names) -> Threads:
     """Sort out the threads of a rank.
 
     Args:
-        view: the rank.
         names: the graph's names by code.
     """
     cpu = np.flatnonzero(view.on_cpu)
@@ -87,12 +86,6 @@ def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies
     """Forward to backward and back: the caller waits while its backward thread works, and in turn.
 
     That is inferred from when they work, unless the trace records that the one works on what the other made.
-
-    Args:
-        view: the rank.
-        threads: its threads.
-        tid: one of its backward threads.
-        recorded: what the trace has of hand-overs between threads.
     """
     cpu = np.flatnonzero(view.on_cpu & (view.tid == tid))
     outer = cpu[top_level(view.start[cpu], view.end[cpu])]
@@ -170,8 +163,6 @@ def ended_when_notified(view: RankView, threads: Threads, names: Names) -> RankV
     that.
 
     Args:
-        view: the rank.
-        threads: its threads.
         names: the graph's names by code.
     """
     is_wait = names.match(WAITS, view.name)
@@ -208,8 +199,6 @@ def waits_for_collectives(view: RankView, threads: Threads, names: Names) -> Cpu
       (inferred) at the end of the step.
 
     Args:
-        view: the rank.
-        threads: its threads.
         names: the graph's names by code.
     """
     ran = np.flatnonzero(_called_on_cpu(view))
@@ -261,14 +250,7 @@ def _within(view: RankView, call: Ints, outer: Ints) -> Bools:
 
 
 def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators) -> CpuWaits:
-    """Waits of one thread for what it called, and where it needs the results.
-
-    Args:
-        view: the rank.
-        ended: what ended, and what the thread was doing then.
-        tid: the thread.
-        kinds: of the spans.
-    """
+    """Waits of one thread for what it called, and where it needs the results."""
     inner = np.maximum(ended.inner, 0)
     quiet = (ended.inner < 0) | np.isin(view.kind[inner], QUIET)
     around_call = (ended.inner >= 0) & (view.start[inner] <= view.start[ended.call])

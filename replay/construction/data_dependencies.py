@@ -29,7 +29,6 @@ def recorded_dependencies(run: Run, spans: pl.DataFrame, parts: Sequence[Path] |
 
     Args:
         run: the run, for its `dependencies`.
-        spans: its spans.
         parts: of its `dependencies`, those to read; without, all.
 
     Returns:
@@ -68,7 +67,6 @@ def as_spans(view: RankView, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
     """Pairs that do not contradict their times, as indices of the rank's spans: sources and targets.
 
     Args:
-        view: the rank.
         pairs: `source_span_id` and `target_span_id`, as of `recorded_dependencies`.
     """
     place = index_of(view.span_id)
@@ -83,8 +81,6 @@ def between_threads(view: RankView, threads: list[int], source: Ints, target: In
     """Hand-overs from one CPU thread to another.
 
     Args:
-        view: the rank.
-        threads: those that are in the graph.
         source, target: pairs of spans, as of `as_spans`.
     """
     tids = (view.tid[source], view.tid[target])
@@ -107,8 +103,6 @@ def between_streams(view: RankView, streams: Streams, source: Ints, target: Ints
     """Work on one stream that needs that of another: the last of an operator, and the first of its user.
 
     Args:
-        view: the rank.
-        streams: its GPU work.
         source, target: pairs of spans, as of `as_spans`.
     """
     work = streams.work[view.launch[streams.work] >= 0]

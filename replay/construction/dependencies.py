@@ -90,7 +90,6 @@ def number_nodes(pieces: dict[int, ThreadPieces], work: Ints, is_collective: Boo
     """Number the nodes of a rank: pieces thread by thread, then work.
 
     Args:
-        pieces: by thread.
         work: [W] span indices.
         is_collective: [S] spans that become two nodes, arrival and transfer.
     """
@@ -107,10 +106,6 @@ def resolve(found: Dependencies, numbering: Numbering) -> Edges:
     """Edges between nodes, with no lag yet: the links, program order, and arrivals to their transfers.
 
     A link from before a thread's first piece says nothing, nor does one from a node to itself.
-
-    Args:
-        found: the dependencies.
-        numbering: the nodes of the rank.
     """
     source = numbering.ends[np.where(found.source_thread == WORK, found.source_at, 0)]
     target = numbering.begins[np.where(found.target_thread == WORK, found.target_at, 0)]

@@ -97,10 +97,8 @@ def event_links(
     """Dependencies between streams, and waits for room on the device.
 
     Args:
-        view: the rank.
         streams: its GPU work in order.
         syncs: its rows of the `syncs` table.
-        needs: work and what on other streams it is known to need.
         names: the graph's names by code.
     """
     recorded = _recorded_events(view, streams, syncs)
@@ -297,7 +295,6 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
     A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
 
     Args:
-        view: the rank.
         streams: its GPU work in order.
         syncs: its rows of the `syncs` table.
         names: the graph's names by code.
@@ -345,9 +342,7 @@ def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Block
     until work on the GPU has just ended.
 
     Args:
-        view: the rank.
         streams: its GPU work in order.
-        readers: the calls that read.
     """
     work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
     ends, launched = view.end[work], streams.launched[work]

@@ -91,7 +91,6 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     """Build the global graph of a run.
 
     Args:
-        run: the run.
         report: called with how much is done, and how much there is: matching, aligning and joining count one
             each, and each window of a rank two.
 
@@ -157,7 +156,6 @@ def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:
 
     Args:
         steps_of: as from `by_place`.
-        rank, window: which.
     """
     own = steps_of(rank, window)
     if own.is_empty() and window == 0:
@@ -330,8 +328,6 @@ def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple
     """Put parts behind one another, and add the rendezvous between them.
 
     Args:
-        rank_graphs: the parts.
-        moved: what is known of the collectives that several of them hold.
         names: of the graph, with one for nodes without a span and one for rendezvous at the end.
 
     Raises:

@@ -148,7 +148,6 @@ def pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools, names: Sequence[st
         edges: in the numbers of the nodes, with lags of 0.
         nodes: in topological order.
         on_worker: [lanes] whether each is a thread that runs CPU collectives.
-        names: of the graph.
     """
     started = started_work(edges, nodes, on_worker)
     return with_lags(started, pooled([facts_of(started, names)]), names)
@@ -158,7 +157,6 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
     """Find the work that has lags.
 
     Args:
-        edges, nodes: of whole ranks.
         on_worker: [lanes] whether each is a thread that runs CPU collectives.
     """
     is_work = _on_stream(nodes)
@@ -189,10 +187,6 @@ def facts_of(started: Started, names: Sequence[str]) -> LagFacts:
     going on with queued work, where the launch was long past (mean over gaps short enough to be that: a
     median would add up its bias over thousands of kernels). One rank alone may not show it: a GPU that never
     idles has no launch onto an idle stream.
-
-    Args:
-        started: the work of some ranks.
-        names: that their nodes point into.
     """
     slack, kind, at = started.slack, started.kind, started.at
     ended = started.nodes.measured_end[started.source]
@@ -257,11 +251,6 @@ def with_lags(started: Started, lags: Lags, names: Sequence[str]) -> tuple[Edges
 
     Work whose launch is not in the trace and that nothing else explains keeps its distance from the work
     before it, and counts as anchored.
-
-    Args:
-        started: the work of whole ranks.
-        lags: of all ranks.
-        names: that the nodes point into.
     """
     slack, kind, group = started.slack, started.kind, started.group
     returned, early = started.launches
@@ -327,7 +316,6 @@ def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
     rank kernels begin before the calls that launch them return, on another long after.
 
     Args:
-        started: the work.
         left: [C] ns that the pooled latency leaves of a launch.
         launch: [C] launches onto streams, by calls that had returned.
     """
@@ -352,7 +340,6 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     window may have queued behind work from before it: it keeps its time.
 
     Args:
-        started: the work.
         lag: [C] ns, of which some are set.
         anchored: [N] whose start was taken from the trace; more are marked.
 

@@ -55,9 +55,6 @@ def positions_in_steps(all_calls: Iterable[CallOrder]) -> dict[int, Positions]:
     A step whose beginning is cut off by the window holds fewer: it is numbered so that its end agrees with
     the steps that are whole.
 
-    Args:
-        all_calls: of all ranks and windows.
-
     Returns:
         By rank, the step and position of each instance it called.
     """
@@ -95,7 +92,6 @@ def phases_at(calls: CallOrder, time: Ints, step: Ints, positions: Positions) ->
     0 where the step had called none yet, -1 outside steps.
 
     Args:
-        calls: of the rank in the window.
         time: [N] ns.
         step: [N] step that each belongs to.
         positions: of the rank's collectives.

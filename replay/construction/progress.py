@@ -19,7 +19,6 @@ def counted(total: int, report: Progress) -> Callable[[], None]:
     """Return a function that reports one more part as done.
 
     Args:
-        total: how many parts there are.
         report: called with how many are done, and how many there are.
     """
     numbers = count(1)

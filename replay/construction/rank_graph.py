@@ -219,9 +219,6 @@ def write_nodes(
     """Write the columns of a rank's nodes, and return its lanes.
 
     Args:
-        view: the rank.
-        threads: its CPU threads.
-        numbering: its nodes.
         positions: where in its step each of its collectives stands; without them `phase` is when each node
             was asked for, ns, from which it follows.
         into: where.
@@ -364,7 +361,6 @@ def place_of_work(view: RankView, work: Ints) -> Ints:
     """[W] a number for where each piece of work runs: one per stream, and per thread with collectives.
 
     Args:
-        view: the rank.
         work: [W] span indices.
     """
     on_gpu = view.on_gpu[work]

@@ -128,11 +128,9 @@ def make_rank_view(
     """Make the arrays of one rank in one window.
 
     Args:
-        rank, window: which.
         spans: its spans, with a `code` for the name, and `marks`: whether spans of that name mark steps.
         matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `is_message`, `asked_after_ns`,
             `payload` and `message`.
-        steps: its steps.
     """
     spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
     if not _is_sorted(*(spans[name].to_numpy() for name in ("start_ns", "end", "span_id"))):
@@ -195,9 +193,7 @@ def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[
     """What each span moved in a collective, -1 for others; and [S] whether it is a message of CPU tensors.
 
     Args:
-        matched: collectives of the rank.
         executed: [K] index of the span that ran each.
-        num_spans: S.
     """
     names = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message", "asked_after_ns")
     of_span = {name: np.full(num_spans, -1, np.int64) for name in names}

@@ -47,7 +47,6 @@ def bands_of(predicted_us: Floats, measured_us: Floats, share: float = SHARE) ->
 
     Args:
         predicted_us, measured_us: [N] microseconds.
-        share: of what happens, that the intervals are meant to hold.
     """
     misses = np.log(measured_us / predicted_us)
     bands, tails = band_of(predicted_us), ((1 - share) / 2, (1 + share) / 2)
@@ -66,7 +65,6 @@ def sum_of(us: Floats, low_us: Floats, high_us: Floats, bias: float = 0.0) -> tu
 
     Args:
         us, low_us, high_us: [N] of each operation, without the device's bias.
-        bias: of the device, in log.
     """
     total = float(us.sum())
     ends = []

@@ -23,10 +23,6 @@ ENOUGH = 100  # operations, with which bands are those of their own misses
 def calibrated(known: KnownCoefficients, own: DeviceSample) -> KnownCoefficients:
     """Fit the numbers of a device to a few operations, beginning at what is known.
 
-    Args:
-        known: of the device, or of all devices.
-        own: measured operations.
-
     Raises:
         Unanswerable: there are too few.
     """

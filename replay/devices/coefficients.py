@@ -74,22 +74,14 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
 
 
 def known_of(tables: Sequence[DeviceTable]) -> KnownCoefficients:
-    """Fit one device's numbers at one precision, to all its tables.
-
-    Args:
-        tables: of one device, kind and dtype.
-    """
+    """Fit one device's numbers at one precision, to all its tables."""
     found = fit([table.sample() for table in tables])
     predicted, measured = _predicted(found, tables)
     return KnownCoefficients(found, bands_of(predicted, measured), 0.0, _largest(tables))
 
 
 def known_of_any(tables: Sequence[DeviceTable]) -> KnownCoefficients:
-    """Fit numbers that all devices share, and how far each device is from what the others say of it.
-
-    Args:
-        tables: of several devices, of one kind and dtype.
-    """
+    """Fit numbers that all devices share, and how far each device is from what the others say of it."""
     long = [table.rows(table.us > LONG_US) for table in tables if (table.us > LONG_US).any()]
     devices = sorted({table.device for table in long})
     predicted, measured, biases = [], [], []

@@ -94,7 +94,6 @@ def estimate(
 
     Args:
         operations: as `operations.COLUMNS` has them.
-        device: a key of the data sheets.
         sources: what is known; without it, what ships.
         given: the same operations as measured elsewhere, if they were.
 
@@ -272,9 +271,7 @@ def numbers_of(
     """The nearest numbers that are known, their method, and how much more, in log, the device may be off.
 
     Args:
-        kind, dtype: of operations.
         device: where they run.
-        known: by kind, dtype and device.
 
     Raises:
         Unanswerable: nothing is known of matmuls.

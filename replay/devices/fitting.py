@@ -57,13 +57,7 @@ ASSUMED = DeviceFit(PRIOR, SPREAD)
 
 
 def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: float = WEIGHT) -> DeviceFit:
-    """Fit one set of numbers to all samples: least squares of log ratios, robust to outliers.
-
-    Args:
-        samples: measured operations, by device.
-        start: what is assumed of the numbers, and how wide.
-        weight: of what is assumed, against one measured operation.
-    """
+    """Fit one set of numbers to all samples: least squares of log ratios, robust to outliers."""
     from scipy.optimize import least_squares
 
     drawn = [_drawn(sample, MAX_ROWS // len(samples)) for sample in samples]

@@ -34,9 +34,6 @@ def on_another_device(kernels: pl.DataFrame, device: str, to: str, sources: Sour
 
     Args:
         kernels: as `SCHEMA` has them, measured.
-        device: which they ran on.
-        to: which they are to run on.
-        sources: what is known of devices.
 
     Returns:
         `us`, `low_us`, `high_us`, `method`, `reason` of each, as `estimate` has them.

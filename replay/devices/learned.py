@@ -65,7 +65,6 @@ def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
     """Fit formula and trees to a table, and measure both on shapes that are kept out.
 
     Args:
-        table: measured operations.
         start: what is assumed of the formula's numbers.
 
     Raises:
@@ -94,7 +93,6 @@ def predicted_us(known: LearnedTrees, operations: pl.DataFrame) -> Floats:
     """[N] microseconds.
 
     Args:
-        known: what was learned.
         operations: as `operations.COLUMNS` has them.
     """
     gpu = GPUS[known.device]
@@ -110,7 +108,6 @@ def covers(known: LearnedTrees, operations: pl.DataFrame) -> Bools:
     """[N] whether an operation's sizes are within those of the table, or not far outside.
 
     Args:
-        known: what was learned.
         operations: as `operations.COLUMNS` has them.
     """
     return _inside(known, features(operations, GPUS[known.device], np.ones(operations.height)))
@@ -130,7 +127,6 @@ def features(operations: pl.DataFrame, gpu: GpuModel, formula: Floats) -> Floats
 
     Args:
         operations: as `operations.COLUMNS` has them.
-        gpu: their device.
         formula: [N] microseconds by the formula.
     """
     sizes = sizes_of(operations)
@@ -172,13 +168,7 @@ def _log2(values: Floats) -> Floats:
 
 
 def kept_out(table: DeviceTable, part: int = 0, parts: int = KEPT_OUT) -> Bools:
-    """[N] the operations of one part of a table's shapes; operations of one group are in one part.
-
-    Args:
-        table: measured operations.
-        part: which.
-        parts: how many there are.
-    """
+    """[N] the operations of one part of a table's shapes; operations of one group are in one part."""
     group = table.shapes.select(pl.struct(GROUPS[table.kind]).rank("dense").cast(pl.Int64) - 1).to_series()
     number = group.to_numpy()
     turn = np.random.default_rng(7).permutation(int(number.max(initial=0)) + 1)

@@ -50,7 +50,6 @@ def matmuls(dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLi
     """Matrix products of m × k by k × n.
 
     Args:
-        dtype: of both operands.
         m, n, k: [N] sizes.
         batch: [N] how many such products one kernel makes.
     """
@@ -75,7 +74,6 @@ def convolutions(
     """Convolutions, as the product of an unfolded image with all filters.
 
     Args:
-        dtype: of image and filters.
         images: [N] images in the batch.
         pixels: [N] of one result, height × width.
         filters: [N] output channels.
@@ -99,7 +97,6 @@ def attention(
     """Causal attention, fused: prefill where a sequence has several queries, else decode.
 
     Args:
-        dtype: of queries, keys and values.
         sequences: [N] in the batch.
         queries: [N] new tokens of each.
         past: [N] tokens before those, whose keys and values lie in memory.
@@ -140,7 +137,6 @@ def moves(
     """Pointwise work and reductions, which take as long as memory needs.
 
     Args:
-        dtype: of what is read.
         read_bytes, written_bytes: [N] moved.
         operations: [N] floating-point operations.
     """
@@ -153,7 +149,6 @@ def embeddings(dtype: str, rows: ArrayLike, width: ArrayLike) -> pl.DataFrame:
     """Rows taken from a table.
 
     Args:
-        dtype: of the table.
         rows: [N] taken.
         width: [N] elements of a row.
     """

@@ -92,7 +92,6 @@ def _refuse_other_unit(rows: pl.DataFrame, column: str) -> None:
 
     Args:
         rows: as `PRODUCTS` has them.
-        column: which, for the message.
 
     Raises:
         InputError: half of the products are, by the data sheets.
@@ -119,7 +118,6 @@ def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:
 
     Args:
         products: as `read_products` returns them; None where there are none.
-        devices: that are asked for: nothing is learned of others.
     """
     if products is None:
         return Sources()

@@ -99,8 +99,6 @@ def read_tables(
 
     Args:
         folder: where the files lie.
-        kinds: of operations that are wanted.
-        most: rows of one table; of larger ones some are drawn, the same each time.
 
     Raises:
         DproError: a file lacks a column.

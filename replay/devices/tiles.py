@@ -84,8 +84,6 @@ def formula_us(numbers: Floats, sizes: OperationSizes, gpu: GpuModel, dtype: str
 
     Args:
         numbers: [10] logarithms of the coefficients, in the order of `NAMES`.
-        sizes: the operations.
-        gpu: peaks, bandwidth, multiprocessors, cache.
         dtype: of what is multiplied, a key of `gpu.tflops`.
     """
     parts = [
@@ -121,9 +119,7 @@ def roofline_us(sizes: OperationSizes, operations: Floats, gpu: GpuModel, dtype:
     """[N] microseconds that no implementation goes below.
 
     Args:
-        sizes: the operations.
         operations: [N] floating-point operations.
-        gpu: peaks and bandwidth.
         dtype: of what is multiplied, a key of `gpu.tflops`.
     """
     bound: Floats = np.maximum(operations / (gpu.tflops[dtype] * 1e6), sizes.moved / (gpu.gbps * 1e3))

@@ -115,12 +115,7 @@ def _sent_along(run: Run) -> dict[Ranks, Channels]:
 
 
 def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> PlacedGroups:
-    """Communicators of a log as groups of a run's ranks.
-
-    Args:
-        run: whose log it is.
-        communicators: of the log.
-    """
+    """Communicators of a log as groups of a run's ranks."""
     workers = run.table(WORKERS).select("host", "pid", "rank")
     rank_of = {(_short(host), pid): rank for host, pid, rank in workers.iter_rows() if host and pid}
     texts = run.table(COLLECTIVES, ["group_ranks"])["group_ranks"].unique()

@@ -82,8 +82,6 @@ def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> K
     """The known paths of connections.
 
     Args:
-        flows: the flows.
-        routes: next hops.
         entries: known paths; those of connections that there are none of do not matter.
 
     Raises:
@@ -124,13 +122,7 @@ def _places(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
 
 
 def path_entries(flows: Flows, routes: Routes, choose: Choice) -> list[PathEntry]:
-    """The path of each connection that leaves its host.
-
-    Args:
-        flows: the flows.
-        routes: next hops.
-        choose: among equally short ways, by the number of a flow.
-    """
+    """The path of each connection that leaves its host."""
     found, network = connections_of(flows), routes.network
     first = np.unique(found.of, return_index=True)[1]
     row, links = crossed(found.flows, routes, lambda rows, here, number: choose(first[rows], here, number))

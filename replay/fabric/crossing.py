@@ -29,8 +29,6 @@ def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> 
     """[F, L] probability that a flow crosses a link.
 
     Args:
-        flows: the flows.
-        routes: next hops, and the fabric.
         known: paths of connections; of several between two ports each is as likely.
 
     Raises:
@@ -79,7 +77,6 @@ def on_paths(fabric: Fabric, paths: Sequence[Sequence[int]]) -> csr_matrix:
     """[P, L] probability that what takes a path crosses a link: cables side by side share it.
 
     Args:
-        fabric: the fabric.
         paths: nodes of each path, each cabled to the next.
     """
     from scipy.sparse import csr_matrix

@@ -73,7 +73,6 @@ def max_min_rates(load: Load, capacity: Floats) -> Floats:
     """[C] rate of each communication while all run: bytes that its busiest rank sends per unit of time.
 
     Args:
-        load: on links.
         capacity: [L] of each link, more than 0, bytes per unit of time.
     """
     count = load.indptr.size - 1
@@ -131,7 +130,6 @@ def ends_of(begin: Floats, work: Floats, load: Load, capacity: Floats) -> Floats
     Args:
         begin: [C] when each begins.
         work: [C] bytes that the busiest rank of each sends.
-        load: on links.
         capacity: [L] of each link, bytes per unit of time.
     """
     end = begin.astype(np.float64)
@@ -175,7 +173,6 @@ def moved_by(begin: Floats, end: Floats, load: Load, capacity: Floats) -> Floats
 
     Args:
         begin, end: [C] when each runs; each crosses a link.
-        load: on links.
         capacity: [L] of each link, bytes per unit of time.
     """
     events = np.concatenate([begin, end]).astype(np.float64)

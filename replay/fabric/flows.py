@@ -83,7 +83,6 @@ def repeated(load: Load, rows: Ints) -> Load:
     """The load of communications of which several are of one kind.
 
     Args:
-        load: of each kind.
         rows: [C] the kind of each communication.
     """
     counts = np.diff(load.indptr)[rows]
@@ -102,9 +101,7 @@ def flows_of(
     """The flows of communications.
 
     Args:
-        fabric: what they run over.
         members: by communication, the GPU (its node) of each rank, in the order of ranks.
-        ops: by communication, its operation.
         algorithms: by communication, as recorded: all-reduces by TREE go along trees. Rings where not given.
         channels: by communication, as recorded, `NOT_RECORDED` where they were not.
 
@@ -225,9 +222,6 @@ def parents(count: int) -> tuple[list[int], list[int]]:
 
     Each host is inside one of them and a leaf of the other, so that each carries half of the bytes (Sanders,
     Speck and Träff, Parallel Computing 35, 2009; NCCL's `graph/trees.cc`).
-
-    Args:
-        count: of hosts.
     """
     first = [_parent(host, count) for host in range(count)]
     if count % 2 == 0:  # mirrored, so that leaves come inside
@@ -273,8 +267,6 @@ def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
     """The load on links, each flow on one path.
 
     Args:
-        flows: the flows.
-        routes: next hops.
         choose: which link each flow takes where several lead on.
 
     Raises:
@@ -288,8 +280,6 @@ def crossed(flows: Flows, routes: Routes, choose: Choice) -> tuple[Ints, Ints]:
     """Flows that leave their host, and the links that each crosses in order: as many of both.
 
     Args:
-        flows: the flows.
-        routes: next hops.
         choose: which link each flow takes where several lead on.
 
     Raises:
@@ -307,10 +297,6 @@ def crossed(flows: Flows, routes: Routes, choose: Choice) -> tuple[Ints, Ints]:
 
 def sprayed(flows: Flows, routes: Routes) -> Load:
     """The load on links, each flow spread evenly over all equally short paths.
-
-    Args:
-        flows: the flows.
-        routes: next hops.
 
     Raises:
         Unanswerable: no path leads from a port to another.
@@ -360,12 +346,7 @@ def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
 
 
 def inside(flows: Flows, fabric: Fabric) -> Bools:
-    """[F] whether both ends are GPUs of one host.
-
-    Args:
-        flows: the flows.
-        fabric: what they run over.
-    """
+    """[F] whether both ends are GPUs of one host."""
     gpus = np.zeros(fabric.num_nodes, np.bool_)
     gpus[[gpu for own in fabric.gpus for gpu in own]] = True
     inside: Bools = gpus[flows.begin] & gpus[flows.end]

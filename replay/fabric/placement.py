@@ -80,12 +80,7 @@ def fabric_of_run(run: Run | None) -> Fabric:
 
 
 def host_named(fabric: Fabric, name: str) -> int | None:
-    """The host that a run calls by a name, with or without its domain; None where the fabric lacks it.
-
-    Args:
-        fabric: the fabric.
-        name: as the run has it.
-    """
+    """The host that a run calls by a name, with or without its domain; None where the fabric lacks it."""
     short = name.partition(".")[0]
     for at, known in enumerate(fabric.hosts):
         if name == known or short == known.partition(".")[0]:
@@ -95,10 +90,6 @@ def host_named(fabric: Fabric, name: str) -> int | None:
 
 def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
     """The GPU (its node) that each rank computes on.
-
-    Args:
-        run: the run.
-        fabric: in which.
 
     Raises:
         Unanswerable: the run does not say where its ranks are, or has two in one place, or the fabric lacks a
@@ -126,12 +117,7 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
 
 
 def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
-    """What the ranks of a graph exchange with each other.
-
-    Args:
-        graph: the graph.
-        gpus: of ranks.
-    """
+    """What the ranks of a graph exchange with each other."""
     nodes, edges = graph.nodes, graph.edges
 
     is_transfer = (nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0) & (nodes.duration > 0)

@@ -68,8 +68,6 @@ def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
     """Paths for flows that may all run together.
 
     Args:
-        flows: the flows.
-        routes: next hops.
         capacity: [L] of links.
     """
     leaves = _leaves(flows, routes)
@@ -84,8 +82,6 @@ def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choic
     """A path for each connection: communications of the same ranks use the same ones, one after the other.
 
     Args:
-        flows: of all communications.
-        routes: next hops.
         capacity: [L] of links.
     """
     found = connections_of(flows)
@@ -100,10 +96,6 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
     are split into m / gcd(m, k mod m) parts each, which take them in turn, too (Ethereal: Addanki et al.,
     arXiv 2407.00550). Where paths lead over more than one switch between leaves, or over unequal cables,
     that is not so even.
-
-    Args:
-        flows: of all communications.
-        routes: next hops.
     """
     found = connections_of(flows)
     leaves = _leaves(found.flows, routes)

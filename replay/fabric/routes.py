@@ -52,12 +52,7 @@ class Routes:
     links: Ints
 
     def choices(self, here: int, to: int) -> Ints:
-        """The links of the equal-cost group at a switch towards another, to which ports are linked.
-
-        Args:
-            here: a switch.
-            to: a switch.
-        """
+        """The links of the equal-cost group at a switch towards another, to which ports are linked."""
         at, column = int(self.place[here]), int(self.column[to])
         own: Ints = self.links[self.indptr[at] : self.indptr[at + 1]]
         nearer = self.far[self.place[self.network.target[own]], column]
@@ -69,7 +64,6 @@ def routes_of(network: Fabric, failed: Ints | None = None) -> Routes:
     """Next hops of all shortest paths.
 
     Args:
-        network: the fabric.
         failed: links that do not work; a cable that fails is two of them.
     """
     alive = np.ones(network.source.size, np.bool_)
@@ -99,8 +93,6 @@ def _hops(begin: Ints, end: Ints, count: int, to: Ints) -> Hops:
     """[S, D] links on a shortest path from each switch to each destination, -1 where none leads there.
 
     Args:
-        begin, end: switches of each link.
-        count: of switches.
         to: [D] destinations.
     """
     from scipy.sparse import csr_matrix  # only here: every command that knows the edits loads this module
@@ -158,9 +150,7 @@ def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
     """[F, H] links that each flow takes from port to port; -1 behind the last.
 
     Args:
-        routes: next hops.
         begin, end: [F] nodes of ports.
-        choose: which link of those at a switch each flow takes.
 
     Raises:
         Unanswerable: no path leads from a port to another; they are named.
@@ -204,7 +194,6 @@ def hashed(keys: Ints, seed: int = 0) -> Choice:
 
     Args:
         keys: [F] what identifies each flow, as its ports and addresses do.
-        seed: of the hash.
     """
 
     def choose(flows: Ints, switches: Ints, number: Ints) -> Ints:

@@ -22,8 +22,6 @@ def hashed_loads(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) 
     """The load by the hash of each seed: first the one under which all communications at once are fastest.
 
     Args:
-        flows: the flows.
-        routes: next hops.
         known: paths that no hash decides.
 
     Raises:

@@ -47,10 +47,8 @@ def usage(load: Load, begin: Floats, end: Floats, sent: Floats, num_links: int) 
     """How much links carry.
 
     Args:
-        load: on links.
         begin, end: [C] when each communication runs.
         sent: [C] bytes that the busiest rank of each sends.
-        num_links: of the fabric.
     """
     of = np.repeat(np.arange(begin.size), np.diff(load.indptr))
     carried = np.bincount(load.links, load.share * sent[of], num_links).astype(np.float64)
@@ -70,7 +68,6 @@ def meetings(flows: Flows, row: Ints, links: Ints, kind: Ints, begin: Floats, en
     """Connections that meet, by link: the longest first.
 
     Args:
-        flows: of each kind of communication.
         row, links: flows, and links that each crosses, as `flows.crossed` gives them.
         kind: [C] of each communication.
         begin, end: [C] when each runs.

@@ -132,8 +132,6 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     """Compare a replay of the unchanged graph with the trace.
 
     Args:
-        built: graph and matching.
-        timeline: its replay.
         manifest: the run's.
     """
     derived = replay(built.predictive) if built.of_operations else timeline
@@ -144,9 +142,6 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
     """How far to trust a replay, by what its ranks show.
 
     Args:
-        built: the graph, or the one that its ranks were condensed to.
-        timeline: its replay.
-        facts: what the ranks show.
         manifest: the run's.
     """
     steps = step_errors(timeline)

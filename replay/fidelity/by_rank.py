@@ -68,9 +68,7 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
     """Build, condense and judge each rank by itself.
 
     Args:
-        run: the run.
         folder: where the ranks' shares are kept meanwhile; the executor's processes see it, too.
-        executor: runs the work on each rank.
         report: called with how much is done, and how much there is.
 
     Raises:
@@ -129,7 +127,6 @@ def fit_of_share(folder: Path, known: PooledOfRank, meetings: Meetings, compared
 
     Args:
         folder: where its share is.
-        known: what is pooled.
         meetings: rendezvous of its collectives, as from `dpro.replay.sharded.inside.those_of`.
         compared: whether its kernels show by how much communication slows them down.
 
@@ -143,13 +140,7 @@ def fit_of_share(folder: Path, known: PooledOfRank, meetings: Meetings, compared
 
 
 def inside_of(run: Run, condensed: CondensedRun, timeline: Timeline) -> InsideOf:
-    """What replays a rank of a condensed run by itself, each once: its share is built again.
-
-    Args:
-        run: the run.
-        condensed: its ranks.
-        timeline: the replay of the joined graph.
-    """
+    """What replays a rank of a condensed run by itself, each once: its share is built again."""
     meetings = meetings_of(timeline)
 
     @cache

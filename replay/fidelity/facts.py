@@ -48,8 +48,6 @@ def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
     """What the ranks of a graph show.
 
     Args:
-        timeline: the replay of the unchanged graph.
-        derived: the replay whose starts are judged: that of the graph that is predicted from.
         on_gpu: whether any rank of the run has work on a GPU.
     """
     graph, misses = timeline.graph, judged_starts(derived, on_gpu)
@@ -65,11 +63,7 @@ def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
 
 
 def added(facts: Sequence[FitFacts]) -> FitFacts:
-    """What several groups of ranks show together.
-
-    Args:
-        facts: of each.
-    """
+    """What several groups of ranks show together."""
     misses = pl.concat([each.misses for each in facts])
     misses = misses.group_by("window", "step", "miss_ns").agg(pl.col("count").sum())
     return FitFacts(
@@ -93,11 +87,7 @@ def share(parts: Ints) -> float:
 
 
 def unexplained_ns(graph: Graph) -> Ints:
-    """[2] ns in which work could have started, by all edges, but had not; and ns of the ranks' windows.
-
-    Args:
-        graph: the graph of one rank or several.
-    """
+    """[2] ns in which work could have started, by all edges, but had not; and ns of the ranks' windows."""
     nodes, edges = graph.nodes, graph.edges
     started, ready = is_started(graph), nodes.earliest.copy()
     to_work = np.flatnonzero(started[edges.target])

@@ -29,7 +29,6 @@ def rank_errors(timeline: Timeline, starts: pl.DataFrame) -> pl.DataFrame:
     """How well each rank fits.
 
     Args:
-        timeline: the replay of the unchanged graph, or of its ranks condensed.
         starts: as from `rank_start_errors`.
 
     Returns:
@@ -60,7 +59,6 @@ def judged_starts(timeline: Timeline, on_gpu: bool) -> pl.DataFrame:
     """Starts that are judged: `rank`, `window`, `step`, and `miss_ns`: |replayed - measured|.
 
     Args:
-        timeline: the replay of the graph that is predicted from, or of some ranks of it.
         on_gpu: whether any rank of the run has work on a GPU.
     """
     nodes, counted = timeline.graph.nodes, counted_starts(timeline, on_gpu)
@@ -127,7 +125,6 @@ def counted_starts(timeline: Timeline, on_gpu: bool) -> Bools:
     Those that the trace sets are left out: they are right by construction.
 
     Args:
-        timeline: the replay.
         on_gpu: whether any rank of the run has work on a GPU.
     """
     nodes = timeline.graph.nodes

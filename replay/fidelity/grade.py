@@ -146,7 +146,6 @@ def in_words(score: float, figures: Sequence[Criterion]) -> str:
 
     Args:
         score: from 0 to 1.
-        figures: all that count, worst first.
     """
     grade = grade_of(score)
     weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]

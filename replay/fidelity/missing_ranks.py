@@ -72,7 +72,6 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
     """Say what the missing ranks of a run are taken to do.
 
     Args:
-        built: the graph of the recorded ones.
         manifest: the run's.
     """
     missing = manifest.missing_ranks
@@ -122,9 +121,6 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
     """How many stages the pipeline has, and which each rank is on; 0 where the trace does not say.
 
     A group in which ranks send to each other holds one rank of each stage, in the order of the stages.
-
-    Args:
-        rows: matched collectives.
     """
     messages = rows.filter(pl.col("op").is_in(POINT_TO_POINT))
     listed = [ranks for text in messages["group_ranks"].unique() if len(ranks := members_of(text)) > 1]
@@ -136,12 +132,7 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
 
 
 def rendezvous_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry | None:
-    """Transfers of collectives in which missing ranks take part, or may.
-
-    Args:
-        built: the graph of the recorded ranks.
-        missing: the others.
-    """
+    """Transfers of collectives in which missing ranks take part, or may."""
     nodes, absent = built.graph.nodes, set(missing)
     rows = built.matching.rows.select("instance", "group_ranks", "peer")
     may_wait = {ranks: not absent.isdisjoint(members_of(ranks)) for ranks in rows["group_ranks"].unique()}
@@ -164,7 +155,6 @@ def share_of_waiting(graph: Graph, rendezvous: RendezvousRegistry | None) -> flo
     """Share of the steps that is waiting for missing ranks, if all that may be waiting is.
 
     Args:
-        graph: the graph of the recorded ranks.
         rendezvous: as of `rendezvous_with`.
     """
     measured = float(measured_step_times(graph)["duration_ns"].sum())
@@ -183,10 +173,6 @@ def _without_waiting(graph: Graph, rendezvous: RendezvousRegistry) -> Graph:
 
 def as_missing_ranks_may_come(graph: Graph, rendezvous: RendezvousRegistry) -> list[Timeline]:
     """Both ends of what can become of the waiting for missing ranks under an edit.
-
-    Args:
-        graph: a changed graph with the nodes of the unchanged one.
-        rendezvous: of the unchanged graph.
 
     Returns:
         Its replay when no rank waits for them any more, and when they come as late as they did, wherever they

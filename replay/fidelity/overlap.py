@@ -139,7 +139,6 @@ def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
     """The share of each kernel's time during which its rank's GPU also moved data for a collective.
 
     Args:
-        graph: the graph.
         start, end: [N] ns of its nodes.
 
     Returns:
@@ -165,7 +164,6 @@ def _shares(graph: Graph, kernels: Ints, moving: Ints, start: Ints, end: Ints) -
     """[K] `overlapped_share` of these kernels.
 
     Args:
-        graph: the graph.
         kernels: [K] all of them.
         moving: [M] the transfers.
         start, end: [N] ns of its nodes.
@@ -188,7 +186,6 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
     alone. Where it ends up changes the overlap again, so the replay is repeated until its end settles.
 
     Args:
-        graph: the changed graph; its kernels have the durations that go with the overlap before.
         before: [N] `overlapped_share` in the replay of the unchanged graph.
         slowdowns: as of `Contention`.
 
@@ -212,7 +209,6 @@ def _settled(graph: Graph, ends: int, before: Floats, now: Floats, slowdown: flo
     """Replays with the durations that go with the last one's overlap, until that changes the end no more.
 
     Args:
-        graph: the changed graph.
         ends: ns, when its replay ends.
         before: [K] `overlapped_share` of its kernels in the replay of the unchanged graph.
         now: [K] the same in its own replay, with a change.

@@ -44,7 +44,6 @@ def save(file: Path, built: Built, trust: Trust) -> None:
     Args:
         file: where; an older one is replaced.
         built: the graph, its matching and clocks.
-        trust: how well its replay fits.
 
     Raises:
         OSError: the file cannot be written.
@@ -57,7 +56,6 @@ def save_condensed(file: Path, condensed: CondensedRun) -> None:
 
     Args:
         file: where; an older one is replaced.
-        condensed: the ranks.
 
     Raises:
         OSError: the file cannot be written.
@@ -71,7 +69,6 @@ def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
 
     Args:
         file: what `save` has written.
-        run: what the graph was made from.
     """
     match read_archive(file, RECORDS, run):
         case (Built() as built, Trust() as trust):
@@ -84,7 +81,6 @@ def load_condensed(file: Path, run: Run) -> CondensedRun | None:
 
     Args:
         file: what `save_condensed` has written.
-        run: what they are of.
     """
     found = read_archive(file, RECORDS, run)
     if not isinstance(found, CondensedRun):

@@ -47,12 +47,7 @@ class Beliefs:
 
 
 def sensitivities(job: TimedLayouts, machine: Machine) -> Floats:
-    """[N, K] by how much the step changes with each constant of `SPREADS`, both in log.
-
-    Args:
-        job: layouts.
-        machine: constants.
-    """
+    """[N, K] by how much the step changes with each constant of `SPREADS`, both in log."""
     base = step_times(job, machine, replay=False)["step_ms"].to_numpy()
     columns = [
         np.log(step_times(job, moved(machine, {name: NUDGE}), replay=False)["step_ms"].to_numpy() / base)
@@ -66,9 +61,7 @@ def covariance(rows: pl.DataFrame, slopes: Floats, at: Ints) -> Floats:
     """[N, n] how misses of layouts go together with those of some, without what belongs to each alone.
 
     Args:
-        rows: layouts.
         slopes: [N, K] sensitivities.
-        at: [n] which rows.
     """
     scaled = slopes * np.array(list(SPREADS.values()))
     tensor, batch = rows["tp"].to_numpy(), rows["micro_batch"].to_numpy()
@@ -82,9 +75,7 @@ def beliefs(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> B
     """What follows from measured rows, or from none.
 
     Args:
-        rows: layouts.
         slopes: [N, K] sensitivities.
-        measured: by row, the logarithm of measured step over predicted step.
     """
     scaled = slopes * np.array(list(SPREADS.values()))
     spread = (scaled**2).sum(1) + JOB**2 + TENSOR**2 + CELL**2 + OWN**2

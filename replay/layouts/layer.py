@@ -79,14 +79,7 @@ class LayerWork:
 
 
 def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> LayerWork:
-    """What each layout makes a GPU compute, of one micro-batch.
-
-    Args:
-        model: the model.
-        rows: layouts.
-        machine: whose data sheet says how long operations take.
-        software: which kernels there are.
-    """
+    """What each layout makes a GPU compute, of one micro-batch."""
     unique = rows.select(KEYS).unique(maintain_order=True).with_row_index("at")
     at = rows.select(KEYS).join(unique, on=KEYS, how="left", maintain_order="left")["at"].to_numpy()
     found = _unique_work(model, unique, machine, software)

@@ -68,7 +68,6 @@ def column(rows: pl.DataFrame, name: str) -> Floats:
     """[N] one column, to compute with.
 
     Args:
-        rows: layouts.
         name: a key of `COLUMNS`.
     """
     values: Floats = rows[name].to_numpy().astype(np.float64)
@@ -140,7 +139,6 @@ def undividable(model: Model, row: Mapping[str, int]) -> str:
     """Why a model cannot be cut so; empty where it can.
 
     Args:
-        model: the model.
         row: degrees of a layout; those that are not there are 1.
     """
     tp, pp, cp, ep, vpp = (row.get(name, 1) for name in ("tp", "pp", "cp", "ep", "vpp"))
@@ -170,12 +168,7 @@ def candidates(
     Tensor parallelism stays within a host, as it does in practice: across hosts it is dominated.
 
     Args:
-        model: sizes that degrees have to divide.
-        gpus: how many.
-        per_host: on each host.
-        global_batch: sequences of a step.
         keep: values of columns that stay as given.
-        schedules: of those that have a pipeline.
 
     Raises:
         UsageError: no layout is left.

@@ -41,8 +41,6 @@ def memory_of(model: Model, rows: pl.DataFrame, software: Software) -> pl.DataFr
     """[N] 1e9 bytes of the fullest GPU by kind, and together as `memory_gb`.
 
     Args:
-        model: the model.
-        rows: layouts.
         software: what is kept, and in how many bytes.
     """
     fullest = {kind: np.zeros(rows.height) for kind in KINDS}
@@ -137,7 +135,6 @@ def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: s
     Args:
         pp, vpp, count: [N] stages, chunks of each, micro-batches.
         stage: [N] which stage.
-        schedule: of the pipeline.
     """
     total = count * vpp
     if schedule == "gpipe":
@@ -151,13 +148,7 @@ def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: s
 
 
 def activation_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
-    """[N] bytes that one layer keeps of one micro-batch until its backward.
-
-    Args:
-        model: the model.
-        rows: layouts.
-        software: which kernels there are.
-    """
+    """[N] bytes that one layer keeps of one micro-batch until its backward."""
     recompute = column(rows, "recompute")
     tokens = column(rows, "micro_batch") * model.sequence / column(rows, "cp")
     tp = column(rows, "tp")
@@ -205,7 +196,6 @@ def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
 
     Args:
         parts: as from `memory_of`.
-        machine: whose GPUs have so much memory.
     """
     found = []
     for row in parts.iter_rows(named=True):
@@ -221,13 +211,7 @@ def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
 
 
 def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
-    """Why a framework refuses each layout; empty where it does not.
-
-    Args:
-        model: the model.
-        rows: layouts.
-        software: whose rules hold.
-    """
+    """Why a framework refuses each layout; empty where it does not."""
     weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
     bare = {}  # stages without layers
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():

@@ -45,11 +45,6 @@ def plan(
     """Rank layouts.
 
     Args:
-        model: the model.
-        rows: layouts.
-        machine: what it runs on.
-        software: the framework.
-        measured: steps to calibrate with; layouts of the same model and machine.
         timed: gives layouts their work, where layers were recorded; else `step.job_of` does.
 
     Returns:

@@ -54,8 +54,6 @@ def pipeline(stages: int, chunks: int, count: int, schedule: str = "1f1b") -> St
     """The computes of a step and what each waits for.
 
     Args:
-        stages, chunks: of the pipeline; chunks of each stage.
-        count: micro-batches; with chunks a multiple of the stages.
         schedule: one of `SCHEDULES`; 1F1B of several chunks is interleaved.
 
     Raises:
@@ -95,7 +93,6 @@ def pipelined_us(
     """How long the computes of a step take, replayed; of very many, the last as those before.
 
     Args:
-        shape: stages, chunks of each, micro-batches.
         schedule: one of `SCHEDULES`.
         forward_us, backward_us, message_us: as of `replayed_us`.
     """
@@ -117,7 +114,6 @@ def replayed_us(
     """How long the computes of a step take, by the replay's longest path, and how long each stage works.
 
     Args:
-        pipe: the schedule.
         forward_us, backward_us: [stages, chunks] of one micro-batch, where chunk c of stage s is number
             c * stages + s of the model; half of a backward are the gradients of weights.
         message_us: from stage to stage.

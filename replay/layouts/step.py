@@ -54,11 +54,7 @@ class MeasuredSent:
     hidden_us: float = 0.0
 
     def applied(self, links: Exchanges) -> Exchanges:
-        """Traffic as such a run would have it.
-
-        Args:
-            links: as modelled.
-        """
+        """Traffic as such a run would have it."""
         reduction = np.maximum(self.reduction * links.reduction - self.hidden_us, 0)
         return replace(
             links,
@@ -91,12 +87,6 @@ def job_of(model: Model, rows: pl.DataFrame, machine: Machine, software: Softwar
     """Time the operations of all layouts once.
 
     A recording can put measured layers in the place of `work`.
-
-    Args:
-        model: the model.
-        rows: layouts.
-        machine: whose GPU computes.
-        software: the framework.
     """
     return TimedLayouts(model, rows, software, layer_work(model, rows, machine, software))
 
@@ -105,8 +95,6 @@ def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
     """[chunks] layers of each chunk of the model; where they do not divide, the last has fewer.
 
     Args:
-        layers: of the model.
-        chunks: on all stages together.
         head: the output layer's weight in layers, where stages are balanced with it: each block goes to the
             first chunk whose share of the whole it does not exceed, or to the next.
     """
@@ -139,13 +127,7 @@ def _pass(work: LayerTimes, sent: Floats, stalled: Floats, machine: Machine) -> 
 
 
 def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Stages]:
-    """How long each chunk of each stage works on a micro-batch.
-
-    Args:
-        job: layouts with their work.
-        machine: constants.
-        links: what the layouts send.
-    """
+    """How long each chunk of each stage works on a micro-batch."""
     rows, work, model = job.rows, job.work, job.model
     recompute = column(rows, "recompute")
     again = LayerTimes(*(np.where(recompute == 1, part, 0.0) for part in work.scores.parts()))
@@ -212,12 +194,7 @@ def _layer(
 
 
 def optimizer_us(job: TimedLayouts, machine: Machine) -> Floats:
-    """[N] microseconds that the optimizer takes for the parameters of the fullest GPU.
-
-    Args:
-        job: layouts with their work.
-        machine: constants.
-    """
+    """[N] microseconds that the optimizer takes for the parameters of the fullest GPU."""
     rows, model = job.rows, job.model
     own, experts = parameters_of(model, rows)
     zero, ranks = column(rows, "zero"), column(rows, "dp") * column(rows, "cp")
@@ -228,13 +205,7 @@ def optimizer_us(job: TimedLayouts, machine: Machine) -> Floats:
 
 
 def after_us(job: TimedLayouts, machine: Machine, links: Exchanges) -> tuple[Floats, Floats]:
-    """[N] microseconds of what follows the pipeline, and of communication in it.
-
-    Args:
-        job: layouts.
-        machine: constants.
-        links: what the layouts send.
-    """
+    """[N] microseconds of what follows the pipeline, and of communication in it."""
     optimizer = optimizer_us(job, machine)
     sent = links.reduction + links.gathered
     return optimizer + sent + 1e3 * machine.fixed_ms, sent
@@ -244,8 +215,6 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
     """How long a step takes in each layout.
 
     Args:
-        job: layouts with their work.
-        machine: constants.
         replay: whether the pipeline is replayed; else its closed form (`schedule.bound_us`) stands for it.
 
     Returns:

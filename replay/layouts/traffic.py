@@ -51,7 +51,6 @@ def one_way_us(
         num_bytes: [N] of the whole buffer.
         ranks: [N] in the group.
         stride: [N] between neighbouring ranks of the group.
-        machine: its links.
         rings: [N] groups whose members share a host's ports; those that there are, without it.
     """
     inside_most = np.clip(machine.per_host // np.maximum(stride, 1), 1, None)
@@ -70,14 +69,7 @@ def one_way_us(
 
 
 def traffic(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> Exchanges:
-    """What each layout sends.
-
-    Args:
-        model: the model.
-        rows: layouts.
-        machine: links.
-        software: what is cut, and what overlaps.
-    """
+    """What each layout sends."""
     micro_batch, tp, cp, ep = (column(rows, name) for name in ("micro_batch", "tp", "cp", "ep"))
     tokens = micro_batch * model.sequence / cp
     one = np.ones_like(tp)
@@ -140,12 +132,7 @@ def _message_us(model: Model, rows: pl.DataFrame, machine: Machine, software: So
 
 
 def parameters_of(model: Model, rows: pl.DataFrame) -> tuple[Floats, Floats]:
-    """[N] parameters of the fullest GPU: those that data parallelism replicates, and those of its experts.
-
-    Args:
-        model: the model.
-        rows: layouts.
-    """
+    """[N] parameters of the fullest GPU: those that data parallelism replicates, and those of its experts."""
     tp, pp, ep = (column(rows, name) for name in ("tp", "pp", "ep"))
     layers = np.ceil(model.layers / pp)
     mixed = layers * model.expert_layers / model.layers

@@ -47,7 +47,6 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
     Args:
         op: as in the `collectives` table.
         algorithm: one of `FLAT`.
-        num_ranks: how many take part.
 
     Raises:
         Unanswerable: there is no formula for it.
@@ -70,8 +69,6 @@ def link_of(curve: LinkCost, spent: Cost, num_bytes: Floats) -> LinkModel:
     """The link on which collectives of this cost take what their curve says.
 
     Args:
-        curve: what collectives took.
-        spent: the cost of the algorithm that ran.
         num_bytes: [T] payloads above 0.
     """
     beta = curve.moving_ns(num_bytes) / num_bytes / spent.share
@@ -82,8 +79,6 @@ def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:
     """[T] ns for payloads.
 
     Args:
-        spent: the cost of the algorithm.
-        link: what a message and a byte cost.
         num_bytes: [T] payloads.
     """
     return spent.messages * link.alpha + spent.share * link.beta * num_bytes
@@ -99,9 +94,6 @@ def two_level_ns(
 
     Args:
         op: as in the `collectives` table.
-        hosts: how many.
-        per_host: ranks on each.
-        outside, inside: links between hosts, and within them.
         num_bytes: [T] payloads.
 
     Raises:

@@ -167,8 +167,6 @@ def ratio_by_table(
     run's own times; of its numbers of hosts the fewest.
 
     Args:
-        graph: with its table.
-        message: what is communicated.
         num_ranks: among how many instead.
         protocols: that ran, and instead; empty where the library chooses.
         num_bytes: [T] payloads above 0.
@@ -201,12 +199,7 @@ def _near(curve: LinkCost, num_bytes: Floats) -> bool:
 
 
 def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
-    """A line for each operation whose payloads an edit makes larger or smaller than any that the run shows.
-
-    Args:
-        graph: as it was before the edit.
-        changed: what the edit made of it.
-    """
+    """A line for each operation whose payloads become larger or smaller than any that the run shows."""
     one, other = graph.nodes, changed.nodes
     if one.bytes is other.bytes and one.message is other.message:
         return ()
@@ -246,9 +239,6 @@ def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCo
     """The curve of transfers of one shape: the line through all, and the sizes that moved alone.
 
     Args:
-        graph: the graph.
-        timeline: its replay.
-        transfers: of the shape.
         tables: curves that were measured elsewhere: the one that fits best is corrected instead of the line.
     """
     moved = _moved_meanwhile(graph, timeline, transfers)
@@ -279,7 +269,6 @@ def corrected(curve: LinkCost, sizes: Floats, times: Floats) -> LinkCost:
     logarithm, changes evenly, and beyond them it stays.
 
     Args:
-        curve: as measured elsewhere.
         sizes: [K] bytes, ascending, each once.
         times: [K] ns of the run.
     """
@@ -320,7 +309,6 @@ def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
     """Why `fit_costs` has no curve of a kind of communication.
 
     Args:
-        graph: the graph.
         kind: one that is not in the curves.
     """
     mine = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])

@@ -79,9 +79,6 @@ def step_bytes_of(graph: Graph, footprint: Footprint | None = None) -> int:
 def peaks_of(run: Run | None) -> dict[int, int]:
     """The most bytes that the allocator of each rank had given out at once.
 
-    Args:
-        run: the run.
-
     Raises:
         Unanswerable: the run holds no allocations.
     """
@@ -92,10 +89,6 @@ def freed_by_recomputing(run: Run | None, names: list[str]) -> int:
     """What a step would have less at its peak if backward computed modules again, one after the other.
 
     Of all that their forward passes leave allocated, that of one is needed at a time.
-
-    Args:
-        run: the run.
-        names: of modules.
 
     Raises:
         Unanswerable: the run holds no allocations.

@@ -53,8 +53,6 @@ def estimate(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estim
     """What collectives of a group take.
 
     Args:
-        table: what was measured.
-        group: whose.
         num_bytes: [T] payloads.
 
     Raises:

@@ -117,7 +117,6 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
 
     Args:
         rows: as from `read_frame`.
-        name: of the table.
     """
     curves, own = {}, []
     chosen = rows.filter(protocol="") if "protocol" in rows.columns else rows
@@ -195,10 +194,6 @@ def _hosts(frame: pl.DataFrame, ranks: pl.Expr) -> pl.Expr:
 
 def _refuse_other_unit(rows: pl.DataFrame, name: str) -> None:
     """Refuse a table of which half of the times are shorter than any, or longer than any that one waits for.
-
-    Args:
-        rows: its measurements.
-        name: of the table.
 
     Raises:
         InputError: so they are.

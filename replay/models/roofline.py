@@ -33,7 +33,6 @@ class Matmul:
         """The time that no implementation on that GPU goes below, ns.
 
         Args:
-            gpu: its peaks.
             dtype: of what is multiplied, a key of `BYTES`.
         """
         return max(self.compute_ns(gpu, dtype), (self.read + self.written) * BYTES[dtype] / gpu.gbps)
@@ -42,7 +41,6 @@ class Matmul:
         """The part of it that the arithmetic needs.
 
         Args:
-            gpu: its peaks.
             dtype: of what is multiplied, a key of `BYTES`.
         """
         return self.operations / gpu.tflops[dtype] / 1e3
@@ -55,7 +53,6 @@ def matmul_of(name: str, shapes: str) -> Matmul | None:
     A forward convolution counts at stride 1: its output is not among the shapes.
 
     Args:
-        name: of the operator.
         shapes: as in the `spans` table.
     """
     count = _MATMULS.get(name)
@@ -72,7 +69,6 @@ def product_of(name: str, shapes: str) -> tuple[float, float, float, float] | No
     """Batch, m, n and k of a matrix product, m × k by k × n; None for other operators, or odd shapes.
 
     Args:
-        name: of the operator.
         shapes: as in the `spans` table.
     """
     if name not in _FACTORS or matmul_of(name, shapes) is None:

@@ -105,7 +105,6 @@ def _forwards(passes: pl.DataFrame, operators: pl.DataFrame, bounds: pl.DataFram
 
     Args:
         passes: as from `_passes`.
-        operators: outside of backward passes.
         bounds: `PLACE` and `start_ns` of what no forward goes on across.
     """
     bounds = bounds.with_columns(since="start_ns").sort("start_ns")

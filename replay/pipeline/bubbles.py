@@ -35,10 +35,6 @@ def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
     With p stages, m micro-batches and even work it is (p - 1) / (m + p - 1) of the pipeline's time (Narayanan
     et al., SC 2021, section 2.2). It is averaged over steps and the ranks of a stage.
 
-    Args:
-        run: an opened run.
-        selection: the steps and ranks to average over.
-
     Returns:
         One row per stage, columns as in `SCHEMA`; none where the run has no operations, or its
         pipeline has one stage.

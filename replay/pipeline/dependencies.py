@@ -120,9 +120,6 @@ def _messages_of_role(computes: pl.DataFrame, messages: pl.DataFrame, role: Role
 
     Args:
         computes: forward and backward work, with `at`: its chunk's place in the order of the model, from 0.
-        messages: operations of the role.
-        role: which.
-        last: the last place in the model.
     """
     by = [*STEP, "direction"]
     # Forward sends go up the model and end at its last chunk, backward ones go down to the first.

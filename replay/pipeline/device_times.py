@@ -40,7 +40,6 @@ def on_device(run: Run, table: pl.DataFrame) -> OnDevice:
     """Operations, steps and reductions by the times of the device.
 
     Args:
-        run: of a job on GPUs.
         table: rows of `operations`, by the host.
     """
     launched = _launched(run.table(SPANS, COLUMNS))

@@ -18,12 +18,7 @@ Links = Mapping[tuple[int, int], int]  # how many messages, by the stages of the
 
 
 def recorded_links(run: Run, places: Mapping[int, MeshPosition]) -> Links:
-    """How many messages stages sent each other; none where peers were not recorded.
-
-    Args:
-        run: an opened run.
-        places: of its ranks.
-    """
+    """How many messages stages sent each other; none where peers were not recorded."""
     stage = {rank: place.stage for rank, place in places.items()}
     sent = run.table(COLLECTIVES, ["rank", "op", "peer"]).filter(
         (pl.col("op") == "send") & (pl.col("peer") >= 0)
@@ -40,6 +35,5 @@ def is_connected(links: Links, num_stages: int) -> bool:
 
     Args:
         links: as from `recorded_links`.
-        num_stages: of the pipeline.
     """
     return {high for _, high in links} == set(range(1, num_stages))

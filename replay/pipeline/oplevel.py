@@ -54,7 +54,6 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     """Build the graph of a run's operations.
 
     Args:
-        run: the run.
         operations: as from `dpro.replay.pipeline.recorded.operations_of`.
 
     Raises:
@@ -254,7 +253,6 @@ def _delay_edges(delays: pl.DataFrame, direct: pl.DataFrame, doors: pl.DataFrame
 
     Args:
         delays: as from `_delays`, with nodes.
-        direct: dependencies between operations.
         doors: operations that begin a step on their rank, with the `door` that they go through.
     """
     after = direct.join(delays.select("node", target="id"), on="target")
@@ -273,8 +271,6 @@ def _doors(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.
     """Operations that depend on nothing in their step go on when all ranks have ended the one before.
 
     Args:
-        rows: operations.
-        direct: dependencies between them.
         steps: with their nodes; the first has no door.
 
     Returns:

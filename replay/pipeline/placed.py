@@ -21,10 +21,8 @@ def placed_in_steps(run: Run, found: pl.DataFrame, source: str) -> pl.DataFrame:
     """Rows of `operations`; those outside the steps of their rank are in step -1.
 
     Args:
-        run: the run.
         found: `rank`, `start_ns`, `end`, `place` (in the model; null where it is that of the stage),
             `micro_batch`, `kind`.
-        source: what says so.
     """
     stages = _stages(run, found)
     placed = found.join(stages, on="rank").with_columns(pl.col("place").fill_null(pl.col("stage")))

@@ -95,7 +95,6 @@ def _extents(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         ranges: `rank`, `window`, `range` (which it is), `start_ns`, `end`; of one rank they do not overlap.
-        operators: likewise, on any thread.
 
     Returns:
         `rank`, `window`, `range`, `start_ns`, `end`; none of a range without operators.

@@ -139,9 +139,7 @@ def _whole_steps(table: pl.DataFrame, aligned: pl.DataFrame, recorded: pl.DataFr
     """Steps that can be laid out: `rank`, `step`, `begin`, `finish` (ns), and `moved`: by how much, ns.
 
     Args:
-        table: operations.
         aligned: rows of `steps` on one clock.
-        recorded: the table itself.
     """
     usual = undisturbed(with_times(recorded))
     series = step_series(recorded)
@@ -215,7 +213,6 @@ def _with_reductions(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Operations until the last call of a reduction within them, and the reductions that follow.
 
     Args:
-        rows: computes, by time.
         calls: as from `_calls`.
     """
     backward = rows.filter(pl.col("role") != Role.FORWARD).with_columns(at=pl.col("start"))
@@ -261,7 +258,6 @@ def _on_streams(
     Args:
         reductions: as `OnDevice` has them.
         alignment: clocks.
-        places: of ranks.
         steps: as from `_whole_steps`.
         rows: computes, for their columns.
     """

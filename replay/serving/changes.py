@@ -368,10 +368,6 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
 def changed_by_all(server: Server, changes: Sequence[str]) -> Server:
     """Apply changes, and those of the inside of iterations that are given.
 
-    Args:
-        server: as it is.
-        changes: one after the other.
-
     Raises:
         UsageError: there is no such change, or its values are none.
     """
@@ -384,7 +380,6 @@ def changed(server: Server, text: str) -> Server:
     """Apply a change.
 
     Args:
-        server: as it is.
         text: the change, as `max-batch:requests=64`.
 
     Raises:

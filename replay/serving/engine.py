@@ -117,8 +117,6 @@ def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> Served
 
     Args:
         requests: rows with `arrival_ns`, `prompt_tokens`, `output_tokens`, and `cached_tokens` where known.
-        engine: with its limits.
-        cost: of an iteration.
 
     Raises:
         Unanswerable: a request has no known length, or never fits into the memory.

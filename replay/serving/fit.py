@@ -73,10 +73,6 @@ class FittedCost:
 
         Beside what the fit leaves open, each part is off by `FORM_ERROR`: few numbers stand for all kernels,
         and batches that were not seen take a little more or less than they say.
-
-        Args:
-            count: how many.
-            seed: of the draw.
         """
         rng = np.random.default_rng(seed)
         form = np.diag([FORM_ERROR**2] * len(COST_PARTS) + [0.0] * (len(PARTS) - len(COST_PARTS)))
@@ -91,7 +87,6 @@ def fit_requests(requests: pl.DataFrame, engine: Engine, fitted: pl.Series | Non
 
     Args:
         requests: rows of table `requests` of one engine; all of them are served.
-        engine: with its limits.
         fitted: [N] bool, whose moments may be looked at; all where it is not given.
 
     Raises:
@@ -120,7 +115,6 @@ def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
 
     Args:
         iterations: rows of table `iterations` of one rank, with known tokens.
-        engine: with its limits.
 
     Raises:
         Unanswerable: too few iterations say what they held.
@@ -170,7 +164,6 @@ def seconds(cost: IterationCost, prefill: Floats, decodes: Floats, context: Floa
     """[N] seconds of iterations.
 
     Args:
-        cost: of an iteration.
         prefill: [N] tokens of prompts.
         decodes: [N] tokens that follow one.
         context: [N] tokens that decodes read.
@@ -216,12 +209,7 @@ def _cost(parts: Floats) -> tuple[IterationCost, float]:
 
 
 def with_delay(fitted: FittedCost, delay_s: float) -> FittedCost:
-    """What was fitted to iterations, which know no delay, with one that requests show.
-
-    Args:
-        fitted: to iterations.
-        delay_s: from an arrival until the engine can schedule the request.
-    """
+    """What was fitted to iterations, which know no delay, with one that requests show."""
     delay, center, covariance = PARTS.index("delay"), fitted.center.copy(), fitted.covariance.copy()
     center[delay] = np.log(max(delay_s, MIN_DELAY_S))
     covariance[delay, :] = covariance[:, delay] = 0.0
@@ -229,12 +217,7 @@ def with_delay(fitted: FittedCost, delay_s: float) -> FittedCost:
 
 
 def delayed(requests: pl.DataFrame, delay_s: float) -> pl.DataFrame:
-    """Requests as the engine sees them, later.
-
-    Args:
-        requests: with their arrivals.
-        delay_s: by how much.
-    """
+    """Requests as the engine sees them, later."""
     return requests.with_columns(arrival_ns=pl.col("arrival_ns") + round(delay_s * NS_PER_S))
 
 

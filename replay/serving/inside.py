@@ -52,7 +52,6 @@ def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[E
     Args:
         graph: of the deep windows of a server's run.
         iterations: rows of table `iterations` of one rank, with known tokens.
-        edits: made together.
 
     Raises:
         Unanswerable: an edit needs what the run lacks, or windows hold too few iterations.

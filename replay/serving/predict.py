@@ -85,10 +85,6 @@ def figures_of(requests: pl.DataFrame) -> dict[str, float]:
 def answered(server: Server, delay_s: float) -> pl.DataFrame:
     """Requests with the moments that a server gives them.
 
-    Args:
-        server: that serves them.
-        delay_s: from an arrival until the engine can schedule the request.
-
     Raises:
         Unanswerable: a request never fits.
     """
@@ -127,9 +123,6 @@ def predict(
 
     Args:
         requests: as recorded; figures are ratios to theirs where all moments are known.
-        fitted: to them.
-        changes: made together.
-        given: what is known beside the recording.
 
     Raises:
         UsageError: there is no such change.
@@ -156,10 +149,6 @@ def predict(
 
 def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> None:
     """Check that a fitted server gives requests about the latency that was measured, where all have one.
-
-    Args:
-        requests: as recorded.
-        fitted: to them.
 
     Raises:
         Unanswerable: it does not.
@@ -202,7 +191,6 @@ def moved(cost: IterationCost, logs: Floats | Sequence[float]) -> IterationCost:
     """A cost each part of which is multiplied by exp(log).
 
     Args:
-        cost: of an iteration.
         logs: [6] of `COST_PARTS`.
     """
     factors = dict(zip(COST_PARTS, np.exp(logs).tolist(), strict=True))

@@ -55,13 +55,7 @@ class Allowed:
 
 
 def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> list[Allowed]:
-    """Changes by the rate that they allow, the most first: those that gain, and the unchanged server.
-
-    Args:
-        requests: as recorded.
-        fitted: to them.
-        goal: that has to be kept.
-    """
+    """Changes by the rate that they allow, the most first: those that gain, and the unchanged server."""
     span_ns = int(np.ptp(requests["arrival_ns"].to_numpy()))
     recorded = requests.height / (span_ns / NS_PER_S) if span_ns else np.nan
     server, fitted_cost = Server(requests, fitted.engine, fitted.cost), [(fitted.cost, fitted.delay_s)]

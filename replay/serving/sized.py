@@ -54,12 +54,6 @@ class ServedModel:
 def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decodes: int) -> IterationCost:
     """What was fitted on one device and parallelism, on another.
 
-    Args:
-        fitted: to a recording of the first.
-        here: the first.
-        there: the other.
-        decodes: usual ones in a batch.
-
     Raises:
         UsageError: the model cannot be cut like this.
         Unanswerable: nothing is known of a device.
@@ -90,11 +84,7 @@ def cost_of(model: Model, machine: Machine, tp: int, dtype: str, decodes: int = 
     """The cost of an iteration.
 
     Args:
-        model: whose layers are computed.
-        machine: on whose GPUs.
-        tp: over which each layer is cut.
         dtype: of weights; keys and values take two bytes.
-        decodes: usual ones in a batch, on which depends how many experts are read.
 
     Raises:
         UsageError: the model cannot be cut like this.
@@ -121,13 +111,7 @@ def cost_of(model: Model, machine: Machine, tp: int, dtype: str, decodes: int = 
 
 
 def scaled(fitted: IterationCost, here: IterationCost, there: IterationCost) -> IterationCost:
-    """What was fitted, changed in proportion to two costs that were computed.
-
-    Args:
-        fitted: to a recording of the first.
-        here: computed for what was recorded.
-        there: computed for what is asked.
-    """
+    """What was fitted, changed in proportion to two costs that were computed."""
     return replace(
         fitted,
         host_s=fitted.host_s * there.host_s / here.host_s,

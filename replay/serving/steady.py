@@ -20,8 +20,6 @@ def token_s(cost: IterationCost, clients: float, prompt: float, output: float) -
     prompts on average; a prompt is multiplied beside decodes, so that the weights are read anyway.
 
     Args:
-        cost: of an iteration.
-        clients: that send requests, one after the other.
         prompt: tokens of a prompt.
         output: tokens of an output.
     """
@@ -36,7 +34,6 @@ def prompt_s(cost: IterationCost, prompt: float) -> float:
     """Seconds that a prompt takes alone.
 
     Args:
-        cost: of an iteration.
         prompt: its tokens.
     """
     import numpy as np
@@ -56,7 +53,6 @@ def first_token_s(
     Args:
         measured: seconds per token and until the first one.
         here: computed for what was measured: seconds per token, and of a prompt alone.
-        there: the same for what is asked.
     """
     token, first = measured
     own = min(here[1] * token / here[0], first)

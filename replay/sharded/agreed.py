@@ -83,11 +83,7 @@ class Agreed:
         return sorted(self.windows)
 
     def of(self, rank: int) -> OfRank:
-        """What one rank needs.
-
-        Args:
-            rank: which.
-        """
+        """What one rank needs."""
         windows, clocks = self.windows[rank], self.alignment.clocks
         own = {(rank, window): clocks[rank, window] for window in windows if (rank, window) in clocks}
         low, high = np.searchsorted(self.moved["rank"].to_numpy(), (rank, rank + 1)).tolist()
@@ -100,7 +96,6 @@ def agree(run: Run, spread: Spread = map) -> Agreed:
     """Match the collectives of all ranks, and align their clocks.
 
     Args:
-        run: the run.
         spread: has the parts of the spans read: `map`, or that of an executor.
 
     Raises:
@@ -141,12 +136,7 @@ def _rank_of(part: Path) -> int | None:
 
 
 def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
-    """Files that hold rows of each rank, by table: those that are named after it, and those after none.
-
-    Args:
-        run: the run.
-        ranks: which.
-    """
+    """Files that hold rows of each rank, by table: those that are named after it, and those after none."""
     found: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
     for table in OF_RANKS:
         named: dict[int, list[Path]] = {}

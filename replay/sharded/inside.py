@@ -30,11 +30,7 @@ class Meetings(NamedTuple):
 
 
 def meetings_of(timeline: Timeline) -> Meetings:
-    """The rendezvous of a joined graph.
-
-    Args:
-        timeline: the replay of the joined graph.
-    """
+    """The rendezvous of a joined graph."""
     met = np.flatnonzero(timeline.graph.nodes.kind == NodeKind.RENDEZVOUS)
     collective = timeline.graph.nodes.collective[met]
     order = np.argsort(collective, kind="stable")
@@ -58,7 +54,6 @@ def replay_inside(share: Share, graph: Graph, meetings: Meetings) -> Timeline:
     """Replay a rank by itself.
 
     Args:
-        share: of the rank.
         graph: its graph, as from `dpro.replay.sharded.skeleton.finished`.
         meetings: rendezvous of all its collectives, as from `those_of`.
 

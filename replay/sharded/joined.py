@@ -46,9 +46,6 @@ def join_skeletons(
 
     Args:
         skeletons: of all ranks, in any order.
-        agreed: what the ranks have in common.
-        pooled: what follows from all of them.
-        run: that the graph is of.
     """
     skeletons = sorted(skeletons, key=lambda each: each.rank)
     names = sorted({name for each in skeletons for name in each.graph.names})
@@ -78,11 +75,7 @@ def _less_paths_beside(edges: Edges, size: int) -> Edges:
 
 
 def with_own_order(graph: Graph) -> Graph:
-    """The same with an edge from each arrival to its transfer: without rendezvous nothing else orders them.
-
-    Args:
-        graph: joined.
-    """
+    """The same with an edge from each arrival to its transfer: without rendezvous no other orders them."""
     nodes, edges = graph.nodes, graph.edges
     arrive, transfer = (_members(nodes, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
     number, zeros = len(arrive), np.zeros(len(arrive), np.int64)
@@ -92,12 +85,7 @@ def with_own_order(graph: Graph) -> Graph:
 
 
 def without_ranks(joined: Joined, ranks: Collection[int]) -> list[RankSkeleton]:
-    """A joined graph without some ranks, as one skeleton of all others; none where there are no others.
-
-    Args:
-        joined: the joined graph.
-        ranks: which to leave out.
-    """
+    """A joined graph without some ranks, as one skeleton of all others; none where there are no others."""
     graph = with_own_order(joined.graph)  # of a collective that only those ranks leave, too
     nodes, edges = graph.nodes, graph.edges
     kept = ~np.isin(nodes.rank, list(ranks)) & (nodes.kind != NodeKind.RENDEZVOUS)

@@ -21,13 +21,7 @@ Stretches = list[tuple[Timeline, Ints]]  # parts of a path, each on one rank, fi
 
 
 def critical_path_inside(joined: Joined, timeline: Timeline, inside: InsideOf) -> pl.DataFrame:
-    """As `dpro.replay.timeline.critical_path`.
-
-    Args:
-        joined: the joined graph.
-        timeline: its replay.
-        inside: replays a rank.
-    """
+    """As `dpro.replay.timeline.critical_path`."""
     paths = critical_stretches(joined, timeline, inside)
     return summed_pieces([path_pieces(own, nodes, 0) for own, nodes in paths])
 
@@ -35,13 +29,7 @@ def critical_path_inside(joined: Joined, timeline: Timeline, inside: InsideOf) -
 def critical_stretches(
     joined: Joined, timeline: Timeline, inside: InsideOf
 ) -> Iterator[tuple[Timeline, Ints]]:
-    """What decides when windows end, as the replays of the ranks that it goes through and their nodes.
-
-    Args:
-        joined: the joined graph.
-        timeline: its replay.
-        inside: replays a rank.
-    """
+    """What decides when windows end, as the replays of the ranks that it goes through and their nodes."""
     nodes = joined.graph.nodes
     for window in np.unique(nodes.window).tolist():
         ends = np.where(nodes.window == window, timeline.end, -1)
@@ -54,9 +42,6 @@ def critical_path_of_steps_inside(
     """As `dpro.replay.timeline.critical_path_of_steps`.
 
     Args:
-        joined: the joined graph.
-        timeline: its replay.
-        inside: replays a rank.
         steps: `window` and `step` of each.
     """
     nodes, frames = joined.graph.nodes, []
@@ -84,15 +69,7 @@ def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bo
 
 
 def path_inside(joined: Joined, timeline: Timeline, inside: InsideOf, rank: int, node: int) -> Stretches:
-    """What decides when a node of a rank ends.
-
-    Args:
-        joined: the joined graph.
-        timeline: its replay.
-        inside: replays a rank.
-        rank: which.
-        node: of its replay.
-    """
+    """What decides when a node of a rank ends."""
     stretches: Stretches = []
     edges, kind = joined.graph.edges, joined.graph.nodes.kind
     met = np.flatnonzero(kind == NodeKind.RENDEZVOUS)

@@ -59,21 +59,13 @@ class Pooled:
     num_edges: int
 
     def of(self, rank: int) -> PooledOfRank:
-        """What one rank needs.
-
-        Args:
-            rank: which.
-        """
+        """What one rank needs."""
         positions = self.positions.get(rank, {})
         return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu)
 
 
 def pool(facts: Iterable[ShareFacts]) -> Pooled:
-    """Pool what all ranks show; the order in which they come makes no difference.
-
-    Args:
-        facts: of every rank.
-    """
+    """Pool what all ranks show; the order in which they come makes no difference."""
     waiting: list[LagFacts] = []
     parts: list[ShareFacts] = []
     for each in facts:

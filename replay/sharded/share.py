@@ -79,8 +79,6 @@ def build_share(run: Run, own: OfRank, folder: Path) -> ShareFacts:
     """Build one rank's share, and keep it in a folder.
 
     Args:
-        run: the run.
-        own: what the rank needs.
         folder: where the share is kept: `share_file` says as what.
 
     Raises:
@@ -94,10 +92,6 @@ def build_share(run: Run, own: OfRank, folder: Path) -> ShareFacts:
 
 def share_of(run: Run, own: OfRank) -> tuple[Share, ShareFacts]:
     """One rank's share, and what others need to know of it.
-
-    Args:
-        run: the run.
-        own: what the rank needs.
 
     Raises:
         GraphError: the trace contradicts itself (a cycle).
@@ -162,12 +156,7 @@ def _put_together(
 
 
 def share_file(folder: Path, rank: int) -> Path:
-    """Where a rank's share is kept.
-
-    Args:
-        folder: of all shares.
-        rank: which.
-    """
+    """Where a rank's share is kept."""
     return folder / f"rank{rank:05d}.npz"
 
 

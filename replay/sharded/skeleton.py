@@ -50,7 +50,6 @@ def condense_share(folder: Path, known: PooledOfRank) -> RankSkeleton:
 
     Args:
         folder: where it is.
-        known: what is pooled.
 
     Raises:
         OSError: there is no such share.
@@ -60,12 +59,7 @@ def condense_share(folder: Path, known: PooledOfRank) -> RankSkeleton:
 
 
 def finished(share: Share, known: PooledOfRank) -> Graph:
-    """A rank's graph: its share with lags, phases, and times from the run's origin.
-
-    Args:
-        share: of the rank.
-        known: what is pooled.
-    """
+    """A rank's graph: its share with lags, phases, and times from the run's origin."""
     graph = share.graph
     columns = {f.name: getattr(graph.nodes, f.name).copy() for f in dataclasses.fields(Nodes)}
     for calls in share.calls:
@@ -84,8 +78,6 @@ def skeleton_of_share(rank: int, share: Share, graph: Graph) -> RankSkeleton:
     """Condense a rank's graph.
 
     Args:
-        rank: which.
-        share: of the rank.
         graph: as from `finished`, perhaps changed since.
     """
     cut = cut_of(rank, share, graph)
@@ -98,8 +90,6 @@ def skeletons_of_both(
     """Two skeletons of a rank of one shape: as it is, and changed.
 
     Args:
-        rank: which.
-        share: of the rank.
         graph: as from `finished`, perhaps changed since.
         changed: [N] ns, how long its nodes last in the other.
     """
@@ -122,13 +112,7 @@ def _kept(
 
 
 def cut_of(rank: int, share: Share, graph: Graph) -> Cut:
-    """Where other ranks' edges would meet a rank's graph: at all its collectives, whoever else ran them.
-
-    Args:
-        rank: which.
-        share: of the rank.
-        graph: its graph.
-    """
+    """Where other ranks' edges would meet a rank's graph: at all its collectives, whoever else ran them."""
     size = graph.num_nodes
     joins = np.zeros(size, np.bool_)
     joins[share.arrive] = True

@@ -146,11 +146,7 @@ class PointDocument(DocumentPart, frozen=True):
 
 
 def undominated(predictions: Sequence[Prediction]) -> list[bool]:
-    """[P] whether nothing else that is advice gains as much for less effort, or more for as much.
-
-    Args:
-        predictions: any.
-    """
+    """[P] whether nothing else that is advice gains as much for less effort, or more for as much."""
     effort = [list(EFFORTS).index(each.effort) for each in predictions]
     advice = [at for at, each in enumerate(predictions) if each.is_advice and each.speedup > 1]
 
@@ -167,7 +163,6 @@ def prediction_document(
     """A prediction for programs.
 
     Args:
-        prediction: of edits.
         best: whether nothing else gains as much for less effort.
         samples_per_s: elements of batches per second as it is; None where not known.
     """

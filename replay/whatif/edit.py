@@ -121,21 +121,11 @@ class Edit(ABC):
         """The most that it can gain by a replay, ns of the mean step for a batch of the recorded size."""
 
     def bound_with(self, other: Edit, facts: RunFacts) -> float:
-        """The most that it can gain together with another edit, where one thing bounds both; else infinite.
-
-        Args:
-            other: the other edit.
-            facts: what the run shows.
-        """
+        """The most that it gains together with another edit, where one thing bounds both; else infinite."""
         return math.inf
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
-        """As `bound`, on top of another edit, by less work where there is a way.
-
-        Args:
-            before: what the run shows.
-            after: what the graph shows that the other edit made.
-        """
+        """As `bound`, on top of another edit, by less work where there is a way."""
         return self.bound(after)
 
     def samples(self, graph: Graph) -> float:
@@ -150,7 +140,6 @@ class Edit(ABC):
         """What it changes, once it is known how long all ranks work; of edits that compare ranks.
 
         Args:
-            graph: with all ranks; that of condensed ranks is enough.
             work: as `dpro.replay.peers.phase_work` returns it.
         """
         return self
@@ -217,10 +206,6 @@ class Key:
     def read(self, text: str, label: str) -> Any:
         """The value of a text.
 
-        Args:
-            text: as the user gave it.
-            label: what to call the edit in errors.
-
         Raises:
             UsageError: it is no such value.
         """
@@ -236,7 +221,6 @@ class Key:
 
         Args:
             value: as `read` returns it.
-            label: what to call the edit in errors.
         """
         if value is None or value == "":
             return
@@ -266,9 +250,7 @@ def key(
     """A field of an edit that a user may give, as `Key` has it; its type is the field's.
 
     Args:
-        help: one line.
         default: what it is without; must be given where there is none.
-        least, most: the range of a number, ends included.
         choices: what a word may be; any where empty.
     """
     declared = {"help": help, "least": least, "most": most, "choices": choices}
@@ -304,9 +286,7 @@ def make(cls: type, values: dict[str, str], label: str) -> Any:
     """An instance of a class with keys from the text of their values.
 
     Args:
-        cls: a dataclass with keys.
         values: texts by key.
-        label: what to call it in errors.
 
     Raises:
         UsageError: a key that must be given is not, or a value is not what it should be.
@@ -323,12 +303,7 @@ def make(cls: type, values: dict[str, str], label: str) -> Any:
 
 
 def check(thing: Any, label: str) -> None:
-    """Refuse values of a thing's own keys that they do not allow.
-
-    Args:
-        thing: an instance of a dataclass with keys.
-        label: what to call it in errors.
-    """
+    """Refuse values of a thing's own keys that they do not allow."""
     for name, declared in _declared(thing.__class__):
         if isinstance(declared, Key):
             declared.check(getattr(thing, name), label)
@@ -338,7 +313,6 @@ def with_paths(thing: Any, place: Callable[[Path], Path]) -> Any:
     """The same with other files and folders.
 
     Args:
-        thing: an instance of a dataclass with keys.
         place: from each path that its keys name to the one that is read instead; may refuse.
     """
     changed: dict[str, Any] = {}

@@ -69,11 +69,7 @@ class RunFacts:
         return spent
 
     def of_ranks_on_path(self, ranks: Collection[int]) -> float:
-        """`on_path` of the work of some ranks without their communication.
-
-        Args:
-            ranks: which.
-        """
+        """`on_path` of the work of some ranks without their communication."""
         return self.per_step(float(sum(self._path_of_ranks[rank] for rank in ranks)))
 
     @cached_property
@@ -213,9 +209,7 @@ def facts_of(graph: Graph, baseline: pl.DataFrame | None = None, suspects: Colle
     """Replay a graph, and keep what candidates and bounds are taken from.
 
     Args:
-        graph: the unchanged graph.
         baseline: `baseline_steps` of it, if at hand or not of all steps.
-        suspects: ranks that findings name as slow.
 
     Raises:
         Unanswerable: there is no whole step.

@@ -48,8 +48,6 @@ def apply_change(
     """Apply a change that is written like an edit.
 
     Args:
-        before: what is changed.
-        text: the change.
         known: changes by name.
         number: makes a value of the name of a change, a key and its text, and raises if it is none; not asked
             for words.
@@ -80,10 +78,8 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
     """The values that an edit's text gives to its keys.
 
     Args:
-        name: of the edit.
         rest: what follows it: `a=1,b="x, y"`; commas in quotes do not count.
         keys: what may be given.
-        example: how it is written.
 
     Raises:
         UsageError: a key that there is not (with the nearest one), twice or without a value; an open quote.
@@ -103,12 +99,7 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does.
-
-    Args:
-        word: what was given.
-        known: what there is.
-    """
+    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does."""
     close = get_close_matches(word, list(known), n=1, cutoff=0.4)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -48,10 +48,6 @@ class ParetoPoint:
 def pareto(graph: Graph, trust: Trust) -> list[ParetoPoint]:
     """Time against memory, the least memory first.
 
-    Args:
-        graph: the unchanged graph.
-        trust: how well its replay fits.
-
     Raises:
         Unanswerable: the run holds no allocations, or no whole step.
     """

@@ -196,7 +196,6 @@ def baseline_steps(
     """When the replayed steps of the unchanged graph end, as `step_ends`.
 
     Args:
-        graph: the graph.
         timeline: its replay, if it is at hand.
         selection: the steps that predictions are the mean of; where not all are, `counted` has them.
 
@@ -216,10 +215,7 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     """Apply edits one after the other, replay, and compare with the baseline.
 
     Args:
-        graph: the unchanged graph.
         baseline: `baseline_steps` of it.
-        edits: what to change.
-        trust: how well the unchanged replay fits.
 
     Raises:
         Unanswerable: an edit needs what the run lacks.
@@ -234,7 +230,6 @@ def apply_all(
     """The graph, and as it is after each edit on top of those before; what is to be said of that.
 
     Args:
-        graph: the graph.
         edits: in their order.
         changed: graphs that single edits have made of the same graph, if at hand.
 
@@ -285,10 +280,6 @@ def compare_replays(
         graphs: as from `apply_all`.
         timelines: of the last one, and of what else it may come to.
         baseline: `baseline_steps` of the first.
-        edits: what was changed.
-        trust: how well the unchanged replay fits.
-        notes: what is to be said of the edits.
-        others_ns: mean steps at the ends of what edits leave open, and that nothing can be faster than.
     """
     graph = graphs[0]
     before_ns = step_lengths(baseline)
@@ -339,7 +330,6 @@ def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
     Args:
         before_ns: [S] how long each step takes.
         saved_ns: [S] what it gains.
-        doubted_ns: how much of the gain rests on what the edits assume.
     """
     deviation = float(saved_ns.std(ddof=1)) if saved_ns.size > 1 else 0.0
     lasting = RUN_TO_RUN * MAD_TO_SIGMA * float(np.median(np.abs(before_ns - np.median(before_ns))))
@@ -352,7 +342,6 @@ def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:
 
     Args:
         graphs: as from `apply_all`.
-        trust: how well the unchanged replay fits.
     """
     known = _still_known(graphs[0], graphs[-1], trust)
     return next(_replays(graphs[0], graphs[-1], known.overlap if known else None))
@@ -368,7 +357,6 @@ def _doubts(edits: Sequence[Edit], steps: Sequence[float]) -> list[float]:
 
     Args:
         edits: in order.
-        steps: step time before the first and after each.
     """
     return [edit.doubt * abs(after - before) for edit, (before, after) in zip(edits, pairwise(steps))]
 
@@ -399,8 +387,6 @@ def _with_each(
 
     Args:
         graphs: as from `apply_all`.
-        edits: what was changed.
-        others: what an edit could have made of a graph.
     """
     found = []
     for at, edit in enumerate(edits):

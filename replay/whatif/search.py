@@ -89,13 +89,7 @@ class SearchResult:
 def search(
     graph: Graph, trust: Trust, suspects: Collection[int] = ()
 ) -> tuple[list[Prediction], list[Refusal]]:
-    """Predictions and refusals of `explore`.
-
-    Args:
-        graph: the unchanged graph.
-        trust: how well its replay fits.
-        suspects: ranks that findings name.
-    """
+    """Predictions and refusals of `explore`."""
     found = explore(graph, trust, suspects=suspects)
     return found.predictions, found.refused
 
@@ -112,11 +106,8 @@ def explore(
     """Predict every candidate that may gain, and the best of them together.
 
     Args:
-        graph: the unchanged graph.
-        trust: how well its replay fits.
         budget: how many replays of changed graphs to make at most.
         report: is called with how many were made, and how many there will be at most.
-        suspects: ranks that findings name.
         baseline: `baseline_steps` of the graph, if it is at hand or not of all steps.
         kinds: the edits to consider; None for all.
 
@@ -155,7 +146,6 @@ def candidates(
     """What each edit there is proposes for a run, in the order of the registry, and what has nothing to.
 
     Args:
-        facts: what the run shows.
         kinds: the edits to consider; None for all.
     """
     found: list[Edit] = []
@@ -169,12 +159,7 @@ def candidates(
 
 
 def bounds_of(facts: RunFacts, edits: Iterable[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
-    """The most that each edit can gain, ns of the mean step, and what the run cannot answer.
-
-    Args:
-        facts: what the run shows.
-        edits: any.
-    """
+    """The most that each edit can gain, ns of the mean step, and what the run cannot answer."""
     found, refused = dict[Edit, float](), []
     for edit in edits:
         try:
@@ -193,8 +178,6 @@ def replayed_gains(
     """What each edit gains by a replay, ns of the time for a batch of today's size.
 
     Args:
-        facts: what the run shows.
-        edits: any.
         count: is called for each that was replayed or refused.
         changed_by: is given the changed graphs of those that gain, and of those that have the nodes of the
             unchanged one, if it is there.
@@ -229,10 +212,6 @@ def usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
     """Those that can be done to a job, and save enough, in the order in which they are taken.
 
     What is faster beyond doubt, then what is proven, then what leaves the training as it is, then the gain.
-
-    Args:
-        singles: predictions of single edits.
-        base_ns: the mean step as it is.
     """
     return sorted(
         (each for each in ranked(singles) if each.is_advice and each.gain_ns >= WORTH * base_ns),
@@ -255,12 +234,7 @@ def _with_room(tries: Tries, refused: Iterable[Edit], every: Iterable[Edit]) -> 
 
 
 def heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
-    """Whether it heals a rank that no finding names, and the step as it is lies in its interval.
-
-    Args:
-        prediction: of one edit.
-        suspects: ranks that findings name.
-    """
+    """Whether it heals a rank that no finding names, and the step as it is lies in its interval."""
     edit = prediction.edits[0]
     return isinstance(edit, Heal) and edit.at.rank not in suspects and prediction.effect != "faster"
 
@@ -292,9 +266,7 @@ def _together(
     """What edits save together, one more at a time: all, those that leave the training as it is, proven ones.
 
     Args:
-        tries: what replays them.
         usable: single edits in the order in which they are taken.
-        gains: what each edit that was replayed gains.
         advice: all that the best pair may be of, which edits may be that gain nothing by themselves.
     """
     ordered = [each.edits for each in usable]
@@ -323,7 +295,6 @@ def _from_best_pair(
     """The best two of some edits, and these with one more at a time; nothing where no two gain more than one.
 
     Args:
-        tries: what replays them.
         edits: all that the pair may be of.
         ordered: what is taken with it, in order.
     """

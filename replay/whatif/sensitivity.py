@@ -52,9 +52,6 @@ class Curve:
 def sensitivity(graph: Graph) -> list[Curve]:
     """A curve for each part of the machine that the run shows.
 
-    Args:
-        graph: the unchanged graph.
-
     Raises:
         Unanswerable: there is no whole step.
     """
@@ -84,12 +81,7 @@ PARTS = tuple(PART_WORDS)
 
 
 def edit_of(part: str, factor: float) -> Edit:
-    """The edit that makes a part this many times as fast.
-
-    Args:
-        part: of the job.
-        factor: how many times as fast.
-    """
+    """The edit that makes a part this many times as fast."""
     if part == "network":
         return Network(bandwidth=factor, latency=1 / factor)
     if part == "kernels":
@@ -127,7 +119,6 @@ def limiting_part(graph: Graph, but: str = "") -> str:
     """Which part of the machine most of the critical path is, other than one.
 
     Args:
-        graph: the graph.
         but: a part that is not meant.
     """
     spent = time_on_critical_path(replay(graph))

@@ -51,8 +51,6 @@ class Tries:
         """Begin with nothing tried.
 
         Args:
-            facts: what the run shows.
-            trust: how well the unchanged replay fits.
             left: how many sets of several edits may be replayed.
             report: is called with how many were made, and how many there will be at most.
         """
@@ -72,11 +70,7 @@ class Tries:
         self._gains |= {frozenset([edit]): gain for edit, gain in gains.items()}
 
     def knows(self, edit: Edit) -> bool:
-        """Whether it was tried by itself.
-
-        Args:
-            edit: one.
-        """
+        """Whether it was tried by itself."""
         return frozenset([edit]) in self._gains
 
     def count(self) -> None:
@@ -118,7 +112,6 @@ class Tries:
         """What an edit takes from all durations, or from all lags, of the run's graph.
 
         Args:
-            edit: one whose graph is at hand.
             was: [K] ns as they are.
             then: [K] ns under the edit.
         """
@@ -142,12 +135,7 @@ class Tries:
 
 
 def is_slim(graph: Graph, changed: Graph) -> bool:
-    """Whether a changed graph shares its nodes with the one it was made of: keeping it takes little memory.
-
-    Args:
-        graph: the unchanged graph.
-        changed: the changed one.
-    """
+    """Whether a changed graph shares its nodes with its origin: keeping it takes little memory."""
     return changed.nodes.measured_start is graph.nodes.measured_start
 
 
@@ -155,10 +143,7 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
     """What is saved of the time for a batch of today's size, by the replay of a changed graph.
 
     Args:
-        facts: what the run shows.
-        changed: the changed graph.
         end: [N] ns of its nodes.
-        samples: how many times as many samples a step of it works on.
     """
     steps = changed_durations(facts.baseline, changed, end)
     return facts.base_ns - float(steps.mean()) / samples
@@ -168,11 +153,6 @@ def goes_with(facts: RunFacts, edit: Edit, taken: Iterable[Edit]) -> bool:
     """Whether an edit can be combined with others: not twice the same kind, but for ranks.
 
     Who is healed becomes as fast as its peers that are not: of those that do the same work half have to stay.
-
-    Args:
-        facts: what the run shows.
-        edit: one.
-        taken: the others.
     """
     if not isinstance(edit, Heal):
         return all(type(edit) is not type(each) for each in taken)
@@ -189,10 +169,6 @@ def in_order(edits: Iterable[Edit]) -> list[Edit]:
 
 def best_pair(tries: Tries, edits: Collection[Edit]) -> frozenset[Edit]:
     """The two edits that gain most together; of those that gain as much within `NEAR` any.
-
-    Args:
-        tries: what replays them; of one of the two it has to have the graph.
-        edits: those to choose from.
 
     Returns:
         The pair, or nothing where none gains more than the best single edit.
@@ -301,7 +277,6 @@ def taken(tries: Tries, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tu
         tries: has the graph that the edit makes of the run's.
         facts: of the run, or of a graph that another edit made of the run's.
         edit: one that leaves all dependencies and the batch; of others infinite.
-        samples: how many times as many samples a step of that graph works on.
 
     Returns:
         ns of the mean step, and whether the run has all of the path.

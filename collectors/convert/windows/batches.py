@@ -41,12 +41,7 @@ _WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this)
 
 
 def first_window_ns(process: RecordedProcess, recorded: Sequence[records.Record]) -> int:
-    """When the first window began that is open or still to be converted; the end of time for none.
-
-    Args:
-        process: the process.
-        recorded: its records.
-    """
+    """When the first window began that is open or still to be converted; the end of time for none."""
     over = {r.a for r in recorded if r.kind in (records.WINDOW, records.DROPPED)}
     over -= {int(path.stem.removeprefix("window")) for path in process.folder.glob("**/window*.json")}
     begun = [r.b for r in recorded if r.kind == records.OPENED and r.a not in over]
@@ -59,9 +54,6 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
     A batch is a folder: one that an interrupted conversion left behind gives the same parts again.
 
     Args:
-        run: the run directory.
-        process: the process.
-        readers: of the files of PyTorch.
         until_ns: windows saved since then wait, ns since 1970; None converts all.
     """
     saved = sorted(process.folder.glob("window*.json"))
@@ -80,14 +72,7 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
 
 
 def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Readers) -> None:
-    """Write the tables of a batch of windows, and what the manifest should say of them.
-
-    Args:
-        run: the run directory.
-        process: the process that recorded them.
-        batch: the folder of the batch, within that of the process.
-        readers: how to read what PyTorch wrote.
-    """
+    """Write the tables of a batch of windows, and what the manifest should say of them."""
     paths = sorted(batch.glob("window*.json"))
     recorded = records.read_records(process.folder / "records.bin")
     steps_of = {r.a: (r.b, r.c) for r in recorded if r.kind == records.CUT}
@@ -131,9 +116,6 @@ def _window_frames(
     """One window's tables, with ids of their own and what is known of its collectives besides.
 
     Args:
-        trace: as it was read.
-        window: its number.
-        entries: of flight recorders.
         steps: when its steps began and ended, where more than these was recorded.
     """
     first = (window + 1) * _WINDOW_IDS

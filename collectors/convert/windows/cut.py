@@ -22,8 +22,6 @@ def cut(frames: Mapping[str, pl.DataFrame], start_ns: int, end_ns: int) -> dict[
 
     Args:
         frames: `spans`, `collectives`, `syncs`, `dependencies`, `counters` of one rank and window.
-        start_ns: when the first step began on the host.
-        end_ns: when the last one ended there.
     """
     spans = frames[SPANS.name]
     host = _host(spans.filter(~_GPU), start_ns, end_ns)

@@ -36,11 +36,7 @@ _SAID = {
 
 
 def lost_in(spans: pl.DataFrame) -> list[str]:
-    """What a window lacks of a process that uses a GPU: `KERNELS`, `CALLS`.
-
-    Args:
-        spans: rows of that table, of one rank and window.
-    """
+    """What a window lacks of a process that uses a GPU: `KERNELS`, `CALLS`."""
     operators = spans.filter(pl.col("kind") == "cpu_op")
     if operators.is_empty():
         return []
@@ -69,9 +65,7 @@ def sentences(rank: int, gpu: str, lost: Mapping[str, Sequence[int]]) -> list[st
     """What is missing in the windows of a rank.
 
     Args:
-        rank: the rank.
         gpu: what its GPU is called.
-        lost: numbers of windows by what they lack.
     """
     return [
         said.format(windows=_have(lost[what], rank), gpu=gpu)

@@ -24,8 +24,6 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
     """The window's collectives with what the flight recorder knew of them.
 
     Args:
-        collectives: rows of one window of one rank.
-        spans: the spans they point to.
         entries: flight recorder entries of the rank, with their final `collective_id`.
 
     Returns:

@@ -28,8 +28,6 @@ def operations(
     """The operations of a process, as rows of `operations`.
 
     Args:
-        process: the process.
-        recorded: its records.
         steps: its rows of `steps`.
     """
     path = process.folder / PIPELINE

@@ -27,12 +27,7 @@ HOOK = "hook"
 
 
 def iterations(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    """The iterations of a process's engine, as rows of `iterations`.
-
-    Args:
-        process: the process.
-        recorded: its records.
-    """
+    """The iterations of a process's engine, as rows of `iterations`."""
     batches = {r.a: (r.b, r.c, r.d) for r in recorded if r.kind == records.BATCH}
     lacking = {r.a: (r.b, r.c) for r in recorded if r.kind == records.KV_CACHE}
     rows = [
@@ -77,9 +72,6 @@ def requests(process: RecordedProcess) -> pl.DataFrame:
 def write_engines(launch: Launch) -> None:
     """Convert the engines of a launch whose processes have no rank.
 
-    Args:
-        launch: the launch; its job has ended.
-
     Raises:
         OSError: a table cannot be written.
     """
@@ -96,9 +88,7 @@ def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
     """Add requests of logs to a run whose engine was not recorded itself; its own requests know more.
 
     Args:
-        run: the run directory, with the tables of all processes.
         log: what the logs say: `requests`, `skipped` and `warnings`.
-        launched_ns: when the job was started: of a log with dates, what ended before belongs to another run.
 
     Returns:
         What is to be said of it in the manifest: `warnings`, `skipped`.

@@ -41,7 +41,6 @@ class ChangeReport:
         """Nothing is changed yet.
 
         Args:
-            edit: the change, as the user wrote it.
             save: called whenever there is something new to say.
         """
         self.edit = edit
@@ -58,7 +57,6 @@ class ChangeReport:
         """Note that the change was made.
 
         Args:
-            where: a place in the script, or what was changed.
             instead_of: what the script had asked for there, if it had.
         """
         self._places[where, instead_of] += 1

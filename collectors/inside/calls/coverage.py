@@ -55,7 +55,6 @@ def lacks(backends: Iterable[str], size: int) -> list[str]:
 
     Args:
         backends: of the process groups, such as `nccl`.
-        size: entries of the ring.
     """
     if size == 0:
         name = next((name for name in names() if name in os.environ), names()[0])

@@ -120,12 +120,7 @@ def _parameter(optimizer: Any, entry: Any) -> Any:
 
 
 def of_engine(engine: Any, small_bucket: list[Any], *_: Any, **__: Any) -> Iterator[Flush]:
-    """What an engine without ZeRO reduces at once, after backward.
-
-    Args:
-        engine: the engine.
-        small_bucket: gradients.
-    """
+    """What an engine without ZeRO reduces at once, after backward."""
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     own = [parameter for parameter in names if parameter.grad is not None and parameter.numel()]
     owners = {parameter.grad.data_ptr(): parameter for parameter in own}

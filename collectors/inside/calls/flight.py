@@ -148,7 +148,6 @@ class Flight:
         """Dump the rings.
 
         Args:
-            name: of the dumps, which then replace the ones before of that name.
             must: whether no other occasion follows.
 
         Returns:

@@ -27,9 +27,6 @@ def of_megatron(module: Any) -> list[dict[str, Any]]:
 
     That is the order in which Megatron-core expects gradients, not one in which they were seen. `bytes` are
     those of the reduction: with a distributed optimizer, of the padded buffer.
-
-    Args:
-        module: a module that Megatron-core has wrapped.
     """
     named = [(name, each) for name, each in module.module.named_parameters() if each.requires_grad]
     known = {id(parameter): (index, name) for index, (name, parameter) in enumerate(named)}

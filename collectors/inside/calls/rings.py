@@ -220,7 +220,6 @@ class RingDumper:
         """All that a ring remembers.
 
         Args:
-            ring: the ring.
             must: whether calls may be lost where it is left for later.
 
         Returns:

@@ -48,15 +48,7 @@ class Stalls:
         self._open: set[tuple[str, str, int, int]] = set()  # messages that were open at the save before
 
     def on_message(self, op: str, group: Any, work: Any, tensors: Any, peer: int) -> None:
-        """Note that a message was begun.
-
-        Args:
-            op: send or recv.
-            group: the process group.
-            work: what the caller waits for.
-            tensors: what is moved.
-            peer: the other rank, within the group.
-        """
+        """Note that a message was begun."""
         tensor = tensors[0]
         if tensor.device.type != "cpu":
             self._recorder.num_messages += 1

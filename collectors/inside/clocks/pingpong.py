@@ -66,7 +66,6 @@ class PingPong:
         """Open the socket.
 
         Args:
-            toward: a host that all of the job can reach.
             shown: what this host's clock shows at this many ns of CLOCK_REALTIME; the same, save in tests.
 
         Raises:

@@ -37,7 +37,6 @@ class PipelineOperations:
             source: what says so and, where known, the schedule.
             stage: place of the process on the pipeline axis, from 0.
             places: the number of each of its chunks among its own, by the chunk's place in the model.
-            num_places: chunks of the model, of all stages.
         """
         facts = {
             "source": source,
@@ -55,7 +54,6 @@ class PipelineOperations:
         Args:
             kind: one of `OPERATIONS`.
             place: of its chunk in the order of the model.
-            micro_batch: its number in the step.
             start_ns, end_ns: on the host's clock.
         """
         own = self._recorder.records

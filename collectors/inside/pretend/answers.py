@@ -33,7 +33,6 @@ class Answered(dist.Work):  # type: ignore[misc] # of torch, untyped
 
         Args:
             call: as `Calls` keeps it.
-            tensors: what it brings.
             source: the group's rank that sent it, for a message.
         """
         super().__init__()
@@ -85,9 +84,7 @@ class PretendedAnswers:
 
         Args:
             calls: where calls are noted.
-            received: follows what came from others.
             refusal: for what has no answer.
-            mailbox: of this rank.
         """
         self._calls, self._received, self._refusal = calls, received, refusal
         self._mailbox, self._passings = mailbox, Counter[str]()
@@ -139,9 +136,6 @@ class PretendedAnswers:
         """Answer a call.
 
         Args:
-            op: the operation.
-            boxed: its group, as torch hands it over.
-            given, got: tensors that this rank puts in, and that it gets.
             fill: fills what it gets; called with the group and this rank's place in it. Returns whether it
                 knew what the others sent.
             peer: for a message, the other's place in the group.
@@ -246,9 +240,6 @@ class PretendedAnswers:
         """Pass small tensors of integers on: scripts decide by them, as pipelines do by their votes.
 
         Args:
-            what: what both ends call it.
-            tensors: what is sent, or got.
-            of: the group.
             sender: the global rank that sends.
             is_sender: whether that is this rank.
 

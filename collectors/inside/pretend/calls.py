@@ -60,9 +60,6 @@ class Calls:
         """Note that a call has begun.
 
         Args:
-            op: the operation.
-            of: its group.
-            given, got: tensors that this rank puts in, and that it gets.
             peer: the other global rank of a message, -1 for none.
 
         Returns:

@@ -32,13 +32,7 @@ class PretendedGroups:
     """The process groups of a pretended rank."""
 
     def __init__(self, recorder: Recorder, rank: int, world: int, refusal: PretendedRefusal) -> None:
-        """No group is there yet.
-
-        Args:
-            recorder: the recorder.
-            rank, world: which rank of how many this process is to be.
-            refusal: for what cannot be pretended.
-        """
+        """No group is there yet."""
         self._recorder, self._rank, self._world, self._refusal = recorder, rank, world, refusal
         self._asked: dict[str, str] = {}
         self._writes_nothing = False

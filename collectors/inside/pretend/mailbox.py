@@ -24,34 +24,18 @@ class Mailbox:
     """The mail of one rank, which has its turn from the beginning."""
 
     def __init__(self, launch: Path, rank: int, ranks: list[int]) -> None:
-        """Wait for the turn.
-
-        Args:
-            launch: the folder of the launch.
-            rank: of this process.
-            ranks: all that are pretended.
-        """
+        """Wait for the turn."""
         self._folder, self._rank, self.ranks = launch / MAIL, rank, frozenset(ranks)
         self._folder.mkdir(0o700, exist_ok=True)
         self._turn = (self._folder / "turn").open("ab")
         fcntl.flock(self._turn, fcntl.LOCK_EX)
 
     def leave(self, key: str, content: Any) -> None:
-        """Leave something.
-
-        Args:
-            key: what both ends call it.
-            content: anything that can be pickled.
-        """
+        """Leave something."""
         write_whole(self._path(key), pickle.dumps(content))
 
     def fetch(self, key: str, sender: int) -> Any:
-        """Wait for what a rank leaves under a key; others compute meanwhile.
-
-        Args:
-            key: what both ends call it.
-            sender: a rank that is pretended.
-        """
+        """Wait for what a rank leaves under a key; others compute meanwhile."""
         path = self._path(key)
         if not path.exists():
             waits = self._folder / f"{WAITS}{self._rank}"

@@ -27,7 +27,6 @@ class Objects:
         """Put our functions in the place of torch's.
 
         Args:
-            mailbox: of this rank.
             refusal: for what has no answer.
         """
         self._mailbox, self._refusal = mailbox, refusal

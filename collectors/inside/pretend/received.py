@@ -117,7 +117,6 @@ class Received:
 
         Args:
             tensors: any; those that are not small are data.
-            call: what brought them.
         """
         for tensor in tensors:
             if tensor.numel() <= SMALL and not tensor.is_meta:

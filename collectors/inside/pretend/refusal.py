@@ -48,12 +48,7 @@ class PretendedRefusal:
     """How this process refuses."""
 
     def __init__(self, recorder: Recorder, rank: int, world: int) -> None:
-        """Nothing is refused yet.
-
-        Args:
-            recorder: the recorder.
-            rank, world: which rank of how many this process pretends to be.
-        """
+        """Nothing is refused yet."""
         self._recorder = recorder
         self._who = f"rank {rank} of {world} cannot be pretended"
 
@@ -62,7 +57,6 @@ class PretendedRefusal:
 
         Args:
             call: what the script called.
-            why: the reason, to follow the call and its place.
 
         Raises:
             NotPretended: always.

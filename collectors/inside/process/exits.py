@@ -63,9 +63,6 @@ class Exits:
         of memory, into which the file is mapped: a job may close all descriptors, and have its own file under
         the number of one of ours.
 
-        Args:
-            path: of the file, which is made.
-
         Raises:
             OSError: it cannot be written.
         """
@@ -92,8 +89,6 @@ class Exits:
 
         Args:
             kind: the exception's type.
-            error: the exception.
-            place: its traceback.
         """
         self._recorder.ending = "exception"
         if issubclass(kind, KeyboardInterrupt):  # Python then kills itself, so that a shell sees Ctrl-C
@@ -133,12 +128,7 @@ class Exits:
             (image_folder(self._recorder.launch, host, pid, last) / "reaped").write_text(str(code))
 
     def on_replace(self, path: Any, words: Sequence[Any]) -> None:
-        """The process is about to become another program, or tries to: what is recorded so far is saved.
-
-        Args:
-            path: of the program.
-            words: its command line.
-        """
+        """The process is about to become another program, or tries to: what is recorded so far is saved."""
         self._recorder.on_end()
         if self._recorder.folder is not None:
             command = [os.fsdecode(each) for each in (path, *words[1:])]
@@ -225,8 +215,6 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
 
     Args:
         kind: the exception's type.
-        error: the exception.
-        place: its traceback, outermost call first.
     """
     calls = []
     while place is not None:

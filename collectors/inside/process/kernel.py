@@ -47,11 +47,7 @@ def start_ticks(pid: int) -> int:
 
 
 def name_of(pid: int) -> dict[str, Any]:
-    """The facts by which `lives` knows a process of this host again.
-
-    Args:
-        pid: of the process.
-    """
+    """The facts by which `lives` knows a process of this host again."""
     return {
         "clock": host_clock(),
         "pid_namespace": pid_namespace(),

@@ -32,7 +32,6 @@ class ApartEngine:
         """Make the folder.
 
         Args:
-            launch: the folder that the launcher made for its processes.
             facts: `rank`, the first of its workers; `replica`.
             write_lines: writes the lines of requests that are there; called about once a second.
 

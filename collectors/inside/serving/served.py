@@ -76,7 +76,6 @@ class Served:
         """An engine has begun to serve, which of several it is.
 
         Args:
-            replica: its number.
             first_rank: the rank of the first of its workers, under which it is recorded where it has none.
         """
         facts = {"replica": replica, "rank": first_rank}
@@ -101,9 +100,7 @@ class Served:
         """A request was scheduled for the first time, or given up before.
 
         Args:
-            name: its id in the engine.
             arrival_ns, scheduled_ns: -1 where they did not come or are unknown.
-            prompt_tokens: of its prompt.
             cached_tokens: those of them found in the prefix cache; -1 unknown.
         """
         request = {
@@ -118,12 +115,7 @@ class Served:
         self._lines.append(dict(request))
 
     def on_first_token(self, name: Any, first_token_ns: int) -> None:
-        """The first token of a request is there; only the first such call counts.
-
-        Args:
-            name: its id.
-            first_token_ns: when.
-        """
+        """The first token of a request is there; only the first such call counts."""
         request = self._requests.get(name)
         if request is not None:
             request.setdefault("first_token_ns", first_token_ns)
@@ -136,12 +128,7 @@ class Served:
             self.evicted[name] = time.time_ns()
 
     def on_resumed(self, name: Any, scheduled_ns: int) -> None:
-        """A request runs; it may be one that was evicted.
-
-        Args:
-            name: its id.
-            scheduled_ns: when the iteration began.
-        """
+        """A request runs; it may be one that was evicted."""
         since_ns, request = self.evicted.pop(name, -1), self._requests.get(name)
         if request is not None and since_ns >= 0:
             request["evicted_ns"] = request.get("evicted_ns", 0) + max(scheduled_ns - since_ns, 0)
@@ -150,10 +137,7 @@ class Served:
         """A request ended.
 
         Args:
-            name: its id.
-            end_ns: when.
             output_tokens: that were made; -1 unknown.
-            outcome: finished, aborted or unknown.
         """
         self.on_resumed(name, end_ns)
         request = self._requests.pop(name, None)
@@ -170,7 +154,6 @@ class Served:
 
         Args:
             start_ns, end_ns: on the host's clock; what was prepared during the one before begins at its end.
-            batch: what it worked on.
         """
         if self._apart is None:
             self.end_step(end_ns)
@@ -184,11 +167,7 @@ class Served:
             own.write(records.KV_CACHE, start_ns, batch.kv_waiting, batch.evicted)
 
     def end_step(self, end_ns: int) -> None:
-        """End a step with an iteration, unless one of this rank alone has just ended.
-
-        Args:
-            end_ns: of the iteration.
-        """
+        """End a step with an iteration, unless one of this rank alone has just ended."""
         self._num_ranks = self._num_ranks or identity()[1]
         if self._num_ranks > 1 or end_ns - self._stepped_ns >= SHORT_NS:
             self._stepped_ns = end_ns

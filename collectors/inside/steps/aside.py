@@ -33,12 +33,7 @@ class OtherWork:
     """What one process does besides training."""
 
     def __init__(self, recorder: Recorder, saves: checkpoints.Checkpoints) -> None:
-        """Nothing is done yet.
-
-        Args:
-            recorder: of the process.
-            saves: what it saves.
-        """
+        """Nothing is done yet."""
         self._recorder, self._saves = recorder, saves
         self.on_fork()
 

@@ -74,8 +74,6 @@ class Checkpoints:
         """Have calls of a function recorded.
 
         Args:
-            module: that has it.
-            name: its name there.
             kind: `save` or `load`.
 
         Returns:

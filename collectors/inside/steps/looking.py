@@ -19,7 +19,6 @@ class LookingThread:
 
         Args:
             recorder: its `call` keeps what fails in the thread from the job.
-            name: of the thread.
         """
         self._recorder, self._name = recorder, name
         self.on_fork()

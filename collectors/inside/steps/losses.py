@@ -41,12 +41,7 @@ class Losses:
         self._count = 0
 
     def on_scaled(self, before: Any, after: Any) -> None:
-        """A GradScaler has scaled a loss.
-
-        Args:
-            before: the loss, or several of them: those are passed over.
-            after: the same, scaled.
-        """
+        """A GradScaler has scaled a loss."""
         if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             self._scaled = weakref.ref(after), before.detach()
 
@@ -54,7 +49,6 @@ class Losses:
         """Gradients are asked for.
 
         Args:
-            tensors: what backward begins at: a tensor, or several.
             gradients: of those, where the caller gives them: then it is no loss.
         """
         if isinstance(tensors, (tuple, list)) and len(tensors) == 1:

@@ -122,7 +122,6 @@ def outermost_call(frame: FrameType | None, codes: tuple[Any, ...]) -> FrameType
     """The outermost call of a module that a frame is in, outside of a backward; None if there is none.
 
     Args:
-        frame: the innermost frame of the calling thread.
         codes: the code that calls of modules run, as from `module_calls`.
     """
     found: FrameType | None = None
@@ -137,9 +136,6 @@ def outermost_call(frame: FrameType | None, codes: tuple[Any, ...]) -> FrameType
 
 def describe(model: Any) -> dict[str, Any]:
     """Count the elements of a model's weights, as one rank computes with them.
-
-    Args:
-        model: the outermost module.
 
     Returns:
         `name`; `parameters`, all elements, -1 where they are not known; `matrices`, those of weights with two
@@ -178,7 +174,6 @@ def _tensor_parallel(parameter: Any, is_sharded: bool) -> int:
     """How many ranks each compute with a part of a parameter.
 
     Args:
-        parameter: the parameter.
         is_sharded: whether FSDP2 shards the model: an axis without a name is then its.
     """
     mesh = getattr(parameter, "device_mesh", None)

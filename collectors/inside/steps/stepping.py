@@ -87,7 +87,6 @@ class StepCounter:
         """Count one update.
 
         Args:
-            optimizer: the optimizer.
             gradients: what is different once there are new gradients; None if that is not known. Further
                 updates with the same ones belong to the same step: of one parameter group after the other.
 

@@ -30,7 +30,6 @@ class UserProfilers:
 
         Args:
             profiler: the user's profiler.
-            step: steps ended so far.
         """
         self._prepared[profiler] = step
         self._undone.discard(profiler)

@@ -38,11 +38,7 @@ class OpenWindow:
         """Start recording.
 
         Args:
-            options: of the recording.
             folder: of this process's files.
-            own: its records.
-            window: which window it is.
-            step: steps ended so far.
         """
         self.window = window
         self.thread = threading.get_ident()

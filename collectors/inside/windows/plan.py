@@ -46,8 +46,6 @@ class WindowPlan:
         """Plan the first window.
 
         Args:
-            first: steps before it.
-            steps: of a window.
             every: steps from one to the next; None where each is announced.
         """
         self.number = 0
@@ -82,11 +80,6 @@ class WindowPlan:
 
     def place(self, step: int, ahead: int, steps: int) -> Window | None:
         """Where a window can be announced.
-
-        Args:
-            step: steps ended so far.
-            ahead: how many more will have ended before all ranks know.
-            steps: of the window.
 
         Returns:
             The window, with its number; None where another one has to begin first.

@@ -26,7 +26,6 @@ def deciding_work(analysis: Analysis, steps: pl.DataFrame | None = None) -> pl.D
     """What decides when windows end, or when some steps do, as `dpro.replay.timeline.critical_path` has it.
 
     Args:
-        analysis: of a run.
         steps: `window` and `step` of each; None for whole windows.
     """
     timeline, condensed = analysis.outline_timeline, analysis.condensed

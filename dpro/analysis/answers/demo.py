@@ -37,9 +37,6 @@ def demo_document(
     """What was explained, in the documents of the commands.
 
     Args:
-        analysis: of the job with the fault.
-        found: what is wrong.
-        predictions: of the changes that would help most.
         saved_ms: what the fault really costs per step; None where that was not recorded.
     """
     return DemoDocument(

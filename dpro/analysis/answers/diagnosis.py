@@ -135,7 +135,6 @@ def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Man
     Args:
         label: what the dumps are called.
         frames: their tables, by name.
-        manifest: what is known of them.
     """
     findings = find_hangs(records_of(frames, manifest.world_size))
     end = JobEnd(UNKNOWN, hung=any(each.class_.startswith("hang.") for each in findings))
@@ -145,9 +144,6 @@ def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Man
 
 def diagnose_tables(analysis: Analysis) -> Diagnosis | None:
     """What hangs, else what steps and calls show; None where the graph is to be replayed.
-
-    Args:
-        analysis: of the run.
 
     Raises:
         Unanswerable: its ranks were pretended.
@@ -163,9 +159,6 @@ def diagnose_tables(analysis: Analysis) -> Diagnosis | None:
 
 def diagnose_replay(analysis: Analysis) -> Diagnosis:
     """What the replay shows.
-
-    Args:
-        analysis: of a run with a graph.
 
     Raises:
         Unanswerable: the run holds no spans.

@@ -63,11 +63,6 @@ def difference_of(
 ) -> tuple[DifferenceDocument, Difference]:
     """Compare two runs.
 
-    Args:
-        a: the first, such as the one before a change.
-        b: the second.
-        selection: the steps to compare, and the ranks whose work to compare.
-
     Raises:
         UsageError: it selects nothing of one of them.
     """

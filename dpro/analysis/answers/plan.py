@@ -187,7 +187,6 @@ def planned(asked: AskedPlan, top: int) -> PlanDocument:
     """Rank all layouts.
 
     Args:
-        asked: what to plan.
         top: how many to return of those that fit, and of those that do not.
 
     Raises:
@@ -215,9 +214,6 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
     """Rank all layouts of a recorded job.
 
     Args:
-        job: the job.
-        label: of its run.
-        asked: what to plan.
         top: how many to return of those that fit, and of those that do not.
 
     Raises:

@@ -288,7 +288,6 @@ def chosen_steps(
     """The steps that were asked for, as rows of `Trust.steps`; None for all.
 
     Args:
-        analysis: a replayed run.
         step: a step number, or None for any.
         window: a deep window, or None for any.
         ranges: step numbers; empty for any.
@@ -312,7 +311,6 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
     """How well the replay fits, and what decides the step time.
 
     Args:
-        analysis: a replayed run.
         chosen: the steps to report; None for all.
     """
     trust, evidence = analysis.trust, analysis.trust.evidence

@@ -218,7 +218,6 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
 
     Args:
         analysis: of the selected steps and ranks, as from `dpro.analysis.selected.select`.
-        selection: which these are.
 
     Raises:
         Unanswerable: the run holds no spans.
@@ -241,10 +240,7 @@ def report_document(
     """The tables for programs.
 
     Args:
-        analysis: of the selected steps and ranks.
-        tables: of the same.
         top: how many kernels to list; None for all.
-        selection: which steps and ranks these are.
     """
     waits = tables.facts.select("rank", "step", "data_wait_ns", "gc_ns")
     steps = tables.steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")

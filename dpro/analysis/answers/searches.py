@@ -41,10 +41,7 @@ def searched(
     """What a search finds, or has found before.
 
     Args:
-        analysis: of the run.
-        selection: the steps that count.
         budget: how many replays it may make.
-        search: makes it.
 
     Raises:
         Unanswerable: as of the search.

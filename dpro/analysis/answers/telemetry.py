@@ -110,7 +110,6 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> Telemetry
 
     Args:
         parts: `counters`, part by part: of a long job there are many.
-        workers: which ranks use which GPU.
     """
     summarized = pl.col("counter").str.starts_with(_REASON) | pl.col("counter").is_in(
         [*_ERRORS, "xid", "ras", "lost", "remapped_rows_pending", PCI, _GPU_HEARTBEAT, _HEARTBEAT]

@@ -161,12 +161,9 @@ def what_if(
     """Predict edits together, or search where there are none.
 
     Args:
-        analysis: of the run.
         edits: applied in this order.
         budget: how many predictions a search may make; None for the usual number.
-        calibrate: ranks predictions, and widens the intervals of those that past tries have missed.
         progress: called with how many predictions were made, and how many there will be at most.
-        selection: the steps to predict the mean of; the whole graph is changed and replayed all the same.
 
     Raises:
         UsageError: no such steps were recorded in depth.
@@ -222,10 +219,6 @@ def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
 def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
     """What predictions of selected steps start from: how well these fit, and when all end.
 
-    Args:
-        analysis: of the run.
-        selection: the steps.
-
     Raises:
         UsageError: none were recorded in depth.
     """
@@ -253,9 +246,7 @@ def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline:
     """A prediction; of condensed ranks where no edit looks at the whole graph.
 
     Args:
-        analysis: of the run.
         edits: applied in this order.
-        trust: how well the replay fits.
         baseline: `baseline_steps` of it.
 
     Raises:
@@ -270,12 +261,7 @@ def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline:
 
 
 def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Refusal]:
-    """Refusals for want of whole operations, with why those that were recorded are not replayed.
-
-    Args:
-        refused: all.
-        analysis: of the run.
-    """
+    """Refusals for want of whole operations, with why those that were recorded are not replayed."""
     if not refused:
         return []
     from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
@@ -298,10 +284,8 @@ def explored(
     """What a search finds: edits of whole operations in their graph, where the run has both, and all others.
 
     Args:
-        analysis: of the run.
         budget: how many predictions a search may make.
         progress: called with how many were made, and how many there will be at most.
-        trust: how well the replay fits.
         baseline: `baseline_steps` of it.
     """
     view = analysis.operations
@@ -327,8 +311,6 @@ def scaled(prediction: Prediction, scale: float, view: Analysis) -> Prediction:
     """A prediction by whole operations, as of the mean step of the graph that others start from.
 
     Args:
-        prediction: the prediction.
-        scale: that mean step to the one of whole operations.
         view: the run by its whole operations.
     """
     steps = view.trust.steps.height

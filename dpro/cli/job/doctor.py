@@ -80,7 +80,6 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
     """All checks, in the order in which a user would want to know.
 
     Args:
-        python: the Python that jobs run with.
         folder: where runs are to be recorded.
     """
     from dpro.collectors import readiness

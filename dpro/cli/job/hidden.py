@@ -15,9 +15,6 @@ _ARG_START, _ARG_END = 45, 46  # of `stat`, counted after the process's name: fi
 def hide(word: str) -> bool:
     """Overwrite a word of this process's command line wherever it is.
 
-    Args:
-        word: what was given as an option.
-
     Returns:
         Whether the list of processes does not show it.
     """

@@ -49,9 +49,6 @@ def hook_rules(
     Args:
         on_finding: for the shell, or empty.
         dry_run: whether it is only said that it would be run.
-        classes: of findings.
-        min_confidence: of a finding.
-        at_most: how often.
 
     Raises:
         UsageError: the limit is none, a class is not known, or there is no command to try.

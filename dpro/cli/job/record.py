@@ -245,11 +245,6 @@ def _pretending(
 ) -> RecordOptions:
     """The options, with the ranks to pretend, if any.
 
-    Args:
-        options: all others.
-        command: the job.
-        world, ranks, per_host: as given.
-
     Raises:
         UsageError: they do not go together.
     """

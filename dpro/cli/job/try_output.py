@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_result(document: TryDocument) -> None:
-    """Print what was predicted and measured.
-
-    Args:
-        document: of the try.
-    """
+    """Print what was predicted and measured."""
     from dpro.trial.places import in_words
 
     out = console()

@@ -24,8 +24,6 @@ def probe(run: Run, changes: Sequence[Change], quiet: bool) -> ProbeDocument:
     """Say what was measured.
 
     Args:
-        run: of the job.
-        changes: the probes.
         quiet: whether nothing is printed.
 
     Raises:
@@ -41,10 +39,6 @@ def probe(run: Run, changes: Sequence[Change], quiet: bool) -> ProbeDocument:
 
 def with_choices(changes: tuple[Change, ...], run: Run) -> tuple[Change, ...]:
     """Changes with what is chosen for this job.
-
-    Args:
-        changes: as given.
-        run: of the job as it is, with measurements of the probes that changes need.
 
     Raises:
         Unanswerable: nothing can be chosen.

@@ -221,7 +221,6 @@ def start_watcher(webhook: str, metrics: str, rules: HookRules | None, recording
         webhook: a URL that gets each finding, or empty.
         metrics: where to serve them for Prometheus, or empty.
         rules: when a command is run for findings; None for none.
-        recording: the launch that is about to begin.
 
     Raises:
         OSError: it cannot be started.

@@ -64,10 +64,6 @@ def dashboard(
 def offer(given: Sequence[str], against: str | None = None) -> Runs:
     """The runs that the page offers, the first of them opened.
 
-    Args:
-        given: runs, traces, or one folder of runs.
-        against: a run to compare the first with.
-
     Raises:
         InputError: one of them cannot be opened.
         UsageError: one was given twice.
@@ -107,7 +103,6 @@ def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
     """A run as the page shows it: while it is recorded, copy by copy.
 
     Args:
-        path: of the run.
         open_it: opens one that is not being recorded.
     """
     from dpro.cli.run.live import copies
@@ -141,12 +136,7 @@ def _ensure_free(host: str, port: int) -> None:
 
 
 def load(run: Run, kind: type[Loaded] | None = None) -> Loaded:
-    """The run as the views ask for it.
-
-    Args:
-        run: the run.
-        kind: of what is made.
-    """
+    """The run as the views ask for it."""
     from dpro.dashboards.loaded import Loaded
     from dpro.trial.calibrate import as_tried
 

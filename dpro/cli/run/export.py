@@ -88,7 +88,6 @@ def drawing_of(analysis: Analysis, selection: Selection | None = None) -> Drawin
     """What viewers are shown of a run.
 
     Args:
-        analysis: of the run.
         selection: steps and ranks to draw; None for all.
 
     Raises:

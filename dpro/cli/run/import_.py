@@ -133,7 +133,6 @@ def _condense(run: Run, executor: Executor | None) -> None:
     """Build the ranks of a large run where they were imported, so that the first answer finds them.
 
     Args:
-        run: whole; of shards the last one has it.
         executor: has imported it; the processes of this host where None.
     """
     from dpro.analysis.graphs import condensed_of, is_large

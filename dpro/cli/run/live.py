@@ -38,7 +38,6 @@ def copies(run: Path, least_s: float = MIN_S) -> Iterator[Run]:
     """Copies of a recording, the run itself last.
 
     Args:
-        run: the run directory.
         least_s: from one copy to the next, at least.
 
     Raises:

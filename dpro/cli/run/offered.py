@@ -74,7 +74,6 @@ def offers_of(given: Sequence[str], folder: Path | None = None) -> Callable[[], 
 
     Args:
         given: paths as typed, the first run first; these may be traces.
-        folder: whose runs are offered, too.
     """
     known: list[tuple[float, list[OfferedRun]]] = []
 

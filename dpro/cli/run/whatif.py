@@ -216,7 +216,6 @@ def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
 
     Args:
         predictions: in order.
-        run: of which.
     """
     from dpro.trial.changes import is_of_ddp, kind_of_edit
 
@@ -240,8 +239,6 @@ def _print(answer: WhatIf, run: Run, searched: bool) -> None:
     """Trust, the step as it is, predictions in blocks, and what was not answered.
 
     Args:
-        answer: what was predicted.
-        run: of which.
         searched: whether edits were searched for: then those of small gain are left out.
     """
     from dpro.analysis.gains import WORTH_SHOWING
@@ -313,12 +310,7 @@ def _print_blocks(shown: Sequence[Prediction]) -> None:
 
 
 def _print_how(shown: Sequence[Prediction], run: Run) -> None:
-    """What was found for the first prediction, how to make it real, and how to try it.
-
-    Args:
-        shown: predictions.
-        run: of which.
-    """
+    """What was found for the first prediction, how to make it real, and how to try it."""
     out = console()
     for note in (*shown[0].notes, *shown[0].training) if shown else ():
         out.print(f"  - {note}")

@@ -72,12 +72,7 @@ def examine(records: Records) -> Case:
 
 
 def _without_gone(operation: Operation, gone: set[int]) -> Operation:
-    """Move ranks that are known to be gone from the unknown to the absent ranks of an operation.
-
-    Args:
-        operation: an unfinished operation.
-        gone: ranks that are gone.
-    """
+    """Move ranks that are known to be gone from the unknown to the absent ranks of an operation."""
     never = operation.unknown & gone
     return replace(operation, absent=operation.absent | never, unknown=operation.unknown - never)
 
@@ -86,7 +81,6 @@ def gone_early(death: Death, now_ns: int) -> bool:
     """Return whether a rank died while its peers still waited, and not when all were ended.
 
     Args:
-        death: of the rank.
         now_ns: when the last dump was saved, -1 unknown.
     """
     return death.first or 0 <= death.ended_ns < now_ns
@@ -99,12 +93,7 @@ def _lasts(root: Root, case: Case) -> bool:
 
 
 def has_left(root: Root, case: Case) -> bool:
-    """Return whether the rank that all wait for exited with code 0 before they had waited `MIN_WAIT_NS`.
-
-    Args:
-        root: the end of a chain of waiting.
-        case: what is known of the job.
-    """
+    """Return whether the rank that all wait for exited with code 0 before they had waited `MIN_WAIT_NS`."""
     if root.kind != graph.HOST or root.ranks[0] not in case.left:
         return False
     since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
@@ -112,12 +101,7 @@ def has_left(root: Root, case: Case) -> bool:
 
 
 def each_frozen(root: Root, case: Case) -> list[Root]:
-    """Split a root of unknown ranks into one per frozen process: more than one may be at fault.
-
-    Args:
-        root: the end of a chain of waiting; roots of other kinds are returned as they are.
-        case: what is known of the job.
-    """
+    """Split a root of unknown ranks into one per frozen process: more than one may be at fault."""
     if root.kind != graph.UNKNOWN:
         return [root]
     frozen = [rank for rank in root.ranks if is_frozen(rank, case)]
@@ -125,12 +109,7 @@ def each_frozen(root: Root, case: Case) -> list[Root]:
 
 
 def is_frozen(rank: int, case: Case) -> bool:
-    """Return whether no thread of a process ran for `MIN_WAIT_NS` before its end or its peers' last record.
-
-    Args:
-        rank: of the process.
-        case: what is known of the job.
-    """
+    """Whether no thread of a process ran for `MIN_WAIT_NS` before its end or its peers' last record."""
     ranks = case.records.ranks
     by_itself = (pl.col("exit_code") >= 0) | (pl.col("failed_ns") > 0) | pl.col("final")
     rows = ranks.filter((pl.col("rank") == rank) & ~by_itself & (pl.col("heartbeat_ns") > 0))
@@ -143,12 +122,7 @@ def is_frozen(rank: int, case: Case) -> bool:
 
 
 def died_at_work(death: Death, root: Root) -> bool:
-    """Return whether a rank died before its peers had waited `MIN_WAIT_NS` for it: else it was stuck first.
-
-    Args:
-        death: of the rank.
-        root: the end of the chain of waiting that is the rank.
-    """
+    """Whether a rank died before its peers had waited `MIN_WAIT_NS` for it: else it was stuck first."""
     since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
     return not since or death.ended_ns < min(since) + MIN_WAIT_NS
 

@@ -139,8 +139,6 @@ def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: i
     of the job died together, the cause is outside of them, and no rank is returned.
 
     Args:
-        rows: of the ranks that died, first one first.
-        num_ranks: of the job.
         asked_ns: as of `_asked_ns`.
     """
     own = [row for row in rows if not lost_peer(row["error"])]

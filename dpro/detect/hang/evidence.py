@@ -148,7 +148,6 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     """Return what to do about a hang, with host and process of its ranks where they are known.
 
     Args:
-        finding: of a hang.
         workers: table `workers`.
     """
     own = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
@@ -163,13 +162,7 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
 
 
 def last_call(rank: int, root: Root, case: Case) -> str:
-    """Return what a rank called last in the group in which its peers wait for it.
-
-    Args:
-        rank: the rank.
-        root: the end of a chain of waiting that is the rank.
-        case: what is known of the job.
-    """
+    """Return what a rank called last in the group in which its peers wait for it."""
     operation = root.operations[0] if root.operations else None
     number = -1 if operation is None else case.known.issued.get((rank, operation.key), -1)
     if operation is None or operation.pair or number < 0:
@@ -178,12 +171,7 @@ def last_call(rank: int, root: Root, case: Case) -> str:
 
 
 def no_dump(ranks: Sequence[int], case: Case) -> str:
-    """Return why the last calls of some ranks are not known.
-
-    Args:
-        ranks: the ranks.
-        case: what is known of the job.
-    """
+    """Return why the last calls of some ranks are not known."""
     old = [rank for rank in ranks if rank in case.known.outdated or _has_dump(rank, case)]
     none = [rank for rank in ranks if rank not in old]
     said = [f"the dump of {ranks_in_words(none)} is missing"] if none else []
@@ -200,7 +188,6 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
 
     Args:
         ranks: of which only those with such a dump are described.
-        case: what is known of the job.
     """
     lines = []
     calls = case.records.calls
@@ -221,12 +208,7 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
 
 
 def heartbeat(rank: int, case: Case) -> list[str]:
-    """Return whether a process still ran, by the recorder's thread in it, which writes once a second.
-
-    Args:
-        rank: of the process.
-        case: what is known of the job.
-    """
+    """Return whether a process still ran, by the recorder's thread in it, which writes once a second."""
     row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
     last = case.records.ranks["heartbeat_ns"].max()
     if row.is_empty() or last is None:
@@ -242,12 +224,7 @@ def heartbeat(rank: int, case: Case) -> list[str]:
 
 
 def stack(rank: int, case: Case) -> list[str]:
-    """Return where a rank's main thread was when its stack was last recorded.
-
-    Args:
-        rank: the rank.
-        case: what is known of the job.
-    """
+    """Return where a rank's main thread was when its stack was last recorded."""
     rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
     if rows.is_empty() or is_frozen(rank, case):
         return []
@@ -261,12 +238,7 @@ def death_in_words(death: Death) -> str:
 
 
 def fewer_steps(rank: int, case: Case) -> list[str]:
-    """Return by how much a rank's last step ended before that of its peers.
-
-    Args:
-        rank: the rank.
-        case: what is known of the job.
-    """
+    """Return by how much a rank's last step ended before that of its peers."""
     ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
     own, last = ends.get(rank, -1), max(ends.values(), default=-1)
     if own < 0 or last - own < MIN_WAIT_NS:
@@ -275,13 +247,7 @@ def fewer_steps(rank: int, case: Case) -> list[str]:
 
 
 def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
-    """Return the longest of the shortest chains to the root, which shows most of the waiting.
-
-    Args:
-        root: the end of the chains.
-        victims: ranks that wait.
-        case: what is known of the job.
-    """
+    """Return the longest of the shortest chains to the root, which shows most of the waiting."""
     chains = [graph.chain_from(rank, root, case.waits) for rank in victims]
     longest = max(chains, key=len, default=[])
     if len(longest) < 2:
@@ -291,12 +257,7 @@ def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
 
 
 def doubts(root: Root, case: Case) -> list[str]:
-    """Return which ranks may be stuck, too, since it is not known whether they called.
-
-    Args:
-        root: the end of a chain of waiting.
-        case: what is known of the job.
-    """
+    """Return which ranks may be stuck, too, since it is not known whether they called."""
     if root.kind == graph.UNKNOWN:
         return []
     open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))

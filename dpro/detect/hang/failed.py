@@ -21,9 +21,6 @@ MIN_SILENT_NS = 4 * NS_PER_S  # a rank whose records lack a call for this long d
 def with_failed(records: Records) -> Records:
     """Mark calls that were completed by failing as unfinished.
 
-    Args:
-        records: of the run.
-
     Returns:
         The records with these calls `scheduled`, and with `status` lowered to the last call that completed.
     """
@@ -42,12 +39,7 @@ def with_failed(records: Records) -> Records:
 
 
 def _never_made_by_all(ended: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """Return `rank`, `order` of completed collectives of ended ranks that another member did not call.
-
-    Args:
-        ended: calls of the ranks that ended badly.
-        records: of the run.
-    """
+    """Return `rank`, `order` of completed collectives of ended ranks that another member did not call."""
     issued = _issued(records)
     last = records.members.join(
         records.ranks.filter("dumped").select("rank", "saved_ns", "final"), on="rank"
@@ -67,12 +59,7 @@ def _never_made_by_all(ended: pl.DataFrame, records: Records) -> pl.DataFrame:
 
 
 def _last_before_loss(calls: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """Return `rank`, `order` of the last call of each rank that lost a peer, if a gone member lacks it.
-
-    Args:
-        calls: of the ranks that ended badly.
-        records: of the run.
-    """
+    """Return `rank`, `order` of the last call of each rank that lost a peer, if a gone member lacks it."""
     lost = [rank for rank, error in records.ranks.select("rank", "error").iter_rows() if lost_peer(error)]
     ended = pl.col("exit_code").ge(0) | pl.col("exit_signal").gt(0)
     gone = records.ranks.filter(ended & ~pl.col("rank").is_in(lost)).select("rank")

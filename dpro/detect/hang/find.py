@@ -55,9 +55,6 @@ _SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5
 def find_hangs(records: Records) -> list[Finding]:
     """Find the causes of a hang, and ranks that are gone.
 
-    Args:
-        records: calls and ranks of the run.
-
     Returns:
         One finding for each first cause, surest first; none if nothing has been unfinished for long.
     """
@@ -100,13 +97,7 @@ def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
 
 
 def _further_suspects(roots: Sequence[Root], found: Sequence[Finding], case: Case) -> list[Finding]:
-    """Return findings of ranks without a dump that are waited for, besides a rank that is named.
-
-    Args:
-        roots: the ends of chains of waiting.
-        found: findings so far.
-        case: what is known of the job.
-    """
+    """Return findings of ranks without a dump that are waited for, besides a rank that is named."""
     if all(root.kind != graph.HOST for root in roots):
         return []
     named = {rank for finding in found for rank in finding.ranks}
@@ -299,15 +290,7 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
 def _finding(
     class_: str, kind: str, root: Root, case: Case, confidence: float, facts: Sequence[str]
 ) -> Finding:
-    """Return a finding with the evidence that all have: operations, the chain, the victims, and the doubts.
-
-    Args:
-        class_, kind: of the finding and its component.
-        root: what is at fault.
-        case: what is known of the job.
-        confidence: of the finding.
-        facts: evidence of its own, the first most important.
-    """
+    """A finding with the evidence that all have: operations, the chain, the victims, and the doubts."""
     kinds = {(tuple(o.unfinished), o.absent, o.unknown, o.key): o for o in reversed(root.operations)}
     calls = [attendance(operation) for operation in [*kinds.values()][: -MAX_OPERATIONS - 1 : -1]]
     more = len(root.operations) - len(calls)

@@ -112,7 +112,6 @@ def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
     """Return a call in words: `all_gather of 40 to 160 bytes of float32`.
 
     Args:
-        op: the operation.
         bytes_in, bytes_out: sizes, -1 unknown.
         dtype: type of the elements, empty if unknown.
     """
@@ -122,11 +121,7 @@ def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
 
 
 def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
-    """Return the ranks whose call is not that of more than half; all ranks where no call has that majority.
-
-    Args:
-        signatures: the call of each rank.
-    """
+    """The ranks whose call is not that of more than half; all ranks where no call has that majority."""
     (most, count), *_ = Counter(signatures.values()).most_common()
     if 2 * count <= len(signatures):
         return tuple(sorted(signatures))
@@ -134,13 +129,7 @@ def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
 
 
 def _skipped(calls: pl.DataFrame, sequence: int, minority: Sequence[int]) -> int:
-    """Return how many calls, up to 3, the minority left out, if that explains its later calls; else -1.
-
-    Args:
-        calls: of the group.
-        sequence: number of the first that differs.
-        minority: ranks that differ there.
-    """
+    """Return how many calls, up to 3, the minority left out, if that explains its later calls; else -1."""
     others = calls.filter(~pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
     own = calls.filter(pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
     if others.is_empty() or own.is_empty():
@@ -159,10 +148,6 @@ def _skipped(calls: pl.DataFrame, sequence: int, minority: Sequence[int]) -> int
 
 def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, ...]:
     """Return the ranks whose unfinished collective is of a kind that their group has never completed.
-
-    Args:
-        operations: unfinished.
-        records: of the run.
 
     Returns:
         Those ranks if others wait in collectives that their group has called before; none otherwise.

@@ -109,7 +109,6 @@ def _proven(calls: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
     """Return the last call of each group that all its ranks must have made, since one has finished it.
 
     Args:
-        calls: collectives.
         own: what each rank reports, as of `_with_status`.
 
     Returns:
@@ -129,7 +128,6 @@ def _outdated(
     before a later one; or a step, or a call of a peer, is later than the dump.
 
     Args:
-        calls: collectives.
         own: what each rank reports, as of `_with_status`.
         proven: `rank`, `key`, `proven`: the last call that all ranks must have made.
         dumped: `ranks` of the records with a dump.
@@ -163,7 +161,6 @@ def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
 
     Args:
         own: `rank`, `key`, `issued`, `done`: from the calls.
-        records: of the run.
 
     Returns:
         `rank`, `key`, `said`, `issued`, `done`: the last sequence number that was reported as completed, the
@@ -188,12 +185,7 @@ def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
 
 
 def unfinished_operations(records: Records, known: Knowledge) -> list[Operation]:
-    """Return all operations that a rank with a current dump has begun and not finished, in a stable order.
-
-    Args:
-        records: of the run.
-        known: how far each rank had come.
-    """
+    """Return all operations that a rank with a current dump has begun and not finished, in a stable order."""
     return [*_collectives(records, known), *_messages(records, known)]
 
 

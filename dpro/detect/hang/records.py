@@ -67,7 +67,6 @@ def records_of(tables: Mapping[str, pl.DataFrame], world_size: int) -> Records:
 
     Args:
         tables: by name, all that there are.
-        world_size: number of ranks of the job.
     """
     calls, groups, workers, steps, clock_samples = (
         tables[table.name] for table in (COLLECTIVES, PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
@@ -84,12 +83,7 @@ def make_records(
     clock_samples: pl.DataFrame,
     world_size: int,
 ) -> Records:
-    """Make the records of tables, all as declared in `dpro.schema`.
-
-    Args:
-        collectives, process_groups, workers, steps, clock_samples: the tables.
-        world_size: number of ranks of the job.
-    """
+    """Make the records of tables, all as declared in `dpro.schema`."""
     said, said_keys = _keyed(process_groups, process_groups, world_size)
     calls, call_keys = _keyed(with_known_state(collectives), process_groups, world_size)
     calls = calls.select(
@@ -139,7 +133,6 @@ def _keyed(
     Args:
         frame: rows with `group` and `group_ranks`.
         process_groups: table `process_groups`.
-        world_size: number of ranks of the job.
 
     Returns:
         The rows with `key`; and `key`, `ranks` as a text.

@@ -66,8 +66,6 @@ class WaitGraph:
         """Add an edge, unless it is there.
 
         Args:
-            node: waits.
-            end: is waited for.
             soft: whether it waits only if a send blocks.
         """
         ends = (self.soft if soft else self.hard)[node]
@@ -126,7 +124,6 @@ def _ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) ->
 
     Args:
         operation: that the rank has called.
-        rank: the rank.
         queue: its unfinished operations, as of `_queues`.
     """
     call = operation.unfinished[rank]
@@ -160,10 +157,6 @@ def _roots_of(component: Sequence[Node], waits: WaitGraph) -> Iterator[Root]:
 
     A send waits for its receiver, which may wait for the sender in another operation. That cycle is a
     deadlock only if no other cause is left without the soft edges.
-
-    Args:
-        component: its nodes.
-        waits: the wait-for graph.
     """
     if len(component) == 1:
         yield _single(component[0], waits)
@@ -193,10 +186,6 @@ def _single(node: Node, waits: WaitGraph) -> Root:
 
     Majority rule: where at most half of an operation's members are behind the others, their devices are at
     fault; where more are, the operation itself.
-
-    Args:
-        node: a rank or an operation that waits for nothing.
-        waits: the wait-for graph.
     """
     kind, number = node
     if kind == RANK:
@@ -221,13 +210,7 @@ def _deadlock(component: Sequence[Node], waits: WaitGraph) -> Root:
 
 
 def _cycle_from(start: Node, component: Sequence[Node], waits: WaitGraph) -> list[Node]:
-    """Return the shortest cycle through a node of a component, by breadth-first search.
-
-    Args:
-        start: the node.
-        component: all nodes of it.
-        waits: the wait-for graph.
-    """
+    """Return the shortest cycle through a node of a component, by breadth-first search."""
     inside = set(component)
     came: dict[Node, Node] = {}
     todo = [start]
@@ -266,7 +249,6 @@ def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
     """Return all nodes that wait for one of the roots, directly or not, with the number of edges to it.
 
     Args:
-        waits: the wait-for graph.
         roots: some of its roots; their own nodes have distance 0.
 
     Returns:
@@ -293,12 +275,7 @@ def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
 
 
 def victims_of(root: Root, waits: WaitGraph) -> list[int]:
-    """Return the ranks that cannot go on because of a root, without the root's own.
-
-    Args:
-        root: a root.
-        waits: the wait-for graph.
-    """
+    """Return the ranks that cannot go on because of a root, without the root's own."""
     reached = {number for kind, number in lead_to(waits, [root]) if kind == RANK}
     return sorted(reached - set(root.ranks))
 
@@ -307,9 +284,7 @@ def chain_from(rank: int, root: Root, waits: WaitGraph) -> list[tuple[int, Opera
     """Return the shortest chain of waiting from a rank to a root.
 
     Args:
-        rank: a rank that waits.
         root: where the chain ends.
-        waits: the wait-for graph.
 
     Returns:
         Pairs of a rank and the operation it waits in; the operation of the last pair waits for the root.
@@ -343,10 +318,6 @@ def _walk(node: Node, came: Mapping[Node, Node], waits: WaitGraph) -> list[tuple
 
 def sinks(nodes: Sequence[Node], successors: Callable[[Node], Sequence[Node]]) -> list[list[Node]]:
     """Return the strongly connected components without an edge out, each in the order of the nodes.
-
-    Args:
-        nodes: all nodes.
-        successors: gives the nodes that a node has edges to.
 
     Source: Tarjan, "Depth-first search and linear graph algorithms", 1972.
     """

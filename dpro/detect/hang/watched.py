@@ -33,8 +33,6 @@ def merge_watched(found: Sequence[Finding], run: Path, steps: pl.DataFrame) -> l
     """Merge the hangs of a run's findings log with those that its records show.
 
     Args:
-        found: what the records show, surest first.
-        run: the run directory.
         steps: table `steps`.
 
     Returns:

@@ -62,11 +62,7 @@ class LoadModel:
     lag: int = 0
 
     def curve(self, workloads: Floats) -> Floats:
-        """How long steps of these workloads take, relative to the typical.
-
-        Args:
-            workloads: any shape.
-        """
+        """How long steps of these workloads take, relative to the typical."""
         return 1 - self.share + self.share * (workloads / self.typical) ** self.power
 
 
@@ -118,7 +114,6 @@ def explain(own: Floats, workloads: Floats, steps: Ints, what: str = ELEMENTS) -
         own: [T, R] ns of work.
         workloads: [T, R] of the batches loaded in the step, NaN where unknown.
         steps: [T] their numbers.
-        what: what the workloads count.
     """
     ahead = np.full_like(workloads, np.nan)
     following = np.diff(steps) == 1
@@ -235,7 +230,6 @@ def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[i
     """The finding, if the step would be shorter with balanced work, and that is beyond chance.
 
     Args:
-        uneven: own times, and why they differ.
         cost: ns per step that even work would save.
         step: ns that a step takes.
         ranks: [R] which have these times.

@@ -50,11 +50,7 @@ class BalancedJob:
     explained: Mapping[int, float]
 
     def leaves(self, findings: list[Finding]) -> list[Finding]:
-        """The findings about this job that cost more than what the load model may be wrong about.
-
-        Args:
-            findings: of ranks.
-        """
+        """The findings about this job that cost more than what the load model may be wrong about."""
         return [
             each
             for each in findings

@@ -90,10 +90,6 @@ def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding
     """Findings of slow ranks, with doubt where the rank is a stage of its own that may have more work.
 
     Left out are ranks whose stage clearly has more work.
-
-    Args:
-        stragglers: findings of ranks.
-        stages: findings of stages.
     """
     kept = []
     for finding in stragglers:
@@ -127,7 +123,6 @@ def _stages(computed: pl.DataFrame, stage_of: Mapping[int, int]) -> pl.DataFrame
 
     Args:
         computed: as from `_computed`, of the steps that count.
-        stage_of: ranks.
     """
     schema: dict[str, pl.DataType | type[pl.DataType]] = {
         "stage": pl.Int64,

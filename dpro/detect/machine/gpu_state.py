@@ -116,11 +116,7 @@ class JobGpus:
 
 
 def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> JobGpus:
-    """Return the GPUs of a run's ranks.
-
-    Args:
-        steps, counters, workers: the tables.
-    """
+    """Return the GPUs of a run's ranks."""
     is_part = pl.col("device").str.contains("/", literal=True)
     owned = gpus_of_ranks(counters, workers).filter(~is_part)
     parts = counters.filter((pl.col("rank") < 0) & (pl.col("counter") == HEARTBEAT) & is_part)
@@ -151,7 +147,6 @@ def with_gpus(
     Findings of the network get errors of hardware, such as of an NVLink.
 
     Args:
-        findings: of all classes; those of anything else stay as they are.
         steps, counters, workers: the tables; times of each host on its own clock.
     """
     if not any(_is_slow_rank(each) or each.class_ in NETWORK for each in findings):
@@ -172,7 +167,6 @@ def with_errors(
     A hardware error of another rank's GPU is evidence, too: the calls may not show that rank as the cause.
 
     Args:
-        findings: of all classes; those of anything else stay as they are.
         steps, counters, workers: the tables; times of each host on its own clock.
     """
     if not any(each.class_ in HANGS for each in findings):
@@ -195,12 +189,7 @@ def with_errors(
 def errors_since(
     steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, since: int
 ) -> Iterator[str]:
-    """Yield errors that GPUs of the job report from a step on and did not before, a line each.
-
-    Args:
-        steps, counters, workers: the tables.
-        since: the step.
-    """
+    """Yield errors that GPUs of the job report from a step on and did not before, a line each."""
     gpus = gpus_of(steps.filter(pl.col("step") >= since), counters, workers)
     begins = gpus.steps.group_by("host").agg(begin_ns=pl.col("start_ns").min() - AROUND_NS)
     kind = ["host", "device", "counter", "value"]
@@ -240,11 +229,6 @@ def _with_hardware(finding: Finding, gpus: JobGpus) -> Finding:
 
 def _held_down(gpus: JobGpus, rank: int, states: _States) -> tuple[str, str] | None:
     """Compare a rank's GPU with those of its peers, in all steps and in the latest parts.
-
-    Args:
-        gpus: of the job.
-        rank: whose GPU.
-        states: of the GPUs.
 
     Returns:
         What held its clocks down (empty if unknown) and evidence; None if nothing did.
@@ -363,8 +347,6 @@ def _errors(
     """Yield errors that the GPUs of ranks reported while the steps ran, or since the last ones, a line each.
 
     Args:
-        gpus: of the job.
-        ranks: whose GPUs.
         at_end: only errors from the last step of the host on.
         of_hardware: only errors that hardware causes.
     """

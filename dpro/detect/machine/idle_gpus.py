@@ -38,7 +38,6 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
     """Find out whether GPUs idle for much of nearly every step, and hosts that took no time would end that.
 
     Args:
-        baseline: the unchanged graph.
         breakdown: returns what `step_breakdown` does, of the same run; called only where it is needed.
         explained_ns: what other findings would save per step; only the rest counts here.
 
@@ -67,7 +66,6 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
     """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual.
 
     Args:
-        baseline: the unchanged graph.
         breakdown: as of `find_idle_gpus`.
     """
     base, saved = _saved(baseline)
@@ -117,7 +115,6 @@ def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
     """Return what free hosts, and free launch calls only, would save; and what hosts spend their time on.
 
     Args:
-        graph: the graph.
         base: [S] ns, step times.
         saved: [S] ns, what hosts that take no time would save.
     """

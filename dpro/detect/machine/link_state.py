@@ -46,7 +46,6 @@ def with_links(
     It is the cause where one device alone stands out, and nothing else explains the finding.
 
     Args:
-        findings: of all classes; those of anything else stay as they are.
         steps, counters, workers: the tables; times of each host on its own clock.
     """
     if not any(each.class_ in NETWORK for each in findings):
@@ -61,7 +60,6 @@ def with_broken_links(
     """Add to findings of jobs that hang what links counted since their last steps: a port that is down, say.
 
     Args:
-        findings: of all classes; those of anything else stay as they are.
         steps, counters, workers: the tables; times of each host on its own clock.
     """
     if not any(each.class_ in HANGS for each in findings):
@@ -159,11 +157,7 @@ class LinkLevels:
 
 
 def _standing_out(same: pl.DataFrame) -> Iterator[LinkSign]:
-    """Devices that count clearly more, or less, than the others.
-
-    Args:
-        same: levels of one counter of comparable devices.
-    """
+    """Devices that count clearly more, or less, than the others."""
     rule = RULES[same["counter"][0]]
     values = same["growth" if rule.per_second else "mean"].to_list()
     for at, (host, device, ranks) in enumerate(same.select("host", "device", "ranks").iter_rows()):

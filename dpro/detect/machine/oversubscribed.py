@@ -73,7 +73,6 @@ def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
     """Return the crowd of a host; None unless each rank waits for `MIN_SHARE`, and all do in most steps.
 
     Args:
-        host: its name.
         facts: of its ranks' steps, as of `host_facts`.
         size: number of the latest steps.
     """
@@ -144,13 +143,7 @@ def _telemetry(counters: pl.DataFrame, used: float) -> list[str]:
 def not_crowding(
     findings: Iterable[Finding], crowds: Collection[Crowd], steps: pl.DataFrame, counters: pl.DataFrame
 ) -> list[Finding]:
-    """Remove findings of ranks that crowding explains: they wait longer for a core, and do not work longer.
-
-    Args:
-        findings: of all classes.
-        crowds: the crowded hosts.
-        steps, counters: tables.
-    """
+    """Remove findings of ranks that crowding explains: they wait longer for a core, not work longer."""
     crowded = {rank for crowd in crowds for rank in crowd.ranks}
     kept = []
     for each in findings:

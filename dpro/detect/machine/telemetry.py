@@ -131,7 +131,6 @@ def changes(
     Args:
         counters: table `counters`; a value holds until the next one of its series.
         workers: table `workers`, for which GPUs are the job's.
-        before, after: the stretches.
 
     Returns:
         Per kind of change a line, with the device, rank or host on which it is largest.
@@ -171,7 +170,6 @@ def levels_in(rows: pl.DataFrame, stretch: TimeRange) -> pl.DataFrame:
 
     Args:
         rows: of `counters`; a value holds until the next one of its series.
-        stretch: of time.
     """
     begin, end = stretch
     until = pl.col("time_ns").shift(-1).over("series").fill_null(end).clip(begin, end)

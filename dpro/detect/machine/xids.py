@@ -89,7 +89,6 @@ def error_of(counter: str, number: int) -> GpuError:
 
     Args:
         counter: of the event: `xid`, `lost`, or one of `EVENTS`.
-        number: its value: the number of an XID.
     """
     if counter == "xid":
         return XIDS.get(number, _UNKNOWN)

@@ -19,8 +19,6 @@ def with_axis(finding: Finding, traffic: Traffic, groups: Iterable[str]) -> Find
     """The finding, with the axis along which ranks of all slow groups differ; as it was where there is none.
 
     Args:
-        finding: about them.
-        traffic: of the job, with its run.
         groups: `members` of slow transfers, as `recorded_transfers` gives them.
     """
     if traffic.run is None:

@@ -60,7 +60,6 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
 
     Args:
         transfers: as `recorded_transfers` returns them.
-        between: look at transfers between hosts; else at those within.
     """
     relative = (pl.col("transfer_ns") / pl.col("transfer_ns").median().over(KEYS)).alias("relative")
     mine = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
@@ -73,14 +72,7 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
 
 
 def _change(mine: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> LevelShift | None:
-    """The change that some of the transfers of a side show, None where they show none.
-
-    Args:
-        mine: all transfers of the side.
-        tested: those that are tested.
-        between: which side.
-        chance: of being wrong.
-    """
+    """The change that some of the transfers of a side show, None where they show none."""
     since = _since(tested, chance)
     if since is None:
         return None
@@ -98,7 +90,6 @@ def _since(transfers: pl.DataFrame, chance: float) -> int | None:
 
     Args:
         transfers: `step`, `instance`, `relative`.
-        chance: of being wrong.
     """
     typical = transfers.group_by("step").agg(pl.col("relative").median()).sort("step")
     ordered = typical if typical.height >= 2 * SHORTEST else transfers.sort("step", "instance")
@@ -126,7 +117,6 @@ def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
 
     Args:
         transfers: as `recorded_transfers` returns them.
-        since: the step.
 
     Returns:
         `KEYS` columns, `before_ns`, `after_ns`, `whole`, `slow`; of groups that are known on both sides.

@@ -43,7 +43,6 @@ def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[Fabri
 
     Args:
         transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
-        hosts: which host each rank is on.
     """
     typical = (
         transfers.filter(pl.col("num_hosts") > 1)

@@ -46,7 +46,6 @@ def find_communication_bound(
     Args:
         own: as `dpro.detect.stragglers.own_time.own_time` gives it.
         calls: as `dpro.detect.stragglers.own_time.calls_of` gives them.
-        steps, counters: the tables.
         apart: ranks that were left out of these, which others may have waited for.
     """
     idle = idle_times(own, steps, counters)
@@ -66,7 +65,6 @@ def idle_times(own: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -
 
     Args:
         own: as `own_time` returns it.
-        steps, counters: the tables.
     """
     counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
     known = own.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])

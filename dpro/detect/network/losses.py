@@ -36,8 +36,6 @@ def with_losses(
     """The findings, and those about what loses packets, in place of what is slow because of it.
 
     Args:
-        findings: of all classes.
-        counters, workers: the tables.
         run: which may keep a topology.
     """
     pairs = pairs_of_hosts(counters)
@@ -121,8 +119,6 @@ def _findings(
 
     Args:
         pairs: as `pairs_of_hosts` gives them.
-        wires: the fabric.
-        gpus: a GPU of each host.
     """
     pairs = pairs.filter(pl.all_horizontal(pl.col("source", "target").is_in(list(gpus))))
     if pairs.is_empty():

@@ -32,7 +32,6 @@ def traffic_of_calls(
     """The traffic of timed calls; no transfers where none was timed.
 
     Args:
-        collectives, steps, workers: the tables.
         world_size: ranks of the job, recorded or not.
     """
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
@@ -113,9 +112,7 @@ def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_rec
     """One row per call that at least two members timed.
 
     Args:
-        calls: one row per member.
         call: columns that identify a call.
-        hosts: of the ranks.
         all_recorded: whether all ranks of the job are; only then the callers of a group are all its members.
     """
     if calls.is_empty():
@@ -157,11 +154,7 @@ _NOTHING = pl.DataFrame(
 
 
 def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame) -> Traffic:
-    """The traffic on the wires, without peers that sent nothing: which ranks these are is not known.
-
-    Args:
-        sends, steps, workers: the tables.
-    """
+    """The traffic on the wires, without peers that sent nothing: which ranks these are is not known."""
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     host = [pl.col(end).replace_strict(hosts, default="", return_dtype=pl.String) for end in ("rank", "to")]
     begins = steps.select("rank", "step", "start_ns").sort("start_ns")
@@ -193,7 +186,6 @@ def at_most(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) 
     """The most that steps would save: what transfers lose on the rank that loses the most.
 
     Args:
-        transfers: all there are.
         steps: the job's, as `job_steps` gives them.
         factor: `instance` of transfers, and how many `times` as long they take.
     """

@@ -63,13 +63,7 @@ class Traffic:
     apart: Callable[[], pl.DataFrame | None] = lambda: None
 
     def gain_in_words(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> str:
-        """What would be saved if slow transfers were as fast as others, as a line of evidence.
-
-        Args:
-            like: which others.
-            steps_take: subject and verb of the steps that count.
-            saved_ns, step_ns: mean gain and mean step.
-        """
+        """What would be saved if slow transfers were as fast as others, as a line of evidence."""
         if self.replayed:
             return (
                 f"replayed with these transfers as fast as {like}, {steps_take} "
@@ -171,7 +165,6 @@ def replayed_with(baseline: Baseline, factor: pl.DataFrame) -> Healed:
     """Replay with other transfers.
 
     Args:
-        baseline: the unchanged graph.
         factor: `instance` of collectives, and how many `times` as long their transfers take.
     """
     graph = baseline.graph

@@ -231,8 +231,6 @@ def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Sus
 
     Args:
         members: as in `transfers_of`.
-        op: what they do; a message has a direction.
-        hosts: which host each rank is on.
     """
     ranks = [int(rank) for rank in members.split(",")]
     names = sorted({hosts.get(rank, "") for rank in ranks})
@@ -259,11 +257,7 @@ def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Sus
 
 
 def ring_links(ranks: Sequence[int]) -> list[Suspect]:
-    """Links of the ring of a group, which is taken to go through its ranks in order.
-
-    Args:
-        ranks: more than two.
-    """
+    """Links of the ring of a group, which is taken to go through its ranks in order."""
     ends = [sorted(pair) for pair in zip(ranks, [*ranks[1:], ranks[0]])]
     return [Suspect(f"link {one} - {other}", "link", f"{one} - {other}") for one, other in ends]
 
@@ -284,7 +278,6 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
 
     Args:
         groups: `op`, `members` and `slow`.
-        hosts: which host each rank is on.
 
     Yields:
         Things that explain the same slow groups, and which groups (`members`) these are.
@@ -313,10 +306,6 @@ def _describe(
     """The finding, with what healing would save; None where neither the step nor the transfer shows much.
 
     Args:
-        traffic: of the job.
-        suspects: which fit equally well.
-        slow: groups that they explain.
-        shared: evidence of what these have in common.
         certainty: 0 to 1, that it is one of the suspects.
     """
     saved, base = _healed(traffic, slow)
@@ -356,8 +345,6 @@ def _is_known_slow(traffic: Traffic, slow: pl.DataFrame, base: Floats) -> bool:
     so one that no rank waits for seems to last.
 
     Args:
-        traffic: of the job.
-        slow: the slow groups.
         base: [T] ns, the steps.
     """
     if traffic.run is not None and not traffic.run.manifest.gpus:

@@ -72,12 +72,7 @@ class Blamed(NamedTuple):
     others: int
 
     def lines(self, what: str, show: str) -> list[str]:
-        """As evidence.
-
-        Args:
-            what: crosses it, in the plural.
-            show: what slow ones of them do.
-        """
+        """As evidence."""
         names = " or ".join(each.words for each in self.suspects)
         said = [
             f"{self.slow} of {self.crossing} {what} whose paths cross {names} {show}, {self.others} others"
@@ -160,7 +155,6 @@ def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
     """[F, C] probability that a flow crosses a component.
 
     Args:
-        components: of the fabric.
         links: [F, L] probability that it crosses a link.
     """
     row = np.concatenate([np.array(each.links, np.int64) for each in components])
@@ -177,7 +171,6 @@ def blame_parts(
     """What is at fault, by the evidence of groups of flows.
 
     Args:
-        components: of the fabric.
         links: [F, L] probability that a flow crosses a link.
         of: [F] the group that each flow belongs to; each group has some.
         evidence: [G] log-likelihood ratio of each group, above 0 where it shows a fault.
@@ -196,7 +189,6 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
     """The same where it is known how likely each group shows a fault of each component.
 
     Args:
-        components: of the fabric.
         crossing: [G, C] these probabilities.
         evidence: [G] as of `blame_parts`.
     """
@@ -236,7 +228,6 @@ def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
 
     Args:
         transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
-        wires: of the run.
     """
     known = _known_groups(transfers, wires)
     flows, links = _flows(known, wires)
@@ -250,7 +241,6 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
 
     Args:
         groups: `op`, `members`, `slow`.
-        wires: of the run.
     """
     known = _known_groups(groups, wires)
     slow = groups.group_by("members", "op").agg(pl.col("slow").any())

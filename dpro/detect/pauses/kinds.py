@@ -63,8 +63,6 @@ def pauses_of(
     """What each pause of a job is of, in order.
 
     Args:
-        series: of the job.
-        steps, counters: the tables.
         own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
     at = np.flatnonzero(series.paused)

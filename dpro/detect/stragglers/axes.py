@@ -21,12 +21,7 @@ MIN_WAIT = 0.1  # of the longest wait: less is not worth a word
 
 
 def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]]:
-    """The axis along which others wait most for late ranks, and that in words; nothing if there is one axis.
-
-    Args:
-        graph: the graph.
-        ranks: that are late.
-    """
+    """The axis along which others wait most for late ranks, and that in words; none if there is one axis."""
     if graph.run is None:
         return "", ()
     mesh = mesh_of_run(graph.run)
@@ -46,12 +41,7 @@ def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]
 
 
 def place_of(mesh: Mesh, rank: int) -> str:
-    """Where a rank stands, such as `dp 1, tp 0`; empty where that is not known.
-
-    Args:
-        mesh: the layout.
-        rank: which.
-    """
+    """Where a rank stands, such as `dp 1, tp 0`; empty where that is not known."""
     places = ((name, places_along(mesh, name).get(rank)) for name in named_axes(mesh))
     return ", ".join(f"{name} {at}" for name, at in places if at is not None)
 

@@ -57,7 +57,6 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
 
     Args:
         more: ns per step that the rank has more than its peers, by counter.
-        longer_ns: by how much it takes longer per step.
     """
     known = {name: value for name, value in more.items() if name in HOST_CAUSES}
     largest = max(known, key=lambda name: known[name], default="")
@@ -72,7 +71,6 @@ def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
 
     Args:
         more: as of `host_cause`, which must have found none.
-        longer_ns: by how much it takes longer per step.
     """
     if CPU not in more or more[CPU] >= EXPLAINED * longer_ns:
         return None
@@ -88,7 +86,6 @@ def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:
 
     Args:
         rows: `rank`, `counter`, `value` per step, of the rank and its peers.
-        rank: which.
     """
     per_rank = rows.group_by("counter", "rank").agg(pl.col("value").median())
     mine = pl.col("rank") == rank
@@ -101,12 +98,6 @@ def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:
 
 def excess_by_cause(baseline: Baseline, rank: int, peers: list[int], since: int) -> pl.DataFrame:
     """Where a rank's extra work is, against the median of its peers, from a step on.
-
-    Args:
-        baseline: the graph.
-        rank: which rank.
-        peers: ranks to compare it with.
-        since: the first step that counts.
 
     Returns:
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
@@ -151,7 +142,6 @@ def causes_of(graph: Graph, on_gpus: bool) -> Ints:
     """[N] what each node's time is attributed to, as an index of `CAUSES`; 0 for waits and transfers.
 
     Args:
-        graph: of all ranks, or of some.
         on_gpus: whether any rank of the job has work on a GPU.
     """
     nodes = graph.nodes

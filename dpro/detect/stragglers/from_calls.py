@@ -48,7 +48,6 @@ def find_late_ranks(
     Args:
         own: as `own_time` gives it.
         calls: as `calls_of` gives them; for which ranks belong together.
-        counters, workers: the tables.
         doubtful: whether ranks may also have waited for what calls do not show.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
@@ -127,11 +126,7 @@ def _once(findings: list[Finding]) -> list[Finding]:
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
-    """What the times of calls do not show in this run, one line each.
-
-    Args:
-        collectives, workers: the tables.
-    """
+    """What the times of calls do not show in this run, one line each."""
     reasons = [MESSAGES_UNSEEN] if messages_unseen(collectives, workers) else []
     return reasons + ([HOSTS_ONLY] if on_gpus(workers) else [])
 
@@ -157,7 +152,6 @@ def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.D
     """Return the finding of a rank that is late for its team.
 
     Args:
-        team: ranks that do the same.
         excess: of the rank's own time over that of its peers.
         counters: rows of `counters`.
         workers: rows of `workers`.
@@ -250,11 +244,7 @@ def _doubted(finding: Finding) -> Finding:
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
-    """Whether ranks also wait for messages, which calls of collectives do not show.
-
-    Args:
-        collectives, workers: the tables.
-    """
+    """Whether ranks also wait for messages, which calls of collectives do not show."""
     return bool(collectives["op"].is_in(MESSAGES).any()) or bool((workers["pp"] >= 0).any())
 
 

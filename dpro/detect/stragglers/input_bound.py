@@ -30,7 +30,6 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     """The finding, if the step would be much shorter with its input always ready.
 
     Args:
-        baseline: the unchanged graph.
         excess_of_stragglers_ns: what healing single ranks would save already; only the rest counts here.
     """
     try:

@@ -39,7 +39,6 @@ def find_jitter(
     Args:
         own: as `dpro.detect.stragglers.own_time.own_time` gives it, without pauses.
         calls: as `calls_of` gives them; for which ranks belong together.
-        counters, workers: the tables.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     found: list[Finding] = []

@@ -29,12 +29,7 @@ NO_STAGE = -1
 
 
 def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
-    """Name ranks whose host is far slower than its peers' and costs something now, costliest first.
-
-    Args:
-        baseline: the unchanged graph.
-        named: ranks that are at fault anyway.
-    """
+    """Name ranks whose host is far slower than its peers' and costs something now, costliest first."""
     graph, work, base = baseline.graph, baseline.work, baseline.step_ns
     if base.size < MIN_STEPS:
         return []
@@ -53,7 +48,6 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
     longer in a step (allocating memory in the first) does not make a rank look better.
 
     Args:
-        graph: the graph.
         work: its `phase_work`.
         base: [T] ns, step times.
     """

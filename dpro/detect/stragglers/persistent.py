@@ -39,12 +39,7 @@ SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the 
 
 
 def find_persistent(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
-    """Name ranks that clearly work longer than their peers and cost something, costliest first.
-
-    Args:
-        baseline: the unchanged graph.
-        named: ranks that are at fault anyway.
-    """
+    """Name ranks that clearly work longer than their peers and cost something, costliest first."""
     work = baseline.work
     found: dict[int, Finding] = {}
     for ranks, steps, spent in _teams(work):

@@ -92,7 +92,6 @@ def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
 
     Args:
         work: as `phase_work` returns it, of the steps that count.
-        gains: of all steps.
     """
     base = gains.base[gains.steps >= work["step"].to_numpy().min()]
     place = ["team", "step", "resource"]
@@ -113,7 +112,6 @@ def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]])
     """Replay with each set of ranks healed in turn; None where no two ranks can be compared.
 
     Args:
-        baseline: the unchanged graph.
         work: as `phase_work` returns it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
@@ -128,7 +126,6 @@ def large_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -
     takes from that chain.
 
     Args:
-        baseline: the unchanged graph.
         work: as `phase_work` returns it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
@@ -162,10 +159,7 @@ def gains_of(
     """What healing sets of ranks would save, in the steps that count.
 
     Args:
-        baseline: the unchanged graph.
         work: as `phase_work` returns it, of the steps that count.
-        sets: ranks to heal together.
-        healed: what healing takes away.
     """
     counted = _that_count(baseline, work)
     base = baseline.step_ns[counted]
@@ -180,10 +174,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
     """The finding that names one of the sets of ranks that were healed.
 
     Args:
-        baseline: the unchanged graph.
         work: as `phase_work` returns it, of the steps that count.
-        gains: of healing.
-        column: which set.
     """
     graph, ranks, saved = baseline.graph, gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
@@ -238,12 +229,7 @@ def _names(ranks: list[int]) -> str:
 
 
 def lateness(graph: Graph, rank: int) -> str:
-    """How often a rank came last to a collective, and how long the others waited there, in words.
-
-    Args:
-        graph: the graph.
-        rank: which rank.
-    """
+    """How often a rank came last to a collective, and how long the others waited there, in words."""
     frame = waits(graph, graph.nodes.measured_start)
     times = frame.filter((pl.col("wait_ns") == 0) & (pl.col("rank") == rank)).height
     per_rank = (

@@ -38,7 +38,6 @@ def find_late_gpus(
     """Name the ranks that the others wait for by what was timed; none where nothing was.
 
     Args:
-        collectives, counters, workers: the tables.
         steps: rows of that table, with `time_ns` where it is known how long they took.
         doubtful: whether ranks may also have waited for messages.
     """

@@ -24,11 +24,6 @@ from dpro.schema import SPANS
 def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
     """A change with `slower` and `unsure`, where it is `smaller` and does not give them.
 
-    Args:
-        life: of the job.
-        recovery: of the job, as earlier changes have made it.
-        text: the change.
-
     Raises:
         UsageError: the run does not say how long such a step takes.
     """

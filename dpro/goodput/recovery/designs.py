@@ -157,7 +157,6 @@ def changed(recovery: Recovery, text: str) -> Recovery:
     """Apply a change.
 
     Args:
-        recovery: of the job.
         text: the change, as `checkpoint:every=200`.
 
     Raises:
@@ -189,10 +188,6 @@ def young_daly(recovery: Recovery, failures_per_s: float) -> int:
     """Steps from one checkpoint to the next by Young's formula, sqrt(2 · stall · time between failures).
 
     Young, CACM 17 (1974); Daly, FGCS 22 (2006), whose higher terms matter where checkpoints take long.
-
-    Args:
-        recovery: of the job.
-        failures_per_s: of all its hosts.
     """
     best = round(sqrt(2 * recovery.stall_s / failures_per_s) / recovery.step_s)
     return min(max(best, 1), MAX_VALUE // 2)

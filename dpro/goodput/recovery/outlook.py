@@ -70,10 +70,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
     """Predict a job as it is, and with changes.
 
     Args:
-        life: of the job.
         rate: how often it fails; None for as often as it did.
-        edits: changes, which are made together; none for a search.
-        hours: for how long.
 
     Raises:
         UsageError: there is no such change.

@@ -53,12 +53,6 @@ def predict_goodput(
 ) -> list[PredictedGoodput]:
     """Predict the job as it is, and each of some changes.
 
-    Args:
-        recovery: of the job as it is.
-        rate: how often it fails.
-        changes: each one or several edits, which are made together.
-        hours: for how long.
-
     Raises:
         UsageError: as `changed`.
         Unanswerable: more failures would come than can be simulated.
@@ -74,12 +68,7 @@ def predict_goodput(
 
 
 def candidates(recovery: Recovery, rate: FailureRate) -> list[list[str]]:
-    """Changes that a search tries: those that need nothing which the job did not show.
-
-    Args:
-        recovery: of the job as it is.
-        rate: how often it fails.
-    """
+    """Changes that a search tries: those that need nothing which the job did not show."""
     per_s = (rate.job + rate.host * recovery.hosts) / S_PER_H
     found = []
     if recovery.stall_s > 0 and per_s > 0:

@@ -44,7 +44,6 @@ class FailureRate:
         """[S] both rates per second, for jobs that differ as far as the rate is not known.
 
         Args:
-            jobs: how many, S.
             rng: draws them from the Gamma distribution of a rate of which `count` failures were seen.
         """
         sure = rng.gamma(self.count, 1 / self.count, jobs) if self.count else np.ones(jobs)
@@ -65,9 +64,6 @@ PRESETS = {
 def own_rate(seen: SeenFailures) -> FailureRate:
     """The rate of a job's own failures, all counted as of the job.
 
-    Args:
-        seen: its failures.
-
     Raises:
         Unanswerable: they are too few.
     """
@@ -81,12 +77,7 @@ def own_rate(seen: SeenFailures) -> FailureRate:
 
 
 def rate_per_gpu(mtbf_h: float, gpus_per_host: int) -> FailureRate:
-    """The rate by the mean time between failures of a GPU.
-
-    Args:
-        mtbf_h: that time.
-        gpus_per_host: of the job.
-    """
+    """The rate by the mean time between failures of a GPU."""
     return FailureRate(0.0, gpus_per_host / mtbf_h, 0, f"a failure each {mtbf_h:,.6g} h of a GPU")
 
 
@@ -95,7 +86,6 @@ def rate_of_log(log: pl.DataFrame, hosts: int) -> FailureRate:
 
     Args:
         log: as `read_log` returns it.
-        hosts: of the job that it is about.
 
     Raises:
         Unanswerable: it holds too few failures, or all at one time.

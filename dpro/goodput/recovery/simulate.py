@@ -122,13 +122,6 @@ def simulate(
 ) -> SimulatedTime:
     """Let jobs run, fail and recover for some time.
 
-    Args:
-        recovery: their stages, and how they save and recover.
-        failures: when they fail.
-        horizon_s: for how long, from the first start of processes.
-        rng: for what is left to chance.
-        jobs: how many, S.
-
     Raises:
         ValueError: more than `MAX_CYCLES` starts would be simulated.
     """
@@ -257,7 +250,6 @@ def exponential(job_rate: float | Floats, host_rate: float | Floats, rng: np.ran
         job_rate: failures of the job per s that come whatever its size: its software, its storage; [S] where
             the jobs differ.
         host_rate: failures per s and host; likewise.
-        rng: draws them.
     """
 
     def after(now_s: Floats, hosts: NDArray[np.int64]) -> Floats:

@@ -42,9 +42,6 @@ class SeenFailures:
 def stages_of(life: JobLife) -> Recovery:
     """How long each stage of a job takes, means over its attempts.
 
-    Args:
-        life: of the job.
-
     Raises:
         Unanswerable: it did no step, or none that took time.
     """
@@ -86,11 +83,7 @@ def stages_of(life: JobLife) -> Recovery:
 
 
 def seen_failures(life: JobLife) -> SeenFailures:
-    """How often a job failed, and in how long.
-
-    Args:
-        life: of the job.
-    """
+    """How often a job failed, and in how long."""
     ranks = max(life.pieces["rank"].n_unique(), 1)
     up = life.pieces.filter(~pl.col("class").is_in([DOWN]))
     count = sum(each.ended_well is False for each in life.attempts)

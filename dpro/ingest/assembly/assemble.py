@@ -67,12 +67,7 @@ def assemble(
     """Make the run from what is staged.
 
     Args:
-        staging: folder that holds a note for every task.
         run: the run directory to make; it does not exist, or is empty.
-        tasks: the files of the import.
-        spread: runs tasks, perhaps in other processes.
-        skipped: number of files that were passed over, by reason.
-        warnings: of the import as a whole.
 
     Returns:
         The manifest of the run.
@@ -232,12 +227,7 @@ def _sources(pieces: Sequence[StagedPiece]) -> dict[str, str]:
 
 
 def missing_in_words(missing: Sequence[int], world_size: int) -> str:
-    """One line on the ranks that left no record.
-
-    Args:
-        missing: those ranks.
-        world_size: number of ranks of the job.
-    """
+    """One line on the ranks that left no record."""
     named = ", ".join(map(str, missing[:_MAX_RANKS_NAMED]))
     more = " …" if len(missing) > _MAX_RANKS_NAMED else ""
     return f"{len(missing)} of {world_size} ranks are missing: {named}{more}"

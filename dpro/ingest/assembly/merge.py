@@ -62,9 +62,6 @@ def useful(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
     These are execution traces (all but one where there is a Kineto trace, else those without times), and
     flight recorder dumps that newer ones supersede.
 
-    Args:
-        pieces: the files of one rank.
-
     Returns:
         The others, the one that has the spans first, and remarks on those left out.
     """
@@ -108,12 +105,7 @@ def _lack_of_times(piece: StagedPiece) -> str:
 
 
 def clash(first: StagedPiece, second: StagedPiece) -> str:
-    """What two files of one rank both describe and only one may; empty where they fit together.
-
-    Args:
-        first: one file.
-        second: the other.
-    """
+    """What two files of one rank both describe and only one may; empty where they fit together."""
     if first.format == second.format:
         return first.format
     if {first.format, second.format} == {KINETO, EXECUTION_TRACE}:
@@ -143,9 +135,7 @@ def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:
     """Write the tables of a rank that several files describe.
 
     Args:
-        rank: the rank.
         pieces: files that fit together; where they differ on a fact, the first counts.
-        run: folder to write to.
 
     Returns:
         What was left out, and warnings.

@@ -152,12 +152,7 @@ def settle(task: ImportTask) -> FileNote:
 
 
 def give_up(task: ImportTask, why: str) -> FileNote:
-    """Note that a file cannot be read because the process that read it died.
-
-    Args:
-        task: the file.
-        why: what is known of the reason.
-    """
+    """Note that a file cannot be read because the process that read it died."""
     label = task.source.label
     note = FileNote(task.number, label, task.format, failure=f"{label}: {why}")
     with _made_whole(task) as folder:
@@ -184,7 +179,6 @@ def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
 
     Args:
         importer: of the file's format.
-        task: the file.
 
     Raises:
         DproError: the file cannot be read as what it should be, or the importer failed.

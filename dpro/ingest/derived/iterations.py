@@ -53,11 +53,7 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def model_calls(names: Iterable[str]) -> list[str]:
-    """The names of those Python calls that iterations may be found by: others need not be among the spans.
-
-    Args:
-        names: each once.
-    """
+    """The names of those Python calls that iterations may be found by: others need not be among the spans."""
     return [name for name in names if _MODEL_CALL.search(name)]
 
 

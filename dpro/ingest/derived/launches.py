@@ -34,7 +34,6 @@ def enclosed(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.Data
 
     Args:
         launches: with `span_id`, `thread`, `launch_ns` and `launch_end_ns`, null where nothing was launched.
-        outer: the spans of one kind.
         label: `{label}_position` and `{label}_name` are added, null where no span holds the launch.
     """
     spans = outer.select(

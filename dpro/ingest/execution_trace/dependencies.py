@@ -16,22 +16,14 @@ Pairs = list[tuple[int, int]]
 
 
 def parents(nodes: Sequence[Node]) -> list[int]:
-    """Place of each node's parent, -1 for none.
-
-    Args:
-        nodes: by beginning.
-    """
+    """Place of each node's parent, -1 for none."""
     places = index_of(nodes)
     found = [places.get(node.parent, -1) for node in nodes]
     return [parent if parent != place else -1 for place, parent in enumerate(found)]
 
 
 def called(nodes: Sequence[Node]) -> Pairs:
-    """Each node with what called it.
-
-    Args:
-        nodes: by beginning.
-    """
+    """Each node with what called it."""
     return [(parent, place) for place, parent in enumerate(parents(nodes)) if parent >= 0]
 
 
@@ -40,9 +32,6 @@ def read_from(nodes: Sequence[Node]) -> Pairs:
 
     An operator and the ones it calls name the same tensors. A hand-over is recorded once, between the
     outermost operators that both name the tensor and are not inside each other.
-
-    Args:
-        nodes: by beginning.
     """
     parent_of = parents(nodes)
     writers = _Writers(nodes)
@@ -79,12 +68,7 @@ class _Writers:
         stack.append(place)
 
     def last(self, tensor: int, thread: int) -> int:
-        """Place of the last writer as seen from a thread, -1 for none; the outermost of those that nest.
-
-        Args:
-            tensor: its id.
-            thread: the thread that asks.
-        """
+        """Place of the last writer as seen from a thread, -1 for none; the outermost of those that nest."""
         best = self._ended.get(tensor, -1)
         for other, stack in self._open.items():
             writing = [place for place in stack if tensor in self._nodes[place].writes]

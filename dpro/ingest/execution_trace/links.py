@@ -45,7 +45,6 @@ def link(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
     Args:
         operators: spans of an execution trace, with `span_id` in order of beginning, `external_id`, `name`
             and `tid`, which is the observer's own.
-        spans: CPU spans of a Kineto trace.
     """
     cpu = spans.filter(pl.col("kind").is_in(CPU_KINDS))
     mine = operators.filter(pl.col("kind").is_in(CPU_KINDS))

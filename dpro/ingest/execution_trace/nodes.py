@@ -116,10 +116,6 @@ def is_protobuf(head: bytes) -> bool:
 def decode(data: bytes, path: Path) -> ExecutionTrace:
     """Decode an execution trace.
 
-    Args:
-        data: the file, already gunzipped.
-        path: named in errors.
-
     Raises:
         InputError: not an execution trace, cut short, in Chakra's binary form, or without a node.
     """
@@ -239,7 +235,6 @@ def fields(nodes: Sequence[Node], name: str) -> list[Any]:
 
     Args:
         nodes: [N] nodes.
-        name: of the attribute.
 
     Returns:
         [N] values.

@@ -115,10 +115,6 @@ def lacks_times(spans: pl.DataFrame) -> bool:
 def refuse_alone(trace: RankTrace, name: str) -> None:
     """Refuse an execution trace that has neither a Kineto twin nor times of its own.
 
-    Args:
-        trace: as read.
-        name: what to call the file.
-
     Raises:
         InputError: it has none.
     """
@@ -132,10 +128,6 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
 
     A caller without a span is passed over: its own caller takes its place. What one operator reads from
     another is left out where either has no span, or where times say that it cannot be so.
-
-    Args:
-        kineto: spans with times.
-        et: operators of the same process.
 
     Returns:
         The Kineto trace with `dependencies` between its spans. Where the two are not of one process nothing

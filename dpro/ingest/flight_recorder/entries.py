@@ -51,9 +51,7 @@ def calls_of(
     """Calls as rows of `collectives`.
 
     Args:
-        entries: the calls.
         groups: global ranks of each process group by name.
-        rank: whose calls they are.
         stand_ins: as `coalesced_calls` gives them.
     """
     if not entries:
@@ -77,12 +75,7 @@ def calls_of(
 
 
 def column(entries: Sequence[Entry], name: str) -> list[Any]:
-    """A value of each entry, None where it has none; nearly always all have it or none.
-
-    Args:
-        entries: the calls.
-        name: key of the value.
-    """
+    """A value of each entry, None where it has none; nearly always all have it or none."""
     try:
         return list(map(itemgetter(name), entries))
     except KeyError:
@@ -98,7 +91,6 @@ def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[
 
     Args:
         values: [N] of any type.
-        function: of one value.
 
     Returns:
         [N] results.
@@ -236,7 +228,6 @@ def label(group: str, description: str) -> str:
     """The name of a group in the tables.
 
     Args:
-        group: its name.
         description: what the program calls it, if anything.
     """
     return f"{group} {description}" if description not in ("", "undefined") else group
@@ -267,7 +258,6 @@ def coalesced_calls(entries: Sequence[Entry], status: Mapping[str, Any]) -> dict
     parts of one number imply that it is finished, or that the group as a whole is further.
 
     Args:
-        entries: the calls.
         status: of each group, by the process's own number.
     """
     names = each_once(column(entries, "profiling_name"), _ends_coalesced)

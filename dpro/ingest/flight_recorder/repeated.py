@@ -35,13 +35,7 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
 
 
 def in_words(rank: int, kept: Sequence[str], left: Sequence[str]) -> str:
-    """One line on superseded dumps.
-
-    Args:
-        rank: whose they are.
-        kept: the files that count.
-        left: the others.
-    """
+    """One line on superseded dumps."""
     return f"rank {rank}: {', '.join(kept)} counts, which is newer than {', '.join(left)}"
 
 

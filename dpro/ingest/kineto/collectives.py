@@ -35,9 +35,7 @@ def gpu_collectives(
 
     Args:
         spans: all spans of the rank, with `span_id` and `position`.
-        args: arguments by position.
         groups: ranks by name of process group.
-        rank: whose spans they are.
     """
     kernels = spans.filter(pl.col("kind") == "kernel")
     names = [name for name in kernels["name"].unique() if is_communication(name)]

@@ -54,7 +54,6 @@ class ValueCodes(dict[Any, int]):
 
         Args:
             values: `[N]`.
-            dtype: of the array that is made.
         """
         return np.fromiter(map(self.__getitem__, values), dtype, len(values))
 
@@ -128,12 +127,7 @@ class Columns:
         )
 
     def note_untaken(self, category: str | None, count: int) -> None:
-        """Count events that are not taken.
-
-        Args:
-            category: of all.
-            count: how many there are.
-        """
+        """Count events that are not taken."""
         self.lost[f"category {category or '(none)'}"] += count
 
     def communicates(self, kernel: str) -> bool:
@@ -276,7 +270,6 @@ def _rows_of_parts(orders: Sequence[Array], parts: Mapping[str, Array]) -> dict[
     """Where, for each order of all rows, a column holds them that only part of the rows have.
 
     Args:
-        orders: rows.
         parts: `[N] bool` by name, whether a row has the columns of that part.
 
     Returns:

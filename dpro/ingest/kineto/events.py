@@ -147,7 +147,6 @@ class EventReader:
         """Prepare; nothing is read yet.
 
         Args:
-            source: the file.
             scan: takes the spans of a list of events instead, unless it refuses the list.
         """
         self.facts = TraceFacts()
@@ -319,9 +318,6 @@ def _facts(text: bytes) -> TraceFacts:
 
 def decode_events(texts: Sequence[bytes]) -> list[TraceEvent]:
     """Events one by one given, as they would be decoded within one list; entries that are no events left out.
-
-    Args:
-        texts: of one event each.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: a text is not JSON.

@@ -28,9 +28,7 @@ def gloo_collectives(
 
     Args:
         spans: all spans of the rank, with `span_id` and `position`.
-        args: arguments by position.
         groups: ranks by name of process group.
-        rank: whose spans they are.
     """
     ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with("gloo:"))
     if ranges.is_empty():

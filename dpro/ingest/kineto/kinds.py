@@ -38,11 +38,7 @@ _ENDINGS = {
 
 
 def kind_of(category: str | None) -> str:
-    """The kind of an event, or `SYNC`; empty where it is neither.
-
-    Args:
-        category: as recorded; old traces capitalise it.
-    """
+    """The kind of an event, or `SYNC`; empty where it is neither."""
     lower = (category or "").lower()
     known = _KINDS.get(lower)
     return known or next((kind for ending, kind in _ENDINGS.items() if lower.endswith(ending)), "")

@@ -34,7 +34,6 @@ def group_columns(recorded: EventArguments, groups: Groups) -> dict[str, Any]:
 
     Args:
         recorded: arguments that may name the group.
-        groups: all groups of the job.
     """
     only = next(iter(groups)) if len(groups) == 1 else ""
     name = only if recorded.group is None else str(recorded.group)
@@ -49,7 +48,6 @@ def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataF
     """Rows of `collectives`; the ranks of a group, which its calls share, are held once.
 
     Args:
-        rows: one per call.
         columns: their types, in order.
     """
     ranks = [row.pop(GROUP_RANKS) for row in rows]
@@ -67,7 +65,6 @@ def payload_columns(
     """Bytes in and out and element type: as recorded, else from the shapes of the range that issued the call.
 
     Args:
-        op: the operation.
         recorded: arguments that may hold element counts.
         ranged: arguments of the `nccl:*` or `gloo:*` range, which may hold shapes.
         group_size: number of ranks of the group, 0 unknown.
@@ -88,7 +85,6 @@ def peer_of(op: str, recorded: EventArguments, call: EventArguments, rank: int, 
     """The other global rank of a send or receive, from its arguments or those of its `c10d` call; else -1.
 
     Args:
-        op: the operation.
         recorded: arguments that may name the peer.
         call: arguments of its `c10d` call.
         rank: this side's global rank.
@@ -107,7 +103,6 @@ def whole(value: Any, default: int = -1) -> int:
     """A whole number that a column can hold, also one written as text.
 
     Args:
-        value: as recorded.
         default: where it is no such number.
     """
     try:

@@ -29,9 +29,6 @@ _MAX_CHARACTERS = 21  # of a whole number: what is longer does not fit
 def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
     """Microseconds in ns, to the last digit that is written. What one becomes depends on no other.
 
-    Args:
-        times: in µs; those whose digits a float cannot hold as JSON text.
-
     Returns:
         `[N]`, `MISSING_NS` where there is no number.
     """

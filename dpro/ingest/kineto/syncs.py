@@ -37,7 +37,6 @@ def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventAr
     Args:
         spans: all spans of the rank, with `span_id`.
         events: the `cuda_sync` events, with `position`.
-        args: arguments by position.
     """
     calls = spans.select("kind", "name", "correlation", "start_ns", "duration_ns", "span_id").filter(
         pl.col("kind") == "runtime"

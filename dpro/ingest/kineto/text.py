@@ -42,7 +42,6 @@ def find_start(text: bytes | bytearray, searched: int = 0) -> int:
     """Where the list of events begins, behind its bracket; -1 where it does not (yet).
 
     Args:
-        text: the file from its beginning.
         searched: number of bytes that were searched before.
     """
     if text[:64].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
@@ -67,7 +66,6 @@ def next_boundary(text: bytes, position: int) -> int:
     """Where the next event begins, -1 where none does.
 
     Args:
-        text: text within the list.
         position: where to begin.
     """
     found = _BOUNDARY.search(text, position)
@@ -78,7 +76,6 @@ def split(text: bytes, position: int = 0) -> JsonObjects:
     """The objects of a list one by one, up to one that does not end.
 
     Args:
-        text: text within the list.
         position: where to begin.
     """
     texts: list[bytes] = []

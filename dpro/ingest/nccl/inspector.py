@@ -66,7 +66,6 @@ def read_inspector_log(path: Path, *, rank: int | None = None) -> list[RankTrace
     """Read a log, or several of one job joined together.
 
     Args:
-        path: the file.
         rank: the rank of all that is in it, where the caller knows better.
 
     Returns:

@@ -28,7 +28,6 @@ def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[
 
     Args:
         records: the communicator and the rank's place in it, and the record.
-        rank: of these records.
         skipped: what is not taken is counted here.
     """
     sends: dict[tuple[Whose, int], list[dict[str, Any]]] = {}

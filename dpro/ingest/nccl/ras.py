@@ -66,7 +66,6 @@ def read_ras_report(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read a report.
 
     Args:
-        path: the file.
         rank: the rank to read it as, where it describes a single one.
 
     Returns:

@@ -56,7 +56,6 @@ class Export:
         """Rows of a table: the requested columns, null where it lacks them; no rows where there is no table.
 
         Args:
-            table: its name.
             columns: types by name.
 
         Raises:

@@ -58,7 +58,6 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read all ranks of a file.
 
     Args:
-        path: the file.
         rank: not used; the file states its ranks.
 
     Raises:

@@ -131,9 +131,7 @@ def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
     """One rank's tables.
 
     Args:
-        timeline: of the file.
         recorded: the rank by which the timeline knows it.
-        rank: the rank to call it.
     """
     stage = timeline.stages[recorded]
     work = timeline.work.filter(pl.col("rank") == recorded).sort("start_ns", "duration_ns", "name")

@@ -145,7 +145,6 @@ def unpack(archive: Path, places: Mapping[str, Path]) -> None:
     """Write some members of an archive to files, as they are stored, in one pass; damaged ones in part.
 
     Args:
-        archive: the archive.
         places: where to write each, by the member's name.
 
     Raises:
@@ -170,7 +169,6 @@ def blocks(source: Source, damage: list[str]) -> Iterator[bytes]:
     """The content piece by piece, as far as it can be read.
 
     Args:
-        source: the file.
         damage: what is wrong is appended where the content ends early.
 
     Raises:

@@ -37,8 +37,6 @@ def _are_harmless(data: Any, forms: Any, max_memo: int, max_tuples: int) -> int:
     Args:
         data: [N] uint8.
         forms: [256] what each opcode is followed by.
-        max_memo: places of the memo.
-        max_tuples: of one to three values, but for those of two that have just been taken from the memo.
     """
     place, tuples, taken = 0, 0, 0
     while place < data.size:

@@ -37,7 +37,6 @@ def of_each_call(ranks: Sequence[Sequence[int]], of_call: Array) -> pl.Series:
     """The ranks of the group of each call, as text.
 
     Args:
-        ranks: of some groups.
         of_call: [N] which of them each call is of.
     """
     return pl.Series(GROUP_RANKS, list(map(members_text, ranks)), pl.String)[of_call]
@@ -65,7 +64,6 @@ def directed_bytes(op: str, bytes_in: int, bytes_out: int) -> tuple[int, int]:
     """Bytes in and out of an operation: a send gets nothing, and a receive puts nothing in.
 
     Args:
-        op: the operation.
         bytes_in: as the source states them, -1 unknown.
         bytes_out: as the source states them, -1 unknown.
     """

@@ -28,11 +28,6 @@ _CAREFUL_BYTES = 64  # of compressed input at a time, to lose little before the 
 def decompressed(file: BinaryIO, label: str, stored_bytes: int) -> BinaryIO:
     """The content of a file that may be compressed (gzip, zstandard), as a stream that keeps to `limits`.
 
-    Args:
-        file: seekable, at its beginning; closed with the stream.
-        label: what to call it in messages.
-        stored_bytes: what it takes on disk.
-
     Raises:
         MissingExtra: it needs a library that is not installed.
     """

@@ -34,7 +34,6 @@ def rounded(value: Any, factor: int) -> int:
     """A measured value in ns as int64; -1 where it is no number or negative.
 
     Args:
-        value: as parsed.
         factor: its unit in ns.
     """
     try:

@@ -249,7 +249,6 @@ def duration_ns(value: Any, factor: float) -> int | None:
     """A duration in ns, in seconds where its name has no unit; None where it is none.
 
     Args:
-        value: a number.
         factor: ns per unit; 0 where the name has no unit.
     """
     number = _number(value)

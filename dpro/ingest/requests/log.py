@@ -90,12 +90,7 @@ def is_log(head: bytes) -> bool:
 
 
 def add_requests(run: Path, log: RequestLog) -> Manifest:
-    """Add requests to a run, and say in its manifest what was left out; return the manifest.
-
-    Args:
-        run: the run directory.
-        log: what a log says; numbers of its requests follow those that the run has.
-    """
+    """Add requests to a run, and say in its manifest what was left out; return the manifest."""
     opened = open_run(run)
     first = max(opened.table(REQUESTS, ["request"])["request"].to_list(), default=-1) + 1
     write_part(

@@ -156,7 +156,6 @@ def machine_of(gpu: str, per_host: int = 8, memory_gb: float | None = None) -> M
     """A machine by the name of its GPU, with what such machines usually reach.
 
     Args:
-        gpu: a key of the data sheets.
         per_host: GPUs that share fast links.
         memory_gb: of a GPU; else by its sheet.
 
@@ -184,7 +183,6 @@ def moved(machine: Machine, logs: Mapping[str, float]) -> Machine:
     """The machine with constants multiplied by exp(log).
 
     Args:
-        machine: as it is known.
         logs: natural logarithms of factors, by the names of `SPREADS`.
     """
     from math import exp

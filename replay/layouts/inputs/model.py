@@ -224,7 +224,6 @@ def read_model(path: Path, sequence: int | None = None) -> Model:
     """The model of a `config.json`.
 
     Args:
-        path: the file.
         sequence: tokens of a sequence, where it is not the longest that the model takes.
 
     Raises:

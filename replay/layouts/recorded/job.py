@@ -107,11 +107,7 @@ class RecordedJob:
         return int(row["dp"] * row["micro_batch"] * row["micro_batches"])
 
     def timed(self, rows: pl.DataFrame) -> TimedLayouts:
-        """Layouts with the run's own layers, re-sized.
-
-        Args:
-            rows: layouts.
-        """
+        """Layouts with the run's own layers, re-sized."""
         work = _resized(self, rows)
         return TimedLayouts(self.model, rows, self.software, work, sent=self.sent)
 
@@ -120,7 +116,6 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     """Find the layers of a run, its model, its layout and its links.
 
     Args:
-        graph: the graph, with its run.
         given: what the run does not say.
 
     Raises:

@@ -40,8 +40,6 @@ def with_own_links(
     """The machine with links as the run's collectives show them, and what that rests on.
 
     Args:
-        machine: with priors.
-        timeline: the replay of a graph.
         with_outside: whether links across hosts, where none was seen, are taken to be like those within one.
     """
     graph = timeline.graph
@@ -98,10 +96,7 @@ def reduced_of(
     """How long data-parallel collectives of a rank move data in a step, and how long beside no work.
 
     Args:
-        timeline: the replay.
-        rank: whose.
         work: [N] nodes of its work.
-        axis: groups of ranks that are data parallel.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     sizes = {len(ranks) for ranks in axis}

@@ -22,9 +22,7 @@ def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int
     """The lowest recorded rank of each stage that has one, by its number; of all without a pipeline.
 
     Args:
-        graph: with its run.
         mesh: where its ranks stand.
-        stages: of the pipeline.
     """
     ranks = [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
     names = [axis.name for axis in mesh.axes]
@@ -40,10 +38,6 @@ def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int
 
 def micro_batches_of(graph: Graph, rank: int) -> int:
     """Micro-batches of a pipeline: messages of a step that a rank receives from each of its neighbours.
-
-    Args:
-        graph: with its run.
-        rank: of one stage.
 
     Raises:
         Unanswerable: it received none.
@@ -66,10 +60,6 @@ def message_us_of(graph: Graph, ranks: list[int]) -> float:
     """Microseconds that a message between two recorded ranks moves data; 0 where there is none.
 
     One whose sender was not recorded seems to move as long as its receiver waits for it.
-
-    Args:
-        graph: with messages.
-        ranks: that receive.
     """
     nodes = graph.nodes
     ends = nodes.kind == NodeKind.TRANSFER

@@ -42,12 +42,8 @@ def ranked(
     """Rank all layouts of a recorded job.
 
     Args:
-        job: the job.
         gpus: how many it may have.
-        global_batch: sequences of a step.
         keep: values of columns that stay as given.
-        measured: steps of other layouts that were measured, too.
-        schedules: of those that have a pipeline.
     """
     keep = dict(keep or {})
     rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep, schedules)
@@ -67,11 +63,7 @@ def ranked(
 
 
 def own_layout(job: RecordedJob) -> pl.DataFrame:
-    """The run's own layout, as `ranked` has it.
-
-    Args:
-        job: the job.
-    """
+    """The run's own layout, as `ranked` has it."""
     return _planned(job, job.own, ())
 
 
@@ -79,7 +71,6 @@ def changed_layout(job: RecordedJob, layout: Mapping[str, int]) -> pl.DataFrame:
     """The job in another layout: what is not given stays.
 
     Args:
-        job: the job.
         layout: columns of it.
 
     Raises:
@@ -103,29 +94,16 @@ def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLa
 
 
 def with_memory(job: RecordedJob) -> Machine:
-    """The job's machine; where its memory is not known, everything fits.
-
-    Args:
-        job: the job.
-    """
+    """The job's machine; where its memory is not known, everything fits."""
     return replace(job.machine, memory_gb=job.machine.memory_gb or inf)
 
 
 def is_own(job: RecordedJob) -> pl.Expr:
-    """Which rows are the run's own layout.
-
-    Args:
-        job: the job.
-    """
+    """Which rows are the run's own layout."""
     same = [pl.col(name) == int(job.own[name][0]) for name in COLUMNS]
     return pl.all_horizontal(same)
 
 
 def usual_batch(job: RecordedJob, gpus: int) -> int:
-    """Sequences of a step where each rank keeps as many as it has.
-
-    Args:
-        job: the job.
-        gpus: how many.
-    """
+    """Sequences of a step where each rank keeps as many as it has."""
     return max(round(job.global_batch * gpus / int(gpus_of(job.own)[0])), 1)

@@ -61,10 +61,6 @@ def works_on_gpu(graph: Graph) -> bool:
 def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
     """The work of a rank, and the product that each token stands for: operator and shapes, or kernel.
 
-    Args:
-        timeline: the replay of a graph with its run.
-        rank: whose.
-
     Raises:
         Unanswerable: the run does not say which operators are backward.
     """

@@ -54,9 +54,7 @@ def shapes_of(
 
     Args:
         products: of one layer, forward, in order: an operator's name and its shapes.
-        outside: the other products of a forward pass.
         embedding: [rows, width] of the largest embedding, empty where none was recorded.
-        layers: of the model.
         tp, cp: ranks that share a layer, and a sequence.
 
     Raises:
@@ -161,10 +159,6 @@ def _vocabulary(outside: Sequence[str], embedding: tuple[int, ...], hidden: int,
 
 
 def embedding_of(shapes: Sequence[str]) -> tuple[int, ...]:
-    """[rows, width] of the largest embedding among those with shapes like the operator's.
-
-    Args:
-        shapes: of operators of embeddings.
-    """
+    """[rows, width] of the largest embedding among those with shapes like the operator's."""
     tables = [tuple(_lists(each)[0]) for each in shapes if _lists(each)]
     return max((table for table in tables if len(table) == 2), key=prod, default=())

@@ -90,8 +90,6 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     """Find the layers of a rank.
 
     Args:
-        timeline: the replay of a graph with its run.
-        rank: whose.
         micro_batches: of a step, where the run's messages say it; 0 where it follows from the layers.
 
     Raises:
@@ -269,9 +267,5 @@ def _after(part: WorkSequence) -> float:
 
 
 def is_host_bound(timed: PassTime) -> bool:
-    """Whether a GPU stood still for a tenth of a layer: its host decides how long it takes.
-
-    Args:
-        timed: of a layer on a GPU.
-    """
+    """Whether a GPU stood still for a tenth of a layer: its host decides how long it takes."""
     return timed.whole > HOST_BOUND * (timed.work + timed.sent)

@@ -66,9 +66,6 @@ def _gradient_passes(graph: Graph) -> list[Pass]:
 def bucket_table(graph: Graph) -> pl.DataFrame:
     """The reductions of gradients, in order on each rank.
 
-    Args:
-        graph: the graph, with its run.
-
     Returns:
         `COLUMNS`: `bucket` counts the reductions of a pass; `bytes` is -1 where not known, `dtype` empty;
         `ready_ns` is when its last gradient is ready, `first_ready_ns` its first, on the graph's clock as
@@ -105,12 +102,7 @@ NAMED_TYPES = {
 
 
 def dtype_of(graph: Graph, transfer: int) -> str:
-    """The element type of a transfer, as the run or else the name of its kernel says; empty if neither does.
-
-    Args:
-        graph: the graph.
-        transfer: a node.
-    """
+    """The element type of a transfer, by the run or else its kernel's name; empty if neither has it."""
     said = graph.messages[int(graph.nodes.message[transfer])].dtype
     if said:
         return said

@@ -62,9 +62,6 @@ class Buffers:
 def buffered_passes(graph: Graph) -> list[Pass]:
     """Backward passes that reduce gradients, of all ranks, in order of time on each.
 
-    Args:
-        graph: the graph, with its run.
-
     Raises:
         Unanswerable: the run has no buffers of DeepSpeed, or what was seen does not fit them.
     """
@@ -116,7 +113,6 @@ def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
 
     Args:
         calls: in order, as of `gradient_calls`.
-        buffers: what each pass reduces.
 
     Raises:
         Unanswerable: they are not the recorded buffers, one after the other.
@@ -141,7 +137,6 @@ def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) 
     Args:
         turn: the calls of the pass, in order.
         ready: accumulations of gradients on the thread, in order.
-        buffers: what is reduced.
 
     Raises:
         Unanswerable: the pass has other gradients than the buffers.

@@ -15,11 +15,7 @@ NOT_THERE = "it has no such setting"
 
 
 def framework_of(run: Run | None) -> str:
-    """One of `FRAMEWORKS`; empty for DDP, for several of them, and where the run does not say.
-
-    Args:
-        run: the run.
-    """
+    """One of `FRAMEWORKS`; empty for DDP, for several of them, and where the run does not say."""
     sources = set() if run is None else set(run.table(BUCKETS, ["source"])["source"].unique())
     found = {name for name in FRAMEWORKS for source in sources if source.startswith(name)}
     return found.pop() if len(found) == 1 else ""
@@ -30,7 +26,6 @@ def of_bucket_size(framework: str, elements: int) -> str:
 
     Args:
         framework: one of `FRAMEWORKS`.
-        elements: gradients in a bucket.
     """
     return {
         MEGATRON: (

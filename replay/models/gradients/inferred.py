@@ -57,9 +57,6 @@ NO_BACKWARD = (
 def inferred_passes(graph: Graph) -> list[Pass]:
     """Backward passes that reduce gradients, of all ranks, in order of time on each.
 
-    Args:
-        graph: the graph, with its run.
-
     Raises:
         Unanswerable: the run shows no backward pass, or none that reduces gradients.
     """
@@ -85,12 +82,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
 
 
 def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
-    """The passes that were found, whatever the steps of their nodes.
-
-    Args:
-        passes: the first moment of each, and what it reduces.
-        step: of each moment.
-    """
+    """The passes that were found, whatever the steps of their nodes."""
     return passes
 
 
@@ -306,12 +298,7 @@ def _sizes_of(own: list[tuple[int, int]], fitting: dict[tuple[int, int], list[in
 
 
 def is_same_bucket(num_bytes: int, recorded: int) -> bool:
-    """Whether a reduction of this many bytes is of a bucket of that many, in the same or another type.
-
-    Args:
-        num_bytes: that are reduced.
-        recorded: that the job said of the bucket.
-    """
+    """Whether a reduction of this many bytes is of a bucket of that many, in the same or another type."""
     return any(0 <= num_bytes / max(recorded * times, 1) - 1 <= PADDING for times in (0.25, 0.5, 1, 2))
 
 
@@ -375,7 +362,6 @@ def divided(total: int, parts: list[int]) -> list[int]:
     """A whole number in proportion to others, without a rest.
 
     Args:
-        total: what to divide.
         parts: at least one above 0.
     """
     ends = np.rint(np.cumsum(parts, dtype=np.float64) * (total / sum(parts))).astype(np.int64)
@@ -386,7 +372,6 @@ def with_other_sizes(each: Pass, where: int) -> Pass:
     """A pass whose unknown sizes are as uneven as can be.
 
     Args:
-        each: the pass.
         where: 0: all bytes of each reduction are those of its first gradient; -1: of its last.
     """
     if each.parameters.are_sizes_known:

@@ -109,10 +109,6 @@ def parameters_of(run: Run | None) -> Parameters:
 def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
     """Backward passes that reduce the gradients of a DDP module, of all ranks, in order of time on each.
 
-    Args:
-        graph: the graph, with its run.
-        parameters: what each pass reduces.
-
     Raises:
         Unanswerable: there are none, or what was seen does not fit what was recorded of the buckets.
     """
@@ -167,7 +163,6 @@ class Launches:
         """Find them by the edges of launches.
 
         Args:
-            graph: the graph.
             of: [messages] which kinds of communication; all if not given.
         """
         nodes, edges = graph.nodes, graph.edges
@@ -198,12 +193,9 @@ def passes_at(
     """Passes of one thread, by the moments at which its gradients are ready.
 
     Args:
-        graph: the graph, with its run.
-        launches: calls of the reductions of gradients.
         issued: as of `calls_of`.
         moments: of one `rank`, `window` and `tid`, in order: `span_id`, `start_ns` and `end_ns`. A reduction
             is called within the moment of its last gradient.
-        split: given the step of each moment, the first moment of each pass, and what the pass reduces.
 
     Raises:
         Unanswerable: the calls do not fit the moments.
@@ -273,8 +265,6 @@ def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, 
     """The lane on which gradients accumulate, and what to add to recorded times to get the graph's.
 
     Args:
-        graph: the graph, with its run.
-        rank, window: which.
         span_ids: of the rank's accumulations of gradients.
     """
     nodes = graph.nodes

@@ -23,8 +23,6 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     """For each pass the nodes of its own forward pass that use its parameters first.
 
     Args:
-        graph: the graph.
-        passes: its backward passes.
         on_gpu: whether the GPU's work is meant, or that of the thread.
 
     Returns:

@@ -30,9 +30,7 @@ def dualpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
     micro-batches of the second half are of the latter.
 
     Args:
-        num_stages: of the pipeline; even.
         num_batches: micro-batches per step; even, and two for each stage at least.
-        num_chunks: of each copy of the model on each stage: one.
 
     Raises:
         UsageError: these numbers do not make such a schedule.

@@ -31,7 +31,6 @@ def distances(num_stages: int, branches: Sequence[Branch]) -> list[int]:
     """How many stages are behind each on the longest path to the end.
 
     Args:
-        num_stages: of the pipeline.
         branches: stages that follow each other in each; one branch begins where the one before ends.
     """
     inside = {stage: branch for branch in branches for stage in branch}
@@ -50,8 +49,6 @@ def branched(num_stages: int, num_batches: int, branches: Sequence[Branch]) -> l
     """1F1B that runs ahead as far as the longest path is.
 
     Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
         branches: as for `distances`.
     """
     forward, backward = (
@@ -64,7 +61,6 @@ def branched_table(orders: Sequence[Order], branches: Sequence[Branch]) -> TaskT
     """What waits for what: the first of each branch for what is before all, what follows for all of them.
 
     Args:
-        orders: of the stages.
         branches: as for `distances`.
     """
     plain = table_of(orders, looped)

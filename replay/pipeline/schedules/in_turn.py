@@ -11,25 +11,13 @@ from dpro.replay.pipeline.schedules.tasks import BACKWARD, FORWARD, Order, Pipel
 
 
 def gpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """All forwards, then all backwards (Huang et al., GPipe, NeurIPS 2019).
-
-    Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
-        num_chunks: of the model on each stage.
-    """
+    """All forwards, then all backwards (Huang et al., GPipe, NeurIPS 2019)."""
     forward, backward = _in_rounds(num_stages, num_batches, num_chunks, "gpipe")
     return [forward + backward] * num_stages
 
 
 def one_forward_one_backward(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """A backward after each forward once the pipeline is full (Narayanan et al., PipeDream, SOSP 2019).
-
-    Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
-        num_chunks: of the model on each stage.
-    """
+    """A backward after each forward once the pipeline is full (Narayanan et al., PipeDream, SOSP 2019)."""
     only_one_chunk("1f1b", num_chunks)
     forward, backward = _in_rounds(num_stages, num_batches, 1, "1f1b")
     return [alternating(forward, backward, num_stages - stage - 1) for stage in range(num_stages)]
@@ -37,11 +25,6 @@ def one_forward_one_backward(num_stages: int, num_batches: int, num_chunks: int)
 
 def interleaved(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
     """Several chunks of the model on each stage (Narayanan et al., Megatron-LM, SC 2021, section 2.2).
-
-    Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
-        num_chunks: of the model on each stage.
 
     Raises:
         UsageError: there is one chunk, or the micro-batches are no multiple of the stages.

@@ -21,11 +21,6 @@ Path = tuple[int, ...]
 def paths_of(num_stages: int, num_batches: int, num_skipped: int) -> list[Path]:
     """The stages that each micro-batch visits, in order.
 
-    Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
-        num_skipped: stages that each micro-batch skips.
-
     Raises:
         UsageError: there are not as many stages between the first and the last.
     """
@@ -66,11 +61,6 @@ def partial(num_stages: int, num_batches: int, num_skipped: int) -> list[Order]:
 
     A stage holds as many micro-batches at most as in 1F1B. The order is that of a simulation in which a
     backward takes as long as two forwards.
-
-    Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
-        num_skipped: stages that each micro-batch skips.
     """
     paths = paths_of(num_stages, num_batches, num_skipped)
     orders: list[Order] = [[] for _ in range(num_stages)]

@@ -66,24 +66,12 @@ class TaskTable:
 
 
 def looped(stage: int, chunk: int, num_stages: int) -> int:
-    """The place of a chunk where the model goes round all stages, again and again.
-
-    Args:
-        stage: which.
-        chunk: of the stage.
-        num_stages: of the pipeline.
-    """
+    """The place of a chunk where the model goes round all stages, again and again."""
     return chunk * num_stages + stage
 
 
 def v_shaped(stage: int, chunk: int, num_stages: int) -> int:
-    """The place of a chunk where the model goes up all stages and down again: two on each.
-
-    Args:
-        stage: which.
-        chunk: of the stage.
-        num_stages: of the pipeline.
-    """
+    """The place of a chunk where the model goes up all stages and down again: two on each."""
     return 2 * num_stages - 1 - stage if chunk else stage
 
 
@@ -91,9 +79,7 @@ def from_both_ends(stage: int, chunk: int, num_stages: int) -> int:
     """The place of a chunk where stages hold the model twice: once from the first, once from the last.
 
     Args:
-        stage: which.
         chunk: 0 of the copy that begins at the first stage, 1 of the other.
-        num_stages: of the pipeline.
     """
     return num_stages - 1 - stage if chunk else stage
 
@@ -105,10 +91,6 @@ def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
     where a micro-batch skips places, the next that it visits. The backward at the last place that it visits
     waits for the forward there. Gradients of weights wait for nothing but their place in the order. What
     the second of two pieces that are one waits for, the first does; what waits for the first, waits for both.
-
-    Args:
-        orders: of the stages.
-        place: of each chunk.
     """
     work = list(chain.from_iterable(orders))
     stage = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
@@ -153,10 +135,6 @@ def most_in_flight(order: Order) -> int:
 
 def only_one_chunk(schedule: str, num_chunks: int) -> None:
     """Refuse several chunks.
-
-    Args:
-        schedule: its name.
-        num_chunks: of each stage.
 
     Raises:
         UsageError: there are several.

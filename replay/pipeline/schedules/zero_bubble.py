@@ -26,11 +26,6 @@ def zb_h1(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
     """1F1B whose backward only passes gradients on; those of weights fill what was idle.
 
     A stage holds back as many of them as there are stages before it (section 2.2).
-
-    Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
-        num_chunks: of the model on each stage.
     """
     only_one_chunk("zb-h1", num_chunks)
     plain = one_forward_one_backward(num_stages, num_batches, 1)
@@ -54,11 +49,6 @@ def zb_v(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
     """Two chunks on each stage, the second on the way back: the first stage has the loss (section 6).
 
     Of fewer micro-batches than fill the pipeline the missing ones are left out of the order.
-
-    Args:
-        num_stages: of the pipeline.
-        num_batches: micro-batches per step.
-        num_chunks: of the model on each stage: two.
 
     Raises:
         UsageError: there are other than two chunks.

@@ -67,7 +67,6 @@ def choose(known: GradientReductions, budget: float) -> list[BucketChoice]:
     """Choose a codec for each bucket.
 
     Args:
-        known: how the graph reduces.
         budget: what may be lost: the norm of the error of all gradients over their norm.
 
     Returns:
@@ -98,13 +97,7 @@ def choose(known: GradientReductions, budget: float) -> list[BucketChoice]:
 
 
 def reduction_of(known: GradientReductions, plain: Reduction, option: CodecOption) -> Reduction:
-    """A reduction with what a codec really took: on a GPU it delays the result, not the thread.
-
-    Args:
-        known: how the graph reduces.
-        plain: the reduction as it is.
-        option: the codec, and what it took.
-    """
+    """A reduction with what a codec really took: on a GPU it delays the result, not the thread."""
     if option.codec is None:
         return plain
     made = compressed(replace(known, copy_ns_per_byte=0.0), plain, option.codec)
@@ -115,13 +108,7 @@ def reduction_of(known: GradientReductions, plain: Reduction, option: CodecOptio
 def by_choice(
     known: GradientReductions, plain: Sequence[Reduction], chosen: Sequence[BucketChoice]
 ) -> list[Reduction]:
-    """The reductions of a pass, each by the codec that was chosen for its bucket.
-
-    Args:
-        known: how the graph reduces.
-        plain: the reductions as they are.
-        chosen: what is done to each.
-    """
+    """The reductions of a pass, each by the codec that was chosen for its bucket."""
     return [reduction_of(known, bucket, each.option) for bucket, each in zip(plain, chosen)]
 
 

@@ -57,7 +57,6 @@ def choose_precisions(graph: Graph, kernels: Bools, lowest: str, budget: float) 
     """Choose a precision for each module.
 
     Args:
-        graph: the graph, with its run.
         kernels: [N] those that may change.
         lowest: the fewest bits, one of `DOWN_TO`.
         budget: what the loss may rise by, as a share of it.

@@ -71,11 +71,6 @@ def codec_of(text: str) -> Codec:
 def compressed(known: GradientReductions, plain: Reduction, codec: Codec) -> Reduction:
     """A reduction of fewer bytes that takes time to compress.
 
-    Args:
-        known: how the graph reduces.
-        plain: the reduction as it is.
-        codec: what compresses it.
-
     Raises:
         Unanswerable: gradients are of a type that is not known to be compressed, or have few bits already.
     """

@@ -27,7 +27,6 @@ def assign(costs: Floats, errors: Floats, budget: float) -> Ints:
     Args:
         costs: [N, C]; infinite where there is no such option.
         errors: [N, C], none negative; their sum has to stay within the budget.
-        budget: in units of the errors.
 
     Returns:
         [N] the option of each.
@@ -69,9 +68,7 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
     `f_b >= f_(b-workers) + fixed + moving`.
 
     Args:
-        buckets: what each option costs.
         errors: [B, C], none negative; their sum has to stay within the budget.
-        budget: in units of the errors.
 
     Returns:
         [B] the option of each.

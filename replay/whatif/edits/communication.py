@@ -52,10 +52,6 @@ def require_communication(graph: Graph) -> None:
 def transfers_along(graph: Graph, axis: str) -> Bools:
     """[N] transfers along an axis of parallelism; all where it is empty.
 
-    Args:
-        graph: the graph.
-        axis: which.
-
     Raises:
         Unanswerable: no group is known to be along it.
     """
@@ -219,7 +215,6 @@ def _side_by_side(graph: Graph, transfer: Bools) -> NDArray[np.bool_]:
     """[E] edges that say by how much a transfer may begin before the one ahead of it on its link ends.
 
     Args:
-        graph: the graph.
         transfer: [N] those that count.
     """
     edges = graph.edges
@@ -380,8 +375,6 @@ class Algorithm(Edit):
         """What communication within a host costs, as given, or as fitted to a group within one host.
 
         Args:
-            graph: the graph.
-            lines: what its collectives cost.
             num_bytes: [T] payloads.
 
         Raises:
@@ -415,7 +408,6 @@ def recorded_algorithm(graph: Graph, op: str) -> str:
     """The algorithm that all collectives of an operation ran; empty where the run does not say.
 
     Args:
-        graph: the graph, with its run.
         op: as in the `collectives` table.
     """
     return recorded_word(graph, op, "algorithm", FLAT)

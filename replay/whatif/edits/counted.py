@@ -28,31 +28,17 @@ class CountedEdit(Edit):
     def change(self, graph: Graph, counts: Counts) -> Graph:
         """The graph, of the whole job or of one of its ranks, as it is then.
 
-        Args:
-            graph: the graph.
-            counts: of the whole job.
-
         Raises:
             NothingToChange: it stays as it is.
             Unanswerable: the run lacks what the edit needs.
         """
 
     def ends(self, graph: Graph, counts: Counts) -> tuple[Graph, ...]:
-        """As `bounds`.
-
-        Args:
-            graph: of the whole job, or of one of its ranks.
-            counts: of the whole job.
-        """
+        """As `bounds`."""
         return ()
 
     def least(self, graph: Graph, counts: Counts) -> Graph | None:
-        """As `limit`.
-
-        Args:
-            graph: of the whole job, or of one of its ranks.
-            counts: of the whole job.
-        """
+        """As `limit`."""
         return None
 
     def lines(self, counts: Counts) -> tuple[str, ...]:

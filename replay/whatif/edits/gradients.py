@@ -119,8 +119,6 @@ def closing_of(known: GradientReductions, each: Pass, first_cap: int, cap: int) 
     """As `closing`, of a pass; gradients of two types are in no bucket together.
 
     Args:
-        known: how the graph reduces.
-        each: the pass.
         first_cap, cap: bytes, of the first bucket and of the others.
     """
     dtypes, sizes = dtypes_of(known, each), each.parameters.num_bytes
@@ -219,8 +217,6 @@ def cut(known: GradientReductions, each: Pass, size: int) -> list[Reduction]:
     """Reductions of one size: small gradients together, large ones in pieces of even size.
 
     Args:
-        known: how the graph reduces.
-        each: the pass.
         size: bytes.
     """
     found = []

@@ -107,7 +107,6 @@ class Heal(Edit):
         """Shorten the work of the ranks to what it takes their peers.
 
         Args:
-            graph: with all ranks.
             work: as `phase_work` returns it.
         """
         ranks = self.at.ranks(graph)
@@ -145,19 +144,11 @@ class Shortened:
     ratios: pl.DataFrame
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with these durations, rounded to whole nanoseconds.
-
-        Args:
-            graph: of all ranks, or of some.
-        """
+        """The graph with these durations, rounded to whole nanoseconds."""
         return graph.with_durations(self.durations(graph))
 
     def durations(self, graph: Graph) -> Ints:
-        """[N] ns, how long the nodes of a graph last then.
-
-        Args:
-            graph: of all ranks, or of some.
-        """
+        """[N] ns, how long the nodes of a graph last then."""
         by = [name for name in self.ratios.columns if name != "ratio"]
         mine = work_keys(graph, self.ratios["rank"].unique().to_list())
         joined = mine.join(self.ratios, on=by, maintain_order="left")
@@ -166,11 +157,7 @@ class Shortened:
         return durations
 
     def of(self, rank: int) -> Shortened:
-        """The same of one rank alone.
-
-        Args:
-            rank: which.
-        """
+        """The same of one rank alone."""
         return Shortened(self.ratios.filter(pl.col("rank") == rank))
 
 
@@ -185,7 +172,6 @@ def healing(
     the same ratios in every step: noise of single steps is left alone.
 
     Args:
-        graph: with all ranks; that of condensed ranks is enough.
         ranks: which to heal, each by itself: healing a rank changes no node of another.
         work: as `phase_work` gives it, of the steps that show what is typical.
         apart: ranks that do not count as peers.
@@ -205,8 +191,6 @@ def healing_of_stages(
     """As `healing`, against all ranks of other stages, by kinds of work in the step as a whole.
 
     Args:
-        graph: with all ranks; that of condensed ranks is enough.
-        ranks: which to heal.
         work: as `phase_work` gives it.
         apart: ranks that do not count as peers.
     """
@@ -223,7 +207,6 @@ def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
     is no gain.
 
     Args:
-        rank: which rank.
         work: as `phase_work` gives it, of the steps that count.
 
     Raises:
@@ -246,8 +229,6 @@ def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, known: pl.D
     """As `healing`.
 
     Args:
-        graph: with all ranks.
-        ranks: which to heal.
         work: `phase_work`, of the steps that count.
         known: all ranks, as from `ranks_of_teams`.
     """

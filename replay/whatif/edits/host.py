@@ -107,12 +107,7 @@ class FreeHost(CountedEdit):
         return {LAUNCHES: num_launches(graph)}
 
     def change(self, graph: Graph, counts: Counts) -> Graph:
-        """Make all CPU work and all launches free.
-
-        Args:
-            graph: the graph.
-            counts: of the whole job.
-        """
+        """Make all CPU work and all launches free."""
         return free_host(graph, counts)
 
     def describe(self) -> str:
@@ -129,7 +124,6 @@ def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
     part of a step.
 
     Args:
-        graph: of a job, or of one of its ranks.
         counts: with `LAUNCHES` of the whole job, where the graph is not of all of it.
 
     Raises:
@@ -218,12 +212,7 @@ class NoSync(Edit):
         return facts.idle_without_communication
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
-        """By a replay: what else changes the job leaves these waits as they are.
-
-        Args:
-            before: what the run shows.
-            after: what the graph shows that the other edit made.
-        """
+        """By a replay: what else changes the job leaves these waits as they are."""
         changed = after.graph.without_waits(self._dropped(after.graph))
         timeline = replay(changed)
         steps = changed_durations(after.baseline, changed, timeline.end)
@@ -311,7 +300,6 @@ def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_
     """[N] runtime calls that these edges begin at.
 
     Args:
-        graph: the graph.
         launch: [E] which edges.
     """
     calls = np.zeros(graph.num_nodes, np.bool_)

@@ -66,23 +66,13 @@ class ReductionEdit(Edit):
         return min(idle, facts.base_ns - _of_calls_alone(facts, known, self.wanted(known)))
 
     def bound_with(self, other: Edit, facts: RunFacts) -> float:
-        """Two changes to reductions gain no more than none at all.
-
-        Args:
-            other: the other edit.
-            facts: what the run shows.
-        """
+        """Two changes to reductions gain no more than none at all."""
         if not isinstance(other, ReductionEdit):
             return math.inf
         return facts.base_ns - _without_any(facts, reduced(facts.graph))
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
-        """What the step is longer than without reductions and calls of them, where the nodes are the same.
-
-        Args:
-            before: what the run shows.
-            after: what the graph shows that the other edit made.
-        """
+        """What the step is longer than without reductions and calls of them, where the nodes are the same."""
         if after.graph.nodes.measured_start is not before.graph.nodes.measured_start:
             return self.bound(after)
         return after.base_ns - _without_any(after, reduced(before.graph))
@@ -121,12 +111,7 @@ def _of_calls_alone(
 
 
 def _without_any(facts: RunFacts, known: GradientReductions) -> float:
-    """The mean step if neither reductions nor calls of them took any time, ns.
-
-    Args:
-        facts: what a graph shows.
-        known: how it, or one with the same nodes, reduces gradients.
-    """
+    """The mean step if neither reductions nor calls of them took any time, ns."""
     graph = facts.graph
 
     def compute() -> float:

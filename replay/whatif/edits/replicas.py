@@ -93,13 +93,7 @@ class DataParallelSize(Edit):
         return (*changed, *(self._with_shards(graph, each, (*GPU_KINDS, *CPU_KINDS)) for each in changed))
 
     def _with_shards(self, graph: Graph, changed: Graph, kinds: Sequence[NodeKind]) -> Graph:
-        """The update in proportion to the shard of a rank, where each has one; else the graph as it is.
-
-        Args:
-            graph: as it was.
-            changed: with as many ranks as asked for.
-            kinds: of work that takes as long as there is to update.
-        """
+        """The update in proportion to the shard of a rank, where each has one; else the graph as it is."""
         own = _between_replicas(graph)
         scattered = any(mine and each.op == SCATTER for mine, each in zip(own.tolist(), graph.messages))
         if not scattered:

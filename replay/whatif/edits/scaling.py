@@ -292,12 +292,7 @@ class Batch(Edit):
 
 
 def with_larger_batch(graph: Graph, factor: float) -> Graph:
-    """The graph with all work that depends on the batch taking this many times as long.
-
-    Args:
-        graph: the graph.
-        factor: multiple of the batch.
-    """
+    """The graph with all work that depends on the batch taking this many times as long."""
     kind = graph.nodes.kind
     on_device: NDArray[np.bool_] = np.isin(kind, GPU_KINDS)
     work = on_device if on_device.any() else kind == NodeKind.CPU

@@ -170,9 +170,7 @@ def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> In
     """[N] durations with those of the masked nodes times a factor, of which there may be one each.
 
     Args:
-        graph: the graph.
         mask: [N] which nodes.
-        factor: of all of them, or one for each.
     """
     duration = graph.nodes.duration.copy()
     duration[mask] = np.rint(duration[mask] * factor).astype(np.int64)
@@ -183,9 +181,7 @@ def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
     """[N] durations with which the masked nodes of each span last this long together, as they were divided.
 
     Args:
-        graph: the graph.
         mask: [N] which nodes.
-        span_ns: what the nodes of one span last together.
     """
     nodes = graph.nodes
     duration = nodes.duration.copy()
@@ -213,7 +209,6 @@ def without(graph: Graph, mask: Bools) -> Graph:
     """The graph without the masked work, as `Remove` has it.
 
     Args:
-        graph: the graph.
         mask: [N] the work.
     """
     gone, unmet = left_out(graph, mask)
@@ -237,7 +232,6 @@ def times_without(graph: Graph, gone: Bools) -> tuple[Ints, Ints]:
     """[N] durations and [E] lags of a graph without some of its nodes.
 
     Args:
-        graph: the graph.
         gone: [N] which nodes, as `left_out` has them.
     """
     lag = graph.edges.lag
@@ -312,12 +306,7 @@ class Slow(Edit):
 
 
 def first_work(graph: Graph, ranks: list[int]) -> Ints:
-    """The nodes with which the steps of these ranks begin: on their main threads, else on their GPUs.
-
-    Args:
-        graph: the graph.
-        ranks: which ranks.
-    """
+    """The nodes with which the steps of these ranks begin: on their main threads, else on their GPUs."""
     nodes = graph.nodes
     main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
     works = is_of(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)

@@ -26,7 +26,6 @@ def with_more_activations(graph: Graph, factor: float) -> Graph:
     What one stood in line behind others does not grow with its bytes.
 
     Args:
-        graph: the graph.
         factor: of the bytes.
     """
     nodes, duration = graph.nodes, graph.nodes.duration.astype(np.float64)

@@ -25,7 +25,6 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     """Kernels of matmuls that have more bits, their new times in ns, and what limits each now.
 
     Args:
-        graph: the graph, with its run.
         kernels: [N] those that may change.
         dtype: a key of `BYTES`.
 

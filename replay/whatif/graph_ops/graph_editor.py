@@ -32,11 +32,7 @@ class GraphEditor:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Begin with no changes.
-
-        Args:
-            graph: what to change.
-        """
+        """Begin with no changes."""
         self.graph = graph
         self.gone: Bools = np.zeros(graph.num_nodes, np.bool_)
         self.cut: Bools = np.zeros(graph.edges.source.size, np.bool_)
@@ -52,7 +48,6 @@ class GraphEditor:
         """Add a node that equals another one but for some columns.
 
         Args:
-            template: the node to copy.
             changed: columns of `Nodes` with other values; `earliest` is 0 and `anchored` False unless given.
 
         Returns:
@@ -87,8 +82,6 @@ class GraphEditor:
         """Add an edge.
 
         Args:
-            source, target: numbers of nodes, old or added.
-            kind: why the target waits.
             lag: ns between the end of the source and the start of the target.
         """
         self._edges += (source, target, lag, kind)
@@ -109,7 +102,6 @@ class GraphEditor:
         """Put a node into the program of a thread, behind a node of it and what was inserted there before.
 
         Args:
-            after: the node of the thread.
             template: the node to copy, the same where none is given.
             changed: columns of `Nodes` with other values.
 
@@ -135,12 +127,7 @@ class GraphEditor:
         return nodes
 
     def wait(self, after: int, awaited: int) -> None:
-        """Have what follows a node on its thread wait for another node.
-
-        Args:
-            after: a node of a thread.
-            awaited: any node, old or added.
-        """
+        """Have what follows a node on its thread wait for another node."""
         source, target = self._on_threads
         first, last = np.searchsorted(source, (after, after + 1))
         for follows in target[first:last].tolist():

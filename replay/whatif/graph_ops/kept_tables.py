@@ -35,7 +35,6 @@ class KeptRun(Run):
         """As `Run.table`, each column read once.
 
         Args:
-            table: which table.
             columns: those to read, where not all are needed.
 
         Raises:
@@ -58,11 +57,7 @@ class KeptRun(Run):
 
 
 def with_kept_tables(graph: Graph) -> Graph:
-    """The graph, of a run that keeps its tables; the same for each who asks, until a table is written again.
-
-    Args:
-        graph: of any run, or none.
-    """
+    """The graph, of a run that keeps its tables: the same one until a table is written again."""
     run = graph.run
     if run is None or isinstance(run, KeptRun):
         return graph

@@ -61,7 +61,6 @@ def resample(work: Floats, places: int, batches: int, ends_stay: bool = False) -
 
     Args:
         work: [recorded places, recorded micro-batches] ns.
-        places, batches: how many there are to be.
         ends_stay: whether what the first and the last place take beyond the median of the others, or less,
             stays whole, and at the end: embedding and loss are no layers, and the first layer may have no
             gradient of its input.
@@ -92,8 +91,6 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     """The graph with the computes of these orders in place of those that were recorded.
 
     Args:
-        graph: the graph.
-        rows: its computes.
         slowness: of each `rank` and `kind` to the others of its stage: it stays, whatever the rank works on.
         wanted: the new orders.
 
@@ -145,22 +142,12 @@ def _names(graph: Graph, table: TaskTable) -> tuple[str, ...]:
 
 
 def label(chunk: int, batch: int) -> str:
-    """What is written around a piece of work.
-
-    Args:
-        chunk: of its stage.
-        batch: micro-batch.
-    """
+    """What is written around a piece of work."""
     return f"chunk {chunk} micro-batch {batch}" if chunk else f"micro-batch {batch}"
 
 
 def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
-    """[places, micro-batches] ns of the forward or backward work of one pipeline in one step, and its ranks.
-
-    Args:
-        pipe: computes of a step and a replica.
-        kind: forward, or backward, which holds all gradients.
-    """
+    """[places, micro-batches] ns of forward or backward work of one pipeline in one step, and its ranks."""
     of_kind = (pipe["kind"] == FORWARD).to_numpy() == (kind == FORWARD)
     place, batch, ns, rank = (
         pipe[name].to_numpy()[of_kind] for name in ("place", "micro_batch", "ns", "rank")
@@ -193,12 +180,8 @@ def _insert(
     """[N] the computes of one pipeline in one step, behind one another on each stage.
 
     Args:
-        draft: what they are added to.
-        pipe: what they replace.
-        table: all pieces of work.
         durations: [N] ns.
         around: [N] what is written around each.
-        weights: the name of gradients of weights.
     """
     stage, start, node = (pipe[name].to_numpy() for name in ("stage", "start", "node"))
     is_kind = {kind: (pipe["kind"] == kind).to_numpy() for kind in (FORWARD, BACKWARD)}
@@ -279,10 +262,7 @@ def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float)
     Between stages that handed nothing on it takes what it usually does between others.
 
     Args:
-        graph: the graph.
-        rows: its computes.
         passed: [N] sends and receives.
-        smaller: times as large as what passed.
     """
     moves = passed & (graph.nodes.kind == NodeKind.TRANSFER)
     seen = _moved(graph, rows, moves) if moves.any() else _handed(graph, rows)
@@ -322,12 +302,7 @@ def _handed(graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def handed_on(graph: Graph, rows: pl.DataFrame) -> Links | None:
-    """How many messages were recorded from which stage to which; None where none was recorded at all.
-
-    Args:
-        graph: the graph.
-        rows: its computes.
-    """
+    """How many messages were recorded from which stage to which; None where none was recorded at all."""
     nodes = graph.nodes
     moves = _messages(graph) & (nodes.kind == NodeKind.TRANSFER)
     if not moves.any():
@@ -348,11 +323,7 @@ def handed_on(graph: Graph, rows: pl.DataFrame) -> Links | None:
 
 
 def recorded_orders(rows: pl.DataFrame) -> list[Order]:
-    """The order of each stage, as one pipeline had it in the middle of the run.
-
-    Args:
-        rows: computes.
-    """
+    """The order of each stage, as one pipeline had it in the middle of the run."""
     steps = rows["step"].unique().sort().to_list()
     own = rows.filter((pl.col("step") == steps[len(steps) // 2]) & (pl.col("dp") == rows["dp"].min()))
     orders = []
@@ -365,10 +336,6 @@ def recorded_orders(rows: pl.DataFrame) -> list[Order]:
 
 
 def recorded_place(rows: pl.DataFrame) -> Place:
-    """Where each chunk of each stage is in the model.
-
-    Args:
-        rows: computes.
-    """
+    """Where each chunk of each stage is in the model."""
     at = {(stage, chunk): place for stage, chunk, place in rows.select("stage", "chunk", "place").iter_rows()}
     return lambda stage, chunk, num_stages: at.get((stage, chunk), looped(stage, chunk, num_stages))

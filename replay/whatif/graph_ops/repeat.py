@@ -26,11 +26,9 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
     """Put copies of each step before it.
 
     Args:
-        graph: the graph.
         duration: [N] ns, of the nodes in the copies.
         lag: [E] ns, of the edges in the copies.
         unmet: [E] edges that the copies do not have; where it is the same array again, less is to be done.
-        times: how many copies.
 
     Returns:
         The graph, itself where there are to be none.
@@ -52,10 +50,6 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
 
 def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
     """Make the first backward work of each block longer by its forward work, on CPU and GPU.
-
-    Args:
-        graph: the graph, with its run.
-        pattern: a shell pattern for modules, of which the outermost that fit are the blocks.
 
     Raises:
         Unanswerable: there is no such module, it has no backward pass, or it communicates.

@@ -142,12 +142,7 @@ class NodeSelection:
 
 
 def selection_of(name: str, kind: NodeKind) -> NodeSelection:
-    """The work of a name and a kind.
-
-    Args:
-        name: of spans.
-        kind: of nodes.
-    """
+    """The work of a name and a kind."""
     return NodeSelection(name=name, kind=next(word for word, kinds in KINDS.items() if kind in kinds))
 
 
@@ -156,7 +151,6 @@ def fitting(names: Iterable[str], pattern: str) -> Bools:
 
     Args:
         names: what may fit.
-        pattern: a shell pattern, or a name with its special characters.
     """
     return np.array([name == pattern or fnmatchcase(name, pattern) for name in names], np.bool_)
 
@@ -167,7 +161,6 @@ def ranks_at(
     """Ranks for which all that is given holds.
 
     Args:
-        graph: the graph.
         rank: which, any where None.
         host: a shell pattern for its name, any where empty.
         stage: a pipeline stage, any where None.
@@ -189,12 +182,7 @@ def ranks_at(
 
 
 def absent(graph: Graph, what: str) -> str:
-    """Why there is no answer for a rank, host or stage: it is not in the run, and which ranks are.
-
-    Args:
-        graph: the graph.
-        what: in words.
-    """
+    """Why there is no answer for a rank, host or stage: it is not in the run, and which ranks are."""
     ranks = ranks_at(graph)
     return f"{what} is not in the run, which has rank{'s' * (len(ranks) != 1)} {few(ranks, 8)}"
 
@@ -231,7 +219,6 @@ def messages_fitting(graph: Graph, op: str = "", group: str = "", axis: str = ""
     """[messages] those of an operation, a group, which may be named with or without its ranks, and an axis.
 
     Args:
-        graph: the graph.
         op: a shell pattern, any where empty.
         group: a shell pattern, any where empty.
         axis: of parallelism, any where empty; also groups that differ along several fit each of these.
@@ -263,10 +250,6 @@ def _with_each_rank(label: str) -> str:
 def messages_along(graph: Graph, axis: str) -> Bools:
     """[messages] those of groups whose ranks differ along an axis, and perhaps along others.
 
-    Args:
-        graph: the graph, with its run.
-        axis: of parallelism.
-
     Raises:
         Unanswerable: no group is known to be along it.
     """
@@ -285,10 +268,8 @@ def recorded_word(graph: Graph, op: str, column: str, known: Sequence[str]) -> s
     """What a run says of all collectives of an operation, in small letters; empty where that is not one word.
 
     Args:
-        graph: the graph, with its run.
         op: as in the `collectives` table.
         column: `algorithm` or `protocol`.
-        known: words that count.
     """
     if graph.run is None:
         return ""

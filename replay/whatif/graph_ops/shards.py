@@ -27,12 +27,7 @@ MIN_SHARE = 0.1  # of the bytes of all-reduces: less is metrics or statistics, n
 
 
 def why_needed(graph: Graph, ranks: Collection[int]) -> str:
-    """Why the others cannot do without these ranks; empty where nothing says that they cannot.
-
-    Args:
-        graph: the graph.
-        ranks: those that are to go.
-    """
+    """Why the others cannot do without these ranks; empty where nothing says that they cannot."""
     if graph.run is None or _is_of_operations(graph):
         return ""
     calls = _calls_with_others(graph.run, ranks)

@@ -101,8 +101,6 @@ def with_fabric(
     """The graph, with transfers as long as they take over other paths or cables.
 
     Args:
-        graph: as recorded.
-        found: its communications.
         best, before, after: what each kind of them loads: by the best paths that there are, when recorded,
             and then. Behind these the last may have kinds of communications of other jobs.
         background: these communications; without, there is one of each such kind, and it never ends.
@@ -144,12 +142,7 @@ def with_fabric(
 
 
 def met_between_switches(graph: Graph, at: Placed) -> list[Meeting]:
-    """Connections that meet on links between switches, by their known paths, else by a hash.
-
-    Args:
-        graph: of a run.
-        at: the run in its fabric.
-    """
+    """Connections that meet on links between switches, by their known paths, else by a hash."""
     choose = known_paths(at.flows, at.routes, at.known).choice(hashed(at.flows.key))
     row, links = crossed(at.flows, at.routes, choose)
     inner = between_switches(at.fabric)[links]
@@ -161,7 +154,6 @@ def with_links_apart(graph: Graph, at: Placed) -> Graph:
     """The graph as if each of the connections that meet on a link between switches had one like it.
 
     Args:
-        graph: of a run.
         at: the run in its fabric; its paths are known.
 
     Raises:
@@ -195,13 +187,7 @@ def _beside(begin: Floats, work: Floats, cables: Cables, others: Sending) -> Flo
 
 
 def sending(graph: Graph, found: Communications, cables: Cables) -> Sending:
-    """What communications send, as recorded.
-
-    Args:
-        graph: as recorded.
-        found: its communications.
-        cables: what each kind of them loads.
-    """
+    """What communications send, as recorded."""
     timeline = replay(graph)
     share = moving_shares(graph)[found.transfers]
     moves = _moves(found, graph.nodes.duration[found.transfers].astype(np.float64), share)
@@ -217,12 +203,7 @@ def _sending(found: Communications, moves: _Moves, start: Ints, before: Cables) 
 
 
 def recorded(graph: Graph, found: Communications) -> Recorded:
-    """When communications move how much.
-
-    Args:
-        graph: as recorded.
-        found: its communications.
-    """
+    """When communications move how much."""
     timeline = replay(graph)
     end = np.zeros(len(found.ops))
     np.maximum.at(end, found.of, timeline.end[found.transfers].astype(np.float64))

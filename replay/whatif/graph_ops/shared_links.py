@@ -34,12 +34,7 @@ MIN_APART = 3  # transfers that met no other
 
 
 def with_shared_links(graph: Graph, changed: Graph) -> Graph:
-    """The changed graph, with its transfers as long as they take on the links that they share.
-
-    Args:
-        graph: as it was before an edit.
-        changed: what the edit made of it.
-    """
+    """The changed graph, with its transfers as long as they take on the links that they share."""
     if changed is graph:
         return changed
     links = _links(changed)
@@ -58,11 +53,7 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
 
 
 def own_ns(graph: Graph) -> Floats:
-    """[N] ns that each transfer takes for its own bytes: without what it stood in line, where that is known.
-
-    Args:
-        graph: the graph.
-    """
+    """[N] ns that each transfer takes for its own bytes: without its time in the queue, where known."""
     recorded = _recorded(graph)
     found = graph.nodes.duration.astype(np.float64)
     met = ~np.isnan(recorded.apart)
@@ -105,9 +96,7 @@ def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> In
     """[K] which recorded transfer each one is, or is a copy of; -1 for none: new ones have any number.
 
     Args:
-        changed: the changed graph.
         transfers: [K] nodes of it.
-        graph: as it was.
         recorded: [T] nodes of that.
     """
     new, old = changed.nodes, graph.nodes
@@ -135,8 +124,6 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by
     """Durations and starts that agree with each other.
 
     Args:
-        changed: the changed graph.
-        links: the transfers of each.
         demand: [N] of each transfer, 0 of what shares nothing.
         work: [N] ns that each takes alone.
         by_itself: [N] ns that each takes where it meets no other, nan where that is its work.
@@ -294,8 +281,6 @@ def share_of_own(graph: Graph, timeline: Timeline, own: Bools) -> Floats:
     """[N] the time that some transfers would take without those of others on their links, as a share.
 
     Args:
-        graph: the graph.
-        timeline: its replay.
         own: [N] which.
     """
     demand = moving_shares(graph)

@@ -59,9 +59,6 @@ class RanksApart:
     def under(self, change: RankChange) -> RanksApart:
         """The same ranks under one more change.
 
-        Args:
-            change: what to change.
-
         Raises:
             Unanswerable: no rank holds anything that it changes.
         """
@@ -73,22 +70,13 @@ class RanksApart:
         return RanksApart(job, self.spread, (*self.changes, change))
 
     def both(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
-        """Their joined graph as it is, and with ranks changed in how long they work: graphs of one shape.
-
-        Args:
-            change: what to change.
-            ranks: which are changed.
-        """
+        """Their joined graph as it is, and with ranks changed in how long they work: graphs of one shape."""
         found = list(self.spread(partial(_both, change, self.changes), self._work(ranks)))
         one, other = (with_ranks(self.job, [each[at] for each in found]).graph for at in (0, 1))
         return one, other
 
     def critical_stretches(self, timeline: Timeline) -> Iterator[tuple[Timeline, Any]]:
-        """As `dpro.replay.sharded.path.critical_stretches`.
-
-        Args:
-            timeline: the replay of their joined graph.
-        """
+        """As `dpro.replay.sharded.path.critical_stretches`."""
         meetings = meetings_of(timeline)
 
         @cache

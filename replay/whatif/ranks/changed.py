@@ -59,11 +59,7 @@ class CondensedJob:
     changes: tuple[RankEdit, ...] = ()
 
     def work_on(self, ranks: Iterable[int]) -> Iterator[RankWork]:
-        """What it takes to build ranks of it again.
-
-        Args:
-            ranks: which.
-        """
+        """What it takes to build ranks of it again."""
         agreed, graph = self.condensed.agreed, self.joined.graph
         nodes = graph.nodes
         moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
@@ -99,9 +95,6 @@ def apply_edit(job: CondensedJob, edit: Edit, spread: Spread, with_ends: bool = 
     """The job under one more edit.
 
     Args:
-        job: the job.
-        edit: what to change.
-        spread: has the work on ranks done.
         with_ends: whether the ends of what the edit leaves open are asked for.
 
     Raises:
@@ -157,12 +150,7 @@ def _with(job: CondensedJob, joined: Joined) -> CondensedJob:
 
 
 def with_ranks(job: CondensedJob, skeletons: Sequence[RankSkeleton]) -> Joined:
-    """The joined graph of a job with other skeletons of some ranks.
-
-    Args:
-        job: the job.
-        skeletons: of these ranks.
-    """
+    """The joined graph of a job with other skeletons of some ranks."""
     condensed, before = job.condensed, job.joined.graph
     rest = without_ranks(job.joined, [each.rank for each in skeletons])
     joined = join_skeletons([*rest, *skeletons], condensed.agreed, condensed.pooled, job.run)

@@ -40,11 +40,7 @@ def predict_by_rank(
     """Apply edits one after the other, replay, and compare with the baseline.
 
     Args:
-        run: the run.
-        condensed: its ranks.
         baseline: `dpro.replay.whatif.predict.baseline_steps` of the joined graph.
-        edits: what to change.
-        trust: how well the unchanged replay fits.
         folder: where shares of ranks are kept meanwhile.
         spread: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
 

@@ -118,9 +118,6 @@ def rank_under_edits(work: RankWork) -> tuple[Share, Graph]:
 
     Of collectives that edits have taken the rank out of, the share has instance -1. Where there are edits,
     the graph has edges `with_meetings`.
-
-    Args:
-        work: which rank of which job.
     """
     file = share_file(work.folder, work.own.rank)
     if not file.exists():
@@ -144,12 +141,7 @@ def rank_under_edits(work: RankWork) -> tuple[Share, Graph]:
 
 
 def with_meetings(graph: Graph, share: Share) -> Graph:
-    """A rank's graph with an edge for each rendezvous, from its arrival to its transfer.
-
-    Args:
-        graph: of the rank.
-        share: of the rank.
-    """
+    """A rank's graph with an edge for each rendezvous, from its arrival to its transfer."""
     edges, count = graph.edges, share.instance.size
     at = graph.indptr[share.transfer + 1]
     zero = np.zeros(count, np.int64)
@@ -166,12 +158,7 @@ def with_meetings(graph: Graph, share: Share) -> Graph:
 
 
 def still_meeting(share: Share, graph: Graph) -> Share:
-    """A rank's share, with instance -1 for collectives that edits have taken the rank out of.
-
-    Args:
-        share: of the rank.
-        graph: its graph under edits.
-    """
+    """A rank's share, with instance -1 for collectives that edits have taken the rank out of."""
     waits = np.zeros(graph.num_nodes, np.bool_)
     waits[graph.edges.target[graph.edges.kind == EdgeKind.RENDEZVOUS]] = True
     return dataclasses.replace(share, instance=np.where(waits[share.transfer], share.instance, -1))
@@ -181,18 +168,13 @@ def count_rank(edit: CountedEdit, work: RankWork) -> Counts:
     """What a rank shows of what an edit counts.
 
     Args:
-        edit: what to change.
         work: the rank without it.
     """
     return edit.counts(rank_under_edits(work)[1])
 
 
 def work_of_rank(work: RankWork) -> pl.DataFrame:
-    """How long a rank works in each phase.
-
-    Args:
-        work: which rank of which job.
-    """
+    """How long a rank works in each phase."""
     return work_without_calls(rank_under_edits(work)[1])
 
 
@@ -200,7 +182,6 @@ def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict
     """Condense a rank under one more edit.
 
     Args:
-        change: what to change.
         with_ends: whether the ends of what the edit leaves open are asked for, too.
         work: the rank without it.
 

@@ -56,12 +56,8 @@ def explore_by_rank(
     """Predict every candidate of the edits that condensed ranks answer, and the best of them together.
 
     Args:
-        job: the job, as it was recorded.
-        trust: how well its replay fits.
-        spread: has the work on ranks done.
         budget: how many predictions to make at most.
         report: is called with how many were made, and how many there will be at most.
-        suspects: ranks that findings name.
         baseline: `baseline_steps` of its joined graph, if at hand or not of all steps.
         kinds: the edits to consider, all where None.
 
@@ -123,9 +119,7 @@ def _together(predict: Predict, singles: list[Prediction], base_ns: float, budge
     """What edits save together, one more at a time, each that saves more with those taken before.
 
     Args:
-        predict: predicts edits together.
         singles: single edits in the order in which they are taken.
-        base_ns: the mean step as it is.
         budget: how many predictions to make at most.
     """
     taken, so_far, found = list[Prediction](), 0.0, list[Prediction]()

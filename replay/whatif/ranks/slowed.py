@@ -31,10 +31,7 @@ def replays_by_rank(
     """Replay a changed job with kernels slowed down by the communication that now runs at the same time.
 
     Args:
-        before: the job as it was recorded.
-        after: the changed job.
         slowdowns: as of `dpro.replay.fidelity.overlap.Contention`.
-        spread: has the work on ranks done.
     """
     timeline, ranks = replay(after.joined.graph), after.condensed.agreed.ranks
     pairs = zip(before.work_on(ranks), after.work_on(ranks))
@@ -67,11 +64,7 @@ def _meetings(job: CondensedJob, timeline: Timeline) -> Iterator[Meetings]:
 
 
 def overlap_changes(task: tuple[tuple[RankWork, RankWork], tuple[Meetings, Meetings]]) -> bool:
-    """Whether kernels of a rank overlap communication otherwise once the job is changed; keeps how they did.
-
-    Args:
-        task: the rank before and after, and its rendezvous before and after.
-    """
+    """Whether kernels of a rank overlap communication otherwise in the changed job; keeps how they did."""
     (before, after), met = task
     (share, old), (_, new) = rank_under_edits(before), rank_under_edits(after)
     one, other = _overlap(share, old, met[0]), _overlap(share, new, met[1])
@@ -83,9 +76,7 @@ def slowed_rank(slowdown: float, round_: int, task: tuple[RankWork, Meetings]) -
     """Condense a rank with kernels as slow as goes with what they overlap; None where that is as it was.
 
     Args:
-        slowdown: time during communication / time alone.
         round_: of how many: the first starts from the changed rank, others from where the one before ended.
-        task: the rank and its rendezvous.
     """
     work, met = task
     share, graph = rank_under_edits(work)

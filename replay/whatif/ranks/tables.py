@@ -32,7 +32,6 @@ class RankTables(KeptRun):
         """As `Run.table`, with the rank's rows alone of tables that every rank has rows of.
 
         Args:
-            table: which table.
             columns: those to read, where not all are needed.
 
         Raises:
@@ -50,10 +49,5 @@ class RankTables(KeptRun):
 
 
 def tables_of(run: Run, own: OfRank) -> RankTables:
-    """A run as one of its ranks sees it.
-
-    Args:
-        run: the run.
-        own: the rank.
-    """
+    """A run as one of its ranks sees it."""
     return RankTables(run.path, run.manifest, run.source, own=own)

@@ -70,7 +70,6 @@ def change_outermost(report: ChangeReport, recorder: Recorder, change: Callable[
 
     Args:
         report: receives where the script compiles a module, which a change around it would change, too.
-        recorder: reports when the first steps are over.
         change: the action; it may raise.
     """
     report.missing = "no step of the job called a module that trains"

@@ -25,7 +25,6 @@ def timed(device: Any, action: Callable[..., Any], *arguments: Any) -> tuple[Any
     Args:
         device: where it works.
         action: may be called several times.
-        arguments: of it.
     """
     times = []
     for _ in range(REPEATS):
@@ -46,8 +45,6 @@ def save(recorder: Recorder, table: str, rows: list[dict[str, Any]]) -> None:
     """Write rows for a table.
 
     Args:
-        recorder: of this process.
-        table: its name.
         rows: all of this process; nothing is written where there are none.
     """
     if rows and recorder.folder is not None:

@@ -229,7 +229,6 @@ def rounded(weight: torch.Tensor, precision: str) -> torch.Tensor:
     """A weight as it is with fewer bits: fp8 (E4M3) with one scale, int8 with one for each output.
 
     Args:
-        weight: of any shape, its outputs first.
         precision: of `PRECISIONS`.
     """
     weight = weight.detach()

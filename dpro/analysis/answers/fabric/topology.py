@@ -72,12 +72,7 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
 
 
 def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> TopologyDocument:
-    """What a topology has.
-
-    Args:
-        topology: checked.
-        hosts: of a run that it is to describe.
-    """
+    """What a topology has."""
     network = fabric_of(topology)
     routes = routes_of(network)
     far = distance_from_hosts(network)

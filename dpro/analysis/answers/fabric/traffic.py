@@ -120,9 +120,6 @@ class TrafficDocument(DocumentPart, frozen=True, kw_only=True):
 def traffic_document(analysis: Analysis) -> TrafficDocument:
     """What a run loads on its fabric.
 
-    Args:
-        analysis: of a run with a topology.
-
     Raises:
         Unanswerable: the run has no topology, or its ranks are on one host.
     """
@@ -168,13 +165,7 @@ def load_now(at: Placed) -> Load:
 
 
 def usage_of(graph: Graph, at: Placed, load: Load) -> Usage:
-    """[L] how much links carry.
-
-    Args:
-        graph: of a run.
-        at: the run in its fabric.
-        load: of each kind of communication.
-    """
+    """[L] how much links carry."""
     return usage(repeated(load, at.found.kind), *recorded(graph, at.found), at.fabric.source.size)
 
 
@@ -244,7 +235,6 @@ def plan_of(graph: Graph, probes: Sequence[PathEntry] = ()) -> list[PathEntry]:
     """Planned paths of the connections of a run, with the source ports by which probes took them.
 
     Args:
-        graph: of a run with a topology.
         probes: paths that source ports lead to; each is given to one connection.
 
     Raises:

@@ -25,13 +25,7 @@ seen_bytes = 0  # of JSON in the traces that this process was asked about
 
 
 def scanner_of(source: Source, columns: Columns, memory: Memory) -> Scanner | None:
-    """A scanner for a trace, None where it is not worth the while.
-
-    Args:
-        source: the trace.
-        columns: to which spans are to be added.
-        memory: to which memory events are.
-    """
+    """A scanner for a trace, None where it is not worth the while."""
     global seen_bytes
     of_file = text_bytes(source)
     seen_bytes += of_file

@@ -339,7 +339,6 @@ def scan(text: Any, first: int, rows: Any, marked: Any, keys: Any, table: Any) -
 
     Args:
         text: the list, from its bracket to its bracket, and `PADDING`.
-        first: the row to begin with.
         rows: `[COLUMNS, R]`.
         marked: `[R]` becomes the rows of which more than the columns may be kept.
         keys: `[2, K]` what a string stands for, by its code, as a key of an event or of its arguments.

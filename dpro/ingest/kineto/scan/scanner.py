@@ -125,7 +125,6 @@ class Meanings:
         """Begin with none.
 
         Args:
-            strings: by code.
             number: of the bytes of one.
         """
         self._strings = strings
@@ -154,7 +153,6 @@ class Scanner:
 
         Args:
             columns: to which spans are added, by `flush` at the latest.
-            memory: to which memory events are.
         """
         self._columns = columns
         self._memory = memory

@@ -31,7 +31,6 @@ def word_at(text: Any, at: int) -> Any:
 
     Args:
         text: bytes, with zeros behind them.
-        at: a place in it.
     """
     first = np.uint64(at)
     word = np.uint64(text[first])
@@ -58,7 +57,6 @@ def blank_end(text: Any, at: int) -> int:
 
     Args:
         text: bytes, with zeros behind them.
-        at: a place in it.
     """
     if text[at] > _SPACE:
         return at
@@ -79,7 +77,6 @@ def closing_quote(text: Any, at: int, refused: Any) -> int:
 
     Args:
         text: bytes, with zeros behind them.
-        at: a place in it.
         refused: a word of the bits that no byte may have: `HIGHS`, or `NONE` where not all need be ASCII.
     """
     while True:
@@ -103,7 +100,6 @@ def digits_end(text: Any, at: int) -> int:
 
     Args:
         text: bytes, with zeros behind them.
-        at: a place in it.
     """
     while _ZERO <= text[at] <= _NINE:
         at += 1
@@ -131,7 +127,6 @@ def string_word(text: Any, at: int, left: int) -> Any:
 
     Args:
         text: bytes, with zeros behind them.
-        at: a place in it.
         left: bytes of the string from there.
     """
     word = word_at(text, at)

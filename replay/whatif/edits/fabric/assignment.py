@@ -25,8 +25,6 @@ def exchanged(fabric: Fabric, flows: Flows, sent: Floats, hosts: Sequence[int]) 
     """[H, H] bytes that each host sends to each other.
 
     Args:
-        fabric: the fabric.
-        flows: of communications.
         sent: [C] bytes that the busiest rank of each sends.
         hosts: of the run, by their number in the fabric.
     """
@@ -43,12 +41,7 @@ def exchanged(fabric: Fabric, flows: Flows, sent: Floats, hosts: Sequence[int]) 
 
 
 def distances(routes: Routes, hosts: Sequence[int]) -> _Matrix:
-    """[H, H] what a byte takes on links between switches on a shortest path between hosts, ns.
-
-    Args:
-        routes: next hops.
-        hosts: of the run; each has a port.
-    """
+    """[H, H] what a byte takes on links between switches on a shortest path between hosts, ns."""
     fabric = routes.network
     ports = np.array([_ports(fabric, host)[0] for host in hosts])
     one, other = (each.ravel() for each in np.meshgrid(ports, ports, indexing="ij"))
@@ -88,24 +81,13 @@ def best_order(traffic: _Matrix, far: _Matrix) -> Ints:
 
 
 def hosts_of(fabric: Fabric, gpus: Sequence[int]) -> list[int]:
-    """The hosts of GPUs, each once, in the order in which they come.
-
-    Args:
-        fabric: the fabric.
-        gpus: nodes.
-    """
+    """The hosts of GPUs, each once, in the order in which they come."""
     host_of = {gpu: host for host, own in enumerate(fabric.gpus) for gpu in own}
     return list(dict.fromkeys(host_of[gpu] for gpu in gpus))
 
 
 def moved(fabric: Fabric, members: Sequence[Sequence[int]], to: dict[int, int]) -> list[list[int]]:
-    """The GPUs of communications once hosts have changed places; a GPU keeps its number in its host.
-
-    Args:
-        fabric: the fabric.
-        members: by communication, GPUs.
-        to: by host, the host that has its work then.
-    """
+    """The GPUs of communications once hosts have changed places; a GPU keeps its number in its host."""
     place = {
         gpu: fabric.gpus[to[host]][at]
         for host, own in enumerate(fabric.gpus)

@@ -153,9 +153,7 @@ class OtherJobs(FabricEdit):
         """The job beside the recorded one.
 
         Args:
-            graph: of the job.
             phase: how much later than this job's first communication the other one's is, of its step.
-            before, after: shares of the seeds of hashes that do better.
         """
         at, gbps = placed(graph), placed(graph).fabric.gbps
         other, loads = self._other(graph)

@@ -49,10 +49,6 @@ class OtherRun:
 def other_run(path: Path, at: Placed) -> OtherRun:
     """What another run sends on the fabric of a run.
 
-    Args:
-        path: of the other run.
-        at: the run in its fabric.
-
     Raises:
         InputError: there is no run.
         Unanswerable: it has no steps, its hosts are not in the fabric, or no cable is on a path of both.
@@ -109,12 +105,7 @@ def _switches(routes: Routes) -> dict[str, str]:
 
 
 def flows_of_both(at: Placed, other: OtherRun) -> Flows:
-    """The flows of each kind of communication of a run, and behind them those of the other.
-
-    Args:
-        at: the run in its fabric.
-        other: the other run.
-    """
+    """The flows of each kind of communication of a run, and behind them those of the other."""
     members, ops, algorithms, channels = at.found.kinds
     more = other.found.kinds
     return flows_of(
@@ -130,10 +121,7 @@ def background(other: OtherRun, window: Ints, moved: Recorded, phase: float) -> 
     """The other run's steps while a run communicates.
 
     Args:
-        other: the other run.
         window: [C] of each communication of the run: between windows nothing is slowed down.
-        moved: when these were.
-        phase: of a step of the other run: how much later its first communication is than that of a window.
     """
     firsts: list[Floats] = []
     for each in np.unique(window):

@@ -283,8 +283,6 @@ def loads_by(then: str, flows: Flows, routes: Routes, known: Sequence[PathEntry]
 
     Args:
         then: what paths are chosen by: hash, plan or spray.
-        flows: the flows.
-        routes: next hops.
         known: paths that no hash decides.
     """
     if then == "spray":
@@ -315,12 +313,7 @@ def _cable(fabric: Fabric, text: str) -> Ints:
 
 
 def fullest(at: Placed, load: Load) -> tuple[str, ...]:
-    """The links between switches that most connections cross, a line each.
-
-    Args:
-        at: the run.
-        load: what each kind of its communications loads.
-    """
+    """The links between switches that most connections cross, a line each."""
     between, (members, *_) = between_switches(at.fabric), at.found.kinds
     rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
     crossing: dict[int, set[tuple[int, ...]]] = {}

@@ -98,22 +98,12 @@ class CudaGraph(CountedEdit):
         return counts
 
     def change(self, graph: Graph, counts: Counts) -> Graph:
-        """Make the CPU time of captured operators free, behind the first launch of each graph.
-
-        Args:
-            graph: the graph.
-            counts: of the whole job.
-        """
+        """Make the CPU time of captured operators free, behind the first launch of each graph."""
         found = self._captured(graph)
         return graph.with_durations(np.where(found.taken, 0, graph.nodes.duration))
 
     def ends(self, graph: Graph, counts: Counts) -> tuple[Graph, ...]:
-        """Where launching a graph takes long, and where all host code between launches is captured.
-
-        Args:
-            graph: the graph.
-            counts: of the whole job.
-        """
+        """Where launching a graph takes long, and where all host code between launches is captured."""
         found = self._captured(graph)
         duration = np.where(found.taken, 0, graph.nodes.duration)
         return (
@@ -122,12 +112,7 @@ class CudaGraph(CountedEdit):
         )
 
     def least(self, graph: Graph, counts: Counts) -> Graph | None:
-        """No graph gains more than a host that takes no time.
-
-        Args:
-            graph: the graph.
-            counts: of the whole job.
-        """
+        """No graph gains more than a host that takes no time."""
         return free_host(graph, counts)
 
     def lines(self, counts: Counts) -> tuple[str, ...]:
@@ -195,7 +180,6 @@ def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
     """What graphs of the chosen work would do away with.
 
     Args:
-        graph: the unchanged graph.
         chosen: [N] work that may be captured.
 
     Raises:

@@ -210,9 +210,6 @@ def _devices_of(graph: Graph) -> dict[int, str]:
 def products_of(graph: Graph) -> pl.DataFrame:
     """What matrix products took in a run, as `devices.sources.PRODUCTS` has them.
 
-    Args:
-        graph: of a run with GPU kernels and shapes.
-
     Raises:
         Unanswerable: its GPUs are not known, or it has no products with shapes.
     """

@@ -82,12 +82,7 @@ class Optimizer(CountedEdit):
         return {}
 
     def change(self, graph: Graph, counts: Counts) -> Graph:
-        """Shorten the work inside the optimizer's step as far as its present implementation lets it.
-
-        Args:
-            graph: the graph.
-            counts: of the whole job.
-        """
+        """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
         names = [name for name in counts if name != KERNELS] or names_in_scope(graph, f"{OPTIMIZER}*")
         now = next((impl for impl in ("fused", "foreach") if _any(names, f"aten::_{impl}_")), "loop")
         if now == self.impl:

@@ -88,12 +88,7 @@ class Fill(Edit):
 
 
 def planned(graph: Graph, fill: Fill) -> pl.DataFrame:
-    """How much foreign work goes into each bubble: rows of `bubbles` with `pieces`, and `ns` with the switch.
-
-    Args:
-        graph: the graph.
-        fill: the edit.
-    """
+    """Foreign work that goes into each bubble: rows of `bubbles` with `pieces`, and `ns` with the switch."""
     gaps = bubbles(graph)
     usual = pl.col("gap").quantile(fill.risk, "lower").over("rank", "number")
     room = (usual / MS - fill.switch_ms) / fill.ms

@@ -430,7 +430,6 @@ def most_held(rows: pl.DataFrame, shape: PipelineShape) -> float:
 
     Args:
         rows: as from `computes`.
-        shape: of the pipeline.
     """
     most = 0
     for _, own in rows.group_by("step", "rank", maintain_order=True):

@@ -176,7 +176,6 @@ def with_even_tokens(graph: Graph, off: float = 0.0) -> Graph:
     """The graph with the mean tokens of each step on each rank.
 
     Args:
-        graph: the graph, with its run.
         off: by how much the share that grows may be off.
     """
     known = handed(graph)

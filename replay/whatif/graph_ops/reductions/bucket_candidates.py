@@ -47,12 +47,7 @@ class ReadyGradients:
     workers: int
 
     def end_ns(self, ends: Sequence[float], first: int, last: int) -> float:
-        """When the reduction of a bucket ends.
-
-        Args:
-            ends: of those before it.
-            first, last: parameters in it.
-        """
+        """When the reduction of a bucket ends."""
         free = ends[-self.workers] if len(ends) >= self.workers else 0.0
         begins = max(free, float(self.ready[last])) + self.line.latency_ns
         moving = float(self.line.moving_ns(float(self.num_bytes[first : last + 1].sum())))
@@ -88,12 +83,7 @@ def gradients_of(known: GradientReductions) -> ReadyGradients:
 
 
 def reductions_end(gradients: ReadyGradients, closes: tuple[int, ...]) -> list[float]:
-    """When the reduction of each bucket ends, ns since backward began.
-
-    Args:
-        gradients: what is reduced.
-        closes: the last parameter of each bucket.
-    """
+    """When the reduction of each bucket ends, ns since backward began."""
     ends: list[float] = []
     first = 0
     for last in closes:
@@ -103,12 +93,7 @@ def reductions_end(gradients: ReadyGradients, closes: tuple[int, ...]) -> list[f
 
 
 def is_better_changed(gradients: ReadyGradients, closes: tuple[int, ...]) -> bool:
-    """Whether two neighbours are clearly better fused, or a bucket in two.
-
-    Args:
-        gradients: what is reduced.
-        closes: the last parameter of each bucket.
-    """
+    """Whether two neighbours are clearly better fused, or a bucket in two."""
     ends = reductions_end(gradients, closes)
     firsts = [0, *(last + 1 for last in closes[:-1])]
     clearly = CLEARLY * ends[-1]

@@ -40,7 +40,6 @@ def with_reductions(
     """The graph with other reductions in its backward passes.
 
     Args:
-        known: how it reduces.
         wanted: for each pass its reductions in the order of their calls; the same on all ranks of a pass.
         awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
     """
@@ -96,13 +95,6 @@ def _of_pass(
 ) -> _OfPass:
     """The reductions that a pass is to have.
 
-    Args:
-        known: how the graph reduces.
-        each: the pass.
-        slowdown: multiple of the time that a reduction costs.
-        wanted: the reductions.
-        around: what is linked with them.
-
     Raises:
         Unanswerable: one is the last of the step, and which thread drives the rank is not known.
     """
@@ -133,11 +125,6 @@ def _of_pass(
 
 def _insert(editor: GraphEditor, known: GradientReductions, passes: Sequence[_OfPass]) -> tuple[Ints, Ints]:
     """Put the reductions of all passes in, each with its call and its rendezvous.
-
-    Args:
-        editor: the changes to the graph.
-        known: how it reduces.
-        passes: the reductions of each pass.
 
     Returns:
         Arrivals and transfers.
@@ -172,7 +159,6 @@ def _rendezvous(editor: GraphEditor, begun_with: Ints, index: Ints) -> tuple[Int
     """Instance and rendezvous of each reduction, -1 for none where no other rank was recorded.
 
     Args:
-        editor: the changes to the graph.
         begun_with: [K] the recorded collective that its pass began with, which identifies it on all ranks.
         index: [K] which reduction of the pass.
     """
@@ -202,11 +188,7 @@ def _queue(
     """Queue reductions: one begins when a worker is free, and has the link once those before it have moved.
 
     Args:
-        editor: the changes to the graph.
-        known: how it reduces.
-        passes: the reductions of each pass.
         own: where those of each pass are among all.
-        arrive, transfer: nodes of all.
     """
     workers, surroundings = workers_of(known.graph), surroundings_of(known)
     queues: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -229,9 +211,6 @@ def _beside_others(
     """Have reductions of a pass follow other work that was called before them, and others follow them.
 
     Args:
-        editor: the changes to the graph.
-        around: what is linked with the reductions of the pass.
-        put: the reductions.
         arrive, transfer: [R] their nodes.
     """
     (before_at, before), (after_at, after), lag = around.before, around.after, around.queue_lag
@@ -260,13 +239,10 @@ def _needed_at(
     core, say) may seem to have waited for one of them.
 
     Args:
-        graph: the graph as recorded.
-        each: the pass.
         issued: [N] as of `Surroundings`.
         awaited: [W] as of `Surroundings`.
         wanted: its reductions: those that say where they are needed, or for which the step waits, are not
             asked for.
-        put: the same.
 
     Returns:
         Which reduction, the node that needs it, and by which kind of edge.

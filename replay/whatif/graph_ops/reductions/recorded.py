@@ -97,7 +97,6 @@ class GradientReductions:
         """Payload of a bucket.
 
         Args:
-            each: its pass.
             first, last: its parameters, by the order in which they are ready.
         """
         return round(self.ratio * int(each.parameters.num_bytes[first : last + 1].sum()))
@@ -240,8 +239,6 @@ def plain_reductions(known: GradientReductions, each: Pass, closes: Ints) -> lis
     """Plain reductions of buckets that close after some gradients, each called as soon as it can be.
 
     Args:
-        known: how the graph reduces.
-        each: the pass.
         closes: [B] the last gradient of each bucket.
     """
     found, dtypes, shapes = [], dtypes_of(known, each), each.parameters.shapes
@@ -260,23 +257,14 @@ def plain_reductions(known: GradientReductions, each: Pass, closes: Ints) -> lis
 
 
 def dtypes_of(known: GradientReductions, each: Pass) -> list[str]:
-    """[P] the element type of each gradient of a pass, empty where not known.
-
-    Args:
-        known: how the graph reduces.
-        each: the pass.
-    """
+    """[P] the element type of each gradient of a pass, empty where not known."""
     of_bucket = [dtype_of(known.graph, transfer) for transfer in each.transfer.tolist()]
     counts = np.diff(each.closes, prepend=-1).tolist()
     return [dtype for dtype, count in zip(of_bucket, counts) for _ in range(count)]
 
 
 def calling(known: GradientReductions) -> Bools:
-    """[N] the calls of reductions, whose time changes with them.
-
-    Args:
-        known: how a graph reduces.
-    """
+    """[N] the calls of reductions, whose time changes with them."""
     calls = np.zeros(known.graph.num_nodes, np.bool_)
     calls[np.concatenate([pieces for each in known.passes for pieces in each.calls])] = True
     return calls

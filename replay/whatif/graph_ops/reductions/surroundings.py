@@ -48,11 +48,7 @@ class Surroundings:
 
 
 def surroundings_of(known: GradientReductions) -> list[Surroundings]:
-    """For each pass what is linked with its reductions.
-
-    Args:
-        known: how the graph reduces.
-    """
+    """For each pass what is linked with its reductions."""
     graph = known.graph
     columns = (*graph.nodes.columns, *graph.edges.columns, graph.lanes, graph.messages, graph.run)
     records, found = {"Surroundings": Surroundings}, lambda: tuple(_surroundings_of(known))
@@ -60,11 +56,7 @@ def surroundings_of(known: GradientReductions) -> list[Surroundings]:
 
 
 def recorded_reductions(known: GradientReductions) -> Bools:
-    """[N] the nodes of the recorded reductions of all passes, with their rendezvous.
-
-    Args:
-        known: how the graph reduces.
-    """
+    """[N] the nodes of the recorded reductions of all passes, with their rendezvous."""
     nodes = known.graph.nodes
     gone = np.zeros(known.graph.num_nodes, np.bool_)
     for each in known.passes:
@@ -126,13 +118,9 @@ def _surroundings(
     """What is linked with the reductions of a pass.
 
     Args:
-        graph: the graph.
-        each: the pass.
         gone: [N] reductions and rendezvous of all passes.
         leaving: edges from transfers of the pass to what is none of these.
         issued: [N] as of `_issued`.
-        launched: GPU work by the threads that launched it.
-        end: the last node of the step.
     """
     nodes, edges = graph.nodes, graph.edges
     entering = graph.edges_into(each.arrive)
@@ -183,12 +171,7 @@ class _LaunchedWork:
         self._found: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
 
     def on_streams_of(self, sources: Ints, thread: int) -> tuple[Ints, Ints]:
-        """Work on the streams of some work that a thread launched, and when it did.
-
-        Args:
-            sources: nodes of work on streams.
-            thread: the lane of the thread.
-        """
+        """Work on the streams of some work that a thread launched, and when it did."""
         if sources.size == 0:
             return sources, sources
         streams = np.unique(self._lane[sources])

@@ -128,12 +128,7 @@ class Nesting:
 
 
 def nesting_of(graph: Graph, run: Run) -> Nesting:
-    """The spans of a run, in order of their threads.
-
-    Args:
-        graph: keeps what is found.
-        run: its run.
-    """
+    """The spans of a run, in order of their threads."""
     return kept(graph, "nesting-of-spans", (run,), lambda: _nesting(run), {"Nesting": Nesting})
 
 
@@ -181,8 +176,6 @@ def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
     """[N] nodes of the spans, and of collectives that they called.
 
     Args:
-        graph: the graph.
-        run: its run.
         members: [S] spans of its `Nesting`.
     """
     found: Bools = np.append(members, False)[rows_of(graph, run)]
@@ -193,12 +186,7 @@ def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
 
 
 def rows_of(graph: Graph, run: Run) -> Ints:
-    """[N] the row of the span that each node is, -1 for none.
-
-    Args:
-        graph: the graph.
-        run: its run.
-    """
+    """[N] the row of the span that each node is, -1 for none."""
     nodes = graph.nodes
     columns = (nodes.rank, nodes.span, run)
     return kept(
@@ -210,7 +198,6 @@ def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
     """[K] the row of each span, -1 where there is none.
 
     Args:
-        nesting: of the run.
         rank, span: [K] whose, and which; below 0 for none.
     """
     known = (rank >= 0) & (span >= 0)

@@ -37,10 +37,6 @@ LANE = ["rank", "window", "tid"]
 def in_modules(graph: Graph, pattern: str) -> Bools:
     """[N] nodes of modules or other ranges that fit a pattern, of their backward pass, and what both launch.
 
-    Args:
-        graph: the graph, with its run.
-        pattern: a shell pattern for names of ranges.
-
     Raises:
         Unanswerable: there is no such range.
     """
@@ -77,10 +73,6 @@ def optimizing(graph: Graph) -> Bools:
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     """The nodes of each call of the outermost modules that fit a pattern, forward and backward.
 
-    Args:
-        graph: the graph, with its run.
-        pattern: a shell pattern for names of modules.
-
     Returns:
         `node`, `block` (a number per call), `backward`.
 
@@ -105,10 +97,6 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
 
 def outermost_modules(graph: Graph, pattern: str) -> list[str]:
     """Names of the outermost modules that fit a pattern.
-
-    Args:
-        graph: the graph, with its run.
-        pattern: a shell pattern for names of modules.
 
     Raises:
         Unanswerable: there is no such module.
@@ -176,10 +164,6 @@ def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
 def names_in_scope(graph: Graph, pattern: str) -> list[str]:
     """Names of the ranges that fit a pattern, and of all CPU spans inside them.
 
-    Args:
-        graph: the graph, with its run.
-        pattern: a shell pattern for names of ranges.
-
     Raises:
         Unanswerable: there is no such range.
     """
@@ -200,7 +184,6 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     Without a run, which names operators, the calls alone.
 
     Args:
-        graph: the graph.
         work: [N] GPU work.
     """
     calls = calls_of(graph, work)
@@ -239,7 +222,6 @@ def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
     """The matmuls that launched the masked kernels.
 
     Args:
-        graph: the graph, with its run.
         kernels: [N] which kernels.
 
     Returns:
@@ -289,7 +271,6 @@ def calls_of(graph: Graph, work: Bools) -> Bools:
     """[N] calls that launch some of this work and no other.
 
     Args:
-        graph: the graph.
         work: [N] GPU work.
     """
     edges = graph.edges
@@ -303,12 +284,7 @@ def calls_of(graph: Graph, work: Bools) -> Bools:
 
 
 def descendants_of(graph: Graph, pattern: str) -> Bools:
-    """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch.
-
-    Args:
-        graph: the graph, with its run.
-        pattern: a shell pattern for names of spans.
-    """
+    """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch."""
     run = _run_of(graph)
 
     def spans() -> Bools:
@@ -326,7 +302,6 @@ def with_descendants(graph: Graph, mask: Bools) -> Bools:
     """[N] the masked nodes with all that their CPU spans call and launch; as they are without a run.
 
     Args:
-        graph: the graph.
         mask: [N] nodes.
     """
     if graph.run is None:
@@ -347,7 +322,6 @@ def spans_of(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
     """The run's spans with these columns, ranks as the graph has them.
 
     Args:
-        run: the run.
         columns: of the `spans` table.
     """
     return run.table(SPANS, columns).with_columns(pl.col("rank").cast(pl.Int64))

@@ -55,7 +55,6 @@ class Costs:
         Args:
             nodes: [K] numbers.
             duration: [K] ns of each now.
-            beside_ns: for how long communication runs beside a chunk of all of them.
         """
         alone = self.work[nodes] * duration
         share = min(beside_ns / max(float(alone.sum()), 1.0), 1.0)
@@ -66,10 +65,8 @@ def costs_of(graph: Graph, work: Bools, transfers: Bools, chunks: int) -> tuple[
     """What chunks take: as expected, at best and at worst.
 
     Args:
-        graph: the graph.
         work: [N] what is cut.
         transfers: [N] what is cut.
-        chunks: how many there are.
 
     Raises:
         Unanswerable: the run does not show what the collectives cost.

@@ -52,11 +52,7 @@ class Order:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Of a graph.
-
-        Args:
-            graph: the graph.
-        """
+        """Of a graph."""
         lane = graph.nodes.lane
         at = np.flatnonzero(lane >= 0)
         self.nodes: Ints = at[np.argsort(lane[at], kind="stable")]
@@ -66,27 +62,15 @@ class Order:
         self._until = np.append(0, np.cumsum(graph.nodes.duration[self.nodes]))
 
     def between_ns(self, first: int, last: int) -> int:
-        """What the nodes between two of one lane take.
-
-        Args:
-            first, last: nodes, neither of which counts.
-        """
+        """What the nodes between two of one lane take."""
         return int(self._until[self.place[last]] - self._until[self.place[first] + 1])
 
     def are_in_order(self, first: int, last: int) -> bool:
-        """Whether two nodes are on one lane, and the last is the first or comes after it.
-
-        Args:
-            first, last: nodes.
-        """
+        """Whether two nodes are on one lane, and the last is the first or comes after it."""
         return bool(self._lane[first] == self._lane[last] and self.place[first] <= self.place[last])
 
     def within(self, first: int, last: int) -> list[int]:
-        """The nodes from one to another, both included.
-
-        Args:
-            first, last: nodes of one lane.
-        """
+        """The nodes from one to another, both included."""
         return [int(each) for each in self.nodes[self.place[first] : self.place[last] + 1]]
 
     def from_here(self, node: int, way: int) -> Iterator[int]:
@@ -106,10 +90,6 @@ def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
     """Collectives that the work of each of their recorded ranks waits for at once, in order of time.
 
     Gathers and reductions of FSDP, which no chunk of tokens needs less of, are left out.
-
-    Args:
-        graph: the graph.
-        order: of it.
     """
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)

@@ -28,9 +28,7 @@ def with_chunks(graph: Graph, segments: Sequence[Segment], costs: Costs) -> Grap
     """The graph with its segments in chunks.
 
     Args:
-        graph: the graph.
         segments: of it; each node is in one at most.
-        costs: of the chunks.
 
     Raises:
         Unanswerable: in the recorded times, work depends on chunks that come after it.
@@ -137,7 +135,6 @@ class _Chain:
         """One more chunk of a stage.
 
         Args:
-            number: of the stage.
             chunk: from 1 on.
             meet: where its members meet, -1 of work.
         """
@@ -277,12 +274,7 @@ def _last(stage: Stage) -> int:
 
 
 def cut_nodes(segments: Sequence[Segment], num_nodes: int) -> tuple[Bools, Bools]:
-    """[N] the work, and the transfers, of segments.
-
-    Args:
-        segments: any.
-        num_nodes: N.
-    """
+    """[N] the work, and the transfers, of segments."""
     found = [np.zeros(num_nodes, np.bool_) for _ in range(2)]
     for segment in segments:
         for stages in segment.ranks:

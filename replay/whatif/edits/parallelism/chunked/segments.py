@@ -49,9 +49,6 @@ def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: 
     Where it could do either, an all-gather feeds and all others drain; work is in one pair only.
 
     Args:
-        graph: the graph.
-        order: of it.
-        awaited: collectives that work waits for.
         work: [N] what may be cut.
     """
     ns = graph.nodes.duration.tolist()
@@ -90,11 +87,6 @@ def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> l
     """Exchanges of tokens, what their experts do, and the exchanges back, with what ranks gather in between.
 
     An all-to-all takes tokens back if it is the next one in the group of one before it, and of its bytes.
-
-    Args:
-        graph: the graph.
-        order: of it.
-        awaited: collectives that work waits for.
     """
     found: list[Segment] = []
     open_: dict[tuple[str, tuple[int, ...]], int] = {}
