@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpro.replay.pipeline.schedules.both_ways import dualpipe
 from dpro.replay.pipeline.schedules.branches import branched, branched_table
+from dpro.replay.pipeline.schedules.catalogue import dualpipe
 from dpro.replay.pipeline.schedules.in_turn import one_forward_one_backward
 from dpro.replay.pipeline.schedules.partial import partial
 from dpro.replay.pipeline.schedules.tasks import KINDS, Order, TaskTable, from_both_ends, looped, table_of

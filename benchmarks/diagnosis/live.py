@@ -34,7 +34,7 @@ class Stream:
     """A job as the watcher sees it: what is new, and what it keeps of what it saw."""
 
     machine: Machine
-    calls: deque[pl.DataFrame]  # as `dpro.watch.calls` keeps them
+    calls: deque[pl.DataFrame]  # as `dpro.watch.late` keeps them
     rest: deque[Frames]
     watcher: OwnTimes
     past: list[pl.DataFrame]

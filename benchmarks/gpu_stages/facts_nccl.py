@@ -69,7 +69,7 @@ def _recorders_way(device: FirstGpu | Rehearsal) -> Callable[[], bytes | None]:
     import torch
 
     from dpro.collectors.inside import captures
-    from dpro.collectors.inside.calls import rings
+    from dpro.collectors.inside.calls import flight
 
     alone: Any = SimpleNamespace(
         training_thread=threading.main_thread().ident,
@@ -78,8 +78,8 @@ def _recorders_way(device: FirstGpu | Rehearsal) -> Callable[[], bytes | None]:
         listen=lambda *_: None,
     )
     captures.install(alone)
-    dumps = rings.RingDumper(alone)
-    [ring] = [ring for ring in rings.rings() if (ring.name == rings.NCCL) == (device.name == "cuda")]
+    dumps = flight.RingDumper(alone)
+    [ring] = [ring for ring in flight.rings() if (ring.name == flight.NCCL) == (device.name == "cuda")]
     return lambda: dumps.dump(ring)
 
 

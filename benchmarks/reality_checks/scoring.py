@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.replay.layouts.calibrate import HOLDS_90, beliefs, sensitivities
 from dpro.replay.layouts.inputs.machine import Machine, Software
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import layouts
+from dpro.replay.layouts.plan import HOLDS_90, beliefs, sensitivities
 from dpro.replay.layouts.step import job_of, step_times
 
 APART = 0.02  # pairs closer than this have no faster one

@@ -6,17 +6,19 @@ calls of models that it met.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from dpro.collectors.convert.endings import ending, exception, left_ns
-from dpro.collectors.convert.host_facts import device_times, host_counters
-from dpro.collectors.convert.meshes import mesh_coordinates
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, stack_of
 from dpro.collectors.inside import records
+from dpro.collectors.inside.names import TENSOR_AXES
 from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.sidecar import GONE
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COUNTERS, MODEL_CALLS, STEPS, WORKERS, conform
@@ -162,3 +164,147 @@ def worker_row(
     row |= {"stack": stack_of(process.folder, updated_ns)} | exception(process.folder)
     row |= {"left_ns": left_ns(process.folder)}
     return row | {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
+
+
+# What the host did in each step, from the recorder's running totals.
+
+LOSS = "loss"
+FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
+_TOTALS = {  # kind of record -> what its values after the time are
+    records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
+    records.WORK: ("step_backward_calls", "step_gc_ns", "step_data_wait_ns"),
+    records.INPUT: ("step_input_elements",),
+    records.ASIDE: ("step_checkpoint_ns", "step_no_grad_ns", "step_compile_ns"),
+}
+_SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_ns", "value")}
+
+
+def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, Boundary]) -> pl.DataFrame:
+    """What a process measured of its host.
+
+    Returns:
+        `[device, counter, time_ns, value]`.
+    """
+    frames = [_intervals(recorded)]
+    for kind, counters in _TOTALS.items():
+        totals = np.array([tuple(each[:4]) for each in recorded if each.kind == kind], np.int64)
+        if len(totals) and boundaries:
+            frames.append(_per_step(totals, boundaries, counters))
+    return pl.concat(frames)
+
+
+def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Boundary]) -> dict[int, int]:
+    """How long steps took on the device, ns, by number; those that it did not time are missing.
+
+    The process numbers steps before it knows for sure what ends them: its records say when a step began and
+    ended, and count where that is at two boundaries in a row.
+    """
+    timed = np.array([tuple(each[:3]) for each in recorded if each.kind == records.GPU_STEP], np.int64)
+    if not len(timed) or not boundaries:
+        return {}
+    numbers = np.array(list(boundaries), np.int64)
+    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    begun, ended = (np.searchsorted(resumes, timed[:, column]) for column in (0, 1))
+    last = len(numbers) - 1
+    at_ends = (ended == begun + 1) & (ended <= last)
+    begun, ended, timed = begun[at_ends], ended[at_ends], timed[at_ends]
+    follows = (
+        (numbers[ended] == numbers[begun] + 1) & (timed[:, 0] >= ends[begun]) & (timed[:, 1] >= ends[ended])
+    )
+    return dict(zip(numbers[ended][follows].tolist(), timed[follows, 2].tolist(), strict=True))
+
+
+def _intervals(recorded: Sequence[records.Record]) -> pl.DataFrame:
+    """Single long intervals."""
+    rows = [row for each in recorded for row in _interval(each)]
+    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+
+
+def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
+    """`device`, `counter`, `time_ns`, `value` of a record that is about one interval."""
+    start, duration = record.a, float(record.b)
+    if record.kind == records.LOADED:
+        worker = "" if record.c < 0 else f"DataLoader worker {record.c}"
+        return [(worker, "data_wait_ns", start, duration)]
+    if record.kind == records.COLLECTED:
+        return [("", "gc_pause_ns", start, duration)]
+    if record.kind == records.BEGUN:
+        persist = "persistent " if record.d else ""
+        return [(f"{record.c} {persist}workers", "loader_start_ns", start, duration)]
+    if record.kind == records.LOSS:
+        return [("", LOSS, start, FLOAT.unpack(INTEGER.pack(record.b))[0])]
+    if record.kind == records.SAVED:
+        size = [("", "checkpoint_save_bytes", start, float(record.c))] if record.c >= 0 else []
+        return [("", "checkpoint_save_ns", start, duration), *size]
+    return []
+
+
+def _per_step(
+    totals: np.ndarray, boundaries: Mapping[int, Boundary], counters: Sequence[str]
+) -> pl.DataFrame:
+    """Differences of totals from one boundary to the next.
+
+    Args:
+        totals: `[N, 4]` int64: time, then the totals so far; -1 where unknown.
+    """
+    numbers = np.array(list(boundaries), np.int64)
+    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    times = totals[:, 0]
+    # At a boundary there is one sample, or two where our own work was long: the first ends a step, the last
+    # begins the next.
+    first, last = np.searchsorted(times, ends), np.searchsorted(times, resumes, side="right") - 1
+    sampled = first <= last
+    whole = sampled[1:] & sampled[:-1] & (np.diff(numbers) == 1)
+    begin, end = totals[last[:-1][whole]], totals[first[1:][whole]]
+    frames = []
+    for column, counter in enumerate(counters, start=1):
+        known = (begin[:, column] >= 0) & (end[:, column] >= 0)
+        value = (end[:, column] - begin[:, column])[known]
+        columns = {
+            "device": pl.repeat("", len(value), eager=True),
+            "counter": pl.repeat(counter, len(value), eager=True),
+            "time_ns": resumes[:-1][whole][known],
+            "value": value.astype(np.float64),
+        }
+        frames.append(pl.DataFrame(columns, schema=_SCHEMA))
+    return pl.concat(frames)
+
+
+# From the names of a device mesh's axes to a rank's coordinates in the run.
+
+AXES: Mapping[str, Sequence[str]] = {
+    "dp": ("dp", "ddp", "fsdp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"),
+    "tp": TENSOR_AXES,
+    "pp": ("pp", "pipe", "pipeline", "pipeline_parallel", "stage"),
+    "cp": ("cp", "context", "context_parallel", "sp", "seq", "sequence", "sequence_parallel", "ulysses"),
+    "ep": ("ep", "expert", "expert_parallel"),
+}  # fmt: skip
+
+
+def mesh_coordinates(path: Path) -> dict[str, int]:
+    """Return where a process is on the axes whose name implies a kind of parallelism, and how long they are.
+
+    Several axes of one kind in one mesh (replicate and shard, of hybrid sharding) are one axis, the first
+    name the slowest. Of several meshes, the one with the most axes takes precedence.
+
+    Args:
+        path: `mesh.json` as the recorder left it; may be missing.
+
+    Returns:
+        By axis its coordinate, and by `dp_size`, … the axis's size.
+    """
+    meshes: list[dict[str, Any]] = from_json(path.read_text()) if path.is_file() else []
+    known: dict[str, int] = {}
+    for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
+        known = _coordinates(mesh) | known
+    return known
+
+
+def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
+        axis = next((axis for axis, names in AXES.items() if name.lower() in names), None)
+        if axis is not None:
+            found[axis] = found.get(axis, 0) * size + coordinate
+            found[f"{axis}_size"] = found.get(f"{axis}_size", 1) * size
+    return found

@@ -25,7 +25,6 @@ from dpro.collectors.convert.windows.cost import worst
 from dpro.collectors.convert.work.served import add_logged, write_engines
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
-from dpro.collectors.job.agreement import disagreement
 from dpro.collectors.job.applied import applied
 from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.absence import why_no_steps
@@ -37,7 +36,7 @@ from dpro.collectors.telemetry.tables import convert_samples
 from dpro.errors import DproError
 from dpro.folders import locked
 from dpro.schema import COUNTERS, STEPS, TABLES, WORKERS
-from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
+from dpro.store import Manifest, is_run, merge_counts, open_run, part_files, write_manifest
 from dpro.units import NS_PER_S
 from dpro.words import from_json
 
@@ -357,3 +356,34 @@ def _lines(path: Path) -> list[str]:
 
 def _distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
+
+
+# Whether the ranks of a job end their steps equally fast.
+
+MUCH = 1.5  # times as many steps, and
+SLACK = 2  # more, at the two ends of the time that is compared
+
+
+def disagreement(run: Path) -> list[str]:
+    """At most one warning.
+
+    Args:
+        run: a folder with the parts of table `steps`.
+    """
+    parts = part_files(run, STEPS)
+    if not parts:
+        return []
+    steps = pl.concat([pl.read_parquet(part, columns=["rank", "start_ns", "duration_ns"]) for part in parts])
+    steps = steps.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    alive = steps.group_by("rank").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    shared = (pl.col("start_ns") >= alive["start_ns"].max()) & (pl.col("end_ns") <= alive["end_ns"].min())
+    counts = steps.group_by("rank").agg(shared.sum().cast(pl.Int64).alias("count")).sort("count", "rank")
+    if counts.is_empty():
+        return []
+    (fewer_rank, fewer), (more_rank, more) = counts.row(0), counts.row(-1)
+    if more <= MUCH * fewer + SLACK:
+        return []
+    return [
+        f"rank {more_rank} ended {more} steps in a time in which rank {fewer_rank} ended {fewer}: if they "
+        "train together, they count differently; name the step with --step"
+    ]

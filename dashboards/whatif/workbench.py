@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import Dash, Input, State, dcc, html
@@ -33,9 +34,7 @@ from dpro.dashboards.page import (
     table,
 )
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import colour, styled, time_unit
-from dpro.dashboards.whatif.limits import curve_figure, curve_info
-from dpro.dashboards.whatif.tries import ledger_info
+from dpro.dashboards.theme import colour, series, styled, time_unit
 from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.errors import Unanswerable
 from dpro.replay.timeline import durations_of
@@ -43,9 +42,99 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.sensitivity import in_words
-from dpro.trial.ledger import read
+from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, in_words
+from dpro.trial.ledger import LedgerEntry, read
 from dpro.units import NS_PER_MS, format_duration, ms
+
+# What was predicted and what was measured, of the changes that were tried on this machine.
+
+_RATIOS = {"ratio": "", "low": "_low", "high": "_high"}
+
+
+def ledger_info(entries: Sequence[LedgerEntry]) -> pl.DataFrame:
+    """Tabulate the entries of the ledger.
+
+    Returns:
+        `time`, `edits`, `kind`, `baseline_ms`, `predicted_ms` with `predicted_low_ms` and `predicted_high_ms`
+        (null where there was no prediction), `measured_ms` with its interval, `off_by` (predicted / measured
+        - 1) and `inside` (whether the measured step is in the predicted interval).
+    """
+    rows = [
+        {
+            "time": entry.time,
+            "edits": " ".join(entry.edits),
+            "kind": entry.kind,
+            "baseline_ms": entry.baseline_ms,
+            **{
+                f"{side}{suffix}_ms": None if ratio is None else getattr(ratio, name) * entry.baseline_ms
+                for side, ratio in (("predicted", entry.predicted), ("measured", entry.measured))
+                for name, suffix in _RATIOS.items()
+            },
+            "off_by": entry.predicted and entry.predicted.ratio / entry.measured.ratio - 1,
+            "inside": entry.is_inside,
+        }
+        for entry in entries
+    ]
+    times = [f"{side}{suffix}_ms" for side in ("predicted", "measured") for suffix in _RATIOS.values()]
+    schema: dict[str, pl.DataType] = dict.fromkeys(("time", "edits", "kind"), pl.String())
+    schema |= dict.fromkeys(("baseline_ms", *times, "off_by"), pl.Float64()) | {"inside": pl.Boolean()}
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    return frame.sort("time", descending=True, maintain_order=True)
+
+
+# How the step time depends on the speed of each part of the machine, and where it stops improving.
+
+FASTEST = 30.0  # the largest factor in the figure: curves are flat beyond it
+
+
+def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
+    """List the points of all curves: `part`, `factor` (times as fast), `step_ms`, `break_even` (or null)."""
+    rows = [
+        (curve.part, factor, step / NS_PER_MS, curve.break_even)
+        for curve in curves
+        for factor, step in zip((1.0, *curve.factors), (curve.base_ns, *curve.step_ns))
+    ]
+    schema = {"part": pl.String, "factor": pl.Float64, "step_ms": pl.Float64, "break_even": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
+    """Draw a line for each part, with its break-even marked.
+
+    Args:
+        points: as from `curve_info`.
+    """
+    figure = go.Figure()
+    shown = points.filter(pl.col("factor") <= FASTEST)
+    scale, unit = time_unit(float(shown["step_ms"].to_numpy().max(initial=0.0)))
+    shown = shown.with_columns(pl.col("step_ms") / scale)
+    for number, ((part,), own) in enumerate(shown.group_by("part", maintain_order=True)):
+        ink = series(number, theme)
+        figure.add_scatter(
+            x=own["factor"], y=own["step_ms"], mode="lines", line={"color": ink, "width": 2},
+            name=PART_WORDS[str(part)], hovertemplate=f"x%{{x:g}}: %{{y:.4g}} {unit}",
+        )  # fmt: skip
+        even = own["break_even"][0]
+        if even is not None and even <= FASTEST:
+            figure.add_scatter(
+                x=[even], y=[_between(own, even)], mode="markers", showlegend=False,
+                name=PART_WORDS[str(part)], marker={"size": 9, "color": ink, "symbol": "diamond"},
+                hovertemplate="from x%{x:.1f} on hardly anything more is gained",
+            )  # fmt: skip
+    ticks = [1, 1.5, 2, 3, 4, 6, 10, 30]
+    figure.update_xaxes(
+        title_text="times as fast", type="log", tickvals=ticks, ticktext=[f"x{each:g}" for each in ticks]
+    )
+    figure.update_yaxes(title_text=f"mean step in deep windows, {unit}", rangemode="tozero")
+    return styled(figure, theme, height=300)
+
+
+def _between(points: pl.DataFrame, factor: float) -> float:
+    """Interpolate the step at a factor, linearly in 1 / factor, as a step behaves that the part limits."""
+    ordered = points.sort("factor", descending=True)
+    speed = 1 / ordered["factor"].to_numpy()
+    return float(np.interp(1 / factor, speed, ordered["step_ms"].to_numpy()))
+
 
 NAME = "whatif"
 CHANGES = 10  # bars of the waterfall

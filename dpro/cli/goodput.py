@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from dpro.goodput.recovery.outlook import GoodputPrediction, OutlookDocument
     from dpro.goodput.recovery.rates import FailureRate
     from dpro.goodput.throughput import ThroughputDocument
+from typing import TYPE_CHECKING
+
+from dpro.errors import InputError
+from dpro.remote import is_url
+
+if TYPE_CHECKING:
+    from dpro.store import Run
+
 
 BAR = 30  # characters of the largest class
 SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
@@ -117,7 +125,6 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """
     import msgspec
 
-    from dpro.cli.attempts import opened, runs_of
     from dpro.goodput.document import goodput_document
     from dpro.goodput.ends import ensure_one_job
     from dpro.goodput.life import life_of
@@ -251,3 +258,51 @@ def _print_change(change: GoodputPrediction) -> None:
     gained = f"{mean:+9,.1f} h ({low:+,.1f} to {high:+,.1f})"
     what = ", ".join(IN_WORDS[edit.partition(":")[0]] for edit in change.edits)
     console().print(f"{gained}  ETTR {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")
+
+
+# The runs of one job, as a user names them: one run, several, or a folder of them; also one that still
+# runs.
+
+
+def runs_of(given: Sequence[str]) -> list[str]:
+    """The runs that are named, those of folders one by one.
+
+    What a folder holds that cannot be opened is said, and left out: a start that left nothing costs no other.
+
+    Args:
+        given: runs, traces, URLs, or folders of runs.
+
+    Raises:
+        InputError: of a folder no run can be opened.
+    """
+    from dpro.cli.run.offered import runs_in, why_not
+
+    found: list[str] = []
+    for path in given:
+        inside = [] if is_url(path) else runs_in(Path(path))
+        broken = {run: why for run in inside if (why := why_not(run))}
+        if inside and len(broken) == len(inside):
+            raise InputError(f"{path}: none of its runs can be opened; {inside[0]}: {broken[inside[0]]}")
+        for run, why in broken.items():
+            warn(f"{run}: left out: {why}")
+        found += [str(run) for run in inside if run not in broken] if inside else [path]
+    return found
+
+
+def opened(path: str, until: ExitStack) -> Run:
+    """Open a run; of one that is being recorded, what some of its ranks have recorded so far.
+
+    Raises:
+        InputError: as `dpro.opening.open_path`.
+    """
+    from dpro.cli.run.live import is_live
+    from dpro.cli.runs import open_quietly
+
+    if is_url(path) or not is_live(Path(path)):
+        return open_quietly(path)
+    from dpro.watch.life import run_so_far
+
+    run = until.enter_context(run_so_far(Path(path)))
+    of = f"{len(run.manifest.ranks)} of {run.manifest.world_size} ranks"
+    warn(f"{path} is still being recorded: this is the account so far, of {of}, without what stragglers cost")
+    return run

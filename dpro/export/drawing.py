@@ -3,18 +3,169 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
+from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.export.arguments import arguments_of
-from dpro.export.arrows import arrows
+from dpro.export.arguments import SPAN, arguments_of
 from dpro.export.counters import sampled_counters, within
-from dpro.export.slices import slices
-from dpro.replay.timeline import Timeline
-from dpro.schema import COUNTERS, WORKERS
+from dpro.export.slices import MEASURED, REPLAYED, WAIT, slices
+from dpro.replay.construction.data_dependencies import backward_of_forward
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import Timeline, critical_nodes
+from dpro.schema import COLLECTIVES, COUNTERS, GPU_WORK_KINDS, SPANS, WORKERS
 from dpro.selection import ALL, Selection
+
+# Arrows between slices: launches, forward to backward, the rank that a collective waited for.
+
+PLACE = ["rank", "window"]
+_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
+
+
+class Arrow(StrEnum):
+    """What an arrow says."""
+
+    LAUNCH = "launch"
+    GRADIENT = "forward to backward"
+    RENDEZVOUS = "rendezvous"
+    CRITICAL = "critical path"
+
+
+def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return arrows between the slices of a timeline.
+
+    Launches, gradients and rendezvous are shown where they were measured; the critical path on both sides.
+
+    Args:
+        rows: as from `dpro.export.slices.slices`.
+
+    Returns:
+        `kind` (of `Arrow`), `source` and `target` (row of the slices), `leaves_ns` and `arrives_ns`: within
+        both, and not backwards. Sorted by kind and time.
+    """
+    graph = timeline.graph
+    drawn = {side: _row_of_node(rows, side, graph.num_nodes) for side in (MEASURED, REPLAYED)}
+    of_path = _path(timeline)
+    found = [
+        (Arrow.LAUNCH, MEASURED, _launches(graph)),
+        (Arrow.GRADIENT, MEASURED, _gradients(graph)),
+        (Arrow.RENDEZVOUS, MEASURED, _rendezvous(graph)),
+        *((Arrow.CRITICAL, side, of_path) for side in (MEASURED, REPLAYED)),
+    ]
+    ends = [
+        pl.DataFrame(
+            {"kind": [kind.value] * source.size, "source": drawn[side][source], "target": drawn[side][target]}
+        )
+        for kind, side, (source, target) in found
+    ]
+    return _forwards(pl.concat(ends, how="vertical_relaxed"), rows).sort(
+        "kind", "leaves_ns", "arrives_ns", "source", "target"
+    )
+
+
+def _row_of_node(rows: pl.DataFrame, side: str, num_nodes: int) -> Ints:
+    """Return [N] the row of the slice that each node has on a side among the lanes, -1 for none."""
+    lane = pl.col("group").str.ends_with(side) & (pl.col("kind") != WAIT)
+    of_side = rows.with_row_index("row").filter(lane)
+    place = np.full(num_nodes, -1, np.int64)
+    place[of_side["node"].to_numpy()] = of_side["row"].to_numpy()
+    return place
+
+
+def _path(timeline: Timeline) -> tuple[Ints, Ints]:
+    """From each piece of the critical path that is drawn to the next, window by window."""
+    nodes = timeline.graph.nodes
+    drawn = (nodes.duration > 0) & ~np.isin(nodes.kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS))
+    paths = [critical_nodes(timeline, window) for window in np.unique(nodes.window).tolist()]
+    paths = [path[drawn[path]] for path in paths] or [np.empty(0, np.int64)]
+    return np.concatenate([path[:-1] for path in paths]), np.concatenate([path[1:] for path in paths])
+
+
+def _launches(graph: Graph) -> tuple[Ints, Ints]:
+    """From calls to the work they put on a stream or worker; of a CUDA graph to the first on each stream."""
+    if graph.run is None:
+        return _NOTHING
+    columns = ["rank", "window", "span_id", "kind", "start_ns", "device", "stream", "correlation"]
+    spans = graph.run.table(SPANS, columns).filter(pl.col("correlation") >= 0)
+    call = ["rank", "window", "correlation"]
+    calls = spans.filter(pl.col("kind") == "runtime").unique(call, keep="first", maintain_order=True)
+    work = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).sort("start_ns", "span_id")
+    work = work.unique([*call, "device", "stream"], keep="first", maintain_order=True)
+    on_streams = work.join(calls, on=call, suffix="_call").select(
+        *PLACE, source="span_id_call", target="span_id"
+    )
+    called = graph.run.table(COLLECTIVES, [*PLACE, "span_id", "launch_span_id"])
+    called = called.filter((pl.col("span_id") >= 0) & (pl.col("launch_span_id") >= 0))
+    on_workers = called.select(*PLACE, source="launch_span_id", target="span_id")
+    pairs = pl.concat([on_streams, on_workers]).unique([*PLACE, "target"], keep="first", maintain_order=True)
+    return _between_spans(graph, pairs)
+
+
+def _rendezvous(graph: Graph) -> tuple[Ints, Ints]:
+    """From the transfer of each collective's last member to those of its other members."""
+    nodes = graph.nodes
+    parts = {}
+    for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER):
+        (at,) = np.nonzero((nodes.kind == kind) & (nodes.collective >= 0))
+        columns = {"collective": nodes.collective[at], "rank": nodes.rank[at], "node": at}
+        parts[kind] = pl.DataFrame(columns | {"start": nodes.measured_start[at]})
+    came = parts[NodeKind.ARRIVE].sort("start", "rank").group_by("collective", maintain_order=True)
+    last = came.agg(pl.col("rank").last())
+    transfers = parts[NodeKind.TRANSFER].select("collective", "rank", "node")
+    sources = last.join(transfers, on=["collective", "rank"]).select("collective", source="node")
+    pairs = transfers.join(sources, on="collective").filter(pl.col("node") != pl.col("source")).sort("node")
+    return pairs["source"].to_numpy(), pairs["node"].to_numpy()
+
+
+def _gradients(graph: Graph) -> tuple[Ints, Ints]:
+    """From operators to the first backward operators that autograd made of them, by its sequence numbers."""
+    if graph.run is None:
+        return _NOTHING
+    columns = [*PLACE, "span_id", "start_ns", "tid", "sequence_number", "forward_thread"]
+    spans = graph.run.table(SPANS, columns)
+    begins = spans.select(*PLACE, "start_ns", target_span_id="span_id")
+    pairs = backward_of_forward(spans).join(begins, on=[*PLACE, "target_span_id"])
+    first = pairs.sort("start_ns", "target_span_id").unique([*PLACE, "source_span_id"], keep="first")
+    first = first.sort(*PLACE, "start_ns", "target_span_id")
+    return _between_spans(graph, first.select(*PLACE, source="source_span_id", target="target_span_id"))
+
+
+def _between_spans(graph: Graph, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
+    """The first nodes of spans that last, where both ends have one."""
+    nodes = _first_node_of_span(graph)
+    ends = []
+    for end in ("source", "target"):
+        there = pairs.select(*PLACE, span=end).join(nodes, on=SPAN, how="left", maintain_order="left")
+        ends.append(there["node"].fill_null(-1).to_numpy())
+    known = (ends[0] >= 0) & (ends[1] >= 0)
+    return ends[0][known], ends[1][known]
+
+
+def _first_node_of_span(graph: Graph) -> pl.DataFrame:
+    """`rank`, `window`, `span` and its first `node` that lasts."""
+    nodes = graph.nodes
+    (at,) = np.nonzero((nodes.span >= 0) & (nodes.measured_end > nodes.measured_start))
+    by_start = at[np.argsort(nodes.measured_start[at], kind="stable")]
+    columns = {name: getattr(nodes, name)[by_start] for name in SPAN}
+    frame = pl.DataFrame(columns | {"node": by_start}).unique(SPAN, keep="first", maintain_order=True)
+    return frame.cast({"rank": pl.Int32, "window": pl.Int32})
+
+
+def _forwards(ends: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Arrows between slices that are drawn, from the beginning of one to the other at or after that."""
+    numbered = rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "start_ns", "end_ns")
+    target = numbered.rename({"start_ns": "begins", "end_ns": "over"})
+    return (
+        ends.join(numbered.select("row", "start_ns"), left_on="source", right_on="row")
+        .join(target, left_on="target", right_on="row")
+        .with_columns(leaves_ns="start_ns", arrives_ns=pl.max_horizontal("start_ns", "begins"))
+        .filter(pl.col("arrives_ns") < pl.col("over"))
+        .select("kind", "source", "target", "leaves_ns", "arrives_ns")
+    )
 
 
 class Drawing(NamedTuple):

@@ -6,20 +6,25 @@ more is in `unknown`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+import numpy as np
 import polars as pl
 from msgspec import field
+from numpy.typing import NDArray
 
+from dpro.classify import classify
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError
-from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS
+from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, ITERATIONS, REQUESTS, SPANS
 from dpro.serving.engine import RecordedEngine, engines
 from dpro.serving.experts import expert_waits
 from dpro.serving.findings import SeenServer, ServingFinding, findings_of
 from dpro.serving.latency import PercentilesDocument, durations, mean, percentiles
 from dpro.serving.outlook import ServingPrediction
-from dpro.serving.parts import parts_of_iterations
-from dpro.serving.sentences import latency_limit, throughput_limit, what_helps
 from dpro.serving.waits import PARTS, waits
+from dpro.serving.words import duration, number
 from dpro.store import Run
 from dpro.units import NS_PER_MS, NS_PER_S
 
@@ -264,3 +269,210 @@ def _unknown(
     if not parts:
         found.append("no deep window: the inside of an iteration is unknown")
     return found
+
+
+# The three sentences on a server: what limits throughput, what limits latency, what would help.
+
+SEEN = 0.01  # of the time of iterations: less is not worth a word
+QUEUED = 0.2  # of the latency, spent before the first iteration: less, and the engine keeps up
+_WORDS = {
+    "place_ms": "waiting for a place in the batch",
+    "kv_ms": "waiting for blocks of the KV cache",
+    "running_ms": "waiting for the iteration that runs",
+    "prompt_ms": "their own prompt",
+    "decode_ms": "decoding",
+    "stall_ms": "prompts of others while they decode",
+    "idle_ms": "time between iterations",
+}
+
+
+def throughput_limit(busy: float | None, seen: SeenServer) -> str:
+    """What limits throughput: the engine where requests wait long for their first iteration, else arrivals.
+
+    Args:
+        busy: share of the time in which engines run iterations; None where unknown.
+    """
+    both = seen.timed.drop_nulls(["queue_ms", "latency_ms"])
+    latency, queue = mean(both["latency_ms"]), mean(both["queue_ms"])
+    if not latency:
+        return (
+            "Throughput: without a log of requests it is not known whether arrivals or the engine limit it."
+        )
+    said = [f"of {duration(latency)} requests wait {duration(queue)} for their first iteration"]
+    if busy is not None:
+        said.append(f"the engine is busy {busy:.0%} of the time")
+    if seen.capacity:
+        said.append(f"it makes {number(seen.capacity)} output tokens per busy second")
+    share = _lacking(seen)
+    if share >= SEEN:
+        said.append(f"requests wait for blocks of the KV cache in {share:.0%} of its iterations' time")
+    parts = {part: ms for part, ms in seen.parts.items() if part != "idle"}
+    if parts:
+        most = max(parts, key=lambda part: parts[part])
+        said.append(f"most of an iteration is {most} ({parts[most] / sum(parts.values()):.0%})")
+    what = "The engine limits" if queue >= QUEUED * latency else "Arrivals limit"
+    return f"{what} throughput: {'; '.join(said)}."
+
+
+def _lacking(seen: SeenServer) -> float:
+    """Share of the time of iterations in which requests wait for blocks of the KV cache."""
+    engines = seen.by_replica.values()
+    whole = sum(float(each.durations.sum()) for each in engines)
+    return sum(float(each.durations[each.lacks_blocks].sum()) for each in engines) / whole if whole else 0.0
+
+
+def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer) -> str:
+    """What limits latency.
+
+    Args:
+        means: ms of a request by what it waited for.
+    """
+    whole = sum(means.values())
+    if whole:
+        first, second = sorted(means, key=lambda part: -means[part])[:2]
+        return (
+            f"Latency is limited by {_WORDS[first]} ({means[first] / whole:.0%} of {duration(whole)}) and "
+            f"{_WORDS[second]} ({means[second] / whole:.0%})."
+        )
+    latency, ttft, queue = (mean(timed[name]) for name in ("latency_ms", "ttft_ms", "queue_ms"))
+    if latency:
+        return (
+            f"Latency: of {duration(latency)} a request waits {duration(queue)} for its first iteration, has "
+            f"its first token after {duration(ttft)}, and makes the others in {duration(latency - ttft)}."
+        )
+    parts = {part: ms for part, ms in seen.parts.items() if part != "idle"}
+    if parts:
+        most = max(parts, key=lambda part: parts[part])
+        return (
+            f"Latency per token is limited by {most}: {duration(parts[most])} of "
+            f"{duration(sum(parts.values()))} of an iteration; without a log of requests their queue is not "
+            "known."
+        )
+    return "Latency: neither a log of requests nor a deep window says what it consists of."
+
+
+def what_helps(found: list[ServingFinding]) -> str:
+    """What would help most, and by how much at most."""
+    if not found:
+        return "What would help: nothing stands out."
+    best = found[0]
+    gains = [
+        text
+        for value, text in (
+            (best.cost_tpot_ms, f"{duration(best.cost_tpot_ms or 0.0)} per token"),
+            (best.cost_ttft_ms, f"{duration(best.cost_ttft_ms or 0.0)} to the first token"),
+            (best.gain_tokens_per_s, f"{number(best.gain_tokens_per_s or 0.0)} tokens per second"),
+        )
+        if value
+    ]
+    return f"What would help: {best.help}; worth {', '.join(gains) or 'what is not known'}, at most."
+
+
+# What iterations in deep windows spend their time on.
+
+WORK = ("attention", "matmul", "sampling", "other", "communication")
+HOST, IDLE = "host", "idle"
+ITERATION_PARTS = (*WORK, HOST, IDLE)
+_SAMPLING = re.compile(r"(?i)sampl|multinomial|argmax|penalt|top_?[kp]_?(mask|renorm)|logits_?process")
+_MATMUL = re.compile(
+    r"^aten::(mm|addmm|bmm|baddbmm|matmul|linear|_scaled_mm)$|^_C::\w*(linear|mm)$|^mkldnn|^onednn"
+)
+_NAMES = {"attention": "attention", "gemm": "matmul", "communication": "communication"}
+
+
+def part_of(name: str) -> str:
+    """The part that a kernel or an operator belongs to, by its name."""
+    if _SAMPLING.search(name):
+        return "sampling"
+    if _MATMUL.search(name):
+        return "matmul"
+    return _NAMES.get(classify(name).kind, "other")
+
+
+def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[dict[str, float], int]:
+    """Mean ms of each part in an iteration, and of how many iterations; nothing without spans in one.
+
+    Args:
+        spans: with `rank`, `window`, `kind`, `name`, `start_ns`, `duration_ns`.
+        iterations: rows of `iterations`.
+    """
+    total, count = dict.fromkeys(ITERATION_PARTS, 0.0), 0
+    gpu = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+    work = gpu if gpu.height else spans.filter(pl.col("kind") == "cpu_op")
+    for (rank,), own in work.partition_by("rank", as_dict=True).items():
+        begun, ended = own["start_ns"].min(), (own["start_ns"] + own["duration_ns"]).max()
+        covered = iterations.filter(
+            (pl.col("rank") == rank)
+            & (pl.col("duration_ns") > 0)
+            & (pl.col("start_ns") + pl.col("duration_ns") > begun)
+            & (pl.col("start_ns") < ended)
+        )
+        seen = _whole(_with_work(covered, own), spans.filter(pl.col("rank") == rank))
+        if seen.height:
+            count += seen.height
+            for part, ns in _of_rank(own, seen).items():
+                total[part] += ns / NS_PER_MS
+    return ({part: ms / count for part, ms in total.items()} if count else {}), count
+
+
+def _with_work(iterations: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """The iterations in which some work begins: those in a window."""
+    starts = work["start_ns"].sort().to_numpy()
+    low = np.searchsorted(starts, iterations["start_ns"].to_numpy())
+    high = np.searchsorted(starts, (iterations["start_ns"] + iterations["duration_ns"]).to_numpy())
+    return iterations.filter(pl.Series(high > low))
+
+
+def _whole(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Those that lie within a window, unless none does: the others hold its beginning and its end as well."""
+    windows = spans.group_by("window").agg(
+        first=pl.col("start_ns").min(), last=(pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
+    )
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    within = [
+        (pl.col("start_ns") >= first) & (end <= last) for _, first, last in windows.sort("window").iter_rows()
+    ]
+    whole = iterations.filter(pl.any_horizontal(within)) if within else iterations
+    return whole if whole.height else iterations
+
+
+def _of_rank(work: pl.DataFrame, iterations: pl.DataFrame) -> dict[str, float]:
+    """ns of each part over all iterations of a rank."""
+    names = work["name"].unique().to_list()
+    parts = work["name"].replace_strict(names, [part_of(name) for name in names], return_dtype=pl.String)
+    start = work["start_ns"].to_numpy()
+    end = start + work["duration_ns"].clip(0).to_numpy()
+    begin = iterations["start_ns"].to_numpy()
+    until = begin + iterations["duration_ns"].to_numpy()
+    edges = np.unique(np.concatenate([start, end, begin, until]))
+    lengths = np.diff(edges)
+    inside = _covered(edges, begin, until)
+    found, free = dict.fromkeys(ITERATION_PARTS, 0.0), inside.copy()
+    for part in WORK:
+        chosen = (parts == part).to_numpy()
+        here = _covered(edges, start[chosen], end[chosen]) & free
+        found[part] = float(lengths[here].sum())
+        free &= ~here
+    found[HOST] = float(lengths[free].sum())
+    found[IDLE] = _between(iterations)
+    return found
+
+
+def _between(iterations: pl.DataFrame) -> float:
+    """ns between iterations that follow each other; those of two windows do not."""
+    ordered = iterations.sort("start_ns")
+    gaps = ordered["start_ns"].shift(-1) - ordered["start_ns"] - ordered["duration_ns"]
+    follows = ordered["iteration"].diff().shift(-1) == 1
+    return float(gaps.filter(follows.fill_null(False)).clip(0).sum())
+
+
+def _covered(
+    edges: NDArray[np.int64],
+    starts: NDArray[np.int64] | Sequence[int],
+    ends: NDArray[np.int64] | Sequence[int],
+) -> NDArray[np.bool_]:
+    """Which stretches between edges some interval covers."""
+    change = np.zeros(edges.size, np.int64)
+    np.add.at(change, np.searchsorted(edges, starts), 1)
+    np.add.at(change, np.searchsorted(edges, ends), -1)
+    return np.cumsum(change)[:-1] > 0

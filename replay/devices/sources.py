@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from dpro.errors import InputError, Unanswerable
-from dpro.replay.devices.calibration import ENOUGH, MIN_OPERATIONS, calibrated
+from dpro.replay.devices.bands import bands_of
 from dpro.replay.devices.coefficients import Key, KnownCoefficients, known_of, shipped
 from dpro.replay.devices.estimate import Sources, numbers_of
-from dpro.replay.devices.fitting import DeviceSample
+from dpro.replay.devices.fitting import DeviceSample, fit
 from dpro.replay.devices.learned import KEPT_OUT, LearnedTrees, learn
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.devices.tables import DTYPES, DeviceTable, device_named
+from dpro.replay.devices.tiles import formula_us, sizes_of
 from dpro.replay.models.gpus import GPUS
 from dpro.replay.models.measured import read_measured
 from dpro.replay.models.roofline import BYTES
@@ -173,3 +175,27 @@ def _learned(tables: list[DeviceTable]) -> Iterator[LearnedTrees]:
     for table in tables:
         if table.us.size >= FOR_TREES and table.shapes.select("n", "k").n_unique() >= 2 * KEPT_OUT:
             yield learn(table)
+
+
+# Numbers of a device from a few operations of the user's own trace.
+
+MIN_OPERATIONS = 5
+WEIGHT = 0.1  # of what is assumed of a number, against one operation: 30 operations outweigh it
+ENOUGH = 100  # operations, with which bands are those of their own misses
+
+
+def calibrated(known: KnownCoefficients, own: DeviceSample) -> KnownCoefficients:
+    """Fit the numbers of a device to a few operations, beginning at what is known.
+
+    Raises:
+        Unanswerable: there are too few.
+    """
+    if own.us.size < MIN_OPERATIONS:
+        raise Unanswerable(f"{own.us.size} measured operations: {MIN_OPERATIONS} are needed to fit a device")
+    found = fit([own], known.fit, WEIGHT)
+    predicted = formula_us(found.numbers, sizes_of(own.operations), own.gpu, own.dtype)
+    missed = float(np.std(np.log(own.us / predicted)))
+    bands = bands_of(predicted, own.us) if own.us.size >= ENOUGH else known.bands
+    # What is left of the device's bias is known as well as a mean of this many misses.
+    bias = min(known.bias or np.inf, missed) / np.sqrt(own.us.size)
+    return KnownCoefficients(found, bands, float(bias), known.largest)

@@ -8,14 +8,14 @@ length: what a server answers is taken from the recording. The clock of the resu
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.serving import loop
+from dpro.replay.engine import compiled
 
 TIMES = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
 ITERATION_COLUMNS = (
@@ -127,14 +127,12 @@ def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> Served
     rows, evictions = [], 0
     for replica in range(engine.replicas):
         mine = np.ascontiguousarray(ordered[replica :: engine.replicas])
-        found, iterations, evicted = loop.run_requests(
-            mine, _limits(engine), cost.array(), _at_most(mine, engine)
-        )
-        times[order[replica :: engine.replicas]] = np.column_stack([mine[:, loop.ARRIVAL], found])
+        found, iterations, evicted = run_requests(mine, _limits(engine), cost.array(), _at_most(mine, engine))
+        times[order[replica :: engine.replicas]] = np.column_stack([mine[:, ARRIVAL], found])
         rows.append(np.column_stack([np.full(len(iterations), replica, dtype=np.int64), iterations]))
         evictions += evicted
     if (times < 0).any():
-        longest = int((ordered[:, loop.PROMPT] + ordered[:, loop.OUTPUT]).max(initial=0))
+        longest = int((ordered[:, PROMPT] + ordered[:, OUTPUT]).max(initial=0))
         raise Unanswerable(
             f"a request is never served: the longest has {longest:,} tokens, and the engine has memory for "
             f"{engine.kv_tokens:,}"
@@ -163,25 +161,25 @@ def _array(requests: pl.DataFrame) -> Ints:
 
 def _limits(engine: Engine) -> Ints:
     """[NUM_LIMITS] of an engine, as the loop takes them."""
-    limits = np.zeros(loop.NUM_LIMITS, dtype=np.int64)
-    limits[loop.BUDGET] = engine.token_budget
-    limits[loop.MAX_REQUESTS] = engine.max_requests
-    limits[loop.KV_BLOCKS] = engine.kv_tokens // engine.block_tokens
-    limits[loop.BLOCK] = engine.block_tokens
-    limits[loop.WHOLE] = engine.whole_prompts
-    limits[loop.ALONE] = engine.prompts_first
-    limits[loop.AHEAD] = engine.ahead
-    limits[loop.REUSE] = engine.keeps_blocks
-    limits[loop.GAIN] = round(engine.tokens_per_decode * loop.ONE_TOKEN)
-    limits[loop.MASKED] = engine.masked
-    limits[loop.CLIENTS] = -(-engine.clients // engine.replicas)
+    limits = np.zeros(NUM_LIMITS, dtype=np.int64)
+    limits[BUDGET] = engine.token_budget
+    limits[MAX_REQUESTS] = engine.max_requests
+    limits[KV_BLOCKS] = engine.kv_tokens // engine.block_tokens
+    limits[BLOCK] = engine.block_tokens
+    limits[WHOLE] = engine.whole_prompts
+    limits[ALONE] = engine.prompts_first
+    limits[AHEAD] = engine.ahead
+    limits[REUSE] = engine.keeps_blocks
+    limits[GAIN] = round(engine.tokens_per_decode * ONE_TOKEN)
+    limits[MASKED] = engine.masked
+    limits[CLIENTS] = -(-engine.clients // engine.replicas)
     return limits
 
 
 def _at_most(requests: Ints, engine: Engine) -> int:
     """Iterations that serve the requests at most, if nothing is evicted; room for as many again."""
-    chunks = -(-requests[:, loop.PROMPT] // engine.token_budget)
-    return int(min(2 * (requests[:, loop.OUTPUT] + chunks).sum() + 1, MAX_ITERATIONS))
+    chunks = -(-requests[:, PROMPT] // engine.token_budget)
+    return int(min(2 * (requests[:, OUTPUT] + chunks).sum() + 1, MAX_ITERATIONS))
 
 
 def _iterations(rows: Ints) -> pl.DataFrame:
@@ -189,3 +187,357 @@ def _iterations(rows: Ints) -> pl.DataFrame:
     columns = dict(zip(ITERATION_COLUMNS, rows.T, strict=True))
     frame = pl.DataFrame({name: np.ascontiguousarray(column) for name, column in columns.items()})
     return frame.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
+
+
+# The compiled loop of an inference engine: which tokens of which requests each iteration computes.
+
+# Rows of `limits`.
+BUDGET, MAX_REQUESTS, KV_BLOCKS, BLOCK, WHOLE, ALONE, AHEAD, REUSE, GAIN, CLIENTS, MASKED, NUM_LIMITS = range(
+    12
+)
+NEVER = np.iinfo(np.int64).max  # arrival of what is not sent yet
+ONE_TOKEN = 1024  # unit of GAIN: what a decode yields, in shares of a token
+# Entries of `counts`.
+RUNNING, ARRIVED, EVICTED, FREE, EVICTIONS, EVICTIONS_BEFORE, OLDEST, NEWEST, SENT, NUM_COUNTS = range(10)
+# Columns of the requests' state.
+COMPUTED, PRODUCED, BLOCKS, CHUNK, CREDIT, KEPT, STATE_COLUMNS = range(7)
+# Columns of the times of requests.
+SCHEDULED, FIRST, END, TIME_COLUMNS = range(4)
+# Columns of the requests: arrival ns, tokens of the prompt, of the output, of the prompt that are cached.
+ARRIVAL, PROMPT, OUTPUT, CACHED = range(4)
+# Columns of iterations: start and end ns, tokens of prompts, decodes, their context, pairs, waiting.
+START, STOP, PREFILL, DECODES, CONTEXT, ATTENTION, WAITING, NUM_ITERATION_COLUMNS = range(8)
+# Entries of a cost: s and s per unit, the power that joins weights and tokens, numbers.
+HOST, WEIGHTS, TOKEN, REQUEST, READ, PAIR, POWER, PER_DECODE, OVERLAPPED = range(9)
+WITH_PROMPTS, ONLY_DECODES = 9, 10  # times as long
+
+
+@compiled
+def _iteration_s(cost: Any, prefill: float, decodes: float, context: float, attention: float) -> float:
+    """Seconds of an iteration: reading the weights or multiplying, whichever is longer, then attention."""
+    multiply = cost[TOKEN] * (prefill + cost[PER_DECODE] * decodes)
+    longer = max(cost[WEIGHTS], multiply)
+    shorter = min(cost[WEIGHTS], multiply)
+    joined = longer
+    if shorter > 0:
+        joined = longer * (1 + (shorter / longer) ** cost[POWER]) ** (1 / cost[POWER])
+    attend = cost[READ] * context + cost[PAIR] * attention
+    hidden = cost[OVERLAPPED] * min(joined, attend)
+    times = cost[WITH_PROMPTS] if prefill > 0 else cost[ONLY_DECODES]
+    return float(times * (cost[HOST] + joined + attend - hidden + cost[REQUEST] * decodes))
+
+
+@compiled
+def _free(owner: int, blocks: int, freed: Any, counts: Any) -> None:
+    """Put blocks at the end of those that are free; their contents stay until they are taken."""
+    counts[FREE] += blocks
+    freed[counts[NEWEST] % freed.shape[0]] = owner, blocks
+    counts[NEWEST] += 1
+
+
+@compiled
+def _take(blocks: int, state: Any, freed: Any, counts: Any) -> None:
+    """Take the blocks that have been free for longest; who left them has fewer to find again."""
+    counts[FREE] -= blocks
+    while blocks > 0:
+        owner, there = freed[counts[OLDEST] % freed.shape[0]]
+        taken = min(blocks, there)
+        blocks -= taken
+        freed[counts[OLDEST] % freed.shape[0], 1] = there - taken
+        if owner >= 0:
+            state[owner, KEPT] -= taken
+        if taken == there:
+            counts[OLDEST] += 1
+
+
+@compiled
+def _find_again(request: int, state: Any, freed: Any, counts: Any) -> None:
+    """Give a request the blocks back that it left and no other has taken, the first of its tokens."""
+    kept = state[request, KEPT]
+    if kept == 0:
+        return
+    for place in range(counts[OLDEST], counts[NEWEST]):
+        if freed[place % freed.shape[0], 0] == request:
+            freed[place % freed.shape[0], 1] = 0
+    counts[FREE] -= kept
+    state[request, BLOCKS] = kept
+    state[request, KEPT] = 0
+
+
+@compiled
+def _reserve(request: int, tokens: int, limits: Any, state: Any, freed: Any, counts: Any) -> bool:
+    """Blocks for the next tokens of a request; False where there are none left."""
+    if limits[KV_BLOCKS] == 0:
+        return True
+    needed = -(-(state[request, COMPUTED] + tokens) // limits[BLOCK]) - state[request, BLOCKS]
+    if needed > counts[FREE]:
+        return False
+    if needed > 0:
+        _take(needed, state, freed, counts)
+        state[request, BLOCKS] += needed
+    return True
+
+
+@compiled
+def _evict_last(limits: Any, state: Any, running: Any, evicted: Any, freed: Any, counts: Any) -> None:
+    """Take the request that was scheduled last out, and free its blocks; it waits before all others."""
+    counts[RUNNING] -= 1
+    request = running[counts[RUNNING]]
+    if limits[REUSE]:
+        whole = state[request, COMPUTED] // limits[BLOCK]
+        _free(-1, state[request, BLOCKS] - whole, freed, counts)
+        _free(request, whole, freed, counts)
+        state[request, KEPT] = whole
+    else:
+        _free(-1, state[request, BLOCKS], freed, counts)
+    state[request, BLOCKS] = 0
+    state[request, COMPUTED] = 0
+    state[request, CHUNK] = 0
+    evicted[counts[EVICTED]] = request
+    counts[EVICTED] += 1
+    counts[EVICTIONS] += 1
+
+
+@compiled
+def _lacks(request: int, requests: Any, state: Any) -> int:
+    """Tokens that are known and not computed; none of a request that has all its output."""
+    if state[request, PRODUCED] >= requests[request, OUTPUT]:
+        return 0
+    return int(requests[request, PROMPT] + state[request, PRODUCED] - state[request, COMPUTED])
+
+
+@compiled
+def _continue_running(
+    budget: int, requests: Any, limits: Any, state: Any, running: Any, evicted: Any, freed: Any, counts: Any
+) -> int:
+    """Give running requests their tokens; what is left of the budget."""
+    position = 0
+    while position < counts[RUNNING]:
+        request = running[position]
+        tokens = min(_lacks(request, requests, state), budget)
+        while not _reserve(request, tokens, limits, state, freed, counts):
+            last = running[counts[RUNNING] - 1]
+            if (
+                state[last, PRODUCED] >= requests[last, OUTPUT]
+            ):  # it is about to end, and frees its blocks then
+                tokens = 0
+                break
+            _evict_last(limits, state, running, evicted, freed, counts)
+            if last == request:
+                tokens = 0
+                break
+        state[request, CHUNK] = tokens
+        budget -= tokens
+        position += 1
+    return budget
+
+
+@compiled
+def _admit(
+    now: int,
+    budget: int,
+    requests: Any,
+    limits: Any,
+    state: Any,
+    running: Any,
+    evicted: Any,
+    freed: Any,
+    counts: Any,
+    times: Any,
+) -> int:
+    """Give requests that wait what is left of the budget; what is left then."""
+    while budget > 0 and counts[RUNNING] < limits[MAX_REQUESTS]:
+        again = counts[EVICTED] > 0
+        if again:
+            request = evicted[counts[EVICTED] - 1]
+            state[request, COMPUTED] = state[request, KEPT] * limits[BLOCK]
+        elif counts[ARRIVED] < requests.shape[0] and requests[counts[ARRIVED], ARRIVAL] <= now:
+            request = counts[ARRIVED]
+            state[request, COMPUTED] = requests[request, CACHED]
+        else:
+            break
+        lacking = _lacks(request, requests, state)
+        tokens = min(lacking, budget)
+        if limits[WHOLE] and tokens < lacking and budget < limits[BUDGET]:
+            break  # a prompt that is longer than the whole budget is still cut
+        if limits[KV_BLOCKS] > 0:
+            blocks = -(-(state[request, COMPUTED] + tokens) // limits[BLOCK])
+            if blocks > counts[FREE]:  # those that it finds again are among the free ones
+                break
+            _find_again(request, state, freed, counts)
+            _reserve(request, tokens, limits, state, freed, counts)
+        if again:
+            counts[EVICTED] -= 1
+        else:
+            counts[ARRIVED] += 1
+            times[request, SCHEDULED] = now
+        state[request, CHUNK] = tokens
+        running[counts[RUNNING]] = request
+        counts[RUNNING] += 1
+        budget -= tokens
+    return budget
+
+
+@compiled
+def _schedule(
+    now: int,
+    requests: Any,
+    limits: Any,
+    state: Any,
+    running: Any,
+    evicted: Any,
+    freed: Any,
+    counts: Any,
+    times: Any,
+) -> int:
+    """Plan an iteration: `CHUNK` of each running request is what it computes; tokens of all of them."""
+    budget = limits[BUDGET]
+    if limits[ALONE]:  # prompts first; decodes stand while there are any
+        for position in range(counts[RUNNING]):
+            state[running[position], CHUNK] = 0
+        left = _admit(now, budget, requests, limits, state, running, evicted, freed, counts, times)
+        if left < budget:
+            return int(budget - left)
+    left = _continue_running(budget, requests, limits, state, running, evicted, freed, counts)
+    if left > 0 and counts[EVICTIONS] == counts[EVICTIONS_BEFORE] and not limits[ALONE]:
+        left = _admit(now, left, requests, limits, state, running, evicted, freed, counts, times)
+    counts[EVICTIONS_BEFORE] = counts[EVICTIONS]
+    return int(budget - left)
+
+
+@compiled
+def _compute(requests: Any, limits: Any, state: Any, running: Any, counts: Any, row: Any) -> int:
+    """Advance each request by its chunk, and write down what the iteration holds; tokens in it."""
+    row[:] = 0
+    keys = 0
+    for position in range(counts[RUNNING]):
+        request = running[position]
+        tokens = state[request, CHUNK]
+        if tokens == 0:
+            continue
+        before = state[request, COMPUTED]
+        keys += before + tokens
+        decodes = state[request, PRODUCED] > 0 and tokens == 1
+        if decodes:
+            row[DECODES] += 1
+            row[CONTEXT] += before
+        else:
+            row[PREFILL] += tokens
+            row[ATTENTION] += tokens * before + tokens * tokens // 2
+        state[request, COMPUTED] = before + tokens
+        state[request, CHUNK] = 0
+        if state[request, COMPUTED] == requests[request, PROMPT] + state[request, PRODUCED]:
+            gained = 1
+            if decodes:
+                state[request, CREDIT] += limits[GAIN]
+                gained = state[request, CREDIT] // ONE_TOKEN
+                state[request, CREDIT] -= gained * ONE_TOKEN
+            gained = min(gained, requests[request, OUTPUT] - state[request, PRODUCED])
+            state[request, PRODUCED] += gained
+            state[request, COMPUTED] += gained - 1  # those that were guessed are computed already
+    if limits[MASKED]:
+        row[ATTENTION] = (row[PREFILL] + row[DECODES]) * keys
+    return int(row[PREFILL] + row[DECODES])
+
+
+@compiled
+def _release(
+    now: int, requests: Any, limits: Any, state: Any, running: Any, freed: Any, counts: Any, times: Any
+) -> int:
+    """Note first and last tokens, and let requests go that have all of theirs; how many.
+
+    The client of each that goes sends its next request then, where arrivals are not given.
+    """
+    kept = 0
+    for position in range(counts[RUNNING]):
+        request = running[position]
+        if state[request, PRODUCED] > 0 and times[request, FIRST] < 0:
+            times[request, FIRST] = now
+        if state[request, PRODUCED] >= requests[request, OUTPUT]:
+            times[request, END] = now
+            _free(-1, state[request, BLOCKS], freed, counts)
+            state[request, BLOCKS] = 0
+            if limits[CLIENTS] and counts[SENT] < requests.shape[0]:
+                requests[counts[SENT], ARRIVAL] = now
+                counts[SENT] += 1
+        else:
+            running[kept] = request
+            kept += 1
+    gone = counts[RUNNING] - kept
+    counts[RUNNING] = kept
+    return int(gone)
+
+
+@compiled
+def _run(
+    requests: Any,
+    limits: Any,
+    cost: Any,
+    state: Any,
+    running: Any,
+    evicted: Any,
+    freed: Any,
+    counts: Any,
+    times: Any,
+    iterations: Any,
+) -> int:
+    """Iterate until all requests have ended, one fits never, or `iterations` is full; how many there were."""
+    now = requests[0, ARRIVAL]
+    done = 0
+    number = 0
+    planned = 0
+    while done < requests.shape[0] and number < iterations.shape[0]:
+        if planned == 0:
+            if counts[RUNNING] + counts[EVICTED] == 0:
+                now = max(now, requests[counts[ARRIVED], ARRIVAL])
+            planned = _schedule(now, requests, limits, state, running, evicted, freed, counts, times)
+            if planned == 0:
+                break
+        row = iterations[number]
+        number += 1
+        _compute(requests, limits, state, running, counts, row)
+        spent = _iteration_s(cost, row[PREFILL], row[DECODES], row[CONTEXT], row[ATTENTION])
+        stop = now + max(1, round(spent * 1e9))
+        row[START] = now
+        row[STOP] = stop
+        row[WAITING] = np.searchsorted(requests[:, ARRIVAL], now, side="right") - counts[ARRIVED]
+        if limits[AHEAD]:
+            planned = _schedule(now, requests, limits, state, running, evicted, freed, counts, times)
+            done += _release(stop, requests, limits, state, running, freed, counts, times)
+        else:
+            done += _release(stop, requests, limits, state, running, freed, counts, times)
+            planned = _schedule(stop, requests, limits, state, running, evicted, freed, counts, times)
+        now = stop
+    return number
+
+
+def run_requests(requests: Ints, limits: Ints, cost: Floats, max_iterations: int) -> tuple[Ints, Ints, int]:
+    """Serve requests.
+
+    Args:
+        requests: [N, 4] by arrival: arrival ns, tokens of the prompt and of the output, cached ones. Where
+            clients send them one after the other, arrivals are written into it.
+        limits: [NUM_LIMITS] of the engine.
+        cost: [11] of an iteration.
+        max_iterations: after which requests that have not ended are left so.
+
+    Returns:
+        times: [N, 3] ns when each was scheduled, gave its first token and ended, -1 where it did not;
+        iterations: [K, 7]; and the number of evictions.
+    """
+    number = requests.shape[0]
+    times = np.full((number, TIME_COLUMNS), -1, dtype=np.int64)
+    iterations = np.empty((max_iterations, NUM_ITERATION_COLUMNS), dtype=np.int64)
+    if not number:
+        return times, iterations[:0], 0
+    state = np.zeros((number, STATE_COLUMNS), dtype=np.int64)
+    running, evicted = np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64)
+    counts = np.zeros(NUM_COUNTS, dtype=np.int64)
+    freed = np.zeros((4 * number + 8, 2), dtype=np.int64)
+    counts[FREE] = freed[0, 1] = limits[KV_BLOCKS]
+    freed[0, 0], counts[NEWEST] = -1, 1
+    if limits[CLIENTS]:
+        counts[SENT] = min(limits[CLIENTS], number)
+        requests[counts[SENT] :, ARRIVAL] = NEVER
+    count = _run(requests, limits, cost, state, running, evicted, freed, counts, times, iterations)
+    return times, iterations[:count], int(counts[EVICTIONS])

@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.export.arrows import Arrow
-from dpro.export.drawing import drawing
+from dpro.export.drawing import Arrow, drawing
 from dpro.export.slices import CRITICAL, path_offset
 from dpro.opening import open_path
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.layout import layout_document
+from dpro.analysis.answers.info import layout_document
 from dpro.analysis.answers.whatif import what_if
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.pipeline.ranges import operations_by_ranges

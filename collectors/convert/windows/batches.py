@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -18,9 +18,7 @@ from dpro.collectors.convert.pretended import with_pretended_calls
 from dpro.collectors.convert.readers import Readers, ReadTrace
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import messages_in_window
-from dpro.collectors.convert.windows.cut import cut
 from dpro.collectors.convert.windows.lost import TAIL, lost_in
-from dpro.collectors.convert.windows.merge import merge_window
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import PRETENDED
 from dpro.errors import DproError
@@ -28,10 +26,12 @@ from dpro.schema import (
     COLLECTIVES,
     COUNTERS,
     DEPENDENCIES,
+    GPU_WORK_KINDS,
     SPANS,
     SYNCS,
     conform,
 )
+from dpro.schema.members import num_members
 from dpro.store import write_part
 
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
@@ -139,3 +139,169 @@ def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:
     return frame.with_columns(
         pl.when(column >= 0).then(column + first).otherwise(-1).name.keep() for column in columns
     )
+
+
+# A recording of Kineto that is longer than its window, cut to the window's steps.
+
+_GPU = pl.col("kind").is_in([*GPU_WORK_KINDS, "gpu_annotation"])
+_END = pl.col("start_ns") + pl.col("duration_ns").clip(0)
+
+
+def cut(frames: Mapping[str, pl.DataFrame], start_ns: int, end_ns: int) -> dict[str, pl.DataFrame]:
+    """The tables of a window without what does not belong to its steps.
+
+    Args:
+        frames: `spans`, `collectives`, `syncs`, `dependencies`, `counters` of one rank and window.
+    """
+    spans = frames[SPANS.name]
+    host = _host(spans.filter(~_GPU), start_ns, end_ns)
+    gpu = _gpu(spans, host, start_ns, end_ns)
+    kept = pl.concat([host, gpu])
+    ids = kept["span_id"].implode()
+    source, target = pl.col("source_span_id").is_in(ids), pl.col("target_span_id").is_in(ids)
+    return {
+        **frames,
+        SPANS.name: kept.sort(SPANS.sort_by, maintain_order=True),
+        COLLECTIVES.name: _collectives(frames[COLLECTIVES.name], ids, start_ns, end_ns),
+        SYNCS.name: frames[SYNCS.name].filter(pl.col("span_id").is_in(ids)),
+        DEPENDENCIES.name: frames[DEPENDENCIES.name].filter(source & target),
+        COUNTERS.name: _counters(frames[COUNTERS.name], start_ns, end_ns),
+    }
+
+
+def _host(spans: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
+    """What the host began during the steps, as if recording had ended with them.
+
+    A Python function that was called before is shown from the beginning on, as where recording begins there.
+    """
+    python = pl.col("kind") == "python"
+    begun = (pl.col("start_ns") >= start_ns) | (python & _END.gt(start_ns))
+    within = spans.filter(begun & (pl.col("start_ns") < end_ns))
+    start, end = pl.col("start_ns").clip(start_ns), pl.min_horizontal(_END, pl.lit(end_ns))
+    known = pl.when(pl.col("duration_ns") >= 0)
+    return within.with_columns(start_ns=start, duration_ns=known.then(end - start).otherwise("duration_ns"))
+
+
+def _gpu(spans: pl.DataFrame, host: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
+    """What these calls launched; of what nothing is known to have launched, what ran meanwhile."""
+    work = spans.filter(_GPU)
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    launched = pl.col("correlation").is_in(calls["correlation"].implode())
+    mine = pl.col("correlation").is_in(host.filter(pl.col("kind") == "runtime")["correlation"].implode())
+    own = work.filter((pl.col("correlation") >= 0) & mine)
+    first, last = own["start_ns"].min(), own.select(_END.max()).item()
+    meanwhile = (pl.col("start_ns") >= (start_ns if first is None else first)) & (
+        pl.col("start_ns") < (end_ns if last is None else last)
+    )
+    return pl.concat([own, work.filter(~launched & meanwhile)])
+
+
+def _collectives(rows: pl.DataFrame, ids: pl.Series, start_ns: int, end_ns: int) -> pl.DataFrame:
+    linked = (pl.col("span_id") >= 0) | (pl.col("launch_span_id") >= 0)
+    mine = pl.col("span_id").is_in(ids) | pl.col("launch_span_id").is_in(ids)
+    return rows.filter(pl.when(linked).then(mine).otherwise(pl.col("start_ns").is_between(start_ns, end_ns)))
+
+
+def _counters(rows: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
+    """The values of the steps, the ones that held when they began included."""
+    before = rows.filter(pl.col("time_ns") < start_ns).sort("time_ns", maintain_order=True)
+    held = before.unique(["host", "device", "counter"], keep="last", maintain_order=True)
+    within = rows.filter(pl.col("time_ns").is_between(start_ns, end_ns, closed="left"))
+    return pl.concat([held.with_columns(time_ns=pl.lit(start_ns, pl.Int64)), within])
+
+
+# One row per collective: what a deep window saw of it, and what the flight recorder knew.
+
+SLACK_NS = 50_000  # an entry may seem this much later than the end of its call
+LAUNCH_NS = 100_000_000  # the longest from an entry to the launch of its kernel
+KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
+# What gloo runs as something else, by the name under which its flight recorder knows it.
+_GLOO_RUNS_AS = {"reduce_scatter": "all_reduce"}
+_MESSAGES = ("send", "recv")
+_FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer", "state")
+
+
+def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+    """The window's collectives with what the flight recorder knew of them.
+
+    Args:
+        entries: flight recorder entries of the rank, with their final `collective_id`.
+
+    Returns:
+        The rows; one that met an entry has its `collective_id`, the others keep theirs.
+    """
+    if collectives.is_empty() or entries.is_empty():
+        return collectives
+    met = pl.concat([_met_by_calls(collectives, spans, entries), _met_by_kernels(collectives, entries)])
+    met = met.unique("entry", keep="first", maintain_order=True).unique(
+        "row", keep="first", maintain_order=True
+    )
+    known = entries.select(
+        pl.col("collective_id").alias("entry"), *(pl.col(n).alias(f"{n}_fr") for n in ("op", *_FACTS))
+    )
+    joined = (
+        collectives.rename({"collective_id": "row"})
+        .join(met, on="row", how="left", maintain_order="left")
+        .join(known, on="entry", how="left", maintain_order="left")
+    )
+    # A reduce-scatter that was run as an all-reduce of all that it was given brings a part of it.
+    part = pl.col("bytes_out_fr") // num_members("group_ranks_fr").clip(lower_bound=1)
+    same = pl.col("op") == pl.col("op_fr")
+    joined = joined.with_columns(bytes_out_fr=pl.when(same).then("bytes_out_fr").otherwise(part))
+    facts = [pl.coalesce(_known(f"{name}_fr", entries.schema[name]), name).alias(name) for name in _FACTS]
+    merged = joined.with_columns(*facts, collective_id=pl.coalesce("entry", "row"))
+    return merged.select(collectives.columns)
+
+
+def _known(name: str, dtype: pl.DataType) -> pl.Expr:
+    """The column, null where it says unknown."""
+    column = pl.col(name)
+    return pl.when(column != "" if dtype == pl.String else column >= 0).then(column)
+
+
+def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+    """Entries made during the CPU call that issued the work, as for gloo: pairs of `row` and `entry`."""
+    calls = (
+        collectives.filter((pl.col("source") != KERNEL) & (pl.col("launch_span_id") >= 0))
+        .join(
+            spans.select(launch_span_id="span_id", begin="start_ns", length="duration_ns"),
+            on="launch_span_id",
+        )
+        .select("op", "begin", row="collective_id", end=pl.col("begin") + pl.col("length") + SLACK_NS)
+    )
+    other = calls.filter(pl.col("op").is_in(list(_GLOO_RUNS_AS))).with_columns(
+        pl.col("op").replace(_GLOO_RUNS_AS)
+    )
+    calls = pl.concat([calls, other]).sort("begin", "row")
+    made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
+    pairs = made.join_asof(calls, left_on="enqueued_ns", right_on="begin", by="op", check_sortedness=False)
+    # Messages are noted once their call has returned, by the thread that made it: until the next one at most.
+    inside = (pl.col("enqueued_ns") <= pl.col("end")) | pl.col("op").is_in(_MESSAGES)
+    return pairs.filter(inside).drop_nulls("row").sort("entry").select("row", "entry")
+
+
+def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+    """The last entry before the launch of each kernel, as for NCCL: pairs of `row` and `entry`.
+
+    Of messages that one kernel carries, the last is the last entry, the one before it that before, and so on.
+    """
+    launched = (
+        collectives.filter((pl.col("source") == KERNEL) & (pl.col("enqueued_ns") >= 0))
+        .select("op", launched="enqueued_ns", row="collective_id")
+        .sort("launched", "row")
+        .with_columns(
+            after=pl.len().over("op", "launched") - 1 - pl.int_range(pl.len()).over("op", "launched")
+        )
+    )
+    made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
+    made = made.with_columns(place=pl.int_range(pl.len()).over("op"))
+    latest = launched.join_asof(
+        made.drop("entry"),
+        left_on="launched",
+        right_on="enqueued_ns",
+        by="op",
+        tolerance=LAUNCH_NS,
+        check_sortedness=False,
+    ).drop_nulls("place")
+    wanted = latest.select("op", "row", place=pl.col("place") - pl.col("after").cast(pl.Int64))
+    return wanted.join(made, on=["op", "place"], maintain_order="left").select("row", "entry")

@@ -7,13 +7,15 @@ In: meshes as they are made, and what Megatron-core and DeepSpeed say instead (`
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
 
 from ..patching import patch
 from ..recorder import Recorder
-from .coordinates import of_frameworks
 
 
 class Meshes:
@@ -65,3 +67,71 @@ def install(recorder: Recorder) -> None:
     recorder.listen("open", meshes.save)
     recorder.listen("step", meshes.on_step)
     recorder.listen("fork", meshes.on_fork)
+
+
+# Where this rank stands on the axes of Megatron-core and DeepSpeed, which make no device meshes.
+
+MEGATRON = "megatron.core.parallel_state"
+DEEPSPEED = "deepspeed.utils.groups"
+# By axis, what Megatron-core and objects made after it (DeepSpeed's `mpu`) call it: the first that is there.
+AXES: Sequence[tuple[str, Sequence[str]]] = (
+    ("pp", ("pipeline_model_parallel", "pipe_parallel")),
+    ("dp", ("data_parallel",)),
+    ("cp", ("context_parallel", "sequence_parallel")),
+    ("tp", ("tensor_model_parallel", "slice_parallel", "model_parallel")),
+)
+EXPERTS = "expert_model_parallel"
+
+
+def of_frameworks() -> list[dict[str, Any]]:
+    """What frameworks say, as `names`, `sizes` and `coordinate`; nothing of those that are not set up."""
+    found = []
+    for state in _states():
+        with suppress(Exception):  # another version of it
+            found += [
+                fact for fact in (_of_axes(state, AXES), _of_axes(state, (("ep", (EXPERTS,)),))) if fact
+            ]
+    with suppress(Exception):
+        found += _of_deepspeed(sys.modules.get(DEEPSPEED))
+    return found
+
+
+def _states() -> Iterator[Any]:
+    """What can be asked for ranks and sizes: Megatron-core, once it is set up, and DeepSpeed's `mpu`."""
+    megatron = sys.modules.get(MEGATRON)
+    if megatron is not None and getattr(megatron, "is_initialized", lambda: False)():
+        yield megatron
+    state = getattr(sys.modules.get(DEEPSPEED), "mpu", None)
+    if state is not None and state is not megatron:
+        yield state
+
+
+def _of_axes(state: Any, axes: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """The axes that it has a rank and a size of; nothing where it has none."""
+    found: list[tuple[str, int, int]] = []
+    for axis, known in axes:
+        name = next((each for each in known if hasattr(state, f"get_{each}_world_size")), "")
+        if not name:
+            continue
+        size = getattr(state, f"get_{name}_world_size")()
+        rank = getattr(state, f"get_{name}_rank")() if size else None
+        if size and rank is not None and 0 <= rank < size:
+            found.append((axis, int(size), int(rank)))
+    if not found:
+        return {}
+    names, sizes, coordinate = map(list, zip(*found))
+    return {"names": names, "sizes": sizes, "coordinate": coordinate}
+
+
+def _of_deepspeed(groups: Any) -> Iterator[dict[str, Any]]:
+    """Data parallelism where DeepSpeed has no other, and its experts."""
+    if groups is None:
+        return
+    alone = groups.mpu is None and getattr(groups, "mesh_device", None) is None
+    world = getattr(groups, "_WORLD_GROUP", None)
+    if alone and world is not None:
+        yield {"names": ["dp"], "sizes": [dist.get_world_size()], "coordinate": [dist.get_rank()]}
+    experts = [(dist.get_world_size(group), group) for group in groups._EXPERT_PARALLEL_GROUP.values()]
+    if experts:
+        size, group = max(experts, key=lambda each: each[0])
+        yield {"names": ["ep"], "sizes": [size], "coordinate": [dist.get_rank(group)]}

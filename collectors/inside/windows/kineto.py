@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.profiler import profile
+from torch.autograd.profiler import profile, record_function
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..files import written_whole
 from ..torch_internals import experimental_config, observe_execution, start_profiler
-from .modules import name_modules
 
 _running: list[Recording] = []
 
@@ -125,3 +125,48 @@ def leave_out_destructors() -> None:
     libc = ctypes.CDLL(None)
     atexit.register(libc.fflush, None)
     libc.on_exit(libc._exit, None)  # called first, and with the exit code
+
+
+# The names of modules as ranges of Kineto: which layer an operator belongs to.
+
+PREFIX = "nn.Module: "
+
+
+class _Calls(threading.local):
+    """The calls that are open on a thread, outermost first, and the names within the outermost."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[Any, record_function]] = []
+        self.names: dict[int, str] = {}
+
+
+def name_modules() -> Callable[[], None]:
+    """Begin to name the modules; returns how to stop."""
+    calls = _Calls()
+
+    def before(module: Any, _arguments: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if not calls.open:
+            calls.names = {id(each): name for name, each in module.named_modules()}
+        name = calls.names.get(id(module)) or type(module).__name__
+        mark = record_function(PREFIX + name)
+        mark.__enter__()
+        calls.open.append((module, mark))
+
+    def after(module: Any, _arguments: Any, _result: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        while calls.open:  # those that an exception left open end here, too
+            opened, mark = calls.open.pop()
+            mark.__exit__(None, None, None)
+            if opened is module:
+                return
+
+    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
+
+    def stop() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return stop

@@ -8,28 +8,37 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import math
 import os
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 from torch.autograd.profiler import profile, record_function
 
 from .. import captures, records
+from ..files import write_whole
 from ..main_thread import MainThreadCall
 from ..patching import patch
 from ..recorder import Recorder, identity
-from ..torch_internals import internal, is_profiling, profiler_hooks
-from .agreement import Agreement
-from .foreign import UserProfilers
-from .kineto import OwnProfile, leave_out_destructors, start_in_main_thread, stop_left
-from .opened import OpenWindow
+from ..torch_internals import (
+    end_range,
+    has_context,
+    has_profiler,
+    internal,
+    is_profiling,
+    prepare_profiler,
+    profiler_hooks,
+)
+from .kineto import OwnProfile, Recording, leave_out_destructors, start_in_main_thread, stop_left
 from .plan import Budget, Window, WindowPlan
-from .ranges import Ranges
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
 MIN_PERIOD = 200  # steps from one window to the next, where their cost decides
@@ -391,3 +400,341 @@ def _install_backward(windows: Windows) -> None:
             return original(*args, **kwargs)
 
     torch.autograd.backward = backward
+
+
+# One deep window, from when Kineto starts to when it stops; on a GPU that is longer than its steps.
+
+PATIENCE = 10  # steps that are recorded at most for the GPU to do the work of those before
+
+
+class OpenWindow:
+    """A window that is being recorded.
+
+    Attributes:
+        window: which.
+        thread: that started Kineto: no other can stop it.
+        has_whole_step: whether one of its steps has ended.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any], folder: Path, own: records.RecordWriter, window: Window, step: int
+    ) -> None:
+        """Start recording.
+
+        Args:
+            folder: of this process's files.
+        """
+        self.window = window
+        self.thread = threading.get_ident()
+        self.has_whole_step = False
+        self._folder, self._own = folder, own
+        own.write(records.OPENED, window.number, time.time_ns(), window.step)
+        self._recording = Recording(options, folder / f"trace{window.number:04d}.json")
+        self._started_ns = time.time_ns() if step >= window.step else 0
+        self._ended_ns = self._ended_after = 0
+        self._tail: PendingGpuWork | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first step has."""
+        return self._started_ns > 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last step has: what is recorded since is of no use but for the GPU's work."""
+        return self._ended_ns > 0
+
+    def end_step(self, step: int) -> bool:
+        """Note how many steps have ended. Returns whether nothing more has to be recorded."""
+        if not self.has_begun and step >= self.window.step:
+            self._started_ns = time.time_ns()
+        self.has_whole_step = self.has_whole_step or step > self.window.step
+        if not self.has_ended and step >= self.window.step + self.window.steps:
+            self._end(step)
+        if captures.is_capturing_here():
+            return False
+        return self.has_ended and (step >= self._ended_after + PATIENCE or self.is_complete())
+
+    def is_complete(self) -> bool:
+        """Whether all work of its steps is done, on the GPU too."""
+        return self.has_ended and (self._tail is None or self._tail.has_passed())
+
+    def finish(self, longest_s: float) -> None:
+        """End the last step now if it has not, and wait this long for the GPU."""
+        if not self.has_ended:
+            self._end(self.window.step)
+        if self._tail is not None:
+            self._tail.wait(longest_s)
+
+    def close(self, keep: bool) -> bool:
+        """Stop recording.
+
+        Args:
+            keep: whether to save the window.
+
+        Returns:
+            Whether it is saved: not into a run that was deleted.
+
+        Raises:
+            OSError: it cannot be saved, as where the process has given up its rights; Kineto has stopped.
+        """
+        number, end_ns = self.window.number, self._ended_ns or time.time_ns()
+        path: Path | None = None
+        try:
+            if keep and _is_there(self._folder):
+                if self._recording.gpu:
+                    seen = self.is_complete() and not captures.is_capturing_here()
+                    self._own.write(records.CUT, number, self._started_ns, end_ns, int(seen))
+                path = self._folder / f"window{number:04d}.json"
+        finally:
+            self._recording.stop(path)
+        if path is not None:
+            self._own.write(records.WINDOW, number, self._started_ns, end_ns, time.time_ns())
+        else:
+            self._own.write(records.DROPPED, number, time.time_ns())
+        return path is not None
+
+    def _end(self, step: int) -> None:
+        self._ended_ns, self._ended_after = time.time_ns(), step
+        if self._recording.gpu:
+            self._tail = PendingGpuWork()
+
+
+def _is_there(folder: Path) -> bool:
+    """Whether a folder exists: where the run was deleted, Kineto would say so on stderr.
+
+    Raises:
+        PermissionError: this process may no longer enter it.
+    """
+    try:
+        os.stat(folder / ".")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+# The GPU's work on the steps that a host has ended: how far it has got.
+
+LOOK_S = 0.005
+
+
+class PendingGpuWork:
+    """What the GPU still has to do; its other streams are taken to join the current one by the step's end."""
+
+    def __init__(self) -> None:
+        """The last step ends now."""
+        self._events: list[Any] | None = None
+        self.has_passed()
+
+    def has_passed(self) -> bool:
+        """Whether the GPU has got there, as far as it may be asked now; True also where it has failed."""
+        with captures.guard() as free:
+            if not free or captures.is_capturing_here():
+                return False
+            try:
+                if self._events is None:
+                    self._events = [_recorded(device) for device in devices()]
+                return all(event.query() for event in self._events)
+            except RuntimeError:  # an earlier error of the GPU, which the job is about to see itself
+                self._events = []
+                return True
+
+    def wait(self, longest_s: float) -> bool:
+        """The same, asked again for this long."""
+        deadline = time.monotonic() + longest_s
+        while not self.has_passed():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+
+def _recorded(device: int | None) -> Any:
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def devices() -> list[int | None]:
+    """The devices that this process uses: on another one an event would claim memory for a context."""
+    if internal("torch._C._cuda_hasPrimaryContext") is None:
+        return [None]  # the current one
+    return [device for device in range(torch.cuda.device_count()) if has_context(device)]
+
+
+# What rank 0 announces to the other ranks, without a collective and without blocking any rank.
+
+KEY = "dpro/windows"
+STORE_EVERY = 5  # looks at the file per question to the store
+
+
+class Agreement:
+    """Rank 0's latest announcement, as one process sends or receives it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing is announced yet."""
+        self._recorder = recorder
+        self.forget()
+
+    def forget(self) -> None:
+        """This is a forked child: it is no rank yet."""
+        self._received = b""
+        self._looks = 0
+
+    @property
+    def _path(self) -> Path:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return self._recorder.launch.parent / f"windows-{attempt}.json"
+
+    @property
+    def slow_s(self) -> float:
+        """How long it takes at most until all ranks have received an announcement."""
+        return 3.0 if _one_host() else 2.0 * STORE_EVERY
+
+    def send(self, document: dict[str, Any]) -> None:
+        """Announce something to all other ranks; it takes the place of what was announced before.
+
+        Raises:
+            OSError: the run folder cannot be written.
+        """
+        if identity()[1] == 1:
+            return
+        content = json.dumps(document).encode()
+        write_whole(self._path, content)
+        if not _one_host():
+            self._recorder.store.ask(lambda store: store.set(KEY, content))
+
+    def receive(self) -> dict[str, Any] | None:
+        """What was announced since the last call; None for nothing."""
+        content = self._read()
+        if content == self._received:
+            return None
+        self._received = content
+        document: dict[str, Any] = json.loads(content)
+        return document
+
+    def _read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            pass
+        self._looks += 1
+        if _one_host() or self._looks % STORE_EVERY:
+            return self._received
+        found = self._recorder.store.ask(lambda store: store.get(KEY) if store.check([KEY]) else None)
+        return self._received if found is None else bytes(found)
+
+
+def _one_host() -> bool:
+    """Whether the launcher says that all ranks are on this host; they see the same folder then."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(identity()[1])
+
+
+# The user's own profilers: our windows give way to them.
+
+FORGOTTEN = 500  # steps after which a profiler that was prepared and has not started counts as abandoned
+
+
+class UserProfilers:
+    """The profilers of the user, from when they are prepared until they end or are deleted."""
+
+    def __init__(self) -> None:
+        """Start without profilers."""
+        self._prepared: weakref.WeakKeyDictionary[profile, int] = weakref.WeakKeyDictionary()
+        self._running: weakref.WeakSet[profile] = weakref.WeakSet()
+        self._undone: weakref.WeakSet[profile] = weakref.WeakSet()
+
+    def prepare(self, profiler: profile, step: int) -> None:
+        """Note a profiler that will be prepared now.
+
+        Args:
+            profiler: the user's profiler.
+        """
+        self._prepared[profiler] = step
+        self._undone.discard(profiler)
+
+    def end(self, profiler: profile) -> None:
+        """Forget a profiler that will stop now."""
+        self._prepared.pop(profiler, None)
+        self._running.discard(profiler)
+
+    def end_all(self) -> None:
+        """Forget the running profilers: Kineto was stopped without calling them."""
+        self._running.clear()
+
+    def are_there(self, step: int) -> bool:
+        """Whether one runs, or is prepared and not abandoned, when `step` steps have ended."""
+        prepared = any(step - since < FORGOTTEN for since in self._prepared.values())
+        return prepared or bool(self._running) or is_profiling()
+
+    def override(self) -> None:
+        """Note that all prepared profilers lose their preparation: a window will be opened now."""
+        self._undone.update(self._prepared)
+
+    def start(self, profiler: profile) -> None:
+        """Note a profiler that starts now while no other runs; prepare it again if a window undid that."""
+        if profiler in self._undone:
+            prepare_profiler(profiler)
+        self._prepared.pop(profiler, None)
+        self._running.add(profiler)
+
+
+# Ranges (`record_function`) that outlive the recording in which they began.
+
+
+class Ranges:
+    """Those that were entered while a profiler ran, and have not been left."""
+
+    def __init__(self) -> None:
+        """There are none."""
+        self.forget()
+
+    def forget(self) -> None:
+        """This is a forked child: it records nothing."""
+        self._open: dict[int, tuple[Any, int]] = {}
+        self._finished: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def enter(self, entered: Any) -> None:
+        """A range was entered."""
+        if has_profiler():
+            self._open[id(entered)] = entered, threading.get_ident()
+
+    def leave(self, left: Any) -> bool:
+        """Called before a range is left. Returns whether it has ended already."""
+        if self._open:
+            self._open.pop(id(left), None)
+        if not self._finished or left not in self._finished:
+            return False
+        self._finished.discard(left)
+        return True
+
+    def finish(self) -> None:
+        """No profiler runs: end the ranges of this thread here, where that writes nowhere."""
+        me = threading.get_ident()
+        for key, (entered, thread) in list(self._open.items()):
+            if thread == me and entered.run_callbacks_on_exit:
+                if end_range(entered.record):
+                    self._finished.add(entered)
+                del self._open[key]
+
+    def install(self) -> None:
+        """See ranges entered and left."""
+        enter, leave = profiler.record_function.__enter__, profiler.record_function.__exit__
+
+        @functools.wraps(enter)
+        def entering(entered: Any) -> Any:
+            result = enter(entered)
+            self.enter(entered)
+            return result
+
+        @functools.wraps(leave)
+        def leaving(left: Any, kind: Any, value: Any, traceback: Any) -> None:
+            if not self.leave(left):
+                leave(left, kind, value, traceback)
+                return
+            left.run_callbacks_on_exit = False
+            leave(left, kind, value, traceback)
+            left.run_callbacks_on_exit = True  # a decorator enters it again
+
+        profiler.record_function.__enter__ = entering
+        profiler.record_function.__exit__ = leaving

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.job.hidden import hide
 from dpro.cli.job.hooked import as_arguments, hook_rules, on_finding_options, warn_of_hook
 from dpro.cli.output import NO_HISTORY, json_option, print_json, warn
 from dpro.cli.ranges import DAY_S, MAX_STEPS, NumberRange
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from dpro.watch.life import LifeWatch
     from dpro.watch.outlets import Metrics, Webhook
     from dpro.watch.watcher import Watcher
+
 
 NICE = 10  # the job comes first
 LAST_PORT = 65535
@@ -354,3 +354,36 @@ def in_words(notice: Notice) -> list[str]:
         cost = f" costs {format_duration(found.cost_ns)} per step ({found.severity:.0%})"
     head = f"dpro: {at} {found.class_}: {who}{cause}{cost}; confidence {found.confidence:.2f}"
     return [head, *(f"dpro:   - {line}" for line in found.evidence)]
+
+
+# Words of the command line that the list of processes must not show, such as the address of a webhook.
+
+_PROCESS = Path("/proc/self")
+_ARG_START, _ARG_END = 45, 46  # of `stat`, counted after the process's name: fields 48 and 49 of proc(5)
+
+
+def hide(word: str) -> bool:
+    """Overwrite a word of this process's command line wherever it is.
+
+    Returns:
+        Whether the list of processes does not show it.
+    """
+    secret = word.encode(errors="surrogateescape")
+    try:
+        facts = (_PROCESS / "stat").read_bytes().rpartition(b")")[2].split()
+        begin, end = int(facts[_ARG_START]), int(facts[_ARG_END])
+        with (_PROCESS / "mem").open("r+b", buffering=0) as memory:
+            memory.seek(begin)
+            words = memory.read(end - begin)
+            memory.seek(begin)
+            memory.write(words.replace(secret, b"*" * len(secret)))
+    except (OSError, ValueError, IndexError):
+        pass  # whether it worked is checked below
+    return secret not in _shown()
+
+
+def _shown() -> bytes:
+    try:
+        return (_PROCESS / "cmdline").read_bytes()
+    except OSError:  # no such list here
+        return b""

@@ -7,16 +7,27 @@ tried for which the recording of the job is enough.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 
+import numpy as np
+
+from dpro.analysis.analysis import Analysis
+from dpro.arrays import Floats
 from dpro.documents import DocumentPart
+from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.goodput.life import JobLife
-from dpro.goodput.recovery.degraded import with_replayed_step
-from dpro.goodput.recovery.designs import changed
-from dpro.goodput.recovery.predict import PredictedGoodput, candidates, predict_goodput
+from dpro.goodput.recovery.designs import DESIGNS, SMALLER, changed, young_daly
 from dpro.goodput.recovery.rates import FailureRate, own_rate
-from dpro.goodput.recovery.simulate import Recovery
+from dpro.goodput.recovery.simulate import CLASSES, Failures, Recovery, exponential, simulate
 from dpro.goodput.recovery.stages import seen_failures, stages_of
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.replicas import DataParallelSize, replicas_of
+from dpro.replay.whatif.edits.scaling import Batch
+from dpro.replay.whatif.grammar import split_edit, values_of
+from dpro.replay.whatif.predict import NINETY, Prediction, predict
+from dpro.schema import SPANS
+from dpro.units import S_PER_H
 
 
 class GoodputPrediction(DocumentPart, frozen=True):
@@ -115,3 +126,162 @@ def _document(found: PredictedGoodput, hours: float) -> GoodputPrediction:
         failures=found.failures,
         shares=found.shares,
     )
+
+
+# What changes to the recovery of a job would give: productive hours a month, with intervals.
+
+JOBS = 200  # simulated for each prediction
+LOW, HIGH = 5.0, 95.0  # percentiles of an interval
+SEED = 20240501
+MAX_FAILURES = 10_000  # of a job, that are simulated
+
+
+@dataclass(frozen=True)
+class PredictedGoodput:
+    """What a job would get done.
+
+    Attributes:
+        edits: what was changed.
+        goodput: mean share of the time in which steps are done for good.
+        low, high: within which nine of ten simulated jobs are.
+        gain: of goodput over the unchanged job, mean; `gain_low`, `gain_high` its interval.
+        failures: mean.
+        shares: of the time, by class of `simulate.CLASSES`.
+    """
+
+    edits: tuple[str, ...]
+    goodput: float
+    low: float
+    high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    failures: float
+    shares: dict[str, float]
+
+
+def predict_goodput(
+    recovery: Recovery, rate: FailureRate, changes: Sequence[Sequence[str]], hours: float
+) -> list[PredictedGoodput]:
+    """Predict the job as it is, and each of some changes.
+
+    Raises:
+        UsageError: as `changed`.
+        Unanswerable: more failures would come than can be simulated.
+    """
+    base = _simulated(recovery, rate, hours)
+    found = [_prediction((), base, base)]
+    for edits in changes:
+        design = recovery
+        for edit in edits:
+            design = changed(design, edit)
+        found.append(_prediction(tuple(edits), _simulated(design, rate, hours), base))
+    return found
+
+
+def candidates(recovery: Recovery, rate: FailureRate) -> list[list[str]]:
+    """Changes that a search tries: those that need nothing which the job did not show."""
+    per_s = (rate.job + rate.host * recovery.hosts) / S_PER_H
+    found = []
+    if recovery.stall_s > 0 and per_s > 0:
+        best = young_daly(recovery, per_s)
+        found += [[f"checkpoint:every={every}"] for every in sorted({best, max(best // 2, 1), 2 * best})]
+        found.append(["async:stall=0"])
+    if recovery.detect_s > 0:
+        found.append([f"detect:s={recovery.detect_s / 10:.3g}"])
+    if recovery.start_s > 0:
+        found.append([f"start:s={recovery.start_s / 2:.3g}"])
+    return found
+
+
+def _simulated(recovery: Recovery, rate: FailureRate, hours: float) -> tuple[Floats, Floats, float]:
+    """[S] goodput, [classes] shares and the mean number of failures of simulated jobs."""
+    failures_per_h = rate.job + rate.host * recovery.hosts
+    if not failures_per_h * hours <= MAX_FAILURES:
+        raise Unanswerable(
+            f"{failures_per_h:,.3g} failures an hour for {hours:,.5g} h are "
+            f"more than the {MAX_FAILURES:,} that are simulated: give fewer --hours, or a lower rate"
+        )
+    rng = np.random.default_rng(SEED)
+    failures: Failures = exponential(*rate.per_s(JOBS, rng), rng)
+    found = simulate(recovery, failures, hours * S_PER_H, rng, JOBS)
+    shares = found.seconds.mean(axis=0) / found.seconds.sum(axis=1).mean()
+    return found.goodput, shares, float(found.failures.mean())
+
+
+def _prediction(
+    edits: tuple[str, ...], simulated: tuple[Floats, Floats, float], base: tuple[Floats, Floats, float]
+) -> PredictedGoodput:
+    goodput, shares, failures = simulated
+    gain = goodput - base[0]
+    low, high = np.percentile(goodput, [LOW, HIGH])
+    gain_low, gain_high = np.percentile(gain, [LOW, HIGH])
+    return PredictedGoodput(
+        edits, float(goodput.mean()), float(low), float(high), float(gain.mean()), float(gain_low),
+        float(gain_high), failures, dict(zip(CLASSES, map(float, shares), strict=True)),
+    )  # fmt: skip
+
+
+# How long a step takes while a host is missing: by a replay of the job's own recording with fewer replicas.
+
+
+def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
+    """A change with `slower` and `unsure`, where it is `smaller` and does not give them.
+
+    Raises:
+        UsageError: the run does not say how long such a step takes.
+    """
+    name, rest = split_edit(text)
+    if name != SMALLER:
+        return text
+    change = DESIGNS[name]
+    values = values_of(name, rest, list(change.keys), change.example)
+    if "slower" in values or "replicas" not in values:
+        return text
+    with suppress(ValueError):
+        replicas = int(values["replicas"])
+        fewer = max((recovery.hosts - 1) * replicas // recovery.hosts, 1)
+        keeps_batch = float(values.get("batch", "0")) > 0
+        slower, unsure = _replayed_slowdown(life, replicas, fewer, keeps_batch)
+        return f"{text},slower={slower:.4g},unsure={unsure:.2g}"
+    return text  # whose numbers are none: it is refused when it is applied
+
+
+def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bool) -> tuple[float, float]:
+    """Steps of `fewer` replicas over those of all, and the standard deviation of that."""
+    most = max((each.workers.height for each in life.attempts), default=0)
+    whole = [each for each in life.attempts if each.workers.height == most and each.run.num_rows(SPANS)]
+    if not whole:
+        raise UsageError(
+            "smaller: nothing was recorded in depth (no deep window), so how long a step takes with fewer "
+            f"replicas is not known: give it, as in {DESIGNS[SMALLER].example}"
+        )
+    analysis = Analysis(whole[-1].run)
+    try:
+        recorded = replicas_of(analysis.built.predictive)
+        before = _predicted(analysis, recorded, replicas)
+        more = [Batch(replicas / fewer)] if keeps_batch and fewer < replicas else []
+        after = _predicted(analysis, recorded, fewer, *more)
+    except DproError as error:
+        raise UsageError(
+            f"smaller: how long a step takes with fewer replicas is not known ({error}): give it, as in "
+            f"{DESIGNS[SMALLER].example}"
+        ) from error
+    (before_ns, before_doubt_ns), (after_ns, after_doubt_ns) = before, after
+    # What both assume of the network is the same, so doubts do not add up: the larger one counts.
+    return after_ns / before_ns, max(before_doubt_ns, after_doubt_ns) / before_ns
+
+
+def _predicted(analysis: Analysis, recorded: int, replicas: int, *more: Edit) -> tuple[float, float]:
+    """The mean step of a job with this number of replicas, and its standard deviation."""
+    edits = [*([DataParallelSize(replicas)] if replicas != recorded else []), *more]
+    trust = analysis.trust
+    if not trust.answerable:
+        raise Unanswerable("; ".join(trust.reasons))
+    found = predict(analysis.built.predictive, analysis.baseline, edits, trust)
+    return found.predicted_ns, _deviation_ns(found) if edits else 0.0
+
+
+def _deviation_ns(found: Prediction) -> float:
+    """The standard deviation of a predicted step, of its gain's interval of nine in ten."""
+    return (found.gain_high_ns - found.gain_low_ns) * found.samples / 2 / NINETY

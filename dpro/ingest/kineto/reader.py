@@ -7,30 +7,33 @@ events are not read: the arrows repeat what correlation and sequence numbers say
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from dpro.classify import operation
 from dpro.errors import InputError
 from dpro.ingest.derived.iterations import find_iterations, model_calls
+from dpro.ingest.derived.launches import enclosed
 from dpro.ingest.derived.steps import guess_steps
-from dpro.ingest.kineto.collectives import gpu_collectives
+from dpro.ingest.kineto.collectives import COLUMNS, gpu_collectives
 from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.events import NO_ARGS, EventReader, TraceFacts
-from dpro.ingest.kineto.gloo import gloo_collectives
+from dpro.ingest.kineto.events import NO_ARGS, EventArguments, EventReader, TraceFacts
 from dpro.ingest.kineto.marks import Marks
 from dpro.ingest.kineto.memory import Memory
-from dpro.ingest.kineto.messages import Groups, whole
+from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of, whole
 from dpro.ingest.kineto.numbers import LAST_NS
 from dpro.ingest.kineto.scan.choice import scanner_of
-from dpro.ingest.kineto.syncs import read_syncs
 from dpro.ingest.reading.files import Source, rank_of_name
 from dpro.ingest.reading.peers import ranks_of
 from dpro.ingest.reading.values import int32
 from dpro.ingest.trace import RankTrace
+from dpro.schema import SYNCS
 
 SOURCE = "kineto"
 _NO_TOTALS = "memory events without totals"
@@ -240,3 +243,182 @@ def _stamped(name: str, frame: pl.DataFrame, rank: int, window: int) -> pl.DataF
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+# Communication on CPU in a Kineto trace: rows of `collectives` from gloo's ranges.
+
+_POINT_TO_POINT = ("send", "recv")
+
+
+def gloo_collectives(
+    spans: pl.DataFrame, args: Sequence[EventArguments], groups: Groups, rank: int
+) -> pl.DataFrame:
+    """One row per `gloo:*` range.
+
+    Args:
+        spans: all spans of the rank, with `span_id` and `position`.
+        groups: ranks by name of process group.
+    """
+    ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with("gloo:"))
+    if ranges.is_empty():
+        return pl.DataFrame(schema=COLUMNS)
+    ranges, calls = _with_operation(ranges), _with_operation(_calls(spans))
+    # Collectives wait in one queue; a send or receive starts at once.
+    queues = [pl.col("op") == op for op in _POINT_TO_POINT] + [~pl.col("op").is_in(_POINT_TO_POINT)]
+    pairs = pl.concat(_paired(ranges.filter(queue), calls.filter(queue)) for queue in queues)
+    rows = [
+        _row(pair, args, groups, rank) for pair in pairs.sort("start_ns", "span_id").iter_rows(named=True)
+    ]
+    return calls_of(rows, COLUMNS)
+
+
+def _calls(spans: pl.DataFrame) -> pl.DataFrame:
+    """Calls into c10d that gloo may have run: those that hold no `nccl:*` range."""
+    calls = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").str.starts_with("c10d::"))
+    nccl = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with("nccl:")).select(
+        "span_id",
+        thread="tid",
+        launch_ns="start_ns",
+        launch_end_ns=pl.col("start_ns") + pl.col("duration_ns"),
+    )
+    on_nccl = enclosed(nccl, calls, "call")["call_position"].drop_nulls()
+    return calls.filter(~pl.col("position").is_in(on_nccl.to_list()))
+
+
+def _with_operation(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows that are a collective, send or receive, in the order they began, with its name as `op`."""
+    names = frame["name"].unique().to_list()
+    ops = pl.col("name").replace_strict(names, [operation(name) for name in names], return_dtype=pl.String)
+    return frame.with_columns(op=ops).filter(pl.col("op") != "").sort("start_ns", "span_id")
+
+
+def _paired(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """The k-th range with the k-th call, after the ranges whose call was made before the window opened.
+
+    How many those are is not recorded. A range never starts before its call and is of its call's operation:
+    the smallest number for which most pairs agree is taken, and a pair that does not agree is not made.
+    """
+    orphans, agree = _best_shift(ranges, calls)
+    linked = calls.select(
+        call_span_id="span_id", call_position="position", call_ns="start_ns", call_op="op"
+    ).with_row_index("order")
+    kept = linked.head(len(agree)).filter(pl.Series(agree, dtype=pl.Boolean))
+    order = (pl.int_range(pl.len()) - orphans).cast(pl.Int64)
+    numbered = ranges.with_columns(order=order)
+    return numbered.join(kept.cast({"order": pl.Int64}), on="order", how="left", maintain_order="left")
+
+
+def _best_shift(ranges: pl.DataFrame, calls: pl.DataFrame) -> tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Number of leading ranges without a call, and which of the pairs that follow agree."""
+    starts, issued = ranges["start_ns"].to_numpy(), calls["start_ns"].to_numpy()
+    ops = ranges["op"].to_numpy()
+    # Gloo carries a reduce-scatter out as an all-reduce, and names its range so.
+    called = calls["op"].replace("reduce_scatter", "all_reduce").to_numpy()
+    best = 0, np.zeros(0, dtype=np.bool_)
+    for shift in range(len(starts)):
+        count = min(len(starts) - shift, len(issued))
+        mine = slice(shift, shift + count)
+        agree = (starts[mine] >= issued[:count]) & (ops[mine] == called[:count])
+        if agree.sum() > best[1].sum():
+            best = shift, agree
+        if best[1].sum() >= count:  # no later shift can do better
+            break
+    return best
+
+
+def _row(
+    pair: Mapping[str, Any], args: Sequence[EventArguments], groups: Groups, rank: int
+) -> dict[str, Any]:
+    ranged = args[pair["position"]]
+    call = NO_ARGS if pair["call_position"] is None else args[pair["call_position"]]
+    op = pair["call_op"] or pair["op"]
+    group = group_columns(NO_ARGS, groups)
+    ranks = group["group_ranks"]
+    return {
+        "op": op,
+        **group,
+        "sequence": -1,
+        **payload_columns(op, NO_ARGS, ranged, len(ranks)),
+        "peer": peer_of(op, NO_ARGS, call, rank, ranks),
+        "enqueued_ns": -1 if pair["call_ns"] is None else pair["call_ns"],
+        "start_ns": pair["start_ns"],
+        "duration_ns": pair["duration_ns"],
+        "algorithm": "",
+        "protocol": "",
+        "span_id": pair["span_id"],
+        "launch_span_id": -1 if pair["call_span_id"] is None else pair["call_span_id"],
+        "source": "kineto gloo range",
+    }
+
+
+# Synchronisation in a Kineto trace: the calls that waited, and the streams or events they waited for.
+
+_EVENT_NAMES = {
+    "Stream Wait Event": "stream_wait_event",
+    "Event Sync": "event_sync",
+    "Stream Sync": "stream_sync",
+    "Context Sync": "device_sync",
+}
+# Runtime and driver calls, CUDA and HIP, with and without suffixes such as `_v2`, `WithFlags`, `_ptsz`.
+_CALL_NAMES = (
+    (r"^(cuda|hip|cu)EventRecord", "event_record"),
+    (r"^(cuda|hip|cu)StreamWaitEvent", "stream_wait_event"),
+    (r"^(cuda|hip|cu)EventSynchronize", "event_sync"),
+    (r"^(cuda|hip|cu)StreamSynchronize", "stream_sync"),
+    (r"^((cuda|hip)DeviceSynchronize|cuCtxSynchronize)", "device_sync"),
+)
+_TEXTS = {"name": pl.String, "kind": pl.String}
+
+
+def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventArguments]) -> pl.DataFrame:
+    """Rows of `syncs`.
+
+    Args:
+        spans: all spans of the rank, with `span_id`.
+        events: the `cuda_sync` events, with `position`.
+    """
+    calls = spans.select("kind", "name", "correlation", "start_ns", "duration_ns", "span_id").filter(
+        pl.col("kind") == "runtime"
+    )
+    explained = _explained(events, args, calls)
+    names = calls["name"].unique().to_list()
+    kinds = pl.DataFrame({"name": names, "kind": [*map(_kind_of_call, names)]}, schema_overrides=_TEXTS)
+    named = calls.drop("kind").join(kinds.drop_nulls(), on="name", maintain_order="left")
+    unexplained = named.join(explained, on="correlation", how="anti")
+    return pl.concat([explained, _unexplained(unexplained)]).sort("start_ns", "span_id", maintain_order=True)
+
+
+def _kind_of_call(name: str) -> str | None:
+    return next((kind for pattern, kind in _CALL_NAMES if re.search(pattern, name)), None)
+
+
+def _explained(events: pl.DataFrame, args: Sequence[EventArguments], calls: pl.DataFrame) -> pl.DataFrame:
+    """Sync events, each with the span of its call; the time is the call's where there is one."""
+    mine = [args[position] for position in events["position"]]
+    details = {
+        "device": [a.device for a in mine],
+        "stream": [a.stream for a in mine],
+        "event_id": [a.wait_on_event for a in mine],
+        "record_stream": [a.wait_on_stream for a in mine],
+        "record_correlation": [a.wait_on_record for a in mine],
+    }
+    rows = events.select(
+        pl.col("name").replace_strict(_EVENT_NAMES, default=None, return_dtype=pl.String).alias("kind"),
+        "correlation",
+        "start_ns",
+        "duration_ns",
+    ).with_columns(pl.Series(name, values, dtype=pl.Int64, strict=False) for name, values in details.items())
+    by_correlation = calls.select("correlation", "span_id").unique(
+        "correlation", keep="first", maintain_order=True
+    )
+    joined = rows.drop_nulls("kind").join(by_correlation, on="correlation", how="left", maintain_order="left")
+    return _columns(joined.with_columns(pl.col(pl.Int64).fill_null(-1)))
+
+
+def _unexplained(calls: pl.DataFrame) -> pl.DataFrame:
+    unknown = ("device", "stream", "event_id", "record_stream", "record_correlation")
+    return _columns(calls.with_columns(pl.lit(-1, dtype=pl.Int64).alias(name) for name in unknown))
+
+
+def _columns(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select(name for name in SYNCS.columns if name not in ("rank", "window"))

@@ -14,15 +14,14 @@ from pathlib import Path
 
 import polars as pl
 
+from dpro.classify import classify, is_communication, operation
 from dpro.errors import InputError
-from dpro.ingest.nsys.collectives import read_collectives
-from dpro.ingest.nsys.spans import read_spans
-from dpro.ingest.nsys.steps import find_steps
-from dpro.ingest.nsys.syncs import read_syncs, sync_tables
-from dpro.ingest.nsys.tables import MAGIC, Export, open_export
+from dpro.ingest.derived.launches import enclosed, launched
+from dpro.ingest.derived.steps import find_steps as find_marked_steps
+from dpro.ingest.nsys.tables import MAGIC, Export, open_export, process_of, thread_of
 from dpro.ingest.reading.files import rank_of_name
 from dpro.ingest.trace import RankTrace
-from dpro.schema import GPU_WORK_KINDS
+from dpro.schema import GPU_WORK_KINDS, SYNCS
 
 SOURCE = "nsys"
 
@@ -232,3 +231,467 @@ def _variable(environment: str, names: Sequence[str]) -> int:
         if found:
             return int(found[1])
     return -1
+
+
+# Communication in a Nsight Systems export: rows of `collectives` from communication kernels.
+
+_COLUMNS = (
+    *("collective_id", "window", "op", "group", "peer", "bytes_in", "bytes_out", "enqueued_ns"),
+    *("start_ns", "duration_ns", "span_id", "launch_span_id", "source"),
+)
+_NCCL = r"^nccl[A-Z]"
+# As NCCL names the fields of the payload of its ranges.
+_SIZE = r'"Message size[^"]*"\s*:\s*"?(\d+)'
+_PEER = r'"Peer rank"\s*:\s*"?(\d+)'
+_COMMUNICATOR = r'"NCCL communicator ID"\s*:\s*"?(\w+)'
+
+
+def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
+    """One row per communication kernel of one process.
+
+    Args:
+        spans: its spans, with `span_id`.
+    """
+    kernels = spans.filter(pl.col("kind") == "kernel")
+    names = [name for name in kernels["name"].unique() if is_communication(name)]
+    kernels = kernels.filter(pl.col("name").is_in(names))
+    ran = launched(kernels.select("span_id", "name", "start_ns", "duration_ns", "correlation"), spans)
+    issues = _issues(spans)
+    ranges = spans.filter(pl.col("kind") == "annotation").with_columns(position="span_id")
+    ran = enclosed(ran, ranges.filter(pl.col("name").str.starts_with("nccl:")), "range")
+    ran = enclosed(ran, issues.rename({"span_id": "position"}), "issue")
+    of_issue = issues.select("op", "group", "bytes_in", "bytes_out", "peer", issue_position="span_id")
+    ran = ran.join(of_issue, on="issue_position", how="left")
+    # Several kernels of one group of calls: which of them moved what is not known.
+    shared = pl.col("issue_position").is_not_null() & (pl.len().over("issue_position") > 1)
+    moved = (
+        pl.when(shared).then(-1).otherwise(name).fill_null(-1).alias(name)
+        for name in ("bytes_in", "bytes_out", "peer")
+    )
+    ops = {name: operation(name) for name in ran["range_name"].drop_nulls().unique()}
+    by_name = {name: classify(name).op or name for name in names}
+    ranged = pl.col("range_name").replace_strict(ops, default="", return_dtype=pl.String)
+    issued = [pl.when(op != "").then(op) for op in (ranged, pl.col("op"))]
+    return (
+        ran.sort("start_ns", "span_id")
+        .with_columns(
+            *moved,
+            op=pl.coalesce(*issued, pl.col("name").replace_strict(by_name, return_dtype=pl.String)),
+            group=pl.col("group").fill_null(""),
+            collective_id=pl.int_range(pl.len()),
+            enqueued_ns=pl.col("launch_ns").fill_null(-1),
+            launch_span_id=pl.col("launch_span_id").fill_null(-1),
+            window=pl.lit(0),
+            source=pl.lit("nsys kernel"),
+        )
+        .select(_COLUMNS)
+    )
+
+
+def _issues(spans: pl.DataFrame) -> pl.DataFrame:
+    """NCCL's ranges in which work is launched: a call of its own, or the end of the group it is in.
+
+    Returns:
+        `span_id`, `tid`, `start_ns`, `duration_ns`, `name` of the range, and of the calls it launches `op`
+        (empty where they differ), `group`, `bytes_in`, `bytes_out` and `peer`.
+    """
+    nccl = (
+        spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.contains(_NCCL))
+        .sort("tid", "start_ns", "span_id")
+        .select("span_id", "tid", "start_ns", "duration_ns", "name", "payload")
+    )
+    ops = {name: operation(name.removeprefix("nccl")) for name in nccl["name"].unique()}
+    opened, closed = pl.col("name") == "ncclGroupStart", pl.col("name") == "ncclGroupEnd"
+    level = (opened.cast(pl.Int64) - closed.cast(pl.Int64)).cum_sum().over("tid")
+    # The window may open inside a group: what is closed but was never opened does not count.
+    depth = level - pl.min_horizontal(level.cum_min().over("tid"), 0)
+    nccl = nccl.with_columns(
+        op=pl.col("name").replace_strict(ops, default="", return_dtype=pl.String), depth=depth
+    ).with_columns(ends=pl.when(closed & (pl.col("depth") == 0)).then("span_id"))
+    calls = nccl.with_columns(
+        issue=pl.when(pl.col("depth") == 0)
+        .then("span_id")
+        .otherwise(pl.col("ends").backward_fill().over("tid")),
+        size=pl.col("payload").str.extract(_SIZE).cast(pl.Int64, strict=False),
+        peer=pl.col("payload").str.extract(_PEER).cast(pl.Int64, strict=False),
+        communicator=pl.col("payload").str.extract(_COMMUNICATOR),
+    ).filter(pl.col("op") != "")
+    return nccl.select("span_id", "tid", "start_ns", "duration_ns", "name").join(
+        _together(calls), left_on="span_id", right_on="issue"
+    )
+
+
+def _together(calls: pl.DataFrame) -> pl.DataFrame:
+    """What the calls of each group do together.
+
+    NCCL states of an all-gather what a rank puts in, of a reduce-scatter what it gets.
+    """
+    op, size = pl.col("op"), pl.col("size")
+    both = ~op.is_in(["send", "recv", "all_gather", "reduce_scatter"])
+    puts = pl.when(op.is_in(["send", "all_gather"]) | both).then(size).when(op == "recv").then(0)
+    gets = pl.when(op.is_in(["recv", "reduce_scatter"]) | both).then(size).when(op == "send").then(0)
+    distinct = op.unique().sort()
+    exchanged = (distinct.len() == 2) & op.is_in(["send", "recv"]).all()
+    return calls.group_by("issue").agg(
+        pl.when(op.n_unique() == 1)
+        .then(op.first())
+        .when(exchanged)
+        .then(pl.lit("send_recv"))
+        .otherwise(pl.lit(""))
+        .alias("op"),
+        group=pl.when(pl.col("communicator").n_unique() == 1).then(pl.col("communicator").first()),
+        bytes_in=pl.when(puts.is_not_null().all()).then(puts.sum()),
+        bytes_out=pl.when(gets.is_not_null().all()).then(gets.sum()),
+        peer=pl.when(pl.col("peer").n_unique() == 1).then(pl.col("peer").first()),
+    )
+
+
+# Work and ranges in a Nsight Systems export as columns of `spans`.
+
+_TIME = {"start": pl.Int64, "end": pl.Int64}
+_ON_GPU = _TIME | {
+    "deviceId": pl.Int64,
+    "streamId": pl.Int64,
+    "correlationId": pl.Int64,
+    "globalPid": pl.Int64,
+}
+_CALL = _TIME | {"globalTid": pl.Int64, "nameId": pl.Int64, "correlationId": pl.Int64}
+
+# CUPTI's numbers. Names are spelt as torch.profiler spells them.
+_COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH"}
+_COPIES |= {10: "PtoP"}
+_MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
+
+# What `torch.autograd.profiler.emit_nvtx` appends to the name of an operator, each where it is known:
+# `, seq = 41, op_id = 990, sizes = [[2, 3]], input_op_ids = [(989,0)]`.
+_EMITTED = r", (?:seq|op_id) = \d.*$|, sizes = \[.*$"
+_SEQUENCE = r", seq = (\d+)"
+_SIZES = r", sizes = (\[.*?\])(?:, input_op_ids|$)"
+# Operators that torch.profiler calls annotations.
+_ANNOTATION = r"^(Optimizer\.|ProfilerStep#|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader)"
+
+_MARKED, _DOMAIN_CREATED = 34, 75
+# CUPTI appends the version of the interface to the runtime's names (not to the driver's).
+_RUNTIME_VERSION = r"^(cuda\w+?)(_ptsz|_ptds)?_v\d+$"
+
+
+def read_spans(export: Export) -> tuple[pl.DataFrame, dict[str, int]]:
+    """All spans of all processes, and what was not taken, by reason.
+
+    Returns:
+        Columns of `spans` without ids, and `process` (its id), `domain` (of an NVTX range) and `payload`
+        (its JSON, empty for none), by start and then the longer first. Times are as the export has them.
+    """
+    parts = [
+        _kernels(export),
+        _graphs(export),
+        _copies(export),
+        _fills(export),
+        _calls(export),
+        _ranges(export),
+        _overhead(export),
+    ]
+    spans = pl.concat(parts, how="diagonal_relaxed").with_columns(duration_ns=pl.col("end") - pl.col("start"))
+    whole = spans.filter(pl.col("duration_ns") >= 0)
+    lost = {
+        "spans without an end": spans.height - whole.height,
+        "operating system calls": export.count("OSRT_API"),
+    }
+    numbers = [name for name, dtype in whole.schema.items() if dtype == pl.Int64]
+    filled = whole.with_columns(pl.col(numbers).fill_null(-1), pl.col(pl.String).fill_null(""))
+    ordered = filled.rename({"start": "start_ns"}).drop("end")
+    return (
+        ordered.sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True),
+        {reason: count for reason, count in lost.items() if count},
+    )
+
+
+def _on_gpu(rows: pl.DataFrame, kind: str, name: pl.Expr) -> pl.DataFrame:
+    return rows.select(
+        *_TIME,
+        kind=pl.lit(kind),
+        name=name,
+        process=process_of("globalPid"),
+        device="deviceId",
+        stream="streamId",
+        correlation="correlationId",
+        bytes="bytes" if "bytes" in rows.columns else pl.lit(-1, pl.Int64),
+    )
+
+
+def _kernels(export: Export) -> pl.DataFrame:
+    names = {"demangledName": pl.Int64, "shortName": pl.Int64}
+    rows = export.rows("CUPTI_ACTIVITY_KIND_KERNEL", _ON_GPU | names)
+    named = export.named(rows, long="demangledName", short="shortName")
+    return _on_gpu(named, "kernel", pl.coalesce("long", "short"))
+
+
+def _graphs(export: Export) -> pl.DataFrame:
+    """Where graphs were traced whole, what is in them is one piece of work."""
+    rows = export.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _ON_GPU | {"graphId": pl.Int64})
+    return _on_gpu(rows, "kernel", pl.format("CUDA graph {}", pl.col("graphId").fill_null(-1)))
+
+
+def _copies(export: Export) -> pl.DataFrame:
+    kinds = {"bytes": pl.Int64, "copyKind": pl.Int64, "srcKind": pl.Int64, "dstKind": pl.Int64}
+    rows = export.rows("CUPTI_ACTIVITY_KIND_MEMCPY", _ON_GPU | kinds)
+    source, target = (
+        pl.col(side).replace_strict(_MEMORIES, default="Unknown", return_dtype=pl.String)
+        for side in ("srcKind", "dstKind")
+    )
+    way = pl.col("copyKind").replace_strict(_COPIES, default="Unknown", return_dtype=pl.String)
+    return _on_gpu(rows, "memcpy", pl.format("Memcpy {} ({} -> {})", way, source, target))
+
+
+def _fills(export: Export) -> pl.DataFrame:
+    rows = export.rows("CUPTI_ACTIVITY_KIND_MEMSET", _ON_GPU | {"bytes": pl.Int64, "memKind": pl.Int64})
+    memory = pl.col("memKind").replace_strict(_MEMORIES, default="Unknown", return_dtype=pl.String)
+    return _on_gpu(rows, "memset", pl.format("Memset ({})", memory))
+
+
+def _calls(export: Export) -> pl.DataFrame:
+    rows = export.named(export.rows("CUPTI_ACTIVITY_KIND_RUNTIME", _CALL), name="nameId")
+    name = pl.col("name").str.replace(_RUNTIME_VERSION, "$1")
+    return _on_thread(rows.with_columns(name), "runtime", correlation=pl.col("correlationId"))
+
+
+def _overhead(export: Export) -> pl.DataFrame:
+    tables = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
+    rows = pl.concat([export.rows(table, _CALL) for table in tables])
+    return _on_thread(export.named(rows, name="nameId"), "overhead")
+
+
+def _ranges(export: Export) -> pl.DataFrame:
+    """NVTX ranges on the thread that began them; what PyTorch emitted for its operators is taken apart."""
+    texts = {"text": pl.String, "textId": pl.Int64, "jsonText": pl.String, "jsonTextId": pl.Int64}
+    kinds = {"eventType": pl.Int64, "domainId": pl.Int64, "globalTid": pl.Int64}
+    rows = export.named(export.rows("NVTX_EVENTS", _TIME | kinds | texts), stored="textId", json="jsonTextId")
+    rows = rows.with_columns(name=pl.coalesce("text", "stored"), payload=pl.coalesce("jsonText", "json"))
+    domains = rows.filter(pl.col("eventType") == _DOMAIN_CREATED).select(
+        "domainId", process=process_of("globalTid"), domain="name"
+    )
+    ranges = rows.filter(pl.col("end").is_not_null() & (pl.col("eventType") < _DOMAIN_CREATED))
+    ranges = ranges.filter(pl.col("eventType") != _MARKED).with_columns(process=process_of("globalTid"))
+    ranges = ranges.join(
+        domains.unique(["domainId", "process"], keep="any"), on=["domainId", "process"], how="left"
+    )
+    name, op = pl.col("name"), pl.col("name").str.replace(_EMITTED, "")
+    operator = (op != name) & ~name.str.contains(_ANNOTATION)
+    return _on_thread(
+        ranges.with_columns(
+            name=op,
+            kind=pl.when(operator).then(pl.lit("cpu_op")).otherwise(pl.lit("annotation")),
+            sequence_number=name.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
+            shapes=name.str.extract(_SIZES).str.replace_all(" ", ""),
+        ),
+        "",
+        **{kept: pl.col(kept) for kept in ("sequence_number", "shapes", "domain", "payload")},
+    )
+
+
+def _on_thread(rows: pl.DataFrame, kind: str, **more: pl.Expr) -> pl.DataFrame:
+    """Rows as CPU spans; without a `kind` it is a column."""
+    return rows.select(
+        *_TIME,
+        "name",
+        kind=pl.lit(kind) if kind else pl.col("kind"),
+        process=process_of("globalTid"),
+        pid=process_of("globalTid"),
+        tid=thread_of("globalTid"),
+        **more,
+    )
+
+
+# Where training steps begin and end by NVTX ranges.
+
+_STEP_COLUMNS = ("step", "start_ns", "duration_ns", "source")
+_COUNTED = r"(?i)^(.*(?:step|iter|iteration|batch)[^\d]{0,3})(\d+)[^\w]*$"
+# Ranges of libraries, which repeat within a step.
+_LIBRARY = r"^(nccl|gloo|FSDP::|DistributedDataParallel|Optimizer\.|enumerate\()"
+
+
+def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
+    """Steps of one process.
+
+    Args:
+        spans: with `kind`, `name`, `start_ns`, `duration_ns`, `tid`, `domain`, `sequence_number` and
+            `forward_thread`.
+    """
+    ranges = spans.filter(
+        (pl.col("kind") == "annotation")
+        & ~pl.col("name").str.contains(_LIBRARY)
+        & (pl.col("domain").str.to_uppercase() != "NCCL")
+        & (pl.col("duration_ns") > 0)
+    ).with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    for steps in (_counted(ranges), find_marked_steps(spans)):
+        if steps.height:
+            return steps
+    return _repeated(ranges)
+
+
+def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
+    """The outermost ranges whose names count: of all such series the one that takes most time."""
+    series = ["tid", "prefix"]
+    counted = (
+        ranges.with_columns(
+            prefix=pl.col("name").str.extract(_COUNTED, 1),
+            step=pl.col("name").str.extract(_COUNTED, 2).cast(pl.Int64, strict=False),
+        )
+        .drop_nulls("step")
+        .sort("start_ns", maintain_order=True)
+    )
+    # A number that comes twice counts something within a step; steps do not overlap.
+    apart = (pl.col("start_ns") >= pl.col("end_ns").shift(1).over(series)).fill_null(True)
+    candidates = (
+        counted.with_columns(apart=apart)
+        .group_by(series)
+        .agg(
+            total=pl.col("duration_ns").sum(),
+            sound=pl.col("step").is_unique().all() & pl.col("apart").all(),
+        )
+    )
+    best = (
+        candidates.filter("sound").sort(["total", "prefix", "tid"], descending=[True, False, False]).head(1)
+    )
+    found = counted.join(best, on=series, how="semi").with_columns(source=pl.format("NVTX {}N", "prefix"))
+    return found.select(_STEP_COLUMNS).sort("step")
+
+
+def _repeated(ranges: pl.DataFrame) -> pl.DataFrame:
+    """The ranges at the top level of a thread that repeat and take most time.
+
+    Ranges that come equally often, one after the other (forward, backward, optimizer), make a step together.
+    """
+    before = pl.col("end_ns").cum_max().shift(1).over("tid")
+    top = ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
+        before.is_null() | (pl.col("start_ns") >= before)
+    )
+    named = top.with_columns(
+        count=pl.len().over("tid", "name"), nth=pl.int_range(pl.len()).over("tid", "name")
+    )
+    repeated = named.filter(pl.col("count") > 1)
+    totals = repeated.group_by("tid", "name", "count").agg(total=pl.col("duration_ns").sum())
+    longest = totals.sort(["total", "name", "tid"], descending=[True, False, False]).head(1)
+    alone = repeated.join(longest, on=["tid", "name"], how="semi")
+    together = _cycles(repeated.join(longest, on=["tid", "count"], how="semi"))
+    if (together["start_ns"] >= together["start_ns"].shift(1) + together["duration_ns"].shift(1)).all():
+        return together
+    return _cycles(alone)
+
+
+def _cycles(ranges: pl.DataFrame) -> pl.DataFrame:
+    """The n-th of each name together, in order."""
+    first, last = pl.col("start_ns").min(), pl.col("end_ns").max()
+    cycles = ranges.group_by("nth").agg(
+        start_ns=first,
+        duration_ns=last - first,
+        source=pl.lit("NVTX ") + pl.col("name").sort_by("start_ns").str.join(", "),
+    )
+    return cycles.rename({"nth": "step"}).select(_STEP_COLUMNS).sort("step")
+
+
+# Synchronisation in a Nsight Systems export: the calls that waited, and what they waited for.
+
+_CALLS = (
+    (r"^(cuda|cu)EventRecord", "event_record"),
+    (r"^(cuda|cu)StreamWaitEvent", "stream_wait_event"),
+    (r"^(cuda|cu)EventSynchronize", "event_sync"),
+    (r"^(cuda|cu)StreamSynchronize", "stream_sync"),
+    (r"^(cudaDeviceSynchronize|cuCtxSynchronize)", "device_sync"),
+)
+_QUERY = r"^(cuda|cu)(Event|Stream)Query"
+_WHERE = {"deviceId": pl.Int64, "streamId": pl.Int64, "eventId": pl.Int64, "correlationId": pl.Int64}
+_NONE = 0xFFFFFFFF  # of streams and events
+_SYNC_COLUMNS = [name for name in SYNCS.columns if name != "rank"]
+
+
+def sync_tables(export: Export) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Synchronisations and recorded events of all processes.
+
+    Returns:
+        Both with `process`, `correlation`, `device`, `stream`, `event_id`; the first also with its time.
+    """
+    times = {"start": pl.Int64, "end": pl.Int64}
+    tables = (
+        export.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", _WHERE | times | {"globalPid": pl.Int64}),
+        export.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", _WHERE | times | {"globalPid": pl.Int64}),
+    )
+    synchronised, recorded = (
+        table.select(
+            process=process_of("globalPid"),
+            correlation=pl.col("correlationId").fill_null(-1),
+            device="deviceId",
+            stream=pl.col("streamId").replace(_NONE, -1),
+            event_id=pl.col("eventId").replace(_NONE, -1),
+            start_ns="start",
+            duration_ns=pl.col("end") - pl.col("start"),
+        )
+        for table in tables
+    )
+    return synchronised, recorded.drop("start_ns", "duration_ns")
+
+
+def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `syncs` of one process.
+
+    Args:
+        spans: its spans, with `span_id`.
+        synchronised, recorded: its rows of `sync_tables`.
+    """
+    calls = spans.filter(pl.col("kind") == "runtime").select(
+        "name", "span_id", "correlation", "start_ns", "duration_ns"
+    )
+    kind = pl.lit(None, dtype=pl.String)
+    for pattern, called in _CALLS:
+        kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(called)).otherwise(kind)
+    named = calls.with_columns(kind=kind).drop_nulls("kind")
+    details = pl.concat([synchronised.drop("start_ns", "duration_ns"), recorded]).unique(
+        "correlation", keep="first", maintain_order=True
+    )
+    by_call = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
+    # Asking whether something has ended waits for nothing, though it is recorded as a synchronisation.
+    asked = calls.filter(pl.col("name").str.contains(_QUERY))
+    known = pl.concat([named.select("correlation"), asked.select("correlation")])
+    uncalled = synchronised.join(known, on="correlation", how="anti").with_columns(
+        kind=_kind_by_content(), span_id=pl.lit(-1, pl.Int64)
+    )
+    rows = _with_records(_with_device(pl.concat([by_call, uncalled], how="diagonal"), spans))
+    rows = rows.with_columns(window=pl.lit(0), duration_ns=pl.col("duration_ns").clip(lower_bound=-1))
+    return rows.with_columns(pl.col(pl.Int64).fill_null(-1)).select(_SYNC_COLUMNS)
+
+
+def _with_device(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The device of a stream is where its work ran: the one recorded is wrong in some versions (always 0)."""
+    ran = spans.filter(pl.col("stream") >= 0).select("stream", ran_on="device").unique()
+    alone = ran.unique("stream", keep="none")
+    placed = rows.join(alone, on="stream", how="left", maintain_order="left")
+    return placed.with_columns(device=pl.coalesce("ran_on", "device")).drop("ran_on")
+
+
+def _kind_by_content() -> pl.Expr:
+    """The kind of a synchronisation, from the stream and event that it names."""
+    event, stream = pl.col("event_id") >= 0, pl.col("stream") >= 0
+    return (
+        pl.when(event & stream)
+        .then(pl.lit("stream_wait_event"))
+        .when(event)
+        .then(pl.lit("event_sync"))
+        .when(stream)
+        .then(pl.lit("stream_sync"))
+        .otherwise(pl.lit("device_sync"))
+    )
+
+
+def _with_records(rows: pl.DataFrame) -> pl.DataFrame:
+    """Where an event is waited for, the last record of it before that."""
+    records = rows.filter((pl.col("kind") == "event_record") & (pl.col("event_id") >= 0)).select(
+        "event_id", "start_ns", record_stream="stream", record_correlation="correlation"
+    )
+    waits = pl.col("kind").is_in(["stream_wait_event", "event_sync"])
+    found = rows.sort("start_ns", "span_id").join_asof(
+        records.sort("start_ns"), on="start_ns", by="event_id", check_sortedness=False
+    )
+    return found.with_columns(
+        pl.when(waits & (pl.col("event_id") >= 0)).then(name).otherwise(-1).alias(name)
+        for name in ("record_stream", "record_correlation")
+    )

@@ -8,36 +8,40 @@ the rings of both; what of the step nothing explains is the same in every layout
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import log2, prod
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Floats
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.devices.estimate import Sources
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.intervals import covered, union
 from dpro.replay.layouts.inputs.machine import Machine, Software, machine_of
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
 from dpro.replay.layouts.layout import AXES, column, gpus_of, layouts
 from dpro.replay.layouts.memory import GB, memory_of
-from dpro.replay.layouts.recorded.links import GradientTraffic, reduced_of, with_own_links
-from dpro.replay.layouts.recorded.messages import a_rank_of_each_stage, message_us_of, micro_batches_of
-from dpro.replay.layouts.recorded.sequence import work_of, works_on_gpu
-from dpro.replay.layouts.recorded.shapes import embedding_of, shapes_of
+from dpro.replay.layouts.recorded.sequence import ATTENTION, work_of, works_on_gpu
 from dpro.replay.layouts.recorded.stack import NOTHING, PassTime, Stack, is_host_bound, stack_of
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
 from dpro.replay.layouts.traffic import traffic
 from dpro.replay.mesh import Mesh
+from dpro.replay.models.collective_algorithms import RING, cost
 from dpro.replay.models.gpus import GpuModel, common_model
+from dpro.replay.models.link_costs import fit_costs
 from dpro.replay.models.memory import footprint_of
-from dpro.replay.models.roofline import stored_as
+from dpro.replay.models.roofline import product_of, stored_as
 from dpro.replay.run_mesh import groups_of, mesh_of_run
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.timeline import step_times as replayed_steps
-from dpro.schema import SPANS
+from dpro.schema import COLLECTIVES, SPANS
 from dpro.store import Run
 
 CPU = "CPU"
@@ -393,3 +397,309 @@ def _with_own_memory(job: RecordedJob, run: Run) -> RecordedJob:
     )
     line = f"a step allocates {within:.3g} GB beyond what it found, {factor:.2f} of what is computed"
     return replace(job, software=software, said=(*job.said, line))
+
+
+# What the collectives of a run say of its links: bandwidth and latency, and how much of them nothing hides.
+
+US = 1e3  # ns
+SHOWS_LATENCY = 1 << 18  # bytes: what larger ones take, were they smaller, is no latency
+
+
+class GradientTraffic(NamedTuple):
+    """Microseconds of a step and rank in which data-parallel collectives move: in all, and beside no work."""
+
+    moving: float
+    exposed: float
+
+
+def with_own_links(
+    machine: Machine, timeline: Timeline, with_outside: bool
+) -> tuple[Machine, tuple[str, ...]]:
+    """The machine with links as the run's collectives show them, and what that rests on.
+
+    Args:
+        with_outside: whether links across hosts, where none was seen, are taken to be like those within one.
+    """
+    graph = timeline.graph
+    curves = fit_costs(graph)
+    moved = {kind: _moved(graph, *kind) for kind in curves}
+    per_host = machine.per_host
+    for kind in sorted(moved, key=lambda each: (-moved[each][1], each)):
+        ranks, total, typical, least = moved[kind]
+        if not total or ranks < 2:
+            continue
+        try:
+            spent = cost(kind[0], RING, ranks)
+        except Unanswerable:
+            continue
+        curve = curves[kind]
+        shown = least <= SHOWS_LATENCY  # else the time at no bytes is no latency
+        alpha = curve.latency_ns / spent.messages / US if shown else 0.0
+        moving = float(curve.time_ns(typical)) - (curve.latency_ns if shown else 0.0)
+        gbps = spent.share * typical / max(moving, 1e-3)
+        one_way = spent.messages / (2 if kind[0] == "all_reduce" else 1)
+        latency = alpha * one_way / max(log2(ranks), 1) if shown else machine.inside_us
+        step_us = alpha if shown else machine.outside_us
+        if ranks > per_host:
+            own = replace(machine, outside_gbps=gbps * per_host, outside_us=step_us)
+        elif with_outside:
+            own = replace(
+                machine, inside_gbps=gbps, inside_us=latency, outside_gbps=gbps * per_host, outside_us=step_us
+            )
+        else:
+            own = replace(machine, inside_gbps=gbps, inside_us=latency)
+        return own, (f"links as {kind[0]} among {ranks} ranks show them: {gbps:.3g} GB/s",)
+    return machine, ("links by the data sheet: the run has no collectives of known size to show its own",)
+
+
+def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]:
+    """Ranks of a kind of communication, bytes that it moves in all, the size that moves most, the least."""
+    nodes = graph.nodes
+    numbers = [n for n, each in enumerate(graph.messages) if (each.op, each.group) == (op, group)]
+    mine = np.isin(nodes.message, numbers) & (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0)
+    if not mine.any():
+        return 0, 0.0, 0.0, 0.0
+    sizes, counts = np.unique(nodes.bytes[mine], return_counts=True)
+    return (
+        graph.messages[numbers[0]].num_ranks,
+        float(nodes.bytes[mine].sum()),
+        float(sizes[np.argmax(sizes * counts)]),
+        float(sizes[0]),
+    )
+
+
+def reduced_of(
+    timeline: Timeline, rank: int, work: Ints, axis: Collection[frozenset[int]]
+) -> GradientTraffic:
+    """How long data-parallel collectives of a rank move data in a step, and how long beside no work.
+
+    Args:
+        work: [N] nodes of its work.
+    """
+    graph, nodes = timeline.graph, timeline.graph.nodes
+    sizes = {len(ranks) for ranks in axis}
+    numbers = [n for n, each in enumerate(graph.messages) if each.num_ranks in sizes and _collective(each.op)]
+    moving = (nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0)
+    moving &= np.isin(nodes.message, numbers)
+    steps = np.unique(nodes.step[work])
+    when = union(timeline.start[moving], timeline.end[moving])
+    busy = union(timeline.start[work], timeline.end[work])
+    if not len(when) or not steps.size:
+        return GradientTraffic(0.0, 0.0)
+    total = float((when[:, 1] - when[:, 0]).sum())
+    hidden = float(covered(busy, when[:, 0], when[:, 1]).sum())
+    return GradientTraffic(total / steps.size / US, (total - hidden) / steps.size / US)
+
+
+def _collective(op: str) -> bool:
+    return op not in ("send", "recv", "send_recv")
+
+
+# What the messages of a recorded pipeline say: its micro-batches, and how long a message moves.
+
+RECEIVED = ("recv", "send_recv")
+
+
+def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int]:
+    """The lowest recorded rank of each stage that has one, by its number; of all without a pipeline.
+
+    Args:
+        mesh: where its ranks stand.
+    """
+    ranks = [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
+    names = [axis.name for axis in mesh.axes]
+    if stages == 1 or "pp" not in names:
+        return {0: ranks[0]}
+    at = names.index("pp")
+    first: dict[int, int] = {}
+    for rank in ranks:
+        if rank in mesh.coordinates:
+            first.setdefault(mesh.coordinates[rank][at], rank)
+    return dict(sorted(first.items()))
+
+
+def micro_batches_of(graph: Graph, rank: int) -> int:
+    """Micro-batches of a pipeline: messages of a step that a rank receives from each of its neighbours.
+
+    Raises:
+        Unanswerable: it received none.
+    """
+    assert graph.run is not None
+    nodes = graph.nodes
+    mine = _received(graph, ("recv",)) & (nodes.step >= 0) & (nodes.rank == rank)
+    steps = np.unique(nodes.step[(nodes.rank == rank) & (nodes.step >= 0)]).size
+    calls = graph.run.table(COLLECTIVES, ["rank", "op", "peer"])
+    peers = calls.filter((pl.col("rank") == rank) & (pl.col("op") == "recv") & (pl.col("peer") >= 0))["peer"]
+    count = round(int(mine.sum()) / max(steps, 1) / max(peers.n_unique(), 1))
+    if not count:
+        raise Unanswerable(
+            "how many micro-batches its pipeline has is not known: `dpro plan` takes --layout micro_batches="
+        )
+    return count
+
+
+def message_us_of(graph: Graph, ranks: list[int]) -> float:
+    """Microseconds that a message between two recorded ranks moves data; 0 where there is none.
+
+    One whose sender was not recorded seems to move as long as its receiver waits for it.
+    """
+    nodes = graph.nodes
+    ends = nodes.kind == NodeKind.TRANSFER
+    numbers, counts = np.unique(nodes.collective[ends], return_counts=True)
+    whole = np.isin(nodes.collective, numbers[counts > 1])
+    mine = _received(graph, RECEIVED) & whole & np.isin(nodes.rank, ranks)
+    return float(np.median(nodes.duration[mine])) / 1e3 if mine.any() else 0.0
+
+
+def _received(graph: Graph, ops: tuple[str, ...]) -> Bools:
+    """[N] which nodes are transfers of such operations."""
+    numbers = [number for number, each in enumerate(graph.messages) if each.op in ops]
+    found: Bools = (graph.nodes.kind == NodeKind.TRANSFER) & np.isin(graph.nodes.message, numbers)
+    return found
+
+
+# What model a run trains, from the shapes of the products of one of its layers.
+
+GIVE = "give --model config.json"
+MIN_HEADS, MAX_HEAD = 1, 512
+
+
+class Shapes(NamedTuple):
+    """What the shapes say.
+
+    Attributes:
+        model: the model.
+        micro_batch: sequences that a rank has at once.
+        cut_head: whether the output layer is cut over the ranks of a layer.
+    """
+
+    model: Model
+    micro_batch: int
+    cut_head: bool
+
+
+class _Attended(NamedTuple):
+    """Of the attention of a rank: sequences, tokens of each, heads, those of keys, size of a head."""
+
+    batch: int
+    sequence: int
+    heads: int
+    kv_heads: int
+    size: int
+
+
+def shapes_of(
+    products: Sequence[str], outside: Sequence[str], embedding: tuple[int, ...], layers: int, tp: int, cp: int
+) -> Shapes:
+    """The model of a run.
+
+    Args:
+        products: of one layer, forward, in order: an operator's name and its shapes.
+        embedding: [rows, width] of the largest embedding, empty where none was recorded.
+        tp, cp: ranks that share a layer, and a sequence.
+
+    Raises:
+        Unanswerable: there are no shapes, or they are not those of a dense transformer.
+    """
+    if not any("[" in each for each in products):
+        raise Unanswerable(f"the run has no shapes of operators: record with `--shapes`, or {GIVE}")
+    attended = _attention(products)
+    at = next(i for i, each in enumerate(products) if re.search(ATTENTION, each))
+    before, after = _weights(products[:at]), _weights(products[at + 1 :])
+    if not before or len(after) < 3:
+        raise Unanswerable(
+            f"{len(before)} matrices before attention and {len(after)} after it are not known: {GIVE}"
+        )
+    hidden = before[0][0]
+    output, *wide, down = after
+    if output[1] != hidden or down[1] != hidden or any(inputs != hidden for inputs, _ in (*before, *wide)):
+        raise Unanswerable(f"a layer's matrices do not lead from {hidden} back to it: {GIVE}")
+    ffn = down[0]
+    widths = sum(outputs for _, outputs in wide)
+    if widths not in (ffn, 2 * ffn):
+        raise Unanswerable(
+            f"a feed-forward network of {widths} outputs and {ffn} inputs is not known: {GIVE}"
+        )
+    heads = attended.heads
+    if output[0] != heads * attended.size:
+        raise Unanswerable(f"{heads} heads of {attended.size} do not make {output[0]} inputs: {GIVE}")
+    kv_heads = (sum(outputs for _, outputs in before) // attended.size - heads) // 2
+    if kv_heads < 1 or heads % kv_heads:
+        raise Unanswerable(f"{heads} heads of queries do not share {kv_heads} of keys: {GIVE}")
+    rows, cut_head = _vocabulary(outside, embedding, hidden, tp)
+    model = Model(
+        layers=layers,
+        hidden=hidden,
+        heads=heads * tp,
+        kv_heads=kv_heads * tp,
+        head_size=attended.size,
+        ffn=ffn * tp,
+        vocabulary=rows,
+        sequence=attended.sequence * cp,
+        gated=widths == 2 * ffn,
+    )
+    return Shapes(model, attended.batch, cut_head)
+
+
+def _weights(products: Sequence[str]) -> list[tuple[int, int]]:
+    """Inputs and outputs of the matrices that are multiplied with tokens."""
+    found = []
+    for each in products:
+        sizes = product_of(*_split(each))
+        if sizes is not None and sizes[0] == 1:
+            found.append((int(sizes[3]), int(sizes[2])))
+    return found
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, bracket, shapes = text.partition("[")
+    return name, bracket + shapes
+
+
+def _lists(text: str) -> list[list[int]]:
+    try:
+        read = json.loads(_split(text)[1])
+    except ValueError:
+        return []
+    return [each for each in read if isinstance(each, list) and all(isinstance(n, int) for n in each)]
+
+
+def _attention(products: Sequence[str]) -> _Attended:
+    """Sizes of attention: [batch, heads, sequence, size] in PyTorch, else [batch, sequence, heads, size].
+
+    Raises:
+        Unanswerable: no operator of attention has such shapes.
+    """
+    for each in products:
+        if not re.search(ATTENTION, each):
+            continue
+        inputs = [shape for shape in _lists(each) if len(shape) == 4]
+        if len(inputs) < 2:
+            continue
+        batch, one, other, size = inputs[0]
+        first = "scaled_dot_product" in each  # PyTorch's own function: heads come first
+        heads, sequence = (one, other) if first else (other, one)
+        kv_heads = inputs[1][1 if first else 2]
+        if heads >= MIN_HEADS and size <= MAX_HEAD:
+            return _Attended(batch, sequence, heads, kv_heads, size)
+    raise Unanswerable(f"no operator of attention in a layer has shapes of four dimensions: {GIVE}")
+
+
+def _vocabulary(outside: Sequence[str], embedding: tuple[int, ...], hidden: int, tp: int) -> tuple[int, bool]:
+    """Rows of the embedding of all ranks, and whether the output layer is cut."""
+    heads = [outputs for inputs, outputs in _weights(outside) if inputs == hidden]
+    rows = embedding[0] if len(embedding) == 2 and embedding[1] == hidden else 0
+    local = max(heads, default=0)
+    if not rows and not local:
+        raise Unanswerable(f"neither the embedding nor the output layer is recorded: {GIVE}")
+    if tp > 1 and local and rows and local < rows:
+        return rows, True
+    if tp > 1 and local and local == rows and prod((local, tp)) >= 16384:
+        return rows * tp, True  # both are cut: a vocabulary of thousands of rows
+    return max(rows, local), False
+
+
+def embedding_of(shapes: Sequence[str]) -> tuple[int, ...]:
+    """[rows, width] of the largest embedding among those with shapes like the operator's."""
+    tables = [tuple(_lists(each)[0]) for each in shapes if _lists(each)]
+    return max((table for table in tables if len(table) == 2), key=prod, default=())

@@ -8,6 +8,7 @@ away takes the rank out of the collective.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,15 @@ from dpro.arrays import Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import EdgeKind, Edges, Graph, MeshPosition, Message
 from dpro.replay.peers import work_without_calls
-from dpro.replay.sharded.agreed import OfRank
+from dpro.replay.sharded.agreed import OF_RANKS, OfRank
 from dpro.replay.sharded.pooled import PooledOfRank
 from dpro.replay.sharded.share import Share, build_share, load_share, share_file
 from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.counted import CountedEdit, Counts
-from dpro.replay.whatif.ranks.tables import tables_of
+from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
 from dpro.store import Run
+from dpro.table import Table
 
 WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
 CHANGED, FASTEST = 0, -1  # 1, 2, … are the ends of what an edit leaves open
@@ -201,3 +203,41 @@ def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict
         made |= change.ends(graph)
     rank = work.own.rank
     return {end: skeleton_of_share(rank, still_meeting(share, each), each) for end, each in made.items()}, why
+
+
+# A run as one of its ranks sees it: of tables that every rank has rows of, its own alone.
+
+
+@dataclass(frozen=True)
+class RankTables(KeptRun):
+    """The tables of one rank, each read once.
+
+    Attributes:
+        own: the rank, with the files that hold its rows.
+    """
+
+    own: OfRank | None = None
+
+    def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """As `Run.table`, with the rank's rows alone of tables that every rank has rows of.
+
+        Args:
+            columns: those to read, where not all are needed.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        if self.own is None or table not in OF_RANKS:
+            return super().table(table, columns)
+        wanted = table.columns if columns is None else columns
+        read = super().table(table, None if columns is None else list(dict.fromkeys([*columns, "rank"])))
+        return read.filter(pl.col("rank") == self.own.rank).select(list(wanted))
+
+    def parts(self, table: Table) -> list[Path]:
+        """The files that hold the rank's rows of a table."""
+        return super().parts(table) if self.own is None else list(self.own.parts.get(table.name, ()))
+
+
+def tables_of(run: Run, own: OfRank) -> RankTables:
+    """A run as one of its ranks sees it."""
+    return RankTables(run.path, run.manifest, run.source, own=own)

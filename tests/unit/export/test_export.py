@@ -17,10 +17,9 @@ from dpro.cli.run.export import drawing_of
 from dpro.detect.findings import Finding
 from dpro.errors import UsageError
 from dpro.export.arguments import ARGUMENTS, MAX_TEXT, arguments_of, in_ranges
-from dpro.export.arrows import Arrow
 from dpro.export.chrome import write_chrome
 from dpro.export.counters import sampled_counters, within
-from dpro.export.drawing import drawing
+from dpro.export.drawing import Arrow, drawing
 from dpro.export.perfetto import write_perfetto
 from dpro.export.quantities import QUANTITIES, quantity_of, readable_unit
 from dpro.export.slices import (

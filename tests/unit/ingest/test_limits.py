@@ -16,7 +16,7 @@ from dpro import limits
 from dpro.errors import DproError, InputError
 from dpro.ingest import flight_recorder, kineto
 from dpro.ingest.importer import import_sources
-from dpro.ingest.reading import files, streams
+from dpro.ingest.reading import files
 from dpro.ingest.reading.files import Source, blocks, heads, read_bytes
 from tests.fuzz.seeds import SEEDS
 from tests.traces import write_rank
@@ -63,7 +63,7 @@ PACKED = {
 def small_limits(monkeypatch):
     """The same limits, at a size that takes no time."""
     monkeypatch.setattr(limits, "MIN_BOMB_BYTES", 1 << 20)
-    monkeypatch.setattr(streams, "MAX_BLANK_BYTES", 1 << 22)
+    monkeypatch.setattr(files, "MAX_BLANK_BYTES", 1 << 22)
 
 
 @pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)

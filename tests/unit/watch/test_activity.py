@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.watch.activity import HostActivity
+from dpro.watch.hang import HostActivity
 from dpro.watch.tail import ProcessTail
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
-from dpro.watch.calls import CallTable
+from dpro.watch.late import CallTable
 from dpro.watch.tail import ProcessTail
 
 SHOWN, KEPT = "calls-fr.json", "flight-fr-000001.json"

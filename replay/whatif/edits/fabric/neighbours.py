@@ -12,18 +12,37 @@ from pathlib import Path
 
 import numpy as np
 
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.fabric.flows import NOT_RECORDED, Load, flows_of, sprayed
-from dpro.replay.fabric.placement import Placed, host_named, placed
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.fabric.flows import NOT_RECORDED, Flows, Load, flows_of, sprayed
+from dpro.replay.fabric.network import Fabric, between_switches, fabric_of
+from dpro.replay.fabric.placement import (
+    Communications,
+    Placed,
+    communications,
+    gpus_of_ranks,
+    host_named,
+    placed,
+)
+from dpro.replay.fabric.routes import NO_LINK, Routes, paths, routes_of
 from dpro.replay.fabric.seeds import quantile
 from dpro.replay.graph import Graph, once
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.fabric.assignment import best_order, distances, exchanged, hosts_of, moved
-from dpro.replay.whatif.edits.fabric.other_runs import OtherRun, background, flows_of_both, other_run
 from dpro.replay.whatif.edits.fabric.paths import EVENLY, TAIL, THEN, FabricEdit, loads_by
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.graph_ops.shared_fabric import Cables, recorded, with_fabric
+from dpro.replay.whatif.graph_ops.shared_fabric import (
+    Background,
+    Cables,
+    Recorded,
+    Sending,
+    recorded,
+    sending,
+    with_fabric,
+)
+from dpro.store import Run, open_run
+from dpro.topology.file import FILE, read
 from dpro.topology.hostlist import expand
 from dpro.units import format_duration
 
@@ -242,3 +261,199 @@ def _columns(graph: Graph) -> tuple[object, ...]:
     """What the communications of a graph follow from."""
     nodes, edges = graph.nodes, graph.edges
     return nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind
+
+
+# Which host computes the work of which: fewer bytes over fewer and faster cables.
+
+MAX_EXCHANGED = 200  # hosts of which all pairs are tried
+_Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+
+def exchanged(fabric: Fabric, flows: Flows, sent: Floats, hosts: Sequence[int]) -> _Matrix:
+    """[H, H] bytes that each host sends to each other.
+
+    Args:
+        sent: [C] bytes that the busiest rank of each sends.
+        hosts: of the run, by their number in the fabric.
+    """
+    place = np.full(fabric.num_nodes, -1)
+    for at, host in enumerate(hosts):
+        for gpu in fabric.gpus[host]:
+            place[gpu] = at
+            if gpu in fabric.port:
+                place[fabric.port[gpu]] = at
+    begin, end = place[flows.begin], place[flows.end]
+    found = np.zeros((len(hosts), len(hosts)))
+    np.add.at(found, (begin, end), np.where(begin != end, flows.share * sent[flows.of], 0.0))
+    return found
+
+
+def distances(routes: Routes, hosts: Sequence[int]) -> _Matrix:
+    """[H, H] what a byte takes on links between switches on a shortest path between hosts, ns."""
+    fabric = routes.network
+    ports = np.array([_ports(fabric, host)[0] for host in hosts])
+    one, other = (each.ravel() for each in np.meshgrid(ports, ports, indexing="ij"))
+    apart = np.flatnonzero(one != other)
+    first = paths(routes, one[apart], other[apart], lambda flows, *_: np.zeros(flows.size, np.int64))
+    takes = np.where(between_switches(fabric), 1 / fabric.gbps, 0.0)
+    found = np.zeros(one.size)
+    found[apart] = np.where(first == NO_LINK, 0.0, takes[first]).sum(axis=1)
+    return found.reshape(ports.size, ports.size)
+
+
+def _ports(fabric: Fabric, host: int) -> list[int]:
+    return [fabric.port[gpu] for gpu in fabric.gpus[host] if gpu in fabric.port]
+
+
+def best_order(traffic: _Matrix, far: _Matrix) -> Ints:
+    """[H] the place of each host's work: the order as it is where no other one is better.
+
+    Args:
+        traffic: [H, H] bytes from host to host.
+        far: [H, H] distances of places.
+    """
+    from scipy.optimize import quadratic_assignment  # only here: it takes as long to load as all the rest
+
+    same = np.arange(len(traffic))
+    if len(traffic) < 2:
+        return same
+    draws = {"rng": np.random.default_rng(0)}
+    found = quadratic_assignment(traffic, far, method="faq", options=draws).col_ind
+    if len(traffic) <= MAX_EXCHANGED:
+        guess = np.stack([same, found], axis=1)
+        begin = draws | {"partial_guess": guess}
+        found = quadratic_assignment(traffic, far, method="2opt", options=begin).col_ind
+    before, after = ((traffic * far[np.ix_(order, order)]).sum() for order in (same, found))
+    order: Ints = found.astype(np.int64) if after < before * (1 - 1e-9) else same
+    return order
+
+
+def hosts_of(fabric: Fabric, gpus: Sequence[int]) -> list[int]:
+    """The hosts of GPUs, each once, in the order in which they come."""
+    host_of = {gpu: host for host, own in enumerate(fabric.gpus) for gpu in own}
+    return list(dict.fromkeys(host_of[gpu] for gpu in gpus))
+
+
+def moved(fabric: Fabric, members: Sequence[Sequence[int]], to: dict[int, int]) -> list[list[int]]:
+    """The GPUs of communications once hosts have changed places; a GPU keeps its number in its host."""
+    place = {
+        gpu: fabric.gpus[to[host]][at]
+        for host, own in enumerate(fabric.gpus)
+        if host in to
+        for at, gpu in enumerate(own)
+        if at < len(fabric.gpus[to[host]])
+    }
+    return [[place[gpu] for gpu in gpus] for gpus in members]
+
+
+# What another run sends on the fabric of a run: the communications of a typical step, step after step.
+
+STRETCHED = 3.0  # times the time that communications of the run take, for which the other job is there, too
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """What another run sends in a typical step.
+
+    Attributes:
+        found: all of its communications.
+        step: [O] which of them are of that step.
+        sending: [O] what these send; they begin after the first of them.
+        period_ns: how long the step takes.
+        gpus: that its ranks compute on.
+    """
+
+    found: Communications
+    step: Ints
+    sending: Sending
+    period_ns: float
+    gpus: frozenset[int]
+
+
+def other_run(path: Path, at: Placed) -> OtherRun:
+    """What another run sends on the fabric of a run.
+
+    Raises:
+        InputError: there is no run.
+        Unanswerable: it has no steps, its hosts are not in the fabric, or no cable is on a path of both.
+    """
+    run = open_run(path)
+    try:
+        gpus = gpus_of_ranks(run, at.fabric)
+        _check_cables(run, at.fabric)
+        graph = build_graph(run).graph
+    except Unanswerable as error:
+        raise Unanswerable(f"{path}: {error}") from error
+    found = communications(graph, gpus)
+    flows = flows_of(at.fabric, *found.kinds)
+    load = sprayed(flows, at.routes)
+    common = set(load.links.tolist()) & set(sprayed(at.flows, at.routes).links.tolist())
+    if not common:
+        raise Unanswerable(f"{path}: no cable is on a path of both runs: they cannot meet")
+    timeline = replay(graph)
+    times = step_times(graph, timeline.start, timeline.end).sort("duration_ns", "step")
+    own = graph.nodes.step[found.transfers]
+    times = times.filter(times["step"].is_in(np.unique(own).tolist()))
+    if not times.height:
+        raise Unanswerable(f"{path}: no step of it is known in which ranks exchange something")
+    step, period = times.select("step", "duration_ns").row((times.height - 1) // 2)
+    members = np.unique(found.of[own == step])
+    each = Sending(*(column[members] for column in sending(graph, found, Cables(load, at.fabric.gbps))))
+    each = each._replace(begin=each.begin - each.begin.min())
+    return OtherRun(found, members, each, float(period), frozenset(gpus.values()))
+
+
+def _check_cables(run: Run, fabric: Fabric) -> None:
+    """Refuse another run whose own topology has its hosts on other switches.
+
+    Raises:
+        Unanswerable: it does.
+    """
+    if not (run.path / FILE).is_file():
+        return
+    ours, its = _switches(routes_of(fabric)), _switches(routes_of(fabric_of(read(run.path / FILE))))
+    for port, switch in its.items():
+        if ours.get(port, switch) != switch:
+            raise Unanswerable(
+                f"its topology is another one: {port} is cabled to {switch} there, and to {ours[port]} here"
+            )
+
+
+def _switches(routes: Routes) -> dict[str, str]:
+    """By the name of a port, that of the switch it is cabled to."""
+    network = routes.network
+    out = {port: int(routes.out[port]) for port in set(network.port.values())}
+    return {
+        network.names[port]: network.names[network.target[link]] for port, link in out.items() if link >= 0
+    }
+
+
+def flows_of_both(at: Placed, other: OtherRun) -> Flows:
+    """The flows of each kind of communication of a run, and behind them those of the other."""
+    members, ops, algorithms, channels = at.found.kinds
+    more = other.found.kinds
+    return flows_of(
+        at.fabric,
+        [*members, *more[0]],
+        [*ops, *more[1]],
+        [*algorithms, *more[2]],
+        [*channels, *more[3]],
+    )
+
+
+def background(other: OtherRun, window: Ints, moved: Recorded, phase: float) -> Background:
+    """The other run's steps while a run communicates.
+
+    Args:
+        window: [C] of each communication of the run: between windows nothing is slowed down.
+    """
+    firsts: list[Floats] = []
+    for each in np.unique(window):
+        since, until = moved.begin[window == each].min(), moved.end[window == each].max()
+        count = int(np.ceil(STRETCHED * (until - since) / other.period_ns)) + 2
+        firsts.append(since + other.period_ns * (phase + np.arange(-1, count)))
+    at = np.concatenate(firsts)
+    kind = np.tile(other.found.kind[other.step], at.size)
+    step = other.sending
+    starts = (at[:, None] + step.begin[None, :]).ravel()
+    return Background(kind, Sending(starts, np.tile(step.work, at.size), np.tile(step.ceiling, at.size)))

@@ -1,6 +1,6 @@
 import pytest
 
-from dpro.analysis.answers.layout import layout_document
+from dpro.analysis.answers.info import layout_document
 from dpro.opening import open_path
 from tests.jobs import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers import searches, whatif
+from dpro.analysis.answers import whatif
 from dpro.replay.models.network_tables import read_frame
 from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
@@ -103,7 +103,7 @@ def test_a_damaged_file_is_replaced(run, made, tmp_path, content):
 
 
 def test_the_searches_used_last_are_kept(run, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(searches, "KEPT", 2)
+    monkeypatch.setattr(whatif, "KEPT", 2)
     for budget in (1, 2, 3):
         ask(run, budget=budget)
         for at, file in enumerate((tmp_path / "cache" / "searches").glob("*.json")):

@@ -18,7 +18,7 @@ from dpro.errors import UsageError
 URL = "https://hooks.example/T0/secret"
 SHOW = r"""
 import os, pathlib, sys
-from dpro.cli.job.hidden import hide
+from dpro.cli.job.watch import hide
 hidden = hide(sys.argv[1])
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))

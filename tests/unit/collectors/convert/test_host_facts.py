@@ -1,7 +1,7 @@
 import polars as pl
 import pytest
 
-from dpro.collectors.convert.host_facts import host_counters
+from dpro.collectors.convert.tables import host_counters
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
 from dpro.collectors.inside.steps.stepping import Boundary

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dpro.collectors.convert.meshes import mesh_coordinates
+from dpro.collectors.convert.tables import mesh_coordinates
 
 TWO = {"names": ["dp", "tp"], "sizes": [2, 4], "coordinate": [1, 3]}
 HYBRID = {"names": ["dp_replicate", "dp_shard", "TP"], "sizes": [2, 4, 2], "coordinate": [1, 3, 0]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro.collectors.launch.belonging import difference, part
+from dpro.collectors.launch.start import difference, part
 
 WORDS = ["--nnodes", "2", "--master-addr", "n0", "train.py"]
 MEETING = {"MASTER_ADDR": "n0", "MASTER_PORT": "1"}

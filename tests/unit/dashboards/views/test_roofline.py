@@ -8,8 +8,7 @@ import pytest
 
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.views.kernels import VIEW
-from dpro.dashboards.views.roofline import gpu_of, roofline_figure, roofline_info
+from dpro.dashboards.views.kernels import VIEW, gpu_of, roofline_figure, roofline_info
 from dpro.errors import Unanswerable
 from tests.builders import cpu_job
 from tests.unit.replay.whatif.edits.gpu.test_precision import BIG, FLAT, H100, graph_of, matmuls

@@ -15,13 +15,14 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
 from dpro.dashboards.views.kernels import kernel_info
-from dpro.dashboards.whatif.limits import curve_figure, curve_info
-from dpro.dashboards.whatif.tries import ledger_info
 from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.dashboards.whatif.workbench import (
     VIEW,
     change_info,
+    curve_figure,
+    curve_info,
     edits_of,
+    ledger_info,
     path_figure,
     path_info,
     prediction_figure,

@@ -11,8 +11,7 @@ import pytest
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
-from dpro.detect.hang.ras import read_ras
-from dpro.detect.hang.records import read_records, records_of
+from dpro.detect.hang.records import read_ras, read_records, records_of
 from dpro.ingest.dumps import read_dumps
 from dpro.ingest.importer import import_sources
 from dpro.schema import COUNTERS

@@ -7,9 +7,17 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
-from dpro.detect.machine.gpu_state import HOLDS, remedy_of_hold, with_errors, with_gpus
+from dpro.detect.machine.gpu_state import (
+    AFTER,
+    HOLDS,
+    XIDS,
+    error_of,
+    remedy_of,
+    remedy_of_hold,
+    with_errors,
+    with_gpus,
+)
 from dpro.detect.machine.telemetry import RULES
-from dpro.detect.machine.xids import AFTER, XIDS, error_of, remedy_of
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.detect.stragglers.axes import felt_along
+from dpro.detect.stragglers.replayed import felt_along
 from dpro.members import members_text
 from dpro.replay.graph import Graph
 from tests.builders import TinyRun

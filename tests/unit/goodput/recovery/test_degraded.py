@@ -11,7 +11,7 @@ import pytest
 
 from dpro.errors import UsageError
 from dpro.goodput.life import life_of
-from dpro.goodput.recovery.degraded import with_replayed_step
+from dpro.goodput.recovery.outlook import with_replayed_step
 from dpro.goodput.recovery.simulate import Recovery, logged, simulate
 from dpro.store import open_run
 from tests.commands import dpro

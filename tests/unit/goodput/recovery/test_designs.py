@@ -11,7 +11,7 @@ import pytest
 from dpro.errors import InputError, Unanswerable, UsageError
 from dpro.goodput.life import life_of
 from dpro.goodput.recovery.designs import DESIGNS, changed, young_daly
-from dpro.goodput.recovery.predict import candidates, predict_goodput
+from dpro.goodput.recovery.outlook import candidates, predict_goodput
 from dpro.goodput.recovery.rates import PRESETS, FailureRate, own_rate, rate_of_log, rate_per_gpu, read_log
 from dpro.goodput.recovery.simulate import Recovery
 from dpro.goodput.recovery.stages import SeenFailures, stages_of

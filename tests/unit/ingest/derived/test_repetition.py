@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from dpro.ingest.derived.repetition import repetitions
-from dpro.ingest.derived.steps import guess_steps
+from dpro.ingest.derived.steps import guess_steps, repetitions
 
 STEP = ["zero_grad", "embed", "linear", "relu", "linear", "loss", "adam"]
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.replay.devices.bands import UNKNOWN_BANDS
-from dpro.replay.devices.calibration import calibrated
 from dpro.replay.devices.coefficients import KnownCoefficients
 from dpro.replay.devices.fitting import ASSUMED, DeviceFit, DeviceSample, fit
 from dpro.replay.devices.operations import matmuls, moves
+from dpro.replay.devices.sources import calibrated
 from dpro.replay.devices.tiles import NAMES, PRIOR, SPREAD, formula_us, roofline_us, sizes_of
 from dpro.replay.models.gpus import GPUS
 

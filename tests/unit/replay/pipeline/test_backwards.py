@@ -8,8 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.replay.pipeline.backwards import operations_by_backwards
-from dpro.replay.pipeline.recorded import has_operations
+from dpro.replay.pipeline.recorded import has_operations, operations_by_backwards
 from dpro.schema import SPANS, STEPS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.table import complete

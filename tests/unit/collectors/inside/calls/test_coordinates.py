@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from dpro.collectors.inside.calls.coordinates import DEEPSPEED, MEGATRON, of_frameworks  # noqa: E402
+from dpro.collectors.inside.calls.mesh import DEEPSPEED, MEGATRON, of_frameworks  # noqa: E402
 
 
 def state(**places):

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.inside.calls.rings import last_record, shortened
+from dpro.collectors.inside.calls.flight import last_record, shortened
 
 
 def dump(first: int, last: int, unfinished: int = -1) -> bytes:

@@ -10,7 +10,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from dpro.collectors.inside.calls import buckets as probe  # noqa: E402
-from dpro.collectors.inside.calls.megatron import DDP_OF_MEGATRON, ddp_class, of_megatron  # noqa: E402
+from dpro.collectors.inside.calls.buckets import DDP_OF_MEGATRON, ddp_class, of_megatron  # noqa: E402
 
 
 class Wrapped(nn.Module):

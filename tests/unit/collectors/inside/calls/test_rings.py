@@ -18,8 +18,8 @@ import torch
 
 from dpro.collectors.convert import calls
 from dpro.collectors.inside import captures
-from dpro.collectors.inside.calls import flight, rings
-from dpro.collectors.inside.calls.rings import NCCL, OTHERS, Groups, Ring, RingDumper
+from dpro.collectors.inside.calls import flight
+from dpro.collectors.inside.calls.flight import NCCL, OTHERS, Groups, Ring, RingDumper
 from dpro.ingest.flight_recorder import read_dump
 from tests.unit.collectors.convert.test_calls import written
 
@@ -41,7 +41,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (flight, rings):
+    for module in (flight, flight):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -140,7 +140,7 @@ def test_no_ring_is_dumped_while_a_group_is_made_also_by_what_fails(gpu, monkeyp
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", make)
     for name in ("split_group", "shrink_group"):
         monkeypatch.delattr(distributed_c10d, name, raising=False)
-    rings.watch_groups(recorder_of(), dumps.groups)
+    flight.watch_groups(recorder_of(), dumps.groups)
     assert distributed_c10d._new_process_group_helper(False) == "group"
     with pytest.raises(RuntimeError):
         distributed_c10d._new_process_group_helper(True)
@@ -152,13 +152,13 @@ def test_a_job_that_hangs_while_it_makes_a_group_is_dumped(gpu, clock):
     dumps = RingDumper(recorder_of())
     dumps.groups.on_making()
     assert in_thread(lambda: dumps.dump(nccl_ring()))[1] is None
-    clock.now_s += rings.SETTLED_S + 1
+    clock.now_s += flight.SETTLED_S + 1
     assert in_thread(lambda: dumps.dump(nccl_ring()))[1] == b"dump"
 
 
 def test_a_group_that_is_made_waits_for_a_dump(monkeypatch):
     groups = Groups()
-    monkeypatch.setattr(rings, "WAIT_S", 60.0)
+    monkeypatch.setattr(flight, "WAIT_S", 60.0)
     dumping, done = threading.Event(), threading.Event()
     order = []
 
@@ -208,7 +208,7 @@ def groups(monkeypatch):
         def pg_names(self):
             return {Group(name): name for name in found}
 
-    monkeypatch.setattr(rings.dist.distributed_c10d, "_world", Names())
+    monkeypatch.setattr(flight.dist.distributed_c10d, "_world", Names())
     return found
 
 
@@ -238,7 +238,7 @@ def test_dumps_that_can_wait_do_so_until_a_new_group_was_used(gpu, groups, clock
     groups["1"] = backend("ProcessGroupNCCL", 0)
     dumps.groups.count()
     assert dumps.dump(nccl_ring(), must=False) is None
-    clock.now_s += rings.SETTLED_S + 1
+    clock.now_s += flight.SETTLED_S + 1
     assert dumps.dump(nccl_ring(), must=False) == b"dump", "perhaps it never is"
 
 

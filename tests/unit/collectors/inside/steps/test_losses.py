@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpro.collectors.convert.host_facts import host_counters  # noqa: E402
+from dpro.collectors.convert.tables import host_counters  # noqa: E402
 from dpro.collectors.inside.records import LOSS, Record  # noqa: E402
 from dpro.collectors.inside.steps.losses import MAX_LOSSES, Losses, install  # noqa: E402
 

@@ -12,9 +12,8 @@ torch = pytest.importorskip("torch")
 from dpro.cli.job.attach import first_window  # noqa: E402
 from dpro.collectors.attach import Answers  # noqa: E402
 from dpro.collectors.inside import captures, records  # noqa: E402
-from dpro.collectors.inside.windows import foreign, opened, tail, windows  # noqa: E402
-from dpro.collectors.inside.windows.opened import PATIENCE  # noqa: E402
-from dpro.collectors.inside.windows.windows import Windows  # noqa: E402
+from dpro.collectors.inside.windows import windows  # noqa: E402
+from dpro.collectors.inside.windows.windows import PATIENCE, Windows  # noqa: E402
 from dpro.errors import InputError  # noqa: E402
 
 CONFIG = {"every": None, "window_steps": 2, "skip": 5, "budget": 0.01}
@@ -47,7 +46,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(tail, "devices", lambda: [0])
+    monkeypatch.setattr(windows, "devices", lambda: [0])
     return made
 
 
@@ -94,8 +93,8 @@ def kineto(monkeypatch):
         def stop(self, _path):
             spans[-1][1] = self.job.step
 
-    monkeypatch.setattr(opened, "Recording", Recording)
-    monkeypatch.setattr(foreign, "is_profiling", lambda: False)
+    monkeypatch.setattr(windows, "Recording", Recording)
+    monkeypatch.setattr(windows, "is_profiling", lambda: False)
     monkeypatch.setattr(captures, "captured", captures.RunningCaptures())
     spans_of = SimpleNamespace(spans=spans, job=lambda job: setattr(Recording, "job", job) or job)
     return spans_of
@@ -227,7 +226,7 @@ def test_capture_ends_the_window_first(tmp_path, kineto, gpu, steps, kept):
 def test_trouble_at_a_step_stops_kineto(tmp_path, kineto, gpu, monkeypatch):
     job = kineto.job(Job(tmp_path, gpu))
     job.steps(6)
-    monkeypatch.setattr(opened.OpenWindow, "end_step", lambda *_: 1 / 0)
+    monkeypatch.setattr(windows.OpenWindow, "end_step", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         job.steps(1)
     assert kineto.spans == [[4, 7]]
@@ -286,10 +285,10 @@ def test_profiler_that_is_deleted_while_it_warms_up_keeps_no_windows_off(tmp_pat
 
 
 def test_profiler_that_was_left_prepared_is_prepared_again_should_it_start(tmp_path, kineto):
-    every = foreign.FORGOTTEN + 20
+    every = windows.FORGOTTEN + 20
     job, user = kineto.job(Job(tmp_path, every=every)), Profiler()
     job.windows.on_profiler(user)
-    job.steps(foreign.FORGOTTEN)
+    job.steps(windows.FORGOTTEN)
     assert not kineto.spans
     job.steps(26)
     assert job.windows.is_open

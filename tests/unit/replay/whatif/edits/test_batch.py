@@ -13,9 +13,8 @@ from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import NodeKind
 from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edits.scaling import with_larger_batch
+from dpro.replay.whatif.edits.scaling import moves_activations, with_larger_batch
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.activations import moves_activations
 from dpro.replay.whatif.graph_ops.spans.scope import blocks_of_run
 from dpro.replay.whatif.pareto import pareto
 from dpro.replay.whatif.registry import parse_edit
