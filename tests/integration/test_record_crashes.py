@@ -71,6 +71,7 @@ import importlib, json, os, pathlib, signal, threading, time
 
 sys.path.insert(0, PACKAGES)
 hooks = importlib.import_module("inside.hooks")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
 
 def ended(number, how):
     launch = pathlib.Path(str(number)).resolve()
@@ -150,6 +151,7 @@ def test_the_end_of_a_rank_under_torchrun_is_known_even_without_its_wait_status(
 FOREVER = """
 import pathlib, signal, time
 print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
 for number in range(100_000):
     train_step()
     if number == 40:
