@@ -26,7 +26,7 @@ from dpro.export.slices import slices
 from dpro.goodput.ends import ensure_one_job
 from dpro.goodput.life import JobLife, life_of
 from dpro.replay.construction.graph_builder import Built
-from dpro.replay.difference import Difference, explain
+from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
 from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
@@ -63,7 +63,7 @@ class Loaded(Analysis):
         self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()
         self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
-        self._difference: tuple[Callable[[], Analysis | None], Difference] | None = None
+        self._difference: tuple[Callable[[], Analysis | None], DifferenceDocument] | None = None
 
     def warm(self) -> None:
         """Compute slow results ahead, in the order in which they are likely to be needed.
@@ -212,7 +212,7 @@ class Loaded(Analysis):
         """
         return self.others(link.against) if link.against else None
 
-    def difference_from(self, other: Analysis) -> Difference:
+    def difference_from(self, other: Analysis) -> DifferenceDocument:
         """Explain by how much the step differs from another run's. Cache the latest result.
 
         Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,11 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def plain(document: Any) -> Any:
     """Dictionaries, lists, numbers and texts; numbers of numpy become those of Python."""
     return msgspec.to_builtins(document, enc_hook=_number)
+
+
+def finite(value: float | None) -> float | None:
+    """A number as JSON has it, which has no NaN and no infinity: None for those."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def encode(document: msgspec.Struct) -> str:

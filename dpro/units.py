@@ -40,6 +40,11 @@ def format_duration(ns: float) -> str:
     return f"{value:.0f} ns" if scale == 1 else f"{value:,.10g} {unit}"
 
 
+def format_ms(ms: float) -> str:
+    """A duration in milliseconds, as `format_duration` writes it."""
+    return format_duration(ms * NS_PER_MS)
+
+
 def format_bytes(count: float) -> str:
     """A size in decimal units, as those of bandwidths are: `4.2 MB`; a negative count is unknown."""
     if count < 0:

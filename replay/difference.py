@@ -10,16 +10,19 @@ Nothing is judged.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
+from msgspec import UNSET, UnsetType
 
 from dpro.arrays import Floats, Ints
+from dpro.documents import Document, DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends
-from dpro.selection import ALL, Selection
+from dpro.selection import ALL, Selection, SelectionDocument, selection_document
+from dpro.units import ms
 
 MAX_KINDS = 24  # of work listed one by one; the rest, which differs least, is taken together
 LONGEST = 1000.0  # how many times as long work may become: more is work that one run hardly has
@@ -36,43 +39,56 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Contributor:
-    """One kind of work and its share of the difference.
+class Contributor(DocumentPart, frozen=True):
+    """One kind of work, and its share of the difference.
 
     Attributes:
-        name: of the work; of host code outside operators, of the annotation around it.
-        kind: which kind of work it is.
-        delta_ns: by how much it makes the step of the second run longer.
-        a_ns, b_ns: how much of it there is per rank and step.
+        name: of the work.
+        kind: of work: kernel, operator, collective and so on.
+        delta_ms: by how much it makes the step of B longer.
+        a_ms, b_ms: how much of it there is per rank and step in each.
     """
 
     name: str
     kind: str
-    delta_ns: float
-    a_ns: float
-    b_ns: float
+    delta_ms: float
+    a_ms: float
+    b_ms: float
 
 
-@dataclass(frozen=True)
-class Difference:
+class DifferenceDocument(Document, frozen=True, kw_only=True):
     """Two runs compared.
 
     Attributes:
-        a_ns, b_ns: mean replayed step of each.
-        contributors: the largest first; they add up to the difference less `unexplained_ns`.
-        unexplained_ns: what remains: other dependencies, other waits, work that both have in other places.
-        by_rank: what each rank's work contributes, taken for itself.
+        a, b: the runs, as they were named.
+        a_ms, b_ms: mean step in deep windows of each, replayed.
+        delta_ms: their difference.
+        contributors: kinds of work, the largest contribution first; with `unexplained_ms` they add up.
+        unexplained_ms: what no kind of work explains.
+        by_rank: what the work of each rank contributes, each taken for itself.
+        doubts: what limits how far to believe it.
+        selection: the steps that are compared, and the ranks whose work is; absent where all are.
     """
 
-    a_ns: float
-    b_ns: float
-    contributors: tuple[Contributor, ...]
-    unexplained_ns: float
-    by_rank: dict[int, float]
+    a: str
+    b: str
+    a_ms: float
+    b_ms: float
+    delta_ms: float
+    contributors: list[Contributor]
+    unexplained_ms: float
+    by_rank: dict[str, float]
+    doubts: list[str]
+    selection: SelectionDocument | UnsetType = UNSET
 
 
-def explain(a: Graph, b: Graph, selection: Selection = ALL) -> Difference:
+def explain(
+    a: Graph,
+    b: Graph,
+    selection: Selection = ALL,
+    names: tuple[str, str] = ("A", "B"),
+    doubts: Sequence[str] = (),
+) -> DifferenceDocument:
     """Compare two runs.
 
     Args:
@@ -92,14 +108,25 @@ def explain(a: Graph, b: Graph, selection: Selection = ALL) -> Difference:
     share = np.where(lacks_a, -towards_a, np.where(lacks_b, towards_b, (towards_b - towards_a) / 2))
     rows = work.select("name", "kind", "a_ns", "b_ns").rows()
     found = [
-        Contributor(name, kind, delta, a_ns, b_ns)
+        Contributor(name, kind, ms(delta), ms(a_ns), ms(b_ns))
         for (name, kind, a_ns, b_ns), delta in zip(rows, share.tolist())
         if delta
     ]
-    found.sort(key=lambda each: (-abs(each.delta_ns), each.kind, each.name))
+    found.sort(key=lambda each: (-abs(each.delta_ms), each.kind, each.name))
     before, after = float(forth[0]), float(back[0])
     rest = after - before - float(share.sum())
-    return Difference(before, after, tuple(found), rest, _by_rank(b, times_b, selection))
+    return DifferenceDocument(
+        a=names[0],
+        b=names[1],
+        a_ms=ms(before),
+        b_ms=ms(after),
+        delta_ms=ms(after - before),
+        contributors=found,
+        unexplained_ms=ms(rest),
+        by_rank={str(rank): ms(delta) for rank, delta in _by_rank(b, times_b, selection).items()},
+        doubts=list(doubts),
+        selection=selection_document(selection),
+    )
 
 
 def _keys(graph: Graph) -> pl.DataFrame:

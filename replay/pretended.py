@@ -8,13 +8,15 @@ with an interval, or what is not known. Waiting for others, and bubbles of pipel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from dpro.arrays import Floats, Ints
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.members import members_of
 from dpro.replay.alignment.match import POINT_TO_POINT
@@ -30,6 +32,7 @@ from dpro.replay.steps.host import host_facts
 from dpro.replay.timeline import durations_of, replay, step_ends
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import Manifest
+from dpro.units import ms
 from dpro.words import few
 
 NINETY = 1.645  # standard deviations on each side of a normal value that hold 90%
@@ -38,33 +41,33 @@ TWO_WAYS = 2.0  # an all-reduce is a reduce-scatter and an all-gather
 WITHIN_ALL_REDUCE = ("broadcast", "reduce", "gather", "scatter", "barrier")
 
 
-@dataclass(frozen=True)
-class PretendedStep:
-    """What a step of the job would take.
+class PretendedStep(DocumentPart, frozen=True):
+    """What a step of the pretended job would take.
 
     Attributes:
-        ranks, world: how many were pretended, and how many the job has.
-        compute_ns: the mean step if communication took no time.
-        step_ns, low_ns, high_ns: the mean step and its interval; None where communication is not known.
-        how: from what communication was predicted, one line each.
-        unknown: what keeps it from being known, one line each.
+        ranks, world_size: how many ranks were pretended, and how many the job has.
+        compute_ms: the mean step if communication took no time.
+        step_ms: the mean step; null where what communication takes is not known.
+        low_ms, high_ms: interval of it; null likewise.
+        how: from what communication was predicted.
+        unknown: what keeps it from being known.
     """
 
     ranks: int
-    world: int
-    compute_ns: float
-    step_ns: float | None
-    low_ns: float | None
-    high_ns: float | None
-    how: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    world_size: int
+    compute_ms: float
+    step_ms: float | None
+    low_ms: float | None
+    high_ms: float | None
+    how: list[str]
+    unknown: list[str]
 
     @property
     def doubt_pct(self) -> float:
         """By how much the step may be off for what communication takes, %; 0 where that is not known."""
-        if not self.step_ns or self.low_ns is None or self.high_ns is None:
+        if not self.step_ms or self.low_ms is None or self.high_ms is None:
             return 0.0
-        return 100 * max(self.high_ns - self.step_ns, self.step_ns - self.low_ns) / self.step_ns
+        return 100 * max(self.high_ms - self.step_ms, self.step_ms - self.low_ms) / self.step_ms
 
 
 class Sharing(NamedTuple):
@@ -105,7 +108,7 @@ def with_communication(
     graph, rows = without_waits_for_cores(built.graph), built.matching.rows
     alone = replayed_steps(graph)
     compute_ns = float(alone.mean()) if alone.size else 0.0
-    found = PretendedStep(len(manifest.ranks), manifest.world_size, compute_ns, None, None, None)
+    found = PretendedStep(len(manifest.ranks), manifest.world_size, ms(compute_ns), None, None, None, [], [])
     transfers = np.flatnonzero(graph.nodes.kind == NodeKind.TRANSFER)
     durations = [np.zeros(transfers.size) for _ in range(3)]
     how: dict[str, None] = {}
@@ -134,7 +137,7 @@ def with_communication(
         for column, filled in zip(durations, (times.expected, times.low, times.high)):
             column[of_kind] = filled
     if unknown:
-        return graph, replace(found, unknown=tuple(unknown))
+        return graph, replace(found, unknown=list(unknown))
     sharing = sharing_of(graph, min(per_host, manifest.world_size))
     works = (1.0, 1.0, sharing.longest)
     graphs = [_with(graph, transfers, *both) for both in zip(durations, works)]
@@ -145,8 +148,8 @@ def with_communication(
     margin = STANDARD_ERRORS * deviation * float(np.hypot(RUN_TO_RUN, steps[0].size ** -0.5 if step else 0.0))
     margin += error_pct / 100 * step
     low, high = max(min(low, step) - margin, 0.0), max(high, step) + margin
-    how_known = (*how, *filter(None, [sharing.line]))
-    return graphs[0], replace(found, step_ns=step, low_ns=low, high_ns=high, how=how_known)
+    how_known = [*how, *filter(None, [sharing.line])]
+    return graphs[0], replace(found, step_ms=ms(step), low_ms=ms(low), high_ms=ms(high), how=how_known)
 
 
 def replayed_steps(graph: Graph) -> Floats:

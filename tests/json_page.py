@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import Struct
 
 from dpro.analysis.answers.demo import DemoDocument
-from dpro.analysis.answers.difference import DifferenceDocument
 from dpro.analysis.answers.fabric.topology import TopologyDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.plan import PlanDocument
@@ -34,6 +33,7 @@ from dpro.export.documents import ExportDocument
 from dpro.goodput.document import GoodputDocument
 from dpro.history.documents import HistoryDocument
 from dpro.ingest.shards import ShardDocument
+from dpro.replay.difference import DifferenceDocument
 from dpro.serving.answers import ServerDiagnosis, ServerReport
 from dpro.serving.document import ServingDocument
 from dpro.trial.documents import LedgerDocument, TryDocument

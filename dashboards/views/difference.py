@@ -22,9 +22,9 @@ from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, sect
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.errors import UsageError
-from dpro.replay.difference import Difference
+from dpro.replay.difference import DifferenceDocument
 from dpro.replay.steps.typical import step_series
-from dpro.units import NS_PER_MS, format_duration, ms
+from dpro.units import format_duration, format_ms
 
 NAME = "difference"
 BARS = 15  # of single kinds of work
@@ -32,7 +32,7 @@ MIN_SHARE = 0.002  # of the step: what contributes less is taken together
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
 
 
-def difference_info(found: Difference) -> pl.DataFrame:
+def difference_info(found: DifferenceDocument) -> pl.DataFrame:
     """What contributes to the difference, largest first; it adds up to that.
 
     Args:
@@ -43,16 +43,16 @@ def difference_info(found: Difference) -> pl.DataFrame:
         `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
         are the rest.
     """
-    listed = [each for each in found.contributors if abs(each.delta_ns) >= MIN_SHARE * found.a_ns][:BARS]
-    less = sum(each.delta_ns for each in found.contributors) - sum(each.delta_ns for each in listed)
+    listed = [each for each in found.contributors if abs(each.delta_ms) >= MIN_SHARE * found.a_ms][:BARS]
+    less = sum(each.delta_ms for each in found.contributors) - sum(each.delta_ms for each in listed)
     rows: list[tuple[str, str, float, float | None, float | None]] = [
-        (each.name, each.kind, each.delta_ns, each.a_ns, each.b_ns) for each in listed
+        (each.name, each.kind, each.delta_ms, each.a_ms, each.b_ms) for each in listed
     ]
     rows += [(LESS, "", less, None, None)] if len(listed) < len(found.contributors) else []
-    rows += [(UNEXPLAINED, "", found.unexplained_ns, None, None)]
+    rows += [(UNEXPLAINED, "", found.unexplained_ms, None, None)]
     numbers = ("delta_ms", "before_ms", "after_ms")
     schema = {"name": pl.String, "kind": pl.String} | dict.fromkeys(numbers, pl.Float64)
-    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(pl.col(numbers) / NS_PER_MS)
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
@@ -64,19 +64,19 @@ def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
     return waterfall_figure(contributions, "{} per step more than in the other run", theme)
 
 
-def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
+def rank_figure(by_rank: dict[str, float], theme: str) -> go.Figure:
     """What the work of each rank contributes, taken for itself.
 
     Args:
-        by_rank: ns per step, by rank.
+        by_rank: ms per step, by rank.
     """
-    delta_ms = np.array(list(by_rank.values())) / NS_PER_MS
+    delta_ms = np.array(list(by_rank.values()))
     scale, unit = time_unit(float(np.abs(delta_ms).max(initial=0.0)))
     delta = delta_ms / scale
     ink = [colour("bad" if each > 0 else "good", theme) for each in delta]
     figure = go.Figure()
     figure.add_bar(
-        x=list(map(str, by_rank)), y=delta, marker={"color": ink, "line": {"width": 0}},
+        x=list(by_rank), y=delta, marker={"color": ink, "line": {"width": 0}},
         hovertemplate=f"rank %{{x}}: %{{y:+.4~g}} {unit} per step<extra></extra>",
     )  # fmt: skip
     figure.update_xaxes(title_text="rank", type="category", showgrid=False)
@@ -84,7 +84,7 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
     return styled(figure, theme, height=260).update_layout(bargap=max(0.15, 1 - 0.08 * delta.size))
 
 
-def _difference(loaded: Loaded, link: Link) -> tuple[Difference, Loaded]:
+def _difference(loaded: Loaded, link: Link) -> tuple[DifferenceDocument, Loaded]:
     """Return what the runs differ by, and the other run.
 
     Raises:
@@ -98,12 +98,12 @@ def _difference(loaded: Loaded, link: Link) -> tuple[Difference, Loaded]:
 
 def _summary(loaded: Loaded, link: Link) -> Any:
     found, other = _difference(loaded, link)
-    delta = found.b_ns - found.a_ns
+    delta = found.delta_ms
     sign = "-" if delta < 0 else "+"
     rows = [
-        ("this run", f"{format_duration(found.b_ns)} per step: {loaded.run.label}"),
-        ("the other", f"{format_duration(found.a_ns)} per step: {other.run.label}"),
-        ("difference", f"{sign}{format_duration(abs(delta))} ({delta / found.a_ns:+.1%})"),
+        ("this run", f"{format_ms(found.b_ms)} per step: {loaded.run.label}"),
+        ("the other", f"{format_ms(found.a_ms)} per step: {other.run.label}"),
+        ("difference", f"{sign}{format_ms(abs(delta))} ({delta / found.a_ms:+.1%})"),
         *_medians(loaded, other),
     ]
     named = (("this run", loaded), ("the other run", other))
@@ -127,8 +127,8 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
         [
             row["name"],
             row["kind"],
-            f"{'+' * (row['delta_ms'] > 0)}{format_duration(row['delta_ms'] * NS_PER_MS)}",
-            *(_ms(row[side]) for side in ("before_ms", "after_ms")),
+            f"{'+' * (row['delta_ms'] > 0)}{format_ms(row['delta_ms'])}",
+            *("" if row[side] is None else format_ms(row[side]) for side in ("before_ms", "after_ms")),
         ]
         for row in found.iter_rows(named=True)
     ]
@@ -138,10 +138,6 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
         html.Details([html.Summary("As a table"), table(header, rows, 2)]),
         csv_link(NAME, "contributions", link),
     ]
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else format_duration(value * NS_PER_MS)
 
 
 def _ranks(loaded: Loaded, link: Link) -> Any:
@@ -157,7 +153,7 @@ def _contributions(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 def _rank_table(loaded: Loaded, link: Link) -> pl.DataFrame:
     by_rank = _difference(loaded, link)[0].by_rank
-    return pl.DataFrame({"rank": list(by_rank), "delta_ms": [ms(each) for each in by_rank.values()]})
+    return pl.DataFrame({"rank": list(map(int, by_rank)), "delta_ms": list(by_rank.values())})
 
 
 def _layout() -> Component:

@@ -90,9 +90,9 @@ FASTEST = 30.0  # the largest factor in the figure: curves are flat beyond it
 def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
     """List the points of all curves: `part`, `factor` (times as fast), `step_ms`, `break_even` (or null)."""
     rows = [
-        (curve.part, factor, step / NS_PER_MS, curve.break_even)
+        (curve.part, factor, step, curve.break_even)
         for curve in curves
-        for factor, step in zip((1.0, *curve.factors), (curve.base_ns, *curve.step_ns))
+        for factor, step in zip((1.0, *curve.factors), (curve.base_ms, *curve.step_ms))
     ]
     schema = {"part": pl.String, "factor": pl.Float64, "step_ms": pl.Float64, "break_even": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")

@@ -21,7 +21,7 @@ from dpro.analysis.answers.diagnosis import (
     diagnose_tables,
     diagnosis_document,
 )
-from dpro.analysis.answers.difference import DifferenceDocument, difference_of
+from dpro.analysis.answers.difference import difference_of
 from dpro.analysis.answers.info import InfoDocument, info_document
 from dpro.analysis.answers.replay import ReplayDocument, chosen_steps, replay_document
 from dpro.analysis.answers.report import report_document, report_tables
@@ -39,6 +39,7 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
+from dpro.replay.difference import DifferenceDocument
 from dpro.replay.whatif.edit import with_paths
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.registry import parse_edit
@@ -246,11 +247,11 @@ def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
 
 
 def _sensitivity(asked: OfRun, folders: Sequence[Path]) -> SensitivityDocument:
-    return sensitivity_of(_analysis(asked.run, folders))[0]
+    return sensitivity_of(_analysis(asked.run, folders))
 
 
 def _pareto(asked: OfRun, folders: Sequence[Path]) -> ParetoDocument:
-    return pareto_of(_analysis(asked.run, folders))[0]
+    return pareto_of(_analysis(asked.run, folders))
 
 
 def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
@@ -269,7 +270,7 @@ def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
 def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
     before, after = (_analysis(run, folders) for run in (asked.a, asked.b))
     selection = read_selection(asked.steps, asked.ranks, before.run, after.run)
-    return difference_of(before, after, selection)[0]
+    return difference_of(before, after, selection)
 
 
 TOOLS: dict[str, Tool] = {

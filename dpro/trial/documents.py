@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
+from msgspec.structs import asdict
+
 from dpro.documents import Document, DocumentPart
 from dpro.store import AppliedChange
 from dpro.trial.ledger import LedgerEntry, Ratio, ledger_path, usual_error
@@ -27,25 +29,6 @@ class TimesDocument(DocumentPart, frozen=True):
     low_ms: float
     high_ms: float
     speedup: float
-
-
-class TrainingDocument(DocumentPart, frozen=True):
-    """What the changed job learnt, beside the job as it is, over the same samples.
-
-    Attributes:
-        differs: whether its losses are further off than the tolerance.
-        base, changed: mean loss in the second half; null where it is not finite.
-        spread: the most by which two recordings of the job as it is differ in it; null of a single one.
-        tolerance: what recordings of one job differ by, or 2% of the loss or of its fall.
-        passes: passes of the job as it is that were compared.
-    """
-
-    differs: bool
-    base: float | None
-    changed: float | None
-    spread: float | None
-    tolerance: float | None
-    passes: int
 
 
 class RunsOfTry(DocumentPart, frozen=True):
@@ -100,7 +83,7 @@ class TryDocument(Document, frozen=True, kw_only=True):
     verdict: str
     stopped: str
     pairs_needed: int | None
-    training: TrainingDocument | None
+    training: Training | None
     not_compared: str
     inside_interval: bool | None
     clock: str
@@ -129,37 +112,13 @@ class KindDocument(DocumentPart, frozen=True):
     widens_by_pct: float | None
 
 
-class EntryDocument(DocumentPart, frozen=True):
+class EntryDocument(LedgerEntry, frozen=True, kw_only=True):
     """One try; times are shares of the unchanged step.
 
     Attributes:
-        kind: of change.
-        edits: the changes, as the user wrote them.
-        predicted: by the replay alone; null where nothing predicts it.
-        measured: in pairs of recordings.
-        noise: typical difference of two recordings of the unchanged job, as a share; null with one pair.
-        baseline_ms: mean step of the unchanged job.
-        pairs: of recordings.
-        steps: of each recording, at least.
-        world_size: ranks of the job.
-        time: UTC, ISO 8601.
-        run: the folder of the recordings.
-        gpus: of the job.
-        versions: of dpro and torch.
-        schema_version: of the ledger.
         is_inside: whether the measured time is in the predicted interval; null without a prediction.
     """
 
-    kind: str
-    edits: list[str]
-    predicted: Ratio | None
-    measured: Ratio
-    noise: float | None
-    baseline_ms: float
-    pairs: int
-    steps: int
-    world_size: int
-    time: str
     run: str
     gpus: list[str]
     versions: dict[str, str]
@@ -190,22 +149,6 @@ def times_document(ratio: Ratio | MeasuredChange, base_ms: float, samples: float
     )
 
 
-def training_document(training: Training) -> TrainingDocument:
-    """What was learnt, with null for what is not finite."""
-
-    def known(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
-    return TrainingDocument(
-        training.differs,
-        known(training.base),
-        known(training.changed),
-        known(training.spread),
-        known(training.tolerance),
-        training.passes,
-    )
-
-
 def ledger_document(entries: Sequence[LedgerEntry], damaged: int) -> LedgerDocument:
     """The ledger for programs."""
     by_kind = sorted(entries, key=_kind_of)
@@ -213,7 +156,7 @@ def ledger_document(entries: Sequence[LedgerEntry], damaged: int) -> LedgerDocum
         path=str(ledger_path()),
         damaged=damaged,
         kinds=[_kind(kind, list(same)) for kind, same in groupby(by_kind, key=_kind_of)],
-        entries=[_entry(entry) for entry in entries],
+        entries=[EntryDocument(**asdict(entry), is_inside=entry.is_inside) for entry in entries],
     )
 
 
@@ -232,24 +175,4 @@ def _kind(kind: str, entries: Sequence[LedgerEntry]) -> KindDocument:
         median_error_pct=100 * median(errors) if errors else None,
         worst_error_pct=100 * max(errors) if errors else None,
         widens_by_pct=100 * math.expm1(usual) if usual else None,
-    )
-
-
-def _entry(entry: LedgerEntry) -> EntryDocument:
-    return EntryDocument(
-        kind=entry.kind,
-        edits=entry.edits,
-        predicted=entry.predicted,
-        measured=entry.measured,
-        noise=entry.noise,
-        baseline_ms=entry.baseline_ms,
-        pairs=entry.pairs,
-        steps=entry.steps,
-        world_size=entry.world_size,
-        time=entry.time,
-        run=entry.run,
-        gpus=entry.gpus,
-        versions=entry.versions,
-        schema_version=entry.schema_version,
-        is_inside=entry.is_inside,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -38,17 +38,24 @@ class Ratio:
     high: float
 
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    """One try.
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """One try; times are shares of the unchanged step.
 
     Attributes:
-        kind: of the change; predictions of one kind share one error.
+        kind: of change.
         edits: the changes, as the user wrote them.
-        predicted: by the replay alone, whatever the ledger made of it; None where nothing predicts it.
+        predicted: by the replay alone; null where nothing predicts it.
         measured: in pairs of recordings.
-        noise: by how much one recording of the unchanged job typically differs from the next, as a share.
+        noise: typical difference of two recordings of the unchanged job, as a share; null with one pair.
+        baseline_ms: mean step of the unchanged job.
+        pairs: of recordings.
+        steps: of each recording, at least.
+        world_size: ranks of the job.
         time: UTC, ISO 8601.
+        run: the folder of the recordings.
+        gpus: of the job.
+        versions: of dpro and torch.
+        schema_version: of the ledger.
     """
 
     kind: str
@@ -62,8 +69,8 @@ class LedgerEntry:
     world_size: int
     time: str
     run: str = ""
-    gpus: list[str] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
+    gpus: list[str] = []
+    versions: dict[str, str] = {}
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
+from dpro.documents import DocumentPart, finite
 from dpro.schema import COUNTERS
 from dpro.store import Run
 
@@ -25,29 +25,23 @@ SHARE = 0.02  # of the loss, or of its fall, within which losses count as the sa
 NOT_SEEN = "no rank of some recording asked for gradients of one number"
 
 
-@dataclass(frozen=True)
-class Training:
-    """Losses of the changed job against those of the job as it is.
+class Training(DocumentPart, frozen=True):
+    """What the changed job learnt, beside the job as it is, over the same samples.
 
     Attributes:
-        base, changed: mean loss in the second half of what both trained on, mean over recordings.
-        spread: the most by which two recordings of the job as it is differ in it; None of a single one.
-        tolerance: by how much it may differ.
+        differs: whether its losses are further off than the tolerance.
+        base, changed: mean loss in the second half; null where it is not finite.
+        spread: the most by which two recordings of the job as it is differ in it; null of a single one.
+        tolerance: what recordings of one job differ by, or 2% of the loss or of its fall.
         passes: passes of the job as it is that were compared.
     """
 
-    base: float
-    changed: float
+    differs: bool
+    base: float | None
+    changed: float | None
     spread: float | None
-    tolerance: float
+    tolerance: float | None
     passes: int
-
-    @property
-    def differs(self) -> bool:
-        """Whether the changed job learns something else, or nothing."""
-        if not np.isfinite(self.base):
-            return False
-        return not abs(self.changed - self.base) <= self.tolerance
 
 
 def losses_of(run: Run) -> Floats:
@@ -81,7 +75,9 @@ def compare_losses(
     fall = float(np.mean([each[: common // 2].mean() for each in baseline])) - base
     spread = float(np.ptp(before)) if before.size > 1 else None
     tolerance = max(_noise(before, after), SHARE * max(abs(base), abs(fall)))
-    return Training(base, float(after.mean()), spread, tolerance, common)
+    learnt = float(after.mean())
+    differs = math.isfinite(base) and not abs(learnt - base) <= tolerance
+    return Training(differs, *map(finite, (base, learnt, spread, tolerance)), common)
 
 
 def _noise(before: Floats, after: Floats) -> float:

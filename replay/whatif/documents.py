@@ -1,6 +1,6 @@
-"""Predictions, and what a search finds, for programs.
+"""Predictions for programs.
 
-In: predictions, refusals, interactions, curves and points. Out: the parts of documents of the same.
+In: predictions. Out: parts of documents, and which of them nothing else beats.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from dpro.replay.whatif.edit import EFFORTS
 from dpro.units import ms
 
 if TYPE_CHECKING:  # a document of one says nothing of the others
-    from dpro.replay.whatif.pareto import ParetoPoint
-    from dpro.replay.whatif.predict import Prediction, Refusal
-    from dpro.replay.whatif.search import Interaction, SmallGain
-    from dpro.replay.whatif.sensitivity import Curve
+    from dpro.replay.whatif.predict import Prediction
 
 
 class PredictionDocument(DocumentPart, frozen=True):
@@ -64,84 +61,6 @@ class PredictionDocument(DocumentPart, frozen=True):
     samples_per_s: float | None
     effort: str
     training: list[str]
-    best: bool
-
-
-class RefusalDocument(DocumentPart, frozen=True):
-    """An edit that the run cannot answer.
-
-    Attributes:
-        edit: as `--edit` accepts it.
-        reason: why, and what to record instead.
-    """
-
-    edit: str
-    reason: str
-
-
-class LittleDocument(DocumentPart, frozen=True):
-    """An edit that gains next to nothing, or makes the job slower.
-
-    Attributes:
-        edit: as `--edit` accepts it.
-        at_most_ms: what it gains at most of the mean step, by a bound or by a replay.
-    """
-
-    edit: str
-    at_most_ms: float
-
-
-class InteractionDocument(DocumentPart, frozen=True):
-    """Two edits whose gains do not add up.
-
-    Attributes:
-        edits: the two.
-        together_ms: what they save per step together.
-        apart_ms: the sum of what each saves by itself.
-    """
-
-    edits: list[str]
-    together_ms: float
-    apart_ms: float
-
-
-class CurveDocument(DocumentPart, frozen=True):
-    """How the step follows the speed of one part of the machine.
-
-    Attributes:
-        part: network, kernels, host or input.
-        base_ms: mean step as it is.
-        factors: how many times as fast the part is.
-        step_ms: mean step for each of the factors.
-        break_even: from this factor on hardly anything more is gained; null where the part limits nothing.
-        then: what limits the step from there on; null where the part limits nothing.
-    """
-
-    part: str
-    base_ms: float
-    factors: list[float]
-    step_ms: list[float]
-    break_even: float | None
-    then: str | None
-
-
-class PointDocument(DocumentPart, frozen=True):
-    """One way to run the job: its time and its memory.
-
-    Attributes:
-        edits: what is changed; empty for the job as it is.
-        ms_per_batch: mean time for a batch of the size that was recorded.
-        speedup: of throughput, samples per second, to the job as it is.
-        within_step_bytes: the most that a step allocates beyond what it found.
-        fits: whether there is so much memory; null where the run does not show it.
-        best: whether no other point takes less of one and no more of the other.
-    """
-
-    edits: list[str]
-    ms_per_batch: float
-    speedup: float | None
-    within_step_bytes: int
-    fits: bool | None
     best: bool
 
 
@@ -193,42 +112,3 @@ def prediction_document(
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def little_document(little: SmallGain) -> LittleDocument:
-    """An edit that gains next to nothing, for programs."""
-    return LittleDocument(str(little.edit), ms(little.at_most_ns))
-
-
-def refusal_document(refusal: Refusal) -> RefusalDocument:
-    """A refusal for programs."""
-    return RefusalDocument(refusal.edit, refusal.reason)
-
-
-def interaction_document(pair: Interaction) -> InteractionDocument:
-    """An interaction for programs."""
-    return InteractionDocument([str(edit) for edit in pair.edits], ms(pair.together_ns), ms(pair.apart_ns))
-
-
-def curve_document(curve: Curve) -> CurveDocument:
-    """A curve for programs."""
-    return CurveDocument(
-        part=curve.part,
-        base_ms=ms(curve.base_ns),
-        factors=list(curve.factors),
-        step_ms=[ms(step) for step in curve.step_ns],
-        break_even=curve.break_even,
-        then=curve.then or None,
-    )
-
-
-def point_document(point: ParetoPoint) -> PointDocument:
-    """A point for programs."""
-    return PointDocument(
-        edits=[str(edit) for edit in point.edits],
-        ms_per_batch=ms(point.ns_per_batch),
-        speedup=_finite(point.speedup),
-        within_step_bytes=point.within_step_bytes,
-        fits=point.fits,
-        best=point.best,
-    )

@@ -8,8 +8,8 @@ most beyond what it found; time that of a batch of the size that was recorded.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
@@ -19,27 +19,27 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute
 from dpro.replay.whatif.graph_ops.spans.scope import blocks_of_run
 from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.units import ms
 
 FACTORS = (2, 4)
 UNLIMITED_GB = 1e6  # whether it fits is said, not refused
 
 
-@dataclass(frozen=True)
-class ParetoPoint:
-    """A way to run the job.
+class ParetoPoint(DocumentPart, frozen=True):
+    """One way to run the job: its time and its memory.
 
     Attributes:
-        edits: what is changed; nothing for the job as it is.
-        ns_per_batch: mean time for a batch of the size that was recorded.
-        speedup: of throughput, to the job as it is.
-        within_step_bytes: the most that a step has allocated beyond what it found.
-        fits: whether there is so much memory; None where the run does not say.
-        best: whether nothing else takes less time and no more memory, or less memory and no more time.
+        edits: what is changed; empty for the job as it is.
+        ms_per_batch: mean time for a batch of the size that was recorded.
+        speedup: of throughput, samples per second, to the job as it is.
+        within_step_bytes: the most that a step allocates beyond what it found.
+        fits: whether there is so much memory; null where the run does not show it.
+        best: whether no other point takes less of one and no more of the other.
     """
 
-    edits: tuple[Edit, ...]
-    ns_per_batch: float
-    speedup: float
+    edits: list[str]
+    ms_per_batch: float
+    speedup: float | None
     within_step_bytes: int
     fits: bool | None
     best: bool
@@ -62,16 +62,16 @@ def pareto(graph: Graph, trust: Trust) -> list[ParetoPoint]:
     free = footprint.free_bytes
     points = [
         ParetoPoint(
-            edits,
-            time,
-            base / time if time else float("inf"),
+            list(map(str, edits)),
+            ms(time),
+            base / time if time else None,
             within,
             None if free is None else within - footprint.within_step_bytes <= free,
             best=not any(_beats((other, more), (time, within)) for _, other, more in found),
         )
         for edits, time, within in found
     ]
-    return sorted(points, key=lambda point: (point.within_step_bytes, point.ns_per_batch))
+    return sorted(points, key=lambda point: (point.within_step_bytes, point.ms_per_batch))
 
 
 def _beats(one: tuple[float, int], other: tuple[float, int]) -> bool:

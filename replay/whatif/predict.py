@@ -25,6 +25,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.markup import table
 from dpro.replay.fidelity.accuracy import Trust
@@ -151,9 +152,13 @@ class Prediction:
         return "; ".join(f"{edit.how()} (assumes that {edit.assumes})" for edit in self.edits)
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """An edit that the run cannot answer, and why."""
+class Refusal(DocumentPart, frozen=True):
+    """An edit that the run cannot answer.
+
+    Attributes:
+        edit: as `--edit` accepts it.
+        reason: why, and what to record instead.
+    """
 
     edit: str
     reason: str

@@ -19,6 +19,7 @@ from itertools import combinations
 
 import polars as pl
 
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
@@ -30,7 +31,7 @@ from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
 from dpro.replay.whatif.registry import all_kinds
 from dpro.replay.whatif.together import Tries, best_pair, gain_of, goes_with, in_order, is_slim
-from dpro.units import format_duration
+from dpro.units import format_duration, ms
 
 MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
 MAX_TOGETHER = 4
@@ -40,31 +41,30 @@ INTERACT = 0.01  # of the step: by how much two together differ from their sum t
 BUDGET = 100  # replays
 
 
-@dataclass(frozen=True)
-class Interaction:
-    """Two edits that save more or less together than each for itself.
+class Interaction(DocumentPart, frozen=True):
+    """Two edits whose gains do not add up.
 
     Attributes:
         edits: the two.
-        together_ns, apart_ns: what they save together and in sum, of the time for a batch of today's size.
+        together_ms: what they save per step together.
+        apart_ms: the sum of what each saves by itself.
     """
 
-    edits: tuple[Edit, Edit]
-    together_ns: float
-    apart_ns: float
+    edits: list[str]
+    together_ms: float
+    apart_ms: float
 
 
-@dataclass(frozen=True)
-class SmallGain:
+class SmallGain(DocumentPart, frozen=True):
     """An edit that gains next to nothing, or makes the job slower.
 
     Attributes:
         edit: as `--edit` accepts it.
-        at_most_ns: what it gains at most of the mean step: its bound, or the replay's answer.
+        at_most_ms: what it gains at most of the mean step, by a bound or by a replay.
     """
 
-    edit: Edit
-    at_most_ns: float
+    edit: str
+    at_most_ms: float
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class SearchResult:
     predictions: list[Prediction]
     refused: list[Refusal]
     interactions: list[Interaction]
-    untried: list[Edit]
+    untried: list[str]
     little: list[SmallGain] = dataclasses.field(default_factory=list)
 
 
@@ -127,8 +127,8 @@ def explore(
     gains, refusals = replayed_gains(facts, tried, tries.count, tries.changed)
     tries.keep(gains)
     refused += refusals
-    little = [SmallGain(edit, bound) for edit, bound in bounds.items() if bound <= MIN_GAIN * facts.base_ns]
-    little += [SmallGain(edit, gain) for edit, gain in gains.items() if gain <= MIN_GAIN * facts.base_ns]
+    at_most = [*bounds.items(), *gains.items()]
+    little = [SmallGain(str(edit), ms(most)) for edit, most in at_most if most <= MIN_GAIN * facts.base_ns]
     worth = [edit for edit, gain in gains.items() if gain > MIN_GAIN * facts.base_ns]
     predictions = [tries.answer([edit]) for edit in worth]
     predictions = [each for each in predictions if not heals_the_healthy(each, facts.suspects)]
@@ -137,7 +137,8 @@ def explore(
     advice = [edit for edit in bounds if edit.is_advice and (edit in gains or edit not in promising)]
     predictions += _together(tries, best, gains, advice)
     interactions = _interactions(tries, best, gains)
-    return SearchResult(ranked(predictions), once_each(refused), interactions, promising[budget:], little)
+    untried = list(map(str, promising[budget:]))
+    return SearchResult(ranked(predictions), once_each(refused), interactions, untried, little)
 
 
 def candidates(
@@ -247,7 +248,7 @@ def _interactions(tries: Tries, usable: list[Prediction], gains: Mapping[Edit, f
         both = tries.together(pair) if goes_with(tries.facts, pair[1], [pair[0]]) else None
         apart = gains[pair[0]] + gains[pair[1]]
         if both is not None and abs(both - apart) > INTERACT * tries.facts.base_ns:
-            found.append(Interaction(pair, both, apart))
+            found.append(Interaction(list(map(str, pair)), ms(both), ms(apart)))
     return found
 
 

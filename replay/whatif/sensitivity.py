@@ -6,11 +6,10 @@ break-even is where nearly all that can be gained has been, and what limits the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, replay, time_on_critical_path
@@ -22,31 +21,31 @@ from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.predict import baseline_steps
+from dpro.units import ms
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
 NEARLY_ALL = 0.9  # of the gain that there is
 MIN_GAIN = 0.01  # of the step: a part that gains less limits nothing
 
 
-@dataclass(frozen=True)
-class Curve:
-    """What a part of the machine is worth.
+class Curve(DocumentPart, frozen=True):
+    """How the step follows the speed of one part of the machine.
 
     Attributes:
         part: network, kernels, host or input.
-        base_ns: mean step time as it is.
-        factors: [F] how many times as fast it is.
-        step_ns: [F] mean step time then.
-        break_even: from this factor on hardly anything more is gained; None where the part limits nothing.
-        then: which part most of the critical path is from there on, empty where the part limits nothing.
+        base_ms: mean step as it is.
+        factors: how many times as fast the part is.
+        step_ms: mean step for each of the factors.
+        break_even: from this factor on hardly anything more is gained; null where the part limits nothing.
+        then: what limits the step from there on; null where the part limits nothing.
     """
 
     part: str
-    base_ns: float
-    factors: tuple[float, ...]
-    step_ns: tuple[float, ...]
+    base_ms: float
+    factors: list[float]
+    step_ms: list[float]
     break_even: float | None
-    then: str
+    then: str | None
 
 
 def sensitivity(graph: Graph) -> list[Curve]:
@@ -66,8 +65,8 @@ def sensitivity(graph: Graph) -> list[Curve]:
         steps = [_mean_step(each, baseline) for each in changed]
         factor = break_even(base, FACTORS, steps)
         beyond = next((at for at, each in enumerate(FACTORS) if factor is not None and each >= factor), -1)
-        then = "" if factor is None else limiting_part(changed[beyond], part)
-        curves.append(Curve(part, base, FACTORS, tuple(steps), factor, then))
+        then = None if factor is None else limiting_part(changed[beyond], part)
+        curves.append(Curve(part, ms(base), list(FACTORS), list(map(ms, steps)), factor, then))
     return curves
 
 
@@ -140,8 +139,8 @@ def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def in_words(curve: Curve) -> str:
     """What a curve says, in a sentence."""
     part = PART_WORDS[curve.part]
-    if curve.break_even is None:
+    if curve.break_even is None or curve.then is None:
         return f"{part}: limits nothing; as fast as it may be, the step hardly changes"
-    most = curve.base_ns / curve.step_ns[-1]
+    most = curve.base_ms / curve.step_ms[-1]
     then = PART_WORDS[curve.then]
     return f"{part}: x{most:.2f} at most; {curve.break_even:.1f} times as fast, and the limit is {then}"

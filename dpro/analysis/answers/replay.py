@@ -11,7 +11,7 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.deciding import deciding_work, start_misses
-from dpro.analysis.answers.pretended import PretendedDocument, pretended_document
+from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
@@ -19,6 +19,7 @@ from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
 from dpro.replay.fidelity.fit import PERCENTILES, start_errors
+from dpro.replay.pretended import PretendedStep
 from dpro.selection import Ranges, Selection
 from dpro.units import ms, us
 
@@ -279,7 +280,7 @@ class ReplayDocument(Document, frozen=True, kw_only=True):
     reasons: list[str]
     assumed: list[str]
     end: EndDocument
-    pretended: PretendedDocument | None = None
+    pretended: PretendedStep | None = None
 
 
 def chosen_steps(
@@ -357,7 +358,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         reasons=[*trust.reasons, *trust.doubts],
         assumed=list(trust.assumed),
         end=end_document(analysis.end),
-        pretended=pretended_document(analysis),
+        pretended=pretended_step(analysis),
     )
 
 

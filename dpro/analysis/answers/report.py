@@ -13,12 +13,13 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.pretended import PretendedDocument, pretended_document
+from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.mean_step import MeanStepDocument, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
+from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import breakdown, host
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import NS_PER_MS
@@ -175,7 +176,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     mean_step: MeanStepDocument | None
     end: EndDocument
     selection: SelectionDocument | UnsetType = UNSET
-    pretended: PretendedDocument | None = None
+    pretended: PretendedStep | None = None
 
 
 class ReportFilesDocument(Document, frozen=True, kw_only=True):
@@ -255,7 +256,7 @@ def report_document(
         mean_step=mean_step_document(analysis),
         end=end_document(analysis.end),
         selection=selection_document(selection),
-        pretended=pretended_document(analysis),
+        pretended=pretended_step(analysis),
     )
 
 

@@ -6,70 +6,48 @@ In: an `Analysis`, and edits. Out: documents, and the predictions that they are 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType
 
+from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.pretended import PretendedDocument, in_words, pretended_document
+from dpro.analysis.answers.pretended import in_words, pretended_step
 from dpro.analysis.end import EndDocument, end_document
-from dpro.analysis.graphs import ranks_at_hand, search_of, spread_over
+from dpro.analysis.graphs import fingerprint, ranks_at_hand, search_of, spread_over
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
-from dpro.documents import Document
-from dpro.errors import Unanswerable
-from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
-from dpro.replay.steps.typical import step_series
-from dpro.replay.timeline import durations_of
-from dpro.replay.whatif.documents import (
-    CurveDocument,
-    InteractionDocument,
-    LittleDocument,
-    PointDocument,
-    PredictionDocument,
-    RefusalDocument,
-    curve_document,
-    interaction_document,
-    little_document,
-    point_document,
-    prediction_document,
-    refusal_document,
-    undominated,
-)
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
-from dpro.replay.whatif.ranks.predict import predict_by_rank
-from dpro.replay.whatif.registry import all_kinds
-from dpro.replay.whatif.search import BUDGET, SearchResult, explore
-from dpro.schema import SPANS
-from dpro.selection import ALL, Selection, SelectionDocument, selection_document
-from dpro.units import format_duration, ms
-
-if TYPE_CHECKING:
-    from dpro.replay.whatif.pareto import ParetoPoint
-    from dpro.replay.whatif.sensitivity import Curve
-import hashlib
-import json
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
-
-from dpro.analysis import graphs
-from dpro.analysis.graphs import fingerprint
 from dpro.cache import cache_folder, keep_latest
-from dpro.errors import DproError
+from dpro.documents import Document, plain
+from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
 from dpro.replay.devices.coefficients import FILE as COEFFICIENTS
+from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.search import Interaction, SmallGain
+from dpro.replay.pretended import PretendedStep
+from dpro.replay.steps.typical import step_series
+from dpro.replay.timeline import durations_of
+from dpro.replay.whatif.documents import PredictionDocument, prediction_document, undominated
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.pareto import ParetoPoint, pareto
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
+from dpro.replay.whatif.ranks.predict import predict_by_rank
+from dpro.replay.whatif.registry import all_kinds, parse_edit
+from dpro.replay.whatif.search import BUDGET, Interaction, SearchResult, SmallGain, explore
+from dpro.replay.whatif.sensitivity import Curve, sensitivity
+from dpro.schema import SPANS
+from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.paths import FILE as PATHS
+from dpro.units import format_duration, ms
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
@@ -99,7 +77,7 @@ class SensitivityDocument(TrustedDocument, frozen=True, kw_only=True):
         sensitivity: a curve for each part.
     """
 
-    sensitivity: list[CurveDocument]
+    sensitivity: list[Curve]
 
 
 class ParetoDocument(TrustedDocument, frozen=True, kw_only=True):
@@ -109,7 +87,7 @@ class ParetoDocument(TrustedDocument, frozen=True, kw_only=True):
         pareto: ways to run the job.
     """
 
-    pareto: list[PointDocument]
+    pareto: list[ParetoPoint]
 
 
 class WhatIfDocument(Document, frozen=True, kw_only=True):
@@ -148,14 +126,14 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
     assumed: list[str]
     predictions: list[PredictionDocument]
     widened: list[str]
-    interactions: list[InteractionDocument]
+    interactions: list[Interaction]
     untried: list[str]
-    refused: list[RefusalDocument]
-    little: list[LittleDocument]
+    refused: list[Refusal]
+    little: list[SmallGain]
     samples_per_s: float | None
     end: EndDocument
     selection: SelectionDocument | UnsetType = UNSET
-    pretended: PretendedDocument | None = None
+    pretended: PretendedStep | None = None
 
 
 class WhatIf(NamedTuple):
@@ -200,25 +178,21 @@ def what_if(
     predictions, widened = calibrate(found.predictions)
     samples_per_s = inputs_per_s(analysis)
     document = WhatIfDocument(
-        run=analysis.run.label,
+        **_trusted(analysis),
         baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
         measured_ms=ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
         of_operations=analysis is not whole,
         other_steps_ms=_step_outside_windows_ms(analysis),
-        answerable=trust.answerable,
-        trust=trust_document(analysis.trust),
-        reasons=list(trust.reasons),
-        assumed=list(trust.assumed),
         predictions=[
             prediction_document(each, best, samples_per_s)
             for each, best in zip(predictions, undominated(predictions))
         ],
-        pretended=pretended_document(analysis),
+        pretended=pretended_step(analysis),
         widened=widened,
-        interactions=list(map(interaction_document, found.interactions)),
-        untried=list(map(str, found.untried)),
-        refused=list(map(refusal_document, found.refused)),
-        little=list(map(little_document, found.little)),
+        interactions=found.interactions,
+        untried=found.untried,
+        refused=found.refused,
+        little=found.little,
         samples_per_s=samples_per_s,
         end=end_document(analysis.end),
         selection=selection_document(selection),
@@ -289,7 +263,7 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
     if not why:
         return list(refused)
     reason = f"forward and backward of micro-batches were recorded, but their replay does not hold: {why}"
-    return [dataclasses.replace(each, reason=reason) if is_ else each for each, is_ in zip(refused, wanting)]
+    return [Refusal(each.edit, reason) if is_ else each for each, is_ in zip(refused, wanting)]
 
 
 def explored(
@@ -353,45 +327,36 @@ def _step_outside_windows_ms(analysis: Analysis) -> float | None:
     return None if series is None or series.recorded else ms(series.typical_ns)
 
 
-def sensitivity_of(analysis: Analysis) -> tuple[SensitivityDocument, list[Curve]]:
+def sensitivity_of(analysis: Analysis) -> SensitivityDocument:
     """How the step follows the speed of each part of the machine.
 
     Raises:
         Unanswerable: the run holds no whole step.
     """
-    from dpro.replay.whatif.sensitivity import sensitivity
-
-    curves, trust = sensitivity(analysis.built.predictive), analysis.trust
-    document = SensitivityDocument(
-        run=analysis.run.label,
-        answerable=trust.answerable,
-        trust=trust_document(trust),
-        reasons=list(trust.reasons),
-        assumed=list(trust.assumed),
-        sensitivity=list(map(curve_document, curves)),
-    )
-    return document, curves
+    curves = sensitivity(analysis.built.predictive)
+    return SensitivityDocument(**_trusted(analysis), sensitivity=curves)
 
 
-def pareto_of(analysis: Analysis) -> tuple[ParetoDocument, list[ParetoPoint]]:
+def pareto_of(analysis: Analysis) -> ParetoDocument:
     """Time against memory, the least memory first.
 
     Raises:
         Unanswerable: the run holds no allocations, or no whole step.
     """
-    from dpro.replay.whatif.pareto import pareto
+    points = pareto(analysis.built.predictive, analysis.trust)
+    return ParetoDocument(**_trusted(analysis), pareto=points)
 
+
+def _trusted(analysis: Analysis) -> dict[str, Any]:
+    """The fields of a `TrustedDocument`."""
     trust = analysis.trust
-    points = pareto(analysis.built.predictive, trust)
-    document = ParetoDocument(
-        run=analysis.run.label,
-        answerable=trust.answerable,
-        trust=trust_document(trust),
-        reasons=list(trust.reasons),
-        assumed=list(trust.assumed),
-        pareto=list(map(point_document, points)),
-    )
-    return document, points
+    return {
+        "run": analysis.run.label,
+        "answerable": trust.answerable,
+        "trust": trust_document(trust),
+        "reasons": list(trust.reasons),
+        "assumed": list(trust.assumed),
+    }
 
 
 # What an earlier search found, kept beside the graphs, so that asking again of an unchanged run is free.
@@ -458,39 +423,30 @@ def _keep(file: Path, content: bytes) -> None:
 
 def _written(found: SearchResult) -> dict[str, Any]:
     """As JSON holds it, edits as `--edit` takes them."""
+    predictions = [
+        {name: getattr(each, name) for name in Prediction.__dataclass_fields__}
+        | {"edits": list(map(str, each.edits))}
+        for each in found.predictions
+    ]
     return {
-        "predictions": [
-            {name: getattr(each, name) for name in Prediction.__dataclass_fields__}
-            | {"edits": list(map(str, each.edits))}
-            for each in found.predictions
-        ],
-        "refused": list(map(asdict, found.refused)),
-        "interactions": [
-            {"edits": list(map(str, each.edits)), "ns": [each.together_ns, each.apart_ns]}
-            for each in found.interactions
-        ],
-        "untried": list(map(str, found.untried)),
-        "little": [[str(each.edit), each.at_most_ns] for each in found.little],
+        "predictions": predictions,
+        "refused": plain(found.refused),
+        "interactions": plain(found.interactions),
+        "untried": found.untried,
+        "little": plain(found.little),
     }
 
 
 def _read(kept: Mapping[str, Any]) -> SearchResult:
     """What `_written` has written."""
-
-    def edits(texts: list[str]) -> tuple[Edit, ...]:
-        return tuple(map(parse_edit, texts))
-
+    predictions = [
+        each | {"edits": tuple(map(parse_edit, each["edits"])), "notes": tuple(each["notes"])}
+        for each in kept["predictions"]
+    ]
     return SearchResult(
-        [
-            Prediction(**{**each, "edits": edits(each["edits"]), "notes": tuple(each["notes"])})
-            for each in kept["predictions"]
-        ],
-        [Refusal(**each) for each in kept["refused"]],
-        [
-            Interaction((one, other), *each["ns"])
-            for each in kept["interactions"]
-            for one, other in [edits(each["edits"])]
-        ],
-        list(edits(kept["untried"])),
-        [SmallGain(parse_edit(text), at_most_ns) for text, at_most_ns in kept["little"]],
+        [Prediction(**each) for each in predictions],
+        msgspec.convert(kept["refused"], list[Refusal]),
+        msgspec.convert(kept["interactions"], list[Interaction]),
+        kept["untried"],
+        msgspec.convert(kept["little"], list[SmallGain]),
     )

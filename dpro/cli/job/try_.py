@@ -291,7 +291,6 @@ def _why_stopped(decision: Decision | None, pairs: int, most: int, seconds: floa
 
 def _learnt(plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]) -> dict[str, Any]:
     """`training`, the losses of both sides, or why they are `not_compared`."""
-    from dpro.trial.documents import training_document
     from dpro.trial.training import NOT_SEEN, compare_losses, losses_of
 
     for change in plan.changes:
@@ -305,7 +304,7 @@ def _learnt(plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]) -
     compared = compare_losses(before, after, passes)
     if compared is None:
         return {"training": None, "not_compared": "too few passes"}
-    return {"training": training_document(compared), "not_compared": ""}
+    return {"training": compared, "not_compared": ""}
 
 
 def _record(plan: TrialPlan, name: str, changes: tuple[Change, ...]) -> Run:

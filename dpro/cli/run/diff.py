@@ -8,11 +8,11 @@ import click
 
 from dpro.cli.analysis import analyse, ranks_option, steps_option
 from dpro.cli.output import console, json_option, print_json, print_selection, share
-from dpro.units import format_duration
+from dpro.units import format_ms
 from dpro.words import shortened
 
 if TYPE_CHECKING:
-    from dpro.replay.difference import Difference
+    from dpro.replay.difference import DifferenceDocument
     from dpro.selection import Ranges, RankChoice
 
 ROWS = 15
@@ -56,42 +56,41 @@ def diff(
 
     before, after = analyse(a), analyse(b)
     selection = selection_of(steps, ranks, before.run, after.run)
-    document, found = difference_of(before, after, selection)
+    found = difference_of(before, after, selection)
     if as_json:
-        print_json(document)
+        print_json(found)
     else:
         print_selection(selection)
-        _print(found, document.doubts)
-    if fail_on is not None and found.b_ns > (1 + fail_on) * found.a_ns:
+        _print(found)
+    if fail_on is not None and found.b_ms > (1 + fail_on) * found.a_ms:
         click.echo(
-            f"dpro: a step of B takes {found.b_ns / found.a_ns - 1:.1%} longer than one of A", err=True
+            f"dpro: a step of B takes {found.b_ms / found.a_ms - 1:.1%} longer than one of A", err=True
         )
         ctx.exit(1)
 
 
-def _print(found: Difference, doubts: list[str]) -> None:
+def _print(found: DifferenceDocument) -> None:
     out = console()
-    delta = found.b_ns - found.a_ns
     out.print(
-        f"The mean step in deep windows takes {format_duration(found.a_ns)} in A and "
-        f"{format_duration(found.b_ns)} in B: {_signed(delta)} ({delta / found.a_ns:+.1%})."
+        f"The mean step in deep windows takes {format_ms(found.a_ms)} in A and "
+        f"{format_ms(found.b_ms)} in B: {_signed(found.delta_ms)} ({found.delta_ms / found.a_ms:+.1%})."
     )
-    shown = [each for each in found.contributors if abs(each.delta_ns) >= MIN_SHARE * found.a_ns][:ROWS]
+    shown = [each for each in found.contributors if abs(each.delta_ms) >= MIN_SHARE * found.a_ms][:ROWS]
     for each in shown:
         out.print(
-            f"  {_signed(each.delta_ns):>10}  {each.kind} {shortened(each.name, LONGEST_NAME + 1)}: "
-            f"{format_duration(each.a_ns)} per rank and step in A, {format_duration(each.b_ns)} in B"
+            f"  {_signed(each.delta_ms):>10}  {each.kind} {shortened(each.name, LONGEST_NAME + 1)}: "
+            f"{format_ms(each.a_ms)} per rank and step in A, {format_ms(each.b_ms)} in B"
         )
-    less = sum(each.delta_ns for each in found.contributors if each not in shown)
+    less = sum(each.delta_ms for each in found.contributors if each not in shown)
     if less:
         out.print(f"  {_signed(less):>10}  all that contributes less")
-    out.print(f"  {_signed(found.unexplained_ns):>10}  not explained by any kind of work")
-    if len(found.by_rank) > 1 and any(abs(each) >= MIN_SHARE * found.a_ns for each in found.by_rank.values()):
+    out.print(f"  {_signed(found.unexplained_ms):>10}  not explained by any kind of work")
+    if len(found.by_rank) > 1 and any(abs(each) >= MIN_SHARE * found.a_ms for each in found.by_rank.values()):
         ranks = ", ".join(f"rank {rank} {_signed(each)}" for rank, each in found.by_rank.items())
         out.print(f"Work of single ranks, each taken for itself: {ranks}")
-    for doubt in doubts:
+    for doubt in found.doubts:
         out.print(f"  - {doubt}")
 
 
-def _signed(ns: float) -> str:
-    return f"{'-' if ns < 0 else '+'}{format_duration(abs(ns))}"
+def _signed(ms: float) -> str:
+    return f"{'-' if ms < 0 else '+'}{format_ms(abs(ms))}"

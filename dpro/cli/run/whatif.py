@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -170,24 +171,25 @@ def _sensitivity(analysis: Analysis, as_json: bool) -> None:
     from dpro.analysis.answers.whatif import sensitivity_of
     from dpro.replay.whatif.sensitivity import in_words
 
-    document, curves = sensitivity_of(analysis)
+    document = sensitivity_of(analysis)
     if as_json:
         print_json(document)
         return
     out = console()
     _print_trust(document)
-    for curve in curves:
+    for curve in document.sensitivity:
         out.print(in_words(curve))
         if curve.break_even is None:
             continue
-        steps = zip(curve.factors, curve.step_ns)
-        out.print("  " + "  ".join(f"x{factor:g} {ms(step):.2f} ms" for factor, step in steps))
+        steps = zip(curve.factors, curve.step_ms)
+        out.print("  " + "  ".join(f"x{factor:g} {step:.2f} ms" for factor, step in steps))
 
 
 def _pareto(analysis: Analysis, as_json: bool) -> None:
     from dpro.analysis.answers.whatif import pareto_of
+    from dpro.replay.whatif.registry import parse_edit
 
-    document, points = pareto_of(analysis)
+    document = pareto_of(analysis)
     if as_json:
         print_json(document)
         return
@@ -196,11 +198,12 @@ def _pareto(analysis: Analysis, as_json: bool) -> None:
     out.print(
         "Throughput, time for a batch of today's size, and memory of a step; * where nothing beats both."
     )
-    for point in points:
-        what = " and ".join(edit.describe() for edit in point.edits) or "as it is"
+    for point in document.pareto:
+        what = " and ".join(parse_edit(edit).describe() for edit in point.edits) or "as it is"
         room = "" if point.fits is not False else ", for which there is no room"
         memory = format_bytes(point.within_step_bytes)
-        time = f"x{point.speedup:.2f} {ms(point.ns_per_batch):10.2f} ms"
+        speedup = math.inf if point.speedup is None else point.speedup
+        time = f"x{speedup:.2f} {point.ms_per_batch:10.2f} ms"
         out.print(f"{'*' if point.best else ' '} {time} {memory:>12}  {what}{room}")
 
 

@@ -38,7 +38,7 @@ from dpro.replay.whatif.search import (
     usable,
 )
 from dpro.replay.whatif.together import in_order
-from dpro.units import format_duration
+from dpro.units import format_duration, ms
 
 Predict = Callable[[Sequence[Edit]], Prediction]
 
@@ -82,11 +82,11 @@ def explore_by_rank(
             refused.append(Refusal(str(edit), str(error)))
             continue
         if answer.gain_ns <= MIN_GAIN * facts.base_ns:
-            little.append(SmallGain(edit, answer.gain_ns))
+            little.append(SmallGain(str(edit), ms(answer.gain_ns)))
         elif not heals_the_healthy(answer, facts.suspects):
             found.append(answer)
     found += _together(predict, usable(found, facts.base_ns), facts.base_ns, budget - len(tried))
-    return SearchResult(ranked(found), once_each(refused), [], proposed[budget:], little)
+    return SearchResult(ranked(found), once_each(refused), [], list(map(str, proposed[budget:])), little)
 
 
 def _proposed(

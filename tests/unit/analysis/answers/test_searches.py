@@ -40,9 +40,9 @@ FOUND = SearchResult(
         )
     ],
     [Refusal("workers", "no loader")],
-    [Interaction((parse_edit("bucket:mb=1"), parse_edit("overlap:mode=full")), 3.0, 4.0)],
-    [parse_edit("priority:mb=4")],
-    [SmallGain(parse_edit("scale:name=aten::mm,factor=0.3333333333333333"), 1 / 3)],
+    [Interaction(["bucket:mb=1", "overlap:mode=full"], 3.0, 4.0)],
+    ["priority:mb=4"],
+    [SmallGain("scale:name=aten::mm,factor=0.3333333333333333", 1 / 3)],
 )
 
 

@@ -17,7 +17,7 @@ from dpro.dashboards.views.difference import (
     rank_figure,
 )
 from dpro.errors import UsageError
-from dpro.replay.difference import Contributor, Difference
+from dpro.replay.difference import Contributor, DifferenceDocument
 from tests.builders import cpu_job
 
 
@@ -38,8 +38,8 @@ def before(slower):
 def test_contributions_add_up_to_the_difference(slower, before):
     found = slower.difference_from(slower.others(before))
     table = difference_info(found)
-    assert found.b_ns > found.a_ns
-    assert table["delta_ms"].sum() == pytest.approx((found.b_ns - found.a_ns) / 1e6)
+    assert found.b_ms > found.a_ms
+    assert table["delta_ms"].sum() == pytest.approx(found.delta_ms)
     assert table["delta_ms"][0] > 0
     figure = difference_figure(table, "light")
     bars = figure.data[0]
@@ -49,9 +49,13 @@ def test_contributions_add_up_to_the_difference(slower, before):
 
 
 def test_what_contributes_little_is_one_bar_and_nothing_is_lost():
-    little = [Contributor(f"op{n}", "operator", 10.0, 50.0, 60.0) for n in range(40)]
-    large = [Contributor(f"kernel{n}", "kernel", 30_000.0 - n, 1.0, 30_001.0) for n in range(20)]
-    table = difference_info(Difference(1e6, 1.7e6, (*large, *little), 99_410.0, {}))
+    little = [Contributor(f"op{n}", "operator", 1e-5, 5e-5, 6e-5) for n in range(40)]
+    large = [Contributor(f"kernel{n}", "kernel", 0.03 - n / 1e6, 1e-6, 0.030001) for n in range(20)]
+    found = DifferenceDocument(
+        a="A", b="B", a_ms=1.0, b_ms=1.7, delta_ms=0.7, contributors=[*large, *little],
+        unexplained_ms=0.09941, by_rank={}, doubts=[],
+    )  # fmt: skip
+    table = difference_info(found)
     assert table.height == 17
     assert table["name"].to_list()[-2:] == [LESS, UNEXPLAINED]
     assert table["delta_ms"].sum() == pytest.approx(0.59981 + 0.0004 + 0.09941, abs=1e-6)

@@ -165,16 +165,16 @@ def test_of_time_against_memory_that_is_best_which_nothing_beats_in_both(tmp_pat
     assert now.within_step_bytes == within
     again = by_text["recompute:module=layers.*"]
     assert again.within_step_bytes == within - (LAYERS - 1) * KEPT
-    assert again.ns_per_batch == pytest.approx(now.ns_per_batch + LAYERS * LAYER * US, rel=0.01)
+    assert again.ms_per_batch == pytest.approx(now.ms_per_batch + LAYERS * LAYER * US / 1e6, rel=0.01)
     twice = by_text["batch:factor=2,memory_gb=1000000"]
     assert twice.within_step_bytes == 2 * within
-    assert twice.ns_per_batch < now.ns_per_batch
+    assert twice.ms_per_batch < now.ms_per_batch
     assert (now.fits, twice.fits, by_text["batch:factor=4,memory_gb=1000000"].fits) == (True, True, False)
     for point in points:
         others = [other for other in points if other is not point]
         beaten = any(
-            other.ns_per_batch <= point.ns_per_batch and other.within_step_bytes <= point.within_step_bytes
+            other.ms_per_batch <= point.ms_per_batch and other.within_step_bytes <= point.within_step_bytes
             for other in others
         )
         assert point.best != beaten
-    assert points == sorted(points, key=lambda point: (point.within_step_bytes, point.ns_per_batch))
+    assert points == sorted(points, key=lambda point: (point.within_step_bytes, point.ms_per_batch))
