@@ -35,7 +35,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def plain(document: Any) -> Any:
     """Dictionaries, lists, numbers and texts; numbers of numpy become those of Python."""
-    return msgspec.to_builtins(document, enc_hook=_number)
+    return msgspec.to_builtins(document, str_keys=True, enc_hook=_number)
 
 
 def finite(value: float | None) -> float | None:

@@ -77,7 +77,7 @@ class DifferenceDocument(Document, frozen=True, kw_only=True):
     delta_ms: float
     contributors: list[Contributor]
     unexplained_ms: float
-    by_rank: dict[str, float]
+    by_rank: dict[int, float]
     doubts: list[str]
     selection: SelectionDocument | UnsetType = UNSET
 
@@ -123,7 +123,7 @@ def explain(
         delta_ms=ms(after - before),
         contributors=found,
         unexplained_ms=ms(rest),
-        by_rank={str(rank): ms(delta) for rank, delta in _by_rank(b, times_b, selection).items()},
+        by_rank={rank: ms(delta) for rank, delta in _by_rank(b, times_b, selection).items()},
         doubts=list(doubts),
         selection=selection_document(selection),
     )

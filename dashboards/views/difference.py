@@ -64,7 +64,7 @@ def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
     return waterfall_figure(contributions, "{} per step more than in the other run", theme)
 
 
-def rank_figure(by_rank: dict[str, float], theme: str) -> go.Figure:
+def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
     """What the work of each rank contributes, taken for itself.
 
     Args:
@@ -76,7 +76,7 @@ def rank_figure(by_rank: dict[str, float], theme: str) -> go.Figure:
     ink = [colour("bad" if each > 0 else "good", theme) for each in delta]
     figure = go.Figure()
     figure.add_bar(
-        x=list(by_rank), y=delta, marker={"color": ink, "line": {"width": 0}},
+        x=list(map(str, by_rank)), y=delta, marker={"color": ink, "line": {"width": 0}},
         hovertemplate=f"rank %{{x}}: %{{y:+.4~g}} {unit} per step<extra></extra>",
     )  # fmt: skip
     figure.update_xaxes(title_text="rank", type="category", showgrid=False)
@@ -153,7 +153,7 @@ def _contributions(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 def _rank_table(loaded: Loaded, link: Link) -> pl.DataFrame:
     by_rank = _difference(loaded, link)[0].by_rank
-    return pl.DataFrame({"rank": list(map(int, by_rank)), "delta_ms": list(by_rank.values())})
+    return pl.DataFrame({"rank": list(by_rank), "delta_ms": list(by_rank.values())})
 
 
 def _layout() -> Component:

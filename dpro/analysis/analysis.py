@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpro.detect.context import Context
     from dpro.detect.findings import Finding
     from dpro.detect.hang.case import Case
-    from dpro.detect.pipeline_slowdown import Slowdown
+    from dpro.detect.pipeline_slowdown import OperationsAnalysis
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
@@ -222,7 +222,7 @@ class Analysis(Cached):
         return None, why if recorded else ""
 
     @cached
-    def slowdown(self) -> Slowdown | None:
+    def operations_analysis(self) -> OperationsAnalysis | None:
         """The slowdown against evenly fast operations; None where the run has no operations."""
         from dpro.detect.pipeline_slowdown import analyse_slowdown
 
@@ -250,10 +250,10 @@ class Analysis(Cached):
             return (found := diagnose(context)), notes_of(context, found)
 
     @property
-    def _work(self) -> tuple[Graph, Slowdown] | None:
+    def _work(self) -> tuple[Graph, OperationsAnalysis] | None:
         """The graph of operations and what slows it down; None where the run has none."""
-        view, slowdown = self.operations, self.slowdown
-        return None if view is None or slowdown is None else (view.built.graph, slowdown)
+        view, analysed = self.operations, self.operations_analysis
+        return None if view is None or analysed is None else (view.built.graph, analysed)
 
     @cached
     def verdict_on_hangs(self) -> Verdict | None:

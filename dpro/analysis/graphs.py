@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from dpro.analysis.analysis import Analysis
     from dpro.detect.context import Context
-    from dpro.detect.pipeline_slowdown import Slowdown
+    from dpro.detect.pipeline_slowdown import OperationsAnalysis
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
@@ -210,7 +210,7 @@ def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
 
 @contextmanager
 def context_by_rank(
-    run: Run, condensed: CondensedRun, operations: tuple[Graph, Slowdown] | None = None
+    run: Run, condensed: CondensedRun, operations: tuple[Graph, OperationsAnalysis] | None = None
 ) -> Iterator[Context]:
     """A run whose ranks are condensed, as its detectors see it.
 

@@ -19,7 +19,7 @@ from dpro.detect.imbalance.rebalanced import BalancedJob, rebalance
 from dpro.detect.network.timed_calls import traffic_of_calls, traffic_of_sends
 from dpro.detect.network.traffic import Traffic, traffic_of
 from dpro.detect.pauses.find import LostTime, find_pauses
-from dpro.detect.pipeline_slowdown import Slowdown
+from dpro.detect.pipeline_slowdown import OperationsAnalysis
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
@@ -62,7 +62,7 @@ class Context:
         self,
         run: Run | None = None,
         recorded: Baseline | None = None,
-        operations: tuple[Graph, Slowdown] | None = None,
+        operations: tuple[Graph, OperationsAnalysis] | None = None,
         breakdown: Callable[[], pl.DataFrame] | None = None,
     ) -> None:
         """Nothing is read or computed yet.

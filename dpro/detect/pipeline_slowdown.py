@@ -20,9 +20,10 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.micro_batches import Variation, equal_batches, variation_of
+from dpro.detect.imbalance.micro_batches import MicroBatches, equal_batches, variation_of
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence
 from dpro.detect.stragglers.replayed import find_stragglers
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, replay_durations, step_times
@@ -36,37 +37,45 @@ BLOCK = 1 << 25
 _MESSAGE = re.compile(r"^(forward|backward)\W?(send|recv)$")
 
 
-@dataclass(frozen=True)
-class Slowdown:
-    """Ratios of mean step times; 1 is no slowdown.
+class Slowdown(DocumentPart, frozen=True):
+    """How many times as long the step is as with every operation as fast as others of its kind.
 
     Attributes:
-        total: without launch delays, against every operation taking the typical time of its kind.
-        launch: as measured, against without launch delays.
-        by_rank, by_stage, by_dp, by_op: only that group keeps its own times, against all typical. Sends and
-            receives of one direction are one kind.
-        workers_share: share of the slowdown that healing the slowest 3% of workers removes; None without
-            any slowdown.
-        last_stage_share: likewise, healing the last stage.
-        step_ns: mean step without launch delays.
-        healed_ns: mean step with one rank healed, by rank.
-        batches: how micro-batches differ within their steps; None where no step has two.
+        total: all operations together.
+        launch: launches that were not recorded.
+        by_rank, by_stage, by_dp, by_op: only that group keeps its own times.
+        workers_share: share of the slowdown that the slowest 3% of workers cause; null without any.
+        last_stage_share: share that the last stage causes; likewise.
+        micro_batches: how micro-batches differ; null where no step has two.
     """
 
     total: float
     launch: float
-    by_rank: Mapping[int, float]
-    by_stage: Mapping[int, float]
-    by_dp: Mapping[int, float]
-    by_op: Mapping[str, float]
+    by_rank: dict[int, float]
+    by_stage: dict[int, float]
+    by_dp: dict[int, float]
+    by_op: dict[str, float]
     workers_share: float | None
     last_stage_share: float | None
+    micro_batches: MicroBatches | None
+
+
+@dataclass(frozen=True)
+class OperationsAnalysis:
+    """What slows a job of whole operations down, and what healing each rank would save.
+
+    Attributes:
+        slowdown: without launch delays but for `launch`; sends and receives of one direction are one kind.
+        step_ns: mean step without launch delays.
+        healed_ns: mean step with one rank healed, by rank.
+    """
+
+    slowdown: Slowdown
     step_ns: float
     healed_ns: Mapping[int, float]
-    batches: Variation | None
 
 
-def analyse_slowdown(graph: Graph) -> Slowdown:
+def analyse_slowdown(graph: Graph) -> OperationsAnalysis:
     """How much slower the job is than with evenly fast operations, and which ranks and stages cause it."""
     measured = replay(graph)
     delayed = float(step_times(graph, measured.start, measured.end)["duration_ns"].to_numpy().mean())
@@ -86,7 +95,7 @@ def analyse_slowdown(graph: Graph) -> Slowdown:
     workers = _slowest(slowdown_by_rank)
     worst = replayed_steps(free, [np.where(np.isin(free.nodes.rank, workers), typical, own)]).mean()
     lost = step - even
-    return Slowdown(
+    slowdown = Slowdown(
         total=step / even,
         launch=delayed / step,
         by_rank=slowdown_by_rank,
@@ -95,10 +104,9 @@ def analyse_slowdown(graph: Graph) -> Slowdown:
         by_op={kind: next(ratios) for kind in by_op},
         workers_share=(step - float(worst)) / lost if lost else None,
         last_stage_share=(step - after[0]) / lost if lost else None,
-        step_ns=step,
-        healed_ns=dict(zip(by_rank, after[1:])),
-        batches=variation_of(free),
+        micro_batches=variation_of(free),
     )
+    return OperationsAnalysis(slowdown, step, dict(zip(by_rank, after[1:])))
 
 
 def without_launches(graph: Graph) -> Graph:
@@ -163,7 +171,7 @@ def _slowest(by_rank: Mapping[int, float]) -> list[int]:
     return sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))[:count]
 
 
-def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
+def diagnose_operations(graph: Graph, analysed: OperationsAnalysis) -> list[Finding]:
     """Uneven micro-batches, slow workers and uneven stages of a run of whole operations, costliest first.
 
     What varies with the data may hide a slow worker, or look like what one costs: so workers and stages are
@@ -171,11 +179,11 @@ def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
 
     Args:
         graph: the run's graph.
-        slowdown: its `analyse_slowdown`.
+        analysed: its `analyse_slowdown`.
     """
     free = without_launches(graph)
     equal, data = equal_batches(free)
-    workers, stages = find_slow_workers(graph, slowdown), find_uneven_stages(equal)
+    workers, stages = find_slow_workers(graph, analysed), find_uneven_stages(equal)
     if equal is not free:
         at_equal_work = find_slow_workers(equal, analyse_slowdown(equal))
         named = {rank for finding in at_equal_work for rank in finding.ranks}
@@ -187,7 +195,7 @@ def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
     return sorted([*data, *workers, *stages], key=lambda finding: -finding.cost_ns)
 
 
-def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
+def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Finding]:
     """Workers that are slower than others of their stage, with what healing them would save.
 
     Peers are the other data-parallel ranks of the stage, which have the same work. The cost is that of the
@@ -195,7 +203,7 @@ def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
 
     Args:
         graph: with or without launch delays.
-        slowdown: its `analyse_slowdown`.
+        analysed: its `analyse_slowdown`.
     """
     found = []
     for finding in find_stragglers(Baseline(without_launches(graph))):
@@ -203,16 +211,16 @@ def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
             found.append(finding)
             continue
         rank = finding.ranks[0]
-        cost = slowdown.step_ns - slowdown.healed_ns[rank]
+        cost = analysed.step_ns - analysed.healed_ns[rank]
         place = graph.places[rank]
         evidence = (
             f"rank {rank} is data-parallel rank {place.dp} of stage {place.stage}; the others of that stage "
             "are its peers",
-            f"with only its own times kept and all others typical, the step is {slowdown.by_rank[rank]:.2f} "
-            "times as long",
+            "with only its own times kept and all others typical, the step is "
+            f"{analysed.slowdown.by_rank[rank]:.2f} times as long",
             f"the cost is that of its times above what is typical of all ranks: {format_duration(cost)}",
         )
-        severity = round(cost / slowdown.step_ns, 4)
+        severity = round(cost / analysed.step_ns, 4)
         found.append(
             dataclasses.replace(
                 finding, cost_ns=cost, severity=severity, evidence=(*finding.evidence, *evidence)

@@ -6,7 +6,6 @@ calls; one without deep windows from steps and calls; any other from the replay 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.detect.hang.find import find_hangs
 from dpro.detect.hang.records import records_of
 from dpro.detect.pipeline_slowdown import Slowdown
-from dpro.documents import Document, DocumentPart
+from dpro.documents import Document
 from dpro.schema import STEPS, WORKERS
 from dpro.store import Manifest
 from dpro.units import ms
@@ -62,45 +61,6 @@ class Diagnosis:
     slowdown: Slowdown | None = None
 
 
-class MicroBatches(DocumentPart, frozen=True):
-    """How the micro-batches of a step differ.
-
-    Attributes:
-        correlation: Pearson's, of forward and backward within a rank and step.
-        forward: standard deviation of forward times over their mean.
-        freedom: degrees of freedom of the comparison.
-        longest: typical ratio of the longest micro-batch of a step to the mean one.
-    """
-
-    correlation: float
-    forward: float
-    freedom: int
-    longest: float
-
-
-class SlowdownDocument(DocumentPart, frozen=True):
-    """How many times as long the step is as with every operation as fast as others of its kind.
-
-    Attributes:
-        total: all operations together.
-        launch: launches that were not recorded.
-        by_rank, by_stage, by_dp, by_op: only that group keeps its own times.
-        workers_share: share of the slowdown that the slowest 3% of workers cause; null without any.
-        last_stage_share: share that the last stage causes; likewise.
-        micro_batches: how micro-batches differ; null where no step has two.
-    """
-
-    total: float
-    launch: float
-    by_rank: dict[str, float]
-    by_stage: dict[str, float]
-    by_dp: dict[str, float]
-    by_op: dict[str, float]
-    workers_share: float | None
-    last_stage_share: float | None
-    micro_batches: MicroBatches | None
-
-
 class DiagnosisDocument(Document, frozen=True, kw_only=True):
     """What is slow or broken, with evidence and cost.
 
@@ -126,7 +86,7 @@ class DiagnosisDocument(Document, frozen=True, kw_only=True):
     notes: list[str] | UnsetType = UNSET
     while_it_ran: list[LoggedFinding]
     end: EndDocument
-    slowdown: SlowdownDocument | UnsetType = UNSET
+    slowdown: Slowdown | UnsetType = UNSET
 
 
 def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Manifest) -> Diagnosis:
@@ -171,7 +131,7 @@ def diagnose_replay(analysis: Analysis) -> Diagnosis:
         unknown,
         notes=analysis.notes(findings),
         answerable=analysis.trust.answerable,
-        slowdown=analysis.slowdown,
+        slowdown=analysis.operations_analysis and analysis.operations_analysis.slowdown,
     )
 
 
@@ -204,23 +164,5 @@ def diagnosis_document(found: Diagnosis) -> DiagnosisDocument:
         notes=UNSET if hangs else list(found.notes),
         while_it_ran=list(found.while_it_ran),
         end=end_document(found.end),
-        slowdown=UNSET if found.slowdown is None else slowdown_document(found.slowdown),
-    )
-
-
-def slowdown_document(slowdown: Slowdown) -> SlowdownDocument:
-    """Ratios of step times for programs."""
-    ratios = (slowdown.by_rank, slowdown.by_stage, slowdown.by_dp)
-    by_rank, by_stage, by_dp = ({str(key): ratio for key, ratio in each.items()} for each in ratios)
-    batches = slowdown.batches
-    return SlowdownDocument(
-        total=slowdown.total,
-        launch=slowdown.launch,
-        by_rank=by_rank,
-        by_stage=by_stage,
-        by_dp=by_dp,
-        by_op=dict(slowdown.by_op),
-        workers_share=slowdown.workers_share,
-        last_stage_share=slowdown.last_stage_share,
-        micro_batches=None if batches is None else MicroBatches(**dataclasses.asdict(batches)),
+        slowdown=UNSET if found.slowdown is None else found.slowdown,
     )

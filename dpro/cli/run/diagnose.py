@@ -183,8 +183,8 @@ def _print_slowdown(slowdown: Slowdown | None) -> None:
     for what, ratios in shown:
         worst = sorted(((ratio, str(key)) for key, ratio in ratios.items()), reverse=True)[:SHOWN]
         out.print(f"  with the own times of one {what} only: " + ", ".join(f"{k} x{v:.3f}" for v, k in worst))
-    if slowdown.batches is not None:
-        varied = slowdown.batches
+    if slowdown.micro_batches is not None:
+        varied = slowdown.micro_batches
         out.print(
             f"  forward and backward of micro-batches: correlation {varied.correlation:.2f} within ranks and "
             f"steps, forward varies by {varied.forward:.1%}"

@@ -10,7 +10,6 @@ Analysis" (Lin et al., OSDI 2025). Runs of one micro-batch per step cannot show 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -19,6 +18,7 @@ from dpro.arrays import Ints
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import CLASS
 from dpro.detect.significance import MIN_COST, MIN_LATEST
+from dpro.documents import DocumentPart
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
 from dpro.replay.timeline import changed_step_times, replay, step_ends, step_lengths
@@ -37,15 +37,14 @@ _BATCH = re.compile(r"(.*)micro-batch \d+$")
 ONE = ["rank", "chunk", "step"]  # within which micro-batches are compared
 
 
-@dataclass(frozen=True)
-class Variation:
-    """How micro-batches differ within their steps.
+class MicroBatches(DocumentPart, frozen=True):
+    """How the micro-batches of a step differ.
 
     Attributes:
-        correlation: Pearson's, of forward and backward within a rank and step, pooled over all.
+        correlation: Pearson's, of forward and backward within a rank and step.
         forward: standard deviation of forward times over their mean.
-        freedom: micro-batches that were compared, less one for each mean that was taken off.
-        longest: typical ratio of a step's longest micro-batch to its mean one.
+        freedom: degrees of freedom of the comparison.
+        longest: typical ratio of the longest micro-batch of a step to the mean one.
     """
 
     correlation: float
@@ -97,7 +96,7 @@ def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
     return step_lengths(baseline), steps["duration_ns"].to_numpy()
 
 
-def variation_of(graph: Graph) -> Variation | None:
+def variation_of(graph: Graph) -> MicroBatches | None:
     """How micro-batches differ within their steps; None where no step of a rank has two."""
     batches = _batches(graph)
     varied = variation(batches) if batches.height else None
@@ -139,7 +138,7 @@ def _batches(graph: Graph) -> pl.DataFrame:
     return both.join(places, on="rank").sort(*ONE, "batch")
 
 
-def variation(batches: pl.DataFrame) -> Variation:
+def variation(batches: pl.DataFrame) -> MicroBatches:
     """How the micro-batches of a step differ on a rank; times are in units of the rank's mean.
 
     Steps that take far longer than usual (the first) are left out: a few outliers would decide.
@@ -162,7 +161,7 @@ def variation(batches: pl.DataFrame) -> Variation:
     freedom = distinct - several.select("dp", "chunk", "step").n_unique()
     own = several.height - several.select(ONE).n_unique()
     longest = several.group_by(ONE).agg(longest=total.max() / total.mean())["longest"].median()
-    return Variation(
+    return MicroBatches(
         correlation,
         float(np.sqrt(squares[0] / max(own, 1))),
         freedom,

@@ -13,7 +13,6 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.micro_batches import equal_batches
 from dpro.detect.pipeline_slowdown import (
-    Slowdown,
     analyse_slowdown,
     diagnose_operations,
     replayed_steps,
@@ -89,7 +88,7 @@ def test_ratios_of_a_small_job_are_those_worked_out_by_hand(tmp_path):
     # One stage, two data-parallel ranks, one micro-batch; rank 1's forward takes 30 ms instead of 10.
     # Own: 3 + 30 + 20 + 5 + 2 + 4 = 64 ms. Typical: forward 20: 54. Only rank 1, or its kind, as it is: 64.
     job = Job(1, 2, 1, num_steps=2, forward=lambda stage, dp: 30.0 if dp else 10.0)
-    slowdown = analyse_slowdown(graph_of(job, tmp_path))
+    slowdown = analyse_slowdown(graph_of(job, tmp_path)).slowdown
     assert slowdown.total == pytest.approx(64 / 54)
     assert slowdown.launch == pytest.approx(1)
     assert slowdown.by_rank == pytest.approx({0: 1, 1: 64 / 54})
@@ -107,7 +106,8 @@ class Published:
     def __init__(self, traces: Path, name: str) -> None:
         self.folder, self.name = traces / "straggler_parquet", name
         self.graph = build_graph(open_path(self.folder / f"trace-{name}.parquet")).graph
-        self.slowdown: Slowdown = analyse_slowdown(self.graph)
+        self.analysed = analyse_slowdown(self.graph)
+        self.slowdown = self.analysed.slowdown
         self.free = without_launches(self.graph)
         self.oracle: dict[str, Any] = json.loads((self.folder / "oracle.json").read_text())[name]
 
@@ -204,7 +204,7 @@ def test_each_kind_of_operation_healed_removes_the_oracles_share(published):
 
 
 def test_the_slow_worker_and_the_uneven_stage_are_distinguished(published):
-    (finding,) = diagnose_operations(published.graph, published.slowdown)
+    (finding,) = diagnose_operations(published.graph, published.analysed)
     if published.name == "AR":
         assert (finding.class_, finding.component_id, finding.ranks) == ("slow.compute", "0", (0,))
         healed = published.read("mw")
