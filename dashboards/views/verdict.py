@@ -134,9 +134,8 @@ def _run(loaded: Loaded, link: Link) -> Any:
 def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.num_rows(SPANS) > 0
-    state = _health(
-        *health_info(findings, unknown, loaded.trust if replayed else None, loaded.end, what_binds(loaded))
-    )
+    trust, unrecorded = loaded.trust if replayed else None, loaded.run.manifest.unrecorded
+    state = _health(*health_info(findings, unknown, trust, loaded.end, what_binds(loaded), unrecorded))
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = describe_logged(logged_findings(loaded.run.path))
     listed = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]

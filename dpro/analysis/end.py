@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import polars as pl
+from msgspec.structs import replace
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import has_left
@@ -36,34 +36,30 @@ _FROM_OUTSIDE = {
 }
 
 
-@dataclass(frozen=True)
-class JobEnd:
-    """How a job ended.
+class JobEnd(DocumentPart, frozen=True):
+    """How the job ended.
 
     Attributes:
-        how: `completed`, `failed` (of its own), `ended` (from outside), `running` where nothing is known to
-            have ended, `unknown` where nothing watched its processes.
-        hung: whether it stood still before that.
-        time_ns: when it began to hang, failed, or was ended; -1 unknown.
-        step: the step that was under way then; -1 unknown.
-        by: what ended it, in words; empty where nothing did or it is unknown.
-        ranks: the ranks of the first cause; none where that is no rank.
-        cause: the first cause, in words; empty for none or unknown.
-        sentence: all of this.
-        can_say: what the run can still say, one line each.
-        unrecorded: why the run has no step; empty where it has one.
+        how: completed, failed, ended (from outside), running, or unknown.
+        hung: whether it hung before that.
+        time_ns: when it began to hang, failed, or was ended; null if unknown.
+        step: the step it was in; null if unknown.
+        by: what ended it; null where nothing did or it is unknown.
+        ranks: the ranks of the first cause.
+        cause: the first cause; null where there is none or it is unknown.
+        sentence: all of this in a sentence; null where there is nothing to say.
+        can_say: what the run can still answer, one line each.
     """
 
     how: str
-    hung: bool = False
-    time_ns: int = -1
-    step: int = -1
-    by: str = ""
-    ranks: tuple[int, ...] = ()
-    cause: str = ""
-    sentence: str = ""
-    can_say: tuple[str, ...] = ()
-    unrecorded: str = ""
+    hung: bool
+    time_ns: int | None
+    step: int | None
+    by: str | None
+    ranks: list[int]
+    cause: str | None
+    sentence: str | None
+    can_say: list[str]
 
     @property
     def bad(self) -> bool:
@@ -74,6 +70,9 @@ class JobEnd:
     def early(self) -> bool:
         """Whether it came to another end than its own, which comes before all else."""
         return self.bad or self.how == ENDED
+
+
+NOT_WATCHED = JobEnd(UNKNOWN, False, None, None, None, [], None, None, [])
 
 
 class EndEvidence(Protocol):
@@ -100,20 +99,17 @@ class EndEvidence(Protocol):
 
 def end_of(evidence: EndEvidence) -> JobEnd:
     """How the job of a run ended, as far as the run shows it."""
-    return replace(_end_of(evidence), unrecorded=evidence.run.manifest.unrecorded)
-
-
-def _end_of(evidence: EndEvidence) -> JobEnd:
     workers, status = evidence.workers, evidence.run.manifest.exit_status
     known = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
     rows = evidence.run.rows()
     if known.height and known.height == workers.height and (known["exit_code"] == 0).all() and not status:
-        return JobEnd(COMPLETED, step=_last_step(evidence), sentence=_completed(evidence))
+        step = _seen(_last_step(evidence))
+        return replace(NOT_WATCHED, how=COMPLETED, step=step, sentence=_completed(evidence))
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
         why = evidence.run.manifest.unrecorded
         if why and status:  # it failed before anything was recorded of a rank
-            return JobEnd(FAILED, sentence=f"{why[:1].upper()}{why[1:]}.")
-        return JobEnd(UNKNOWN)  # traces: nothing watched the processes
+            return replace(NOT_WATCHED, how=FAILED, sentence=f"{why[:1].upper()}{why[1:]}.")
+        return NOT_WATCHED  # traces: nothing watched the processes
     return _with_sentence(_judged(evidence, evidence.hangs, status), evidence)
 
 
@@ -125,31 +121,40 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
     case, workers = evidence.waiting, evidence.workers
     step = _last_step(evidence) + 1
     how, by = _ended_by(workers, list(case.deaths.values()), status)
+
+    def judged(how: str, time_ns: int, ranks: Sequence[int], cause: str = "", hung: bool = False) -> JobEnd:
+        return JobEnd(how, hung, _seen(time_ns), _seen(step), by or None, [*ranks], cause or None, None, [])
+
     if findings and findings[0].class_.startswith("hang.") and findings[0].cause != LEFT:
         roots = [root for root in case.roots if not has_left(root, case)]
         if roots or how != FAILED:
             since_ns = [each.since_ns for root in roots for each in root.operations if each.since_ns > 0]
-            return JobEnd(how, True, min(since_ns, default=-1), step, by, _ranks(findings))
+            return judged(how, min(since_ns, default=-1), _ranks(findings), hung=True)
         when = min((death.ended_ns for death in case.deaths.values()), default=-1)
         cause = f"calls of {ranks_in_words(_ranks(findings))} do not fit those of the others"
-        return JobEnd(FAILED, False, when, step, by, _ranks(findings), cause)
+        return judged(FAILED, when, _ranks(findings), cause)
     if findings:
         ranks = _ranks(findings)
         if findings[0].cause == LEFT:
             cause = (
                 f"{ranks_in_words(ranks)} left early, its script ended well, and its peers failed without it"
             )
-            return JobEnd(FAILED, False, min(case.left.values(), default=-1), step, by, ranks, cause)
+            return judged(FAILED, min(case.left.values(), default=-1), ranks, cause)
         first = [case.deaths[rank] for rank in ranks if rank in case.deaths]
         when = min((death.ended_ns for death in first), default=-1)
-        return JobEnd(FAILED, False, when, step, by, ranks, _dead(first, workers.height))
+        return judged(FAILED, when, ranks, _dead(first, workers.height))
     died = sorted(case.deaths.values(), key=lambda death: (death.lost_peer, death.ended_ns))
     if died and how == FAILED:
         same = [death for death in died if death.how == died[0].how]
-        return JobEnd(FAILED, False, died[0].ended_ns, step, by, (), _dead(same, workers.height))
+        return judged(FAILED, died[0].ended_ns, (), _dead(same, workers.height))
     ended = workers.filter(pl.col("exit_signal") > 0)["ended_ns"]
     time_ns = int(ended.min()) if ended.len() else -1  # type: ignore[arg-type]
-    return JobEnd(how, False, time_ns, step, by)
+    return judged(how, time_ns, ())
+
+
+def _seen(number: int) -> int | None:
+    """A moment or a step; None of those that are -1."""
+    return number if number >= 0 else None
 
 
 def _ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
@@ -197,17 +202,15 @@ def _completed(evidence: EndEvidence) -> str:
 
 def _with_sentence(end: JobEnd, evidence: EndEvidence) -> JobEnd:
     said = _sentence(end, evidence)
-    return replace(end, sentence=said, can_say=tuple(_can_say(evidence)) if end.early else ())
+    return replace(end, sentence=said or None, can_say=_can_say(evidence) if end.early else [])
 
 
 def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
     """One sentence; the finding that follows names the cause of a hang."""
-    where = (
-        f" at step {end.step:,}" if end.step > 0 else " before its first step ended" if end.step == 0 else ""
-    )
-    when = f", {time_in_words(end.time_ns)}" if end.time_ns >= 0 else ""
+    where = f" at step {end.step:,}" if end.step else " before its first step ended" if end.step == 0 else ""
+    when = "" if end.time_ns is None else f", {time_in_words(end.time_ns)}"
     if end.hung:
-        since = f" since {time_in_words(end.time_ns)}" if end.time_ns >= 0 else ""
+        since = "" if end.time_ns is None else f" since {time_in_words(end.time_ns)}"
         if end.how == UNKNOWN:
             return "The job stands still."
         if end.how == RUNNING:
@@ -230,7 +233,7 @@ def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
     died = [death.ended_ns for death in evidence.waiting.deaths.values()]
     rows = evidence.workers.filter(pl.col("exit_signal") > 0)
     gone = [*died, *rows["ended_ns"].to_list(), *rows.filter(pl.col("failed_ns") > 0)["failed_ns"].to_list()]
-    if end.time_ns < 0 or not gone or min(gone) <= end.time_ns:
+    if end.time_ns is None or not gone or min(gone) <= end.time_ns:
         return ""
     return f" {format_duration(float(min(gone) - end.time_ns))} later"
 
@@ -246,44 +249,3 @@ def _can_say(evidence: EndEvidence) -> list[str]:
         return [f"the times of the {count:,} steps before; none was recorded in depth"]
     commands = "`dpro report`, `dpro replay` and `dpro whatif` answer for them"
     return [f"the {count:,} steps before, {in_depth:,} of them in depth: {commands}"]
-
-
-class EndDocument(DocumentPart, frozen=True):
-    """How the job ended.
-
-    Attributes:
-        how: completed, failed, ended (from outside), running, or unknown.
-        hung: whether it hung before that.
-        time_ns: when it began to hang, failed, or was ended; null if unknown.
-        step: the step it was in; null if unknown.
-        by: what ended it; null where nothing did or it is unknown.
-        ranks: the ranks of the first cause.
-        cause: the first cause; null where there is none or it is unknown.
-        sentence: all of this in a sentence; null where there is nothing to say.
-        can_say: what the run can still answer, one line each.
-    """
-
-    how: str
-    hung: bool
-    time_ns: int | None
-    step: int | None
-    by: str | None
-    ranks: list[int]
-    cause: str | None
-    sentence: str | None
-    can_say: list[str]
-
-
-def end_document(end: JobEnd) -> EndDocument:
-    """The end of a job for programs."""
-    return EndDocument(
-        how=end.how,
-        hung=end.hung,
-        time_ns=end.time_ns if end.time_ns >= 0 else None,
-        step=end.step if end.step >= 0 else None,
-        by=end.by or None,
-        ranks=list(end.ranks),
-        cause=end.cause or None,
-        sentence=end.sentence or None,
-        can_say=list(end.can_say),
-    )

@@ -122,7 +122,9 @@ def make_report(analysis: Analysis) -> RunReport:
         mean = analysis.mean_step
     except DproError:
         mean = None
-    state, verdict = health_info(findings, unknown, trust, analysis.end, what_binds(analysis))
+    state, verdict = health_info(
+        findings, unknown, trust, analysis.end, what_binds(analysis), analysis.run.manifest.unrecorded
+    )
     gains, of_step, refused = _gains(analysis, findings)
     if trust is not None:
         doubts += interval_doubts(trust, gains.rows[:MAX_PREDICTIONS])

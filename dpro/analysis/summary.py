@@ -53,6 +53,7 @@ def health_info(
     trust: Trust | None,
     end: JobEnd | None = None,
     binds: str = "",
+    unrecorded: str = "",
 ) -> tuple[str, str]:
     """A word for the state of the run (good, bad, unknown) and a sentence.
 
@@ -60,6 +61,7 @@ def health_info(
         trust: the fit of the replay; None where findings rest on calls alone.
         binds: what binds the step where that is not compute.
         end: how the job ended, which comes first where that was early; None where nothing is known of it.
+        unrecorded: why the run has no step; empty where it has one.
     """
     if end is not None and end.early:
         cause = f" {_worst_hang(findings)}" if findings and findings[0].class_ in HANGS else ""
@@ -75,8 +77,8 @@ def health_info(
         return "bad", f"{who}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
     if trust is not None and not trust.answerable:
         return "unknown", "Not diagnosed: the replay does not fit the trace"
-    if end is not None and end.unrecorded:
-        return "unknown", f"{end.unrecorded[:1].upper()}{end.unrecorded[1:]}"
+    if unrecorded:
+        return "unknown", f"{unrecorded[:1].upper()}{unrecorded[1:]}"
     if binds:
         return "unknown", f"{binds}. No rank is named as the cause"
     if unknown:

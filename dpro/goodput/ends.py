@@ -14,7 +14,7 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.end import COMPLETED, ENDED, FAILED, RUNNING, UNKNOWN, JobEnd
+from dpro.analysis.end import COMPLETED, ENDED, FAILED, NOT_WATCHED, RUNNING, UNKNOWN
 from dpro.detect.hang.deaths import signal_name
 from dpro.errors import DproError, InputError
 from dpro.goodput.attempts import Attempt
@@ -50,7 +50,7 @@ def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
     try:
         end = analysis.end
     except DproError:
-        end = JobEnd(UNKNOWN)
+        end = NOT_WATCHED
     rank = end.ranks[0] if len(end.ranks) == 1 else -1
     if end.hung:
         who = f"rank {rank} stood still" if rank >= 0 else "it stood still"

@@ -12,9 +12,10 @@ from typing import Any
 
 import polars as pl
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.end import UNKNOWN, EndDocument, JobEnd, end_document
+from dpro.analysis.end import NOT_WATCHED, JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import not_read, refuse_pretended
 from dpro.detect.findings import Finding, FindingDocument, finding_document
@@ -85,7 +86,7 @@ class DiagnosisDocument(Document, frozen=True, kw_only=True):
     reasons: list[str]
     notes: list[str] | UnsetType = UNSET
     while_it_ran: list[LoggedFinding]
-    end: EndDocument
+    end: JobEnd
     slowdown: Slowdown | UnsetType = UNSET
 
 
@@ -97,7 +98,7 @@ def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Man
         frames: their tables, by name.
     """
     findings = find_hangs(records_of(frames, manifest.world_size))
-    end = JobEnd(UNKNOWN, hung=any(each.class_.startswith("hang.") for each in findings))
+    end = replace(NOT_WATCHED, hung=any(each.class_.startswith("hang.") for each in findings))
     unknown = not_read(manifest)
     return Diagnosis(label, CALLS, findings, unknown, end, frames[WORKERS.name], STEPS.empty())
 
@@ -163,6 +164,6 @@ def diagnosis_document(found: Diagnosis) -> DiagnosisDocument:
         reasons=list(found.unknown),
         notes=UNSET if hangs else list(found.notes),
         while_it_ran=list(found.while_it_ran),
-        end=end_document(found.end),
+        end=found.end,
         slowdown=UNSET if found.slowdown is None else found.slowdown,
     )

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from dpro.analysis.after_window import AfterWindow, after_first_window
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.telemetry import TelemetryDocument, summarize
-from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import pretended_in_words, why_no_window
 from dpro.classify import OTHER, classify, table_version
@@ -250,7 +250,7 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
     while_it_ran: list[LoggedFinding]
     windows: WindowCosts
     after_first_window: AfterWindow | None
-    end: EndDocument
+    end: JobEnd
     pretended: str = ""
 
 
@@ -298,7 +298,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         while_it_ran=logged_findings(run.path),
         windows=msgspec.convert(manifest.windows, WindowCosts),
         after_first_window=after_first_window(steps, bool(manifest.gpus)),
-        end=end_document(analysis.end),
+        end=analysis.end,
         pretended=f"{pretended_in_words(manifest)}: no waiting was measured" if manifest.is_pretended else "",
     )
 

@@ -12,7 +12,7 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.deciding import deciding_work, start_misses
 from dpro.analysis.answers.pretended import pretended_step
-from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
@@ -279,7 +279,7 @@ class ReplayDocument(Document, frozen=True, kw_only=True):
     trust: TrustDocument
     reasons: list[str]
     assumed: list[str]
-    end: EndDocument
+    end: JobEnd
     pretended: PretendedStep | None = None
 
 
@@ -357,7 +357,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         trust=trust_document(trust),
         reasons=[*trust.reasons, *trust.doubts],
         assumed=list(trust.assumed),
-        end=end_document(analysis.end),
+        end=analysis.end,
         pretended=pretended_step(analysis),
     )
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import pretended_step
-from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.end import JobEnd
 from dpro.analysis.mean_step import MeanStepDocument, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
@@ -174,7 +174,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     pipeline: list[StageBubble]
     step_time: StepTimeDocument | None
     mean_step: MeanStepDocument | None
-    end: EndDocument
+    end: JobEnd
     selection: SelectionDocument | UnsetType = UNSET
     pretended: PretendedStep | None = None
 
@@ -254,7 +254,7 @@ def report_document(
         pipeline=[StageBubble(**row) for row in _in_ms(tables.stages)],
         step_time=step_time_document(analysis.steps),
         mean_step=mean_step_document(analysis),
-        end=end_document(analysis.end),
+        end=analysis.end,
         selection=selection_document(selection),
         pretended=pretended_step(analysis),
     )

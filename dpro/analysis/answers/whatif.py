@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import in_words, pretended_step
-from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.end import JobEnd
 from dpro.analysis.graphs import fingerprint, ranks_at_hand, search_of, spread_over
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
@@ -131,7 +131,7 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
     refused: list[Refusal]
     little: list[SmallGain]
     samples_per_s: float | None
-    end: EndDocument
+    end: JobEnd
     selection: SelectionDocument | UnsetType = UNSET
     pretended: PretendedStep | None = None
 
@@ -194,7 +194,7 @@ def what_if(
         refused=found.refused,
         little=found.little,
         samples_per_s=samples_per_s,
-        end=end_document(analysis.end),
+        end=analysis.end,
         selection=selection_document(selection),
     )
     return WhatIf(document, predictions, found.refused, in_words(analysis))

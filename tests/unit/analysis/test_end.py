@@ -86,7 +86,7 @@ def test_a_job_that_ended_well_has_no_first_line(tmp_path):
 
 def test_the_first_line_of_a_failed_job_is_the_exception_of_the_rank_that_was_first(tmp_path):
     end = end_of(written(tmp_path, BUG, LOST))
-    assert (end.how, end.hung, end.ranks, end.step) == (FAILED, False, (0,), 3)
+    assert (end.how, end.hung, end.ranks, end.step) == (FAILED, False, [0], 3)
     assert end.sentence == (
         "The job failed at step 3, 00:16:45.000 UTC: rank 0 ended first, by ValueError: x is negative "
         "(job.py:31 step)."
@@ -95,18 +95,18 @@ def test_the_first_line_of_a_failed_job_is_the_exception_of_the_rank_that_was_fi
 
 def test_a_rank_that_its_launcher_ended_is_not_what_the_job_ended_by(tmp_path):
     end = end_of(written(tmp_path, BUG, {"exit_signal": 15}))
-    assert (end.how, end.ranks, end.by) == (FAILED, (0,), "")
+    assert (end.how, end.ranks, end.by) == (FAILED, [0], None)
 
 
 def test_what_all_ranks_fail_by_at_once_is_said_and_no_rank_named(tmp_path):
     end = end_of(written(tmp_path, BUG, BUG))
-    assert (end.how, end.ranks) == (FAILED, ())
+    assert (end.how, end.ranks) == (FAILED, [])
     assert "ranks 0-1 ended at once, by ValueError" in end.sentence
 
 
 def test_a_hang_that_was_ended_by_ctrl_c_is_a_hang(tmp_path):
     end = end_of(written(tmp_path, INTERRUPTED, INTERRUPTED, calls=(0,)))
-    assert (end.how, end.hung, end.ranks) == (ENDED, True, (1,))
+    assert (end.how, end.hung, end.ranks) == (ENDED, True, [1])
     assert end.sentence == (
         "The job hung at step 3 since 00:16:42.000 UTC, and was ended 28 s later by Ctrl-C (SIGINT)."
     )
@@ -141,7 +141,7 @@ def test_a_command_that_fails_though_no_rank_did_says_so(tmp_path):
 def test_nothing_is_said_of_traces_of_which_nothing_watched_the_processes(tmp_path):
     write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
     end = end_of(tmp_path)
-    assert (end.how, end.early, end.sentence) == (UNKNOWN, False, "")
+    assert (end.how, end.early, end.sentence) == (UNKNOWN, False, None)
 
 
 def test_commands_begin_with_the_end_and_never_say_that_nothing_is_wrong(tmp_path):
