@@ -11,7 +11,7 @@ import dataclasses
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from dpro.folders import written_whole
 from dpro.store import Run
 
 Array = NDArray[Any]
-Records = Mapping[str, Any]  # dataclasses and named tuples by their names
+Records = Mapping[str, Any]  # dataclasses, records of msgspec and named tuples by their names
 
 OUTLINE, SMALL = "outline", "small"
 MAX_SMALL = 4096  # values of an array that is written with others like it: each in a file has its own header
@@ -68,6 +68,12 @@ def read_archive(file: Path, records: Records, run: Run | None) -> Any:
         return None
 
 
+def _field_names(record: Any) -> Sequence[str]:
+    """The fields of a named tuple, of a record of msgspec, or of a dataclass."""
+    names = getattr(record, "_fields", None) or getattr(record, "__struct_fields__", None)
+    return names or [field.name for field in dataclasses.fields(record)]
+
+
 class _Arrays:
     """What is written: each array and frame that several parts of a value share is written once.
 
@@ -88,7 +94,7 @@ class _Arrays:
         """The value as JSON, in which places stand for arrays and frames."""
         kind = type(value)
         if self.records.get(kind.__name__) is kind:
-            names = getattr(value, "_fields", None) or [f.name for f in dataclasses.fields(value)]
+            names = _field_names(value)
             return {kind.__name__: {name: self.taken_apart(getattr(value, name)) for name in names}}
         if isinstance(value, np.ndarray):
             if value.dtype == np.int64 and value.ndim == 1 and value.size <= MAX_SMALL:

@@ -157,6 +157,6 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
     ]
     if trust.overlap is not None:
         overlap = trust.overlap
-        beside = f"x{overlap.slowdown:.2f} ({overlap.low:.2f} to {overlap.high:.2f})"
+        beside = f"x{overlap.factor:.2f} ({overlap.low:.2f} to {overlap.high:.2f})"
         rows.append(("kernels beside communication", beside))
     return rows

@@ -25,20 +25,15 @@ def history(host: str, clear: bool, as_json: bool) -> None:
     """
     from datetime import datetime
 
-    from dpro.history.documents import HistoryDocument, RememberedDocument
-    from dpro.history.store import forget, history_path, remembered
+    from msgspec.structs import replace
+
+    from dpro.history.store import HistoryDocument, forget, history_path, remembered
 
     path = history_path()
     cleared = forget(host) if clear and path is not None else 0
-    rows = remembered(host)
+    rows = [replace(row, run=row.run.rpartition("#")[0] or row.run) for row in remembered(host)]
     if as_json:
-        found = [
-            RememberedDocument(
-                row.host, row.class_, row.confidence, row.time_ns, row.run.rpartition("#")[0] or row.run
-            )
-            for row in rows
-        ]
-        print_json(HistoryDocument(path=str(path) if path else None, findings=found, cleared=cleared))
+        print_json(HistoryDocument(path=str(path) if path else None, findings=rows, cleared=cleared))
         return
     out = console()
     if clear:
@@ -49,5 +44,4 @@ def history(host: str, clear: bool, as_json: bool) -> None:
         out.print("No finding has named a host yet.")
     for row in rows:
         when = datetime.fromtimestamp(row.time_ns / 1e9).strftime("%Y-%m-%d %H:%M")
-        run = row.run.rpartition("#")[0] or row.run
-        out.print(f"{when}  {row.host}  {row.class_}  confidence {row.confidence:.2f}  {run}")
+        out.print(f"{when}  {row.host}  {row.class_}  confidence {row.confidence:.2f}  {row.run}")

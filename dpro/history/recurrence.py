@@ -29,7 +29,7 @@ def with_history(
     for finding in findings:
         host = culprit_of(finding, hosts).host
         if host and finding.confidence >= MIN_CONFIDENCE:
-            row = Remembered(name, host, finding.class_, finding.confidence, time_ns)
+            row = Remembered(host, finding.class_, finding.confidence, time_ns, name)
             rows.append(row)
             line = recurrence(row, remembered(host))
             finding = replace(finding, evidence=(*finding.evidence, line)) if line else finding

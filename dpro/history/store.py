@@ -14,8 +14,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
+from msgspec import field
+from msgspec.structs import astuple
+
+from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.units import NS_PER_S
 
@@ -24,6 +27,7 @@ OFF = ("", "off", "0")
 BUSY_S = 2.0  # for another process to finish
 KEPT_NS = 365 * 86_400 * NS_PER_S
 _PRIVATE = 0o700
+_COLUMNS = "host, class, confidence, time_ns, run"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS findings (
     run TEXT, host TEXT, class TEXT, confidence REAL, time_ns INTEGER, PRIMARY KEY (run, host, class)
@@ -32,22 +36,36 @@ CREATE TABLE IF NOT EXISTS commands (command TEXT, run TEXT, host TEXT, time_ns 
 """
 
 
-class Remembered(NamedTuple):
-    """A finding that named a host.
+class Remembered(DocumentPart, frozen=True):
+    """A finding of an earlier run that named a host.
 
     Attributes:
-        run: which, as `run_name` gives it.
         host: its name.
-        class_: such as `slow.nic`.
+        class: such as `slow.nic`.
         confidence: 0 to 1.
-        time_ns: when.
+        time_ns: when it was found.
+        run: the run directory, as it was then.
     """
 
-    run: str
     host: str
-    class_: str
+    class_: str = field(name="class")
     confidence: float
     time_ns: int
+    run: str  # kept as `run_name` gives it
+
+
+class HistoryDocument(Document, frozen=True, kw_only=True):
+    """Findings of earlier runs that named a host.
+
+    Attributes:
+        path: of the history; null where it is turned off.
+        findings: the oldest first.
+        cleared: how many were removed by `--clear`.
+    """
+
+    path: str | None
+    findings: list[Remembered]
+    cleared: int
 
 
 def history_path() -> Path | None:
@@ -91,12 +109,12 @@ def _opened() -> Iterator[sqlite3.Connection]:
 def remember(rows: Sequence[Remembered]) -> None:
     """Keep findings; one that is there keeps its time, and its higher confidence."""
     insert = (
-        "INSERT INTO findings VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        f"INSERT INTO findings ({_COLUMNS}) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
         "confidence = max(confidence, excluded.confidence), time_ns = min(time_ns, excluded.time_ns)"
     )
     with suppress(OSError, sqlite3.Error), _opened() as database:
         database.execute("DELETE FROM findings WHERE time_ns < ?", (time.time_ns() - KEPT_NS,))
-        database.executemany(insert, rows)
+        database.executemany(insert, map(astuple, rows))
 
 
 def remembered(host: str = "") -> list[Remembered]:
@@ -105,7 +123,7 @@ def remembered(host: str = "") -> list[Remembered]:
     Args:
         host: its name; empty for all.
     """
-    query = "SELECT * FROM findings WHERE ? IN ('', host) ORDER BY time_ns, host"
+    query = f"SELECT {_COLUMNS} FROM findings WHERE ? IN ('', host) ORDER BY time_ns, host"
     with suppress(OSError, sqlite3.Error), _opened() as database:
         return [Remembered(*row) for row in database.execute(query, (host,))]
     return []

@@ -21,7 +21,7 @@ from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.serving.changes import AS_THEY_ARE, CHANGES, GivenFacts
 from dpro.replay.serving.fit import FittedCost
 from dpro.replay.serving.inside import ChangedIterations, changed_iterations
-from dpro.replay.serving.predict import ensure_served_as_recorded, predict
+from dpro.replay.serving.predict import PredictedFigure, ensure_served_as_recorded, predict
 from dpro.replay.serving.recorded import engine_of, fit_run
 from dpro.replay.serving.search import Goal, most_requests
 from dpro.replay.serving.sized import ServedModel
@@ -52,23 +52,6 @@ class Limits:
     device: str = ""
     tp: int = 1
     logs: Mapping[str, pl.DataFrame] = field(default_factory=dict)
-
-
-class PredictedFigure(DocumentPart, frozen=True):
-    """One figure of a changed server.
-
-    Attributes:
-        name: ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms, latency_p50_ms or tokens_per_s.
-        measured: of the run; null where not all moments are known.
-        predicted: with the changes.
-        low, high: what is meant to hold 90%.
-    """
-
-    name: str
-    measured: float | None
-    predicted: float
-    low: float
-    high: float
 
 
 class ServingPrediction(DocumentPart, frozen=True):
@@ -106,16 +89,7 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
     inside = [edit for edit in edits if split_edit(edit)[0] in EDITS.keys() - CHANGES.keys()]
     given = GivenFacts(_served(run, limits), limits.logs, _inside(run, inside) if inside else AS_THEY_ARE)
     others = [edit for edit in edits if edit not in inside]
-    figures = [
-        PredictedFigure(
-            each.name,
-            each.measured if each.measured == each.measured else None,
-            each.predicted,
-            each.low,
-            each.high,
-        )
-        for each in predict(requests, fitted, others, given)
-    ]
+    figures = predict(requests, fitted, others, given)
     return [ServingPrediction(list(edits), figures, None, _proven(edits))]
 
 

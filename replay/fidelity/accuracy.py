@@ -16,7 +16,7 @@ import polars as pl
 from dpro.documents import DocumentPart
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
-from dpro.replay.fidelity.evidence import StartEvidence, in_shares
+from dpro.replay.fidelity.evidence import Evidence, in_shares
 from dpro.replay.fidelity.facts import FitFacts, facts_of, share
 from dpro.replay.fidelity.fit import has_gpu_work, rank_errors, start_errors, step_errors
 from dpro.replay.fidelity.grade import Criterion, figures_of, grade_of, in_words, score_of, windows_to_usual
@@ -77,7 +77,7 @@ class Trust:
     kernels_classified: float | None
     time_unexplained: float
     host_gaps: float
-    evidence: StartEvidence
+    evidence: Evidence
     overlap: Contention | None
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
@@ -96,7 +96,7 @@ class Trust:
     @property
     def starts_anchored(self) -> float:
         """Share of starts of GPU work and collectives whose time was taken from the trace in any way."""
-        return self.evidence.anchored + self.evidence.fitted
+        return self.evidence.starts.anchored + self.evidence.starts.fitted
 
     @property
     def score(self) -> float:
@@ -149,9 +149,10 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
     late = (built.graph.nodes.kind == NodeKind.DELAY).any()
     unexplained = _share_of_delays(built.graph) if late else share(facts.unexplained)
     evidence = in_shares(facts.starts)
+    taken = evidence.starts.anchored + evidence.starts.fitted
     starts = start_errors(facts.misses)
     # What late launches cost is the unexplained share: their number is no harm.
-    doubtful = 0.0 if built.of_operations else evidence.anchored + evidence.fitted
+    doubtful = 0.0 if built.of_operations else taken
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     missing = extrapolate_missing_ranks(built, manifest)
     return Trust(
@@ -273,25 +274,6 @@ def _clocks_not_known(built: Built) -> list[str]:
     return reasons
 
 
-class FigureDocument(DocumentPart, frozen=True):
-    """One figure that predictions stand or fall with.
-
-    Attributes:
-        name: what was measured.
-        value: in `unit`; null where the run does not show it.
-        good, poor: bars in `unit`: good up to the first, poor from the second on.
-        unit: % or x (times).
-        score: 0 to 1; null where it is not known.
-    """
-
-    name: str
-    value: float | None
-    good: float
-    poor: float
-    unit: str
-    score: float | None
-
-
 class TrustDocument(DocumentPart, frozen=True):
     """How far predictions from this run can be believed.
 
@@ -305,13 +287,9 @@ class TrustDocument(DocumentPart, frozen=True):
     grade: str
     score: float
     verdict: str
-    figures: list[FigureDocument]
+    figures: list[Criterion]
 
 
 def trust_document(trust: Trust) -> TrustDocument:
     """How far to believe what follows from a replay, for programs."""
-    figures = [
-        FigureDocument(each.name, each.value, each.good, each.poor, each.unit, each.score)
-        for each in trust.figures
-    ]
-    return TrustDocument(trust.grade, trust.score, trust.verdict, figures)
+    return TrustDocument(trust.grade, trust.score, trust.verdict, list(trust.figures))

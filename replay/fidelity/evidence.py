@@ -6,42 +6,71 @@ In: a graph and its replay. Out: counts and shares. How large the errors are tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from dpro.arrays import Bools, Ints
+from dpro.documents import DocumentPart
 from dpro.replay.construction.lags import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline
 
 
-@dataclass(frozen=True)
-class StartEvidence:
-    """What the starts of work rest on.
-
-    The four shares are of all starts of GPU work and of arrivals at collectives, and add up to 1.
+class Starts(DocumentPart, frozen=True):
+    """What the starts of GPU work and of collectives rest on: four shares that add up to 1.
 
     Attributes:
-        edges: one row per `EdgeKind` in the graph: `kind`, and how many were `recorded` and `inferred`.
-        streams_recorded: pairs of streams of which the trace records how the one waits for the other.
-        streams_inferred: those of which it only suggests so.
-        derived: set by a dependency that the trace recorded.
-        inferred: set by one that it only suggests.
-        fitted: tied to the draining of the device, by the time measured.
-        anchored: taken from the trace, or delayed by a launch that was not recorded.
+        derived: a recorded dependency.
+        inferred: an inferred dependency.
+        fitted: the draining of the device.
+        anchored: the trace alone.
     """
 
-    edges: pl.DataFrame
-    streams_recorded: int
-    streams_inferred: int
     derived: float
     inferred: float
     fitted: float
     anchored: float
+
+
+class EdgeCounts(DocumentPart, frozen=True):
+    """Dependencies of one kind.
+
+    Attributes:
+        kind: of dependency.
+        recorded, inferred: how many there are of each.
+    """
+
+    kind: str
+    recorded: int
+    inferred: int
+
+
+class StreamPairs(DocumentPart, frozen=True):
+    """Pairs of streams of which one waits for the other.
+
+    Attributes:
+        recorded: by recorded events.
+        inferred: by inferred ones.
+    """
+
+    recorded: int
+    inferred: int
+
+
+class Evidence(DocumentPart, frozen=True):
+    """What the replay rests on.
+
+    Attributes:
+        starts: what sets the starts.
+        edges: dependencies by kind.
+        stream_pairs: streams that wait for each other.
+    """
+
+    starts: Starts
+    edges: tuple[EdgeCounts, ...]
+    stream_pairs: StreamPairs
 
 
 class StartCounts(NamedTuple):
@@ -58,14 +87,12 @@ class StartCounts(NamedTuple):
     set_by: Ints
 
 
-def in_shares(counts: StartCounts) -> StartEvidence:
+def in_shares(counts: StartCounts) -> Evidence:
     """What the starts rest on, as shares of all."""
-    recorded, inferred = counts.edges.T
-    names = [kind.name.lower() for kind in EdgeKind]
-    rows = pl.DataFrame({"kind": names, "recorded": recorded, "inferred": inferred})
-    rows = rows.filter(pl.col("recorded") + pl.col("inferred") > 0)
+    rows = zip(EdgeKind, counts.edges.tolist())
+    edges = tuple(EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers))
     shares = counts.set_by / max(int(counts.set_by.sum()), 1)
-    return StartEvidence(rows, *counts.streams.tolist(), *map(float, shares))
+    return Evidence(Starts(*map(float, shares)), edges, StreamPairs(*counts.streams.tolist()))
 
 
 def count_starts(timeline: Timeline) -> StartCounts:

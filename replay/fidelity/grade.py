@@ -8,11 +8,11 @@ scores what its worst figure does. What is said on either side of a bar is nearl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from dpro.documents import DocumentPart
 from dpro.replay.steps.typical import step_series
 from dpro.timed import with_times
 
@@ -24,30 +24,23 @@ GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so
 MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """One thing that was measured of a run, and what it should be.
+class Criterion(DocumentPart, frozen=True):
+    """One figure that predictions stand or fall with.
 
     Attributes:
         name: what was measured.
-        value: in `unit`; None where the run does not show it.
-        good, poor: bars in `unit`: at the first and below it is as good as it need be, from the second on
-            nothing can be built on it.
+        value: in `unit`; null where the run does not show it.
+        good, poor: bars in `unit`: good up to the first, poor from the second on.
         unit: % or x (times).
+        score: 0 to 1; null where it is not known.
     """
 
     name: str
     value: float | None
     good: float
     poor: float
-    unit: str = "%"
-
-    @property
-    def score(self) -> float | None:
-        """From 0 to 1; None where it is not known."""
-        if self.value is None:
-            return None
-        return float(np.clip((self.poor - self.value) / (self.poor - self.good), 0.0, 1.0))
+    unit: str
+    score: float | None
 
     def __str__(self) -> str:
         """The figure and its bars."""
@@ -55,6 +48,12 @@ class Criterion:
         return (
             f"{self.name}: {'not known' if self.value is None else f'{self.value:.3g}{self.unit}'} ({bars})"
         )
+
+
+def criterion(name: str, value: float | None, good: float, poor: float, unit: str = "%") -> Criterion:
+    """A figure with its score: 1 at `good` and below, 0 from `poor` on, in a straight line between."""
+    score = None if value is None else float(np.clip((poor - value) / (poor - good), 0.0, 1.0))
+    return Criterion(name, value, good, poor, unit, score)
 
 
 def figures_of(
@@ -81,13 +80,13 @@ def figures_of(
         for percent in (50, 95)
     )
     found = [
-        Criterion("error of replayed steps", error, 1.0, 5.0),
-        Criterion("median error of starts, of a step", half, 0.2, 5.0),
-        Criterion("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
-        Criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
-        Criterion("starts taken from the trace", 100 * copied, 5.0, 20.0),
-        Criterion("steps in deep windows to the typical step outside", windows, 1.1, 1.5, "x"),
-        Criterion(
+        criterion("error of replayed steps", error, 1.0, 5.0),
+        criterion("median error of starts, of a step", half, 0.2, 5.0),
+        criterion("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
+        criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
+        criterion("starts taken from the trace", 100 * copied, 5.0, 20.0),
+        criterion("steps in deep windows to the typical step outside", windows, 1.1, 1.5, "x"),
+        criterion(
             "smallest change that noise does not hide, of a step",
             _smallest_change(measured, error),
             10.0,

@@ -11,12 +11,12 @@ work there; where they do not, the interval is wide and no slowdown is reported.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
+from dpro.documents import DocumentPart
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.intervals import covered, union
 from dpro.replay.timeline import Timeline, replay, replayed
@@ -29,16 +29,15 @@ ROUNDS = 4
 UNCHANGED = 1e-9  # shares that differ by less are the same
 
 
-@dataclass(frozen=True)
-class Contention:
-    """By how much communication slows down the kernels that run at the same time.
+class Contention(DocumentPart, frozen=True):
+    """How much kernels slow down while communication runs.
 
     Attributes:
-        slowdown: time during communication / time alone.
+        factor: their time with communication over their time without.
         low, high: 95% interval of it.
     """
 
-    slowdown: float
+    factor: float
     low: float
     high: float
 

@@ -19,7 +19,7 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.lags import Lags
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.by_rank import CondensedRun
-from dpro.replay.fidelity.evidence import StartEvidence
+from dpro.replay.fidelity.evidence import EdgeCounts, Evidence, Starts, StreamPairs
 from dpro.replay.fidelity.grade import Criterion
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
 from dpro.replay.fidelity.overlap import Contention
@@ -32,8 +32,9 @@ from dpro.store import Run
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
-        Agreed, Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, Edges, Graph, Joined,
-        Lags, Matching, MeshPosition, Message, Nodes, Pooled, RendezvousRegistry, StartEvidence, Trust,
+        Agreed, Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges,
+        Evidence, Graph, Joined, Lags, Matching, MeshPosition, Message, Nodes, Pooled, RendezvousRegistry,
+        Starts, StreamPairs, Trust,
     )
 }  # fmt: skip
 

@@ -11,12 +11,13 @@ its limit. What the unchanged simulation missed of the recording is added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
+from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.serving.changes import NOTHING_GIVEN, GivenFacts, Pools, Server, changed_by_all
 from dpro.replay.serving.engine import IterationCost, serve
@@ -30,19 +31,18 @@ MIN_ERROR = 0.04  # in logarithms: two runs of one server on one machine differ 
 MAX_MISSED = 2.0  # times: of the median latency, beyond which the unchanged simulation is of another server
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One figure of a server.
+class PredictedFigure(DocumentPart, frozen=True):
+    """One figure of a changed server.
 
     Attributes:
-        name: a key of `FIGURES`.
-        measured: as recorded; NaN where it was not.
+        name: ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms, latency_p50_ms or tokens_per_s.
+        measured: of the run; null where not all moments are known.
         predicted: with the changes.
-        low, high: of what is predicted.
+        low, high: what is meant to hold 90%.
     """
 
     name: str
-    measured: float
+    measured: float | None
     predicted: float
     low: float
     high: float
@@ -118,7 +118,7 @@ def _in_pools(requests: pl.DataFrame, server: Server, pools: Pools) -> pl.DataFr
 
 def predict(
     requests: pl.DataFrame, fitted: FittedCost, changes: Sequence[str], given: GivenFacts = NOTHING_GIVEN
-) -> list[Figure]:
+) -> list[PredictedFigure]:
     """Predict the figures of a changed server.
 
     Args:
@@ -143,7 +143,8 @@ def predict(
         said = measured[name] * other[name] / same[name] if known else other[name]
         least, most = np.quantile(drawn[:, index], INSIDE) - np.log(other[name] / same[name])
         low, high = (np.hypot(max(width, SIGMAS * MIN_ERROR), missed) for width in (-least, most))
-        found.append(Figure(name, measured[name], said, said * np.exp(-low), said * np.exp(high)))
+        low, high = said * np.exp(-low), said * np.exp(high)
+        found.append(PredictedFigure(name, measured[name] if known else None, said, low, high))
     return found
 
 

@@ -381,7 +381,7 @@ def _replays(graph: Graph, changed: Graph, overlap: Contention | None) -> Iterat
     if overlap is None:
         return iter([replay(changed)])
     return replays_with_new_overlap(
-        changed, overlapped_before(graph), (overlap.slowdown, overlap.low, overlap.high)
+        changed, overlapped_before(graph), (overlap.factor, overlap.low, overlap.high)
     )
 
 
@@ -422,7 +422,7 @@ def _means_of(
             timeline = replay(each)
         else:
             before = overlapped_before(graph)
-            timeline = next(replays_with_new_overlap(each, before, (overlap.slowdown,)))
+            timeline = next(replays_with_new_overlap(each, before, (overlap.factor,)))
         means.append(float(_steps_of(baseline, timeline).mean()))
     return means
 

@@ -78,7 +78,7 @@ def test_how_much_overlap_slows_kernels_down_is_reported_where_the_run_shows_it(
     assert (reported is None) == (overlap is None)
     if reported is not None:
         assert 1 < reported["low"] <= reported["factor"] <= reported["high"]
-        assert reported["factor"] == overlap.slowdown
+        assert reported["factor"] == overlap.factor
 
 
 def _pairs(matching: Matching) -> set[frozenset[tuple[int, int]]]:

@@ -18,7 +18,9 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
+from dpro.replay.fidelity.evidence import Evidence
 from dpro.replay.fidelity.fit import PERCENTILES, start_errors
+from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.pretended import PretendedStep
 from dpro.selection import Ranges, Selection
 from dpro.units import ms, us
@@ -87,74 +89,6 @@ class TraceCoverage(DocumentPart, frozen=True):
     time_unexplained: float
     host_gaps: float
     starts_anchored: float
-
-
-class Starts(DocumentPart, frozen=True):
-    """What the starts of GPU work and of collectives rest on: four shares that add up to 1.
-
-    Attributes:
-        derived: a recorded dependency.
-        inferred: an inferred dependency.
-        fitted: the draining of the device.
-        anchored: the trace alone.
-    """
-
-    derived: float
-    inferred: float
-    fitted: float
-    anchored: float
-
-
-class EdgeCounts(DocumentPart, frozen=True):
-    """Dependencies of one kind.
-
-    Attributes:
-        kind: of dependency.
-        recorded, inferred: how many there are of each.
-    """
-
-    kind: str
-    recorded: int
-    inferred: int
-
-
-class StreamPairs(DocumentPart, frozen=True):
-    """Pairs of streams of which one waits for the other.
-
-    Attributes:
-        recorded: by recorded events.
-        inferred: by inferred ones.
-    """
-
-    recorded: int
-    inferred: int
-
-
-class EvidenceDocument(DocumentPart, frozen=True):
-    """What the replay rests on.
-
-    Attributes:
-        starts: what sets the starts.
-        edges: dependencies by kind.
-        stream_pairs: streams that wait for each other.
-    """
-
-    starts: Starts
-    edges: list[EdgeCounts]
-    stream_pairs: StreamPairs
-
-
-class OverlapSlowdown(DocumentPart, frozen=True):
-    """How much kernels slow down while communication runs.
-
-    Attributes:
-        factor: their time with communication over their time without.
-        low, high: 95% interval of it.
-    """
-
-    factor: float
-    low: float
-    high: float
 
 
 class LinkCostDocument(DocumentPart, frozen=True):
@@ -269,8 +203,8 @@ class ReplayDocument(Document, frozen=True, kw_only=True):
     error_pct: float
     span_start_error_us: dict[str, float | None]
     coverage: TraceCoverage
-    evidence: EvidenceDocument
-    overlap_slowdown: OverlapSlowdown | None
+    evidence: Evidence
+    overlap_slowdown: Contention | None
     communication: list[LinkCostDocument]
     clock_offsets: list[ClockOffset]
     clocks: list[HostClock]
@@ -314,7 +248,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
     Args:
         chosen: the steps to report; None for all.
     """
-    trust, evidence = analysis.trust, analysis.trust.evidence
+    trust = analysis.trust
     steps = trust.steps if chosen is None else chosen
     return ReplayDocument(
         run=analysis.run.label,
@@ -338,14 +272,8 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         error_pct=float(steps["error_pct"].abs().mean() or 0.0),  # type: ignore[arg-type]
         span_start_error_us=_start_errors(analysis, chosen),
         coverage=_coverage(analysis),
-        evidence=EvidenceDocument(
-            Starts(evidence.derived, evidence.inferred, evidence.fitted, evidence.anchored),
-            [EdgeCounts(**row) for row in evidence.edges.iter_rows(named=True)],
-            StreamPairs(evidence.streams_recorded, evidence.streams_inferred),
-        ),
-        overlap_slowdown=None
-        if trust.overlap is None
-        else OverlapSlowdown(trust.overlap.slowdown, trust.overlap.low, trust.overlap.high),
+        evidence=trust.evidence,
+        overlap_slowdown=trust.overlap,
         communication=_communication(analysis),
         clock_offsets=[
             ClockOffset(rank, clock.line.offset_ns, clock.line.uncertainty_ns, clock.source)

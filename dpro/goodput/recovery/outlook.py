@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
     rate = rate or own_rate(seen_failures(life))
     changes = [_replayed(life, recovery, edits)] if edits else candidates(recovery, rate)
     base, *found = predict_goodput(recovery, rate, changes, hours)
-    ranked = sorted(found, key=lambda each: -each.gain)
+    ranked = sorted(found, key=lambda each: -(each.gain_h or 0.0))
     return OutlookDocument(
         hours=hours,
         rate=rate.source,
@@ -99,7 +99,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
         host_failures_per_h=rate.host,
         hosts=recovery.hosts,
         stages={name: float(value) for name, value in asdict(recovery).items()},
-        predictions=[_document(each, hours) for each in (base, *ranked)],
+        predictions=[base, *ranked],
     )
 
 
@@ -112,22 +112,6 @@ def _replayed(life: JobLife, recovery: Recovery, edits: Sequence[str]) -> list[s
     return found
 
 
-def _document(found: PredictedGoodput, hours: float) -> GoodputPrediction:
-    gains = (found.gain, found.gain_low, found.gain_high)
-    gain, low, high = (hours * each if found.edits else None for each in gains)
-    return GoodputPrediction(
-        edits=list(found.edits),
-        goodput=found.goodput,
-        low=found.low,
-        high=found.high,
-        gain_h=gain,
-        gain_low_h=low,
-        gain_high_h=high,
-        failures=found.failures,
-        shares=found.shares,
-    )
-
-
 # What changes to the recovery of a job would give: productive hours a month, with intervals.
 
 JOBS = 200  # simulated for each prediction
@@ -136,33 +120,9 @@ SEED = 20240501
 MAX_FAILURES = 10_000  # of a job, that are simulated
 
 
-@dataclass(frozen=True)
-class PredictedGoodput:
-    """What a job would get done.
-
-    Attributes:
-        edits: what was changed.
-        goodput: mean share of the time in which steps are done for good.
-        low, high: within which nine of ten simulated jobs are.
-        gain: of goodput over the unchanged job, mean; `gain_low`, `gain_high` its interval.
-        failures: mean.
-        shares: of the time, by class of `simulate.CLASSES`.
-    """
-
-    edits: tuple[str, ...]
-    goodput: float
-    low: float
-    high: float
-    gain: float
-    gain_low: float
-    gain_high: float
-    failures: float
-    shares: dict[str, float]
-
-
 def predict_goodput(
     recovery: Recovery, rate: FailureRate, changes: Sequence[Sequence[str]], hours: float
-) -> list[PredictedGoodput]:
+) -> list[GoodputPrediction]:
     """Predict the job as it is, and each of some changes.
 
     Raises:
@@ -170,12 +130,12 @@ def predict_goodput(
         Unanswerable: more failures would come than can be simulated.
     """
     base = _simulated(recovery, rate, hours)
-    found = [_prediction((), base, base)]
+    found = [_prediction([], base, base, hours)]
     for edits in changes:
         design = recovery
         for edit in edits:
             design = changed(design, edit)
-        found.append(_prediction(tuple(edits), _simulated(design, rate, hours), base))
+        found.append(_prediction(edits, _simulated(design, rate, hours), base, hours))
     return found
 
 
@@ -210,16 +170,27 @@ def _simulated(recovery: Recovery, rate: FailureRate, hours: float) -> tuple[Flo
 
 
 def _prediction(
-    edits: tuple[str, ...], simulated: tuple[Floats, Floats, float], base: tuple[Floats, Floats, float]
-) -> PredictedGoodput:
+    edits: Sequence[str],
+    simulated: tuple[Floats, Floats, float],
+    base: tuple[Floats, Floats, float],
+    hours: float,
+) -> GoodputPrediction:
     goodput, shares, failures = simulated
     gain = goodput - base[0]
     low, high = np.percentile(goodput, [LOW, HIGH])
-    gain_low, gain_high = np.percentile(gain, [LOW, HIGH])
-    return PredictedGoodput(
-        edits, float(goodput.mean()), float(low), float(high), float(gain.mean()), float(gain_low),
-        float(gain_high), failures, dict(zip(CLASSES, map(float, shares), strict=True)),
-    )  # fmt: skip
+    gains = (gain.mean(), *np.percentile(gain, [LOW, HIGH]))
+    gain_h, gain_low_h, gain_high_h = (hours * float(each) if edits else None for each in gains)
+    return GoodputPrediction(
+        edits=list(edits),
+        goodput=float(goodput.mean()),
+        low=float(low),
+        high=float(high),
+        gain_h=gain_h,
+        gain_low_h=gain_low_h,
+        gain_high_h=gain_high_h,
+        failures=failures,
+        shares=dict(zip(CLASSES, map(float, shares), strict=True)),
+    )
 
 
 # How long a step takes while a host is missing: by a replay of the job's own recording with fewer replicas.

@@ -69,7 +69,7 @@ def predict_by_rank(
             found += _under(others, edits[at + 1 :], spread)
     graphs = [job.joined.graph for job in jobs]
     overlap = trust.overlap
-    known = () if overlap is None else (overlap.slowdown, overlap.low, overlap.high)
+    known = () if overlap is None else (overlap.factor, overlap.low, overlap.high)
     timelines = _replays(jobs[0], jobs[-1], known, spread)
     if trust.rendezvous is not None:
         timelines += as_missing_ranks_may_come(graphs[-1], trust.rendezvous)

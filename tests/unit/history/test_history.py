@@ -16,9 +16,17 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.documents import plain
 from dpro.history.culprit import Culprit, culprit_of
-from dpro.history.documents import HistoryDocument
 from dpro.history.recurrence import DAY_NS, recurrence, with_history
-from dpro.history.store import Remembered, allow_command, forget, history_path, remember, remembered, run_name
+from dpro.history.store import (
+    HistoryDocument,
+    Remembered,
+    allow_command,
+    forget,
+    history_path,
+    remember,
+    remembered,
+    run_name,
+)
 from tests.commands import dpro
 
 HOSTS = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
@@ -70,7 +78,7 @@ def test_a_job_on_one_host_has_none_to_take_out() -> None:
 
 
 def row(run: str = "b", class_: str = "slow.nic", days_ago: float = 0) -> Remembered:
-    return Remembered(run, "n1", class_, 0.9, NOW - int(days_ago * DAY_NS))
+    return Remembered("n1", class_, 0.9, NOW - int(days_ago * DAY_NS), run)
 
 
 def test_a_host_that_comes_back_is_said_to_with_the_classes_before() -> None:
@@ -133,7 +141,7 @@ import sys
 from dpro.history import store
 store.BUSY_S = 100.0  # on a busy machine three writers take longer than a command may wait
 for number in range(20):
-    store.remember([store.Remembered(f"{sys.argv[1]}-{number}", "n1", "slow.nic", 0.9, %d)])
+    store.remember([store.Remembered("n1", "slow.nic", 0.9, %d, f"{sys.argv[1]}-{number}")])
 """
 
 
@@ -147,7 +155,7 @@ def test_several_processes_write_at_once() -> None:
 
 def test_what_is_older_than_a_year_is_dropped_and_a_repaired_host_is_forgotten() -> None:
     remember([row("old", days_ago=400), row("new")])
-    remember([row("newer")._replace(host="n2")])
+    remember([replace(row("newer"), host="n2")])
     assert [each.run for each in remembered()] == ["new", "newer"]
     assert forget("n1") == 1
     assert [each.host for each in remembered()] == ["n2"]
@@ -162,7 +170,7 @@ def test_a_command_is_allowed_so_often_in_a_time_by_all_watchers_together() -> N
 
 def test_the_history_is_listed_and_cleared() -> None:
     assert "No finding" in dpro("history").stdout
-    remember([row("/runs/a#12"), row("/runs/b#13")._replace(host="n2")])
+    remember([row("/runs/a#12"), replace(row("/runs/b#13"), host="n2")])
     assert [line.split()[2:4] for line in dpro("history").stdout.splitlines()] == [
         ["n1", "slow.nic"], ["n2", "slow.nic"]
     ]  # fmt: skip

@@ -112,7 +112,7 @@ def test_starts_are_counted_by_what_set_them(tmp_path):
     run.call(10, 20, 2)
     run.kernel("k2", 101, 140, 2, stream=8)  # nothing else explains 101 than the end of k1
     run.kernel("k4", 5, 12, stream=9)
-    evidence = in_shares(count_starts(replay(run.build(tmp_path).graph)))
+    evidence = in_shares(count_starts(replay(run.build(tmp_path).graph))).starts
     assert (evidence.derived, evidence.inferred, evidence.anchored) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
@@ -120,11 +120,11 @@ def test_starts_are_counted_by_what_set_them(tmp_path):
 def test_edges_are_counted_by_kind_and_evidence(job, tmp_path):
     graph = job().build(tmp_path).graph
     edges = in_shares(count_starts(replay(graph))).edges
-    for row in edges.iter_rows(named=True):
-        mine = graph.edges.kind == EdgeKind[row["kind"].upper()]
-        assert row["inferred"] == graph.edges.inferred[mine].sum()
-        assert row["recorded"] == (~graph.edges.inferred[mine]).sum()
-    assert edges["recorded"].sum() + edges["inferred"].sum() == graph.edges.kind.size
+    for row in edges:
+        mine = graph.edges.kind == EdgeKind[row.kind.upper()]
+        assert row.inferred == graph.edges.inferred[mine].sum()
+        assert row.recorded == (~graph.edges.inferred[mine]).sum()
+    assert sum(row.recorded + row.inferred for row in edges) == graph.edges.kind.size
 
 
 @pytest.mark.parametrize("job", [cpu_job, gpu_job])

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from dpro.documents import plain
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess, trust_document
-from dpro.replay.fidelity.grade import Criterion, figures_of, grade_of, in_words, score_of, windows_to_usual
+from dpro.replay.fidelity.grade import (
+    Criterion,
+    criterion,
+    figures_of,
+    grade_of,
+    in_words,
+    score_of,
+    windows_to_usual,
+)
 from dpro.replay.timeline import replay
 from dpro.schema import STEPS, conform
 from dpro.units import NS_PER_MS as MS_NS
@@ -40,8 +48,8 @@ def _table(usual_ms: float, deep_ms: float, num_usual: int = 30) -> pl.DataFrame
 
 @pytest.mark.parametrize(("value", "score"), [(0.0, 1.0), (5.0, 1.0), (12.5, 0.5), (20.0, 0.0), (22.0, 0.0)])
 def test_a_figure_scores_in_a_straight_line_between_its_bars(value, score):
-    assert Criterion("starts", value, 5.0, 20.0).score == pytest.approx(score)
-    assert Criterion("starts", None, 5.0, 20.0).score is None
+    assert criterion("starts", value, 5.0, 20.0).score == pytest.approx(score)
+    assert criterion("starts", None, 5.0, 20.0).score is None
 
 
 @given(st.floats(0, 0.5), st.floats(0, 0.01))

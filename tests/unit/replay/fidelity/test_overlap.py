@@ -50,7 +50,7 @@ def one_gpu(overlapped=OVERLAPPED):
 def test_slowdown_is_the_time_during_communication_over_the_time_alone():
     overlap = overlap_of(one_gpu())
     assert overlap is not None
-    assert overlap.slowdown == overlap.low == overlap.high == OVERLAPPED / ALONE
+    assert overlap.factor == overlap.low == overlap.high == OVERLAPPED / ALONE
 
 
 @pytest.mark.parametrize(("needed", "enough"), [(KERNELS, True), (KERNELS + 1, False)])
@@ -85,7 +85,7 @@ def test_kernels_are_as_fast_as_alone_once_nothing_moves_beside_them():
     overlap = overlap_of(timeline.graph)
     assert timeline.end.max() == STEPS * KERNELS * (ALONE + OVERLAPPED) // 2
     changed = NoCommunication().apply(graph)
-    (after,) = replays_with_new_overlap(changed, overlapped_before(graph), [overlap.slowdown])
+    (after,) = replays_with_new_overlap(changed, overlapped_before(graph), [overlap.factor])
     assert after.end.max() == STEPS * KERNELS * ALONE
 
 
@@ -94,7 +94,7 @@ def test_kernels_that_come_to_stand_beside_communication_slow_down():
     graph = one_gpu()
     overlap = overlap_of(graph)
     changed = Network(0.5).apply(graph)
-    (after,) = replays_with_new_overlap(changed, overlapped_before(graph), [overlap.slowdown])
+    (after,) = replays_with_new_overlap(changed, overlapped_before(graph), [overlap.factor])
     kernels = after.graph.nodes.kind == NodeKind.KERNEL
     slow = after.graph.nodes.duration[kernels] > ALONE
     assert slow.sum() > STEPS * KERNELS // 2
@@ -147,4 +147,4 @@ def test_real_gpus_are_slower_beside_communication(traces):
     built = build_graph(run := open_quietly(traces / "multirank" / "torchrec_v100_4r_a2a_ar"))
     overlap = assess(built, replay(built.graph), run.manifest).overlap
     assert overlap is not None
-    assert 1 < overlap.low < overlap.slowdown < overlap.high < 1.5
+    assert 1 < overlap.low < overlap.factor < overlap.high < 1.5

@@ -93,7 +93,7 @@ def _slowdowns(graph: Graph, on_gpu: bool) -> tuple[float, float, float]:
 
 def _overlap(graph: Graph) -> tuple[float, float, float] | None:
     contention = overlap_of(graph)
-    return None if contention is None else (contention.slowdown, contention.low, contention.high)
+    return None if contention is None else (contention.factor, contention.low, contention.high)
 
 
 def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Floats]:
