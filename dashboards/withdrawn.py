@@ -71,6 +71,5 @@ def withdrawn_of(loaded: Loaded) -> tuple[Withdrawn, ...]:
 def withdrawn_in_words(withdrawn: Withdrawn) -> str:
     """Return a line that says what was withdrawn, when and why."""
     found = withdrawn.finding
-    component = f"{found.component_kind} {found.component_id}"
     when = time_of_day(withdrawn.time_ns)
-    return f"{found.class_}: {component}: withdrawn at {when} because {withdrawn.why}"
+    return f"{found.title}: withdrawn at {when} because {withdrawn.why}"

@@ -154,7 +154,7 @@ def _finding(finding: Finding, link: Link) -> Component:
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, own={}))
     cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""
-    head = [html.Strong(finding.class_), html.Span(f"{finding.component_kind} {finding.component_id}")]
+    head = [html.Strong(finding.class_), html.Span(finding.component)]
     head += [html.Span(cost), html.Span(f"confidence {finding.confidence:.2f}"), look]
     return html.Article([html.H3(head), html.Ul([html.Li(line) for line in finding.evidence])])
 

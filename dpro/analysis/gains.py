@@ -13,6 +13,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import HANGS
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
+from dpro.units import ms
 
 WIDE = 0.5  # of the predicted time on either side: a wider interval says little
 WORTH_SHOWING = 1.005  # speed-up: less is ×1.00
@@ -61,6 +62,18 @@ class Improvement(NamedTuple):
     how: str
     fixes: str = ""
 
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Speed-up, step, interval and proof, as reports have them."""
+        low_high = " to ".join(f"{ms(each):.2f}" for each in self.interval or ())
+        proof = {"proven": "real jobs, before and after", "finding": "cost found by replay"}
+        return (
+            f"x{self.speedup:.2f}",
+            f"{ms(self.predicted_ns):.2f} ms",
+            f"{low_high} ms" if low_high else "not known",
+            proof.get(self.block, "none: unproven"),
+        )
+
 
 class Gains(NamedTuple):
     """What would help.
@@ -102,7 +115,6 @@ def _has_cost(finding: Finding) -> bool:
 
 def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Improvement:
     """The edit that undoes a finding, or its cost where there is no such edit."""
-    named = f"{finding.class_}: {finding.component_kind} {finding.component_id}"
     from_input = INPUT in (finding.cause, finding.component_id)
     how = _INPUT_FIX if from_input else _FIXES.get(finding.class_, "see the evidence above")
     wanted = [f"heal:rank={rank}" for rank in finding.ranks] if finding.component_kind == "rank" else []
@@ -110,11 +122,11 @@ def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Impr
     wanted += _REMEDIES.get(finding.class_, [])
     for each in advice:
         if len(each.edits) == 1 and str(each.edits[0]) in wanted:
-            row = _row(each)._replace(fixes=named)
+            row = _row(each)._replace(fixes=finding.title)
             return row if from_input else row._replace(how=how)  # that of a healed rank names no cause
     left = max(base_ns - finding.cost_ns, 1.0)
-    what = f"{finding.component_kind} {finding.component_id} is no longer slow"
-    return Improvement(what, (), base_ns / left, left, None, "finding", how, named)
+    what = f"{finding.component} is no longer slow"
+    return Improvement(what, (), base_ns / left, left, None, "finding", how, finding.title)
 
 
 def _row(prediction: Prediction) -> Improvement:

@@ -69,7 +69,7 @@ def _mean_step(mean: MeanStep) -> Iterator[str]:
 def _gains(report: RunReport) -> Iterator[str]:
     if report.gains:
         yield f"The mean step in deep windows takes {_plain(report.of_step)} (replayed):"
-        rows = [[each.what, each.speedup, each.step, each.interval, each.proof] for each in report.gains]
+        rows = [[each.what, *each.cells] for each in report.gains]
         yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
         yield ""
     else:
@@ -79,7 +79,7 @@ def _gains(report: RunReport) -> Iterator[str]:
         fixed = f", which fixes {_plain(each.fixes)}" if each.fixes else ""
         yield f"- {_plain(each.what)}{edits}{fixed}: {_plain(each.how)}"
     if report.within_noise:
-        within = [[each.what, each.speedup, each.interval] for each in report.within_noise]
+        within = [[each.what, each.cells[0], each.cells[2]] for each in report.within_noise]
         title = f"{len(within)} more of ×1.00, or within the noise of the steps"
         yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
 

@@ -41,20 +41,6 @@ class DescribedFinding:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """A prediction in words; `edits` are what `--edit` accepts."""
-
-    what: str
-    speedup: str
-    step: str
-    interval: str
-    proof: str
-    edits: Sequence[str]
-    how: str
-    fixes: str = ""  # the finding that it fixes
-
-
-@dataclass(frozen=True)
 class ReportTable:
     """A table of formatted cells, with a note below it."""
 
@@ -95,8 +81,8 @@ class RunReport:
     facts: Pairs
     findings: Sequence[DescribedFinding]
     unknown: Sequence[str]
-    gains: Sequence[Gain]
-    within_noise: Sequence[Gain]
+    gains: Sequence[Improvement]
+    within_noise: Sequence[Improvement]
     of_step: str
     refused: Pairs
     tables: Sequence[ReportTable]
@@ -139,8 +125,8 @@ def make_report(analysis: Analysis) -> RunReport:
         ],
         findings=[_described(finding, analysis) for finding in findings],
         unknown=unknown,
-        gains=[_gain(each) for each in gains.rows[:MAX_PREDICTIONS]],
-        within_noise=[_gain(each) for each in gains.within_noise],
+        gains=gains.rows[:MAX_PREDICTIONS],
+        within_noise=gains.within_noise,
         of_step=of_step,
         refused=refused,
         tables=[*_breakdown(analysis), *_kernels(analysis)],
@@ -160,9 +146,8 @@ def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
             f"{cause}{format_duration(finding.cost_ns)} per step, {finding.severity:.0%} of it",
             "",
         )
-    title = f"{finding.class_}: {finding.component_kind} {finding.component_id}"
     meaning = f"{meaning}; confidence {finding.confidence:.2f}"
-    return DescribedFinding(title, meaning, finding.evidence, advice)
+    return DescribedFinding(finding.title, meaning, finding.evidence, advice)
 
 
 def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str, Pairs]:
@@ -174,21 +159,6 @@ def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str,
         return Gains([], []), "", []
     helpful = what_helps(findings, predictions, base_ns)
     return helpful, format_duration(base_ns), [(each.edit, each.reason) for each in refused]
-
-
-def _gain(row: Improvement) -> Gain:
-    low_high = row.interval and " to ".join(f"{ms(each):.2f}" for each in row.interval)
-    proof = {"proven": "real jobs, before and after", "finding": "cost found by replay"}
-    return Gain(
-        what=row.what,
-        speedup=f"x{row.speedup:.2f}",
-        step=f"{ms(row.predicted_ns):.2f} ms",
-        interval=f"{low_high} ms" if low_high else "not known",
-        proof=proof.get(row.block, "none: unproven"),
-        edits=list(row.edits),
-        how=row.how,
-        fixes=row.fixes,
-    )
 
 
 def _breakdown(analysis: Analysis) -> list[ReportTable]:

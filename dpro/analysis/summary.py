@@ -72,9 +72,8 @@ def health_info(
         worst = findings[0]
         if worst.class_ in HANGS:
             return "bad", f"The job stands still. {_worst_hang(findings)}"
-        who = f"{worst.component_kind} {worst.component_id}"
         cost = f" costs {format_duration(worst.cost_ns)} per step, {worst.severity:.0%} of it"
-        return "bad", f"{who}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
+        return "bad", f"{worst.component}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
     if trust is not None and not trust.answerable:
         return "unknown", "Not diagnosed: the replay does not fit the trace"
     if unrecorded:
@@ -98,7 +97,7 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "class": [finding.class_ for finding in findings],
-            "component": [f"{finding.component_kind} {finding.component_id}" for finding in findings],
+            "component": [finding.component for finding in findings],
             "ranks": [list(finding.ranks) for finding in findings],
             "cost_ms_per_step": [
                 None if finding.class_ in HANGS else ms(finding.cost_ns) for finding in findings

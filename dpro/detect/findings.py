@@ -39,6 +39,16 @@ class Finding:
     cause: str = ""
     axis: str = ""
 
+    @property
+    def component(self) -> str:
+        """What is at fault, in words: `rank 1`."""
+        return f"{self.component_kind} {self.component_id}"
+
+    @property
+    def title(self) -> str:
+        """What is wrong with what: `slow.host: rank 1`."""
+        return f"{self.class_}: {self.component}"
+
 
 class ComponentDocument(DocumentPart, frozen=True):
     """What is slow or broken.

@@ -111,11 +111,10 @@ def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFr
     graph = timeline.graph
     ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
     begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
-    what = f"{finding.class_}: {finding.component_kind} {finding.component_id}"
     facts = {
         "rank": finding.ranks[0] if finding.ranks else -1,
-        "name": f"{what} costs {format_duration(finding.cost_ns)} per step",
-        **dict.fromkeys(("lane", "track"), what),
+        "name": f"{finding.title} costs {format_duration(finding.cost_ns)} per step",
+        **dict.fromkeys(("lane", "track"), finding.title),
         **dict.fromkeys(("kind", "group"), FINDINGS),
         **dict.fromkeys(("node", "waited_for"), -1),
         "critical": False,

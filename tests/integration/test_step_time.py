@@ -86,7 +86,7 @@ def test_what_a_finding_costs_is_what_its_fix_saves(said):
             for each in findings
             if gain.fixes == f"{each['class']}: {each['component']['kind']} {each['component']['id']}"
         ]
-        assert float(gain.step.split()[0]) == pytest.approx(
+        assert float(gain.cells[1].split()[0]) == pytest.approx(
             said.loaded.baseline_ns / NS_PER_MS - cost, abs=0.01
         )
 

@@ -345,14 +345,13 @@ def in_words(notice: Notice) -> list[str]:
 
     found = notice.finding
     at = time_of_day(notice.time_ns)
-    who = f"{found.component_kind} {found.component_id}"
     cause = f" ({found.cause})" if found.cause else ""
     if notice.why:
-        return [f"dpro: {at} over: {found.class_}: {who}: {notice.why}"]
+        return [f"dpro: {at} over: {found.title}: {notice.why}"]
     cost = ""
     if 0 < found.cost_ns < math.inf:
         cost = f" costs {format_duration(found.cost_ns)} per step ({found.severity:.0%})"
-    head = f"dpro: {at} {found.class_}: {who}{cause}{cost}; confidence {found.confidence:.2f}"
+    head = f"dpro: {at} {found.title}{cause}{cost}; confidence {found.confidence:.2f}"
     return [head, *(f"dpro:   - {line}" for line in found.evidence)]
 
 

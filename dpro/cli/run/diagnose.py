@@ -158,7 +158,7 @@ def _in_words(finding: Finding, basis: str) -> list[str]:
     cause = f" ({finding.cause})" if finding.cause else ""
     costs = "costs its peers" if finding.component_kind == "rank" and basis != REPLAY else "costs"
     return [
-        f"{finding.class_}: {finding.component_kind} {finding.component_id}{cause} {costs} "
+        f"{finding.title}{cause} {costs} "
         f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it); "
         f"confidence {finding.confidence:.2f}",
         *(f"  - {line}" for line in finding.evidence),

@@ -130,7 +130,7 @@ def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]
 
 def verdict_in_words(finding: Finding) -> str:
     """Return what a finding of a hang means."""
-    who = f"{finding.component_kind} {finding.component_id}"
+    who = finding.component
     if finding.cause == LEFT:
         return _LEFT_MEANS.format(who=who)
     if finding.cause == RAISED:
@@ -156,9 +156,8 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
         for rank, pid, host in own.select("rank", "pid", "host").iter_rows()
     ]
     where = f" ({'; '.join(known)})" if known else ""
-    who = f"{finding.component_kind} {finding.component_id}"
     advice = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause, _ADVICE[finding.class_])
-    return advice.format(who=who, where=where)
+    return advice.format(who=finding.component, where=where)
 
 
 def last_call(rank: int, root: Root, case: Case) -> str:
