@@ -18,6 +18,8 @@ from itertools import combinations, permutations
 from operator import mul
 from typing import NamedTuple
 
+from dpro.documents import DocumentPart
+
 AXES = ("dp", "pp", "cp", "ep", "tp")  # the order in which a layout is written
 MESH, DESCRIPTIONS, ALGEBRA = "mesh", "descriptions", "algebra"
 _DESCRIBED: Mapping[
@@ -52,8 +54,13 @@ class RankGroup(NamedTuple):
     ops: frozenset[str] = frozenset()
 
 
-class Axis(NamedTuple):
-    """An axis: its name (empty where nothing implies one), and how many ranks are along it."""
+class Axis(DocumentPart, frozen=True):
+    """An axis of parallelism.
+
+    Attributes:
+        name: dp, pp, cp, ep or tp; empty where nothing implies one.
+        size: ranks along it.
+    """
 
     name: str
     size: int

@@ -13,6 +13,7 @@ import click
 from dpro.cli.output import console, json_option, print_json
 from dpro.cli.ranges import NumberRange
 from dpro.errors import UsageError
+from dpro.units import format_ms
 
 if TYPE_CHECKING:
     from dpro.serving.document import ServingDocument
@@ -129,7 +130,7 @@ def print_serving(document: ServingDocument) -> None:
 def _print_latency(document: ServingDocument) -> None:
     from rich.table import Table
 
-    from dpro.serving.words import duration, number
+    from dpro.serving.words import number
 
     if not document.latency:
         return
@@ -142,16 +143,16 @@ def _print_latency(document: ServingDocument) -> None:
     console().print(table)
     if document.waited:
         parts = ", ".join(
-            f"{part.removesuffix('_ms')} {duration(ms)}" for part, ms in document.waited.items() if ms
+            f"{part.removesuffix('_ms')} {format_ms(ms)}" for part, ms in document.waited.items() if ms
         )
         console().print(f"waited for, mean: {parts}", markup=False)
     for slow in document.slowest[:3]:
         most = max(slow.waited, key=lambda part: slow.waited[part]) if slow.waited else ""
-        why = f", {duration(slow.waited[most])} of it {most.removesuffix('_ms')}" if most else ""
+        why = f", {format_ms(slow.waited[most])} of it {most.removesuffix('_ms')}" if most else ""
         by = f", stalled longest by request {slow.stalled_by}" if slow.stalled_by >= 0 else ""
         name = f" ({slow.name})" if slow.name not in ("", str(slow.request)) else ""
         console().print(
-            f"slow: request {slow.request}{name}: {duration(slow.latency_ms)}{why}{by}", markup=False
+            f"slow: request {slow.request}{name}: {format_ms(slow.latency_ms)}{why}{by}", markup=False
         )
 
 
@@ -170,7 +171,7 @@ def _rates(document: ServingDocument) -> str:
 def _print_iterations(document: ServingDocument) -> None:
     from rich.table import Table
 
-    from dpro.serving.words import counted, duration, number
+    from dpro.serving.words import counted, number
 
     if not document.iterations:
         return
@@ -187,7 +188,7 @@ def _print_iterations(document: ServingDocument) -> None:
         )
     console().print(table)
     if document.parts:
-        parts = ", ".join(f"{part} {duration(ms)}" for part, ms in document.parts.items() if ms)
+        parts = ", ".join(f"{part} {format_ms(ms)}" for part, ms in document.parts.items() if ms)
         seen = counted(document.windows, "iteration")
         console().print(f"one iteration, mean of {seen} of all ranks in deep windows: {parts}", markup=False)
 

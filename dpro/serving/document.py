@@ -24,9 +24,9 @@ from dpro.serving.findings import SeenServer, ServingFinding, findings_of
 from dpro.serving.latency import PercentilesDocument, durations, mean, percentiles
 from dpro.serving.outlook import ServingPrediction
 from dpro.serving.waits import PARTS, waits
-from dpro.serving.words import duration, number
+from dpro.serving.words import number
 from dpro.store import Run
-from dpro.units import NS_PER_MS, NS_PER_S
+from dpro.units import NS_PER_MS, NS_PER_S, format_ms
 
 MAX_REQUESTS = 10  # that are listed, those with the longest latency first
 
@@ -298,7 +298,7 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
         return (
             "Throughput: without a log of requests it is not known whether arrivals or the engine limit it."
         )
-    said = [f"of {duration(latency)} requests wait {duration(queue)} for their first iteration"]
+    said = [f"of {format_ms(latency)} requests wait {format_ms(queue)} for their first iteration"]
     if busy is not None:
         said.append(f"the engine is busy {busy:.0%} of the time")
     if seen.capacity:
@@ -331,21 +331,21 @@ def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer
     if whole:
         first, second = sorted(means, key=lambda part: -means[part])[:2]
         return (
-            f"Latency is limited by {_WORDS[first]} ({means[first] / whole:.0%} of {duration(whole)}) and "
+            f"Latency is limited by {_WORDS[first]} ({means[first] / whole:.0%} of {format_ms(whole)}) and "
             f"{_WORDS[second]} ({means[second] / whole:.0%})."
         )
     latency, ttft, queue = (mean(timed[name]) for name in ("latency_ms", "ttft_ms", "queue_ms"))
     if latency:
         return (
-            f"Latency: of {duration(latency)} a request waits {duration(queue)} for its first iteration, has "
-            f"its first token after {duration(ttft)}, and makes the others in {duration(latency - ttft)}."
+            f"Latency: of {format_ms(latency)} a request waits {format_ms(queue)} for its first iteration, "
+            f"has its first token after {format_ms(ttft)}, and makes the others in {format_ms(latency - ttft)}."
         )
     parts = {part: ms for part, ms in seen.parts.items() if part != "idle"}
     if parts:
         most = max(parts, key=lambda part: parts[part])
         return (
-            f"Latency per token is limited by {most}: {duration(parts[most])} of "
-            f"{duration(sum(parts.values()))} of an iteration; without a log of requests their queue is not "
+            f"Latency per token is limited by {most}: {format_ms(parts[most])} of "
+            f"{format_ms(sum(parts.values()))} of an iteration; without a log of requests their queue is not "
             "known."
         )
     return "Latency: neither a log of requests nor a deep window says what it consists of."
@@ -359,8 +359,8 @@ def what_helps(found: list[ServingFinding]) -> str:
     gains = [
         text
         for value, text in (
-            (best.cost_tpot_ms, f"{duration(best.cost_tpot_ms or 0.0)} per token"),
-            (best.cost_ttft_ms, f"{duration(best.cost_ttft_ms or 0.0)} to the first token"),
+            (best.cost_tpot_ms, f"{format_ms(best.cost_tpot_ms or 0.0)} per token"),
+            (best.cost_ttft_ms, f"{format_ms(best.cost_ttft_ms or 0.0)} to the first token"),
             (best.gain_tokens_per_s, f"{number(best.gain_tokens_per_s or 0.0)} tokens per second"),
         )
         if value

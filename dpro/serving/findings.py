@@ -17,8 +17,8 @@ from dpro.documents import DocumentPart
 from dpro.serving.engine import RecordedEngine
 from dpro.serving.experts import ExpertWaits
 from dpro.serving.latency import mean
-from dpro.serving.words import counted, duration, number
-from dpro.units import NS_PER_MS
+from dpro.serving.words import counted, number
+from dpro.units import NS_PER_MS, format_ms
 
 CLEAR = 0.1  # of TTFT, TPOT or an iteration: less is no finding
 TINY_MS = 1e-3  # nothing is slow by less
@@ -69,8 +69,8 @@ class SeenServer:
 def costs_in_words(finding: ServingFinding) -> str:
     """What a finding costs: `12 ms of TPOT, 300 ms of TTFT, 40 tokens/s`; what is not known is left out."""
     costs = (
-        (finding.cost_tpot_ms, duration, "of TPOT"),
-        (finding.cost_ttft_ms, duration, "of TTFT"),
+        (finding.cost_tpot_ms, format_ms, "of TPOT"),
+        (finding.cost_ttft_ms, format_ms, "of TTFT"),
         (finding.gain_tokens_per_s, number, "tokens/s"),
     )
     return ", ".join(f"{written(value)} {of}" for value, written, of in costs if value is not None)
@@ -97,15 +97,16 @@ def _queue(seen: SeenServer) -> ServingFinding | None:
     if not ttft or queue < CLEAR * ttft:
         return None
     evidence = [
-        f"requests wait {duration(queue)} for their first iteration, of {duration(ttft)} to the first token"
-        + (f", and {duration(blocks)} more for blocks of the KV cache" if blocks >= TINY_MS else "")
+        f"requests wait {format_ms(queue)} for their first iteration, of {format_ms(ttft)} to the first token"
+        + (f", and {format_ms(blocks)} more for blocks of the KV cache" if blocks >= TINY_MS else "")
     ]
     if seen.waited.height:
         place = mean(seen.waited["place_ms"])
         largest = max(engine.limit for engine in seen.by_replica.values())
     if seen.waited.height and place >= TINY_MS:
         evidence.append(
-            f"{duration(place)} of it while a batch held {counted(largest, 'request')}, the most that any did"
+            f"{format_ms(place)} of it while a batch held {counted(largest, 'request')}, "
+            "the most that any did"
         )
     return ServingFinding(
         "queue", None, queue, None, evidence,
@@ -123,7 +124,7 @@ def _kv_cache(seen: SeenServer) -> ServingFinding | None:
     lacking = sum(int(engine.lacks_blocks.sum()) for engine in seen.by_replica.values())
     whole = sum(engine.durations.size for engine in seen.by_replica.values())
     evidence = [
-        f"requests wait {duration(to_first)} for blocks of the KV cache, of {duration(of_first)} to the "
+        f"requests wait {format_ms(to_first)} for blocks of the KV cache, of {format_ms(of_first)} to the "
         f"first token; in {lacking:,} of {counted(whole, 'iteration')} some did"
     ]
     lost = seen.timed.filter(pl.col("evictions") > 0)
@@ -132,7 +133,7 @@ def _kv_cache(seen: SeenServer) -> ServingFinding | None:
         each = float(lost["evicted_ns"].sum()) / NS_PER_MS / times
         evidence.append(
             f"{lost.height:,} of {counted(seen.timed.height, 'request')} lost their blocks, "
-            f"{counted(times, 'time')} in all, and ran again after {duration(each)}, mean"
+            f"{counted(times, 'time')} in all, and ran again after {format_ms(each)}, mean"
         )
     return ServingFinding(
         "kv_cache", per_token or None, to_first or None, gain_of_blocks(seen), evidence,
@@ -170,8 +171,8 @@ def _stall(seen: SeenServer) -> ServingFinding | None:
     count = seen.waited.filter(pl.col("stall_ms") > 0).height
     longest = max(seen.waited["stall_ms"])
     evidence = [
-        f"decoding stands still {duration(cost)} of {duration(tpot)} per token, for prompts of others",
-        f"{count} of {counted(seen.waited.height, 'request')} stood still, up to {duration(longest)}",
+        f"decoding stands still {format_ms(cost)} of {format_ms(tpot)} per token, for prompts of others",
+        f"{count} of {counted(seen.waited.height, 'request')} stood still, up to {format_ms(longest)}",
     ]
     return ServingFinding(
         "prefill_stall", cost, None, None, evidence,
@@ -185,7 +186,8 @@ def _idle(seen: SeenServer) -> ServingFinding | None:
         return None
     gain = seen.capacity * cost / (tpot - cost) if seen.capacity and cost < tpot else None
     evidence = [
-        f"{duration(cost)} of {duration(tpot)} per token pass between iterations, with requests in the batch"
+        f"{format_ms(cost)} of {format_ms(tpot)} per token pass between iterations, with requests in the "
+        "batch"
     ]
     return ServingFinding(
         "idle", cost, None, gain, evidence,
@@ -210,8 +212,8 @@ def _small_batch(seen: SeenServer) -> ServingFinding | None:
             continue
         rate, doubled = size / now, 2 * size / (base + slope * 2 * size)
         evidence = [
-            f"an iteration decodes {number(size)} requests, mean, in {duration(now)}, of which "
-            f"{duration(base)} do not depend on how many they are",
+            f"an iteration decodes {number(size)} requests, mean, in {format_ms(now)}, of which "
+            f"{format_ms(base)} do not depend on how many they are",
         ]
         return ServingFinding(
             "small_batch", None, None, 1e3 * (doubled - rate), evidence,
@@ -235,8 +237,8 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
     experts = seen.experts
     if experts is not None and experts.wait_ms >= CLEAR * total:
         evidence = [
-            f"ranks wait {duration(experts.wait_ms)} per iteration for each other in "
-            f"{duration(experts.total_ms)} of dispatch and combine",
+            f"ranks wait {format_ms(experts.wait_ms)} per iteration for each other in "
+            f"{format_ms(experts.total_ms)} of dispatch and combine",
             f"rank {experts.rank} was the last in {experts.share:.0%} of them",
         ]
         gain = _gain(seen, experts.wait_ms, total)
@@ -258,7 +260,8 @@ def _part(seen: SeenServer, part: str, name: str, total: float, helps: str) -> S
     cost = seen.parts.get(part, 0.0)
     if cost < CLEAR * total:
         return None
-    evidence = [f"{duration(cost)} of {duration(total)} of an iteration in deep windows ({cost / total:.0%})"]
+    of_whole = f"{format_ms(cost)} of {format_ms(total)}"
+    evidence = [f"{of_whole} of an iteration in deep windows ({cost / total:.0%})"]
     return ServingFinding(name, _of_token(seen, cost, total), None, _gain(seen, cost, total), evidence, helps)
 
 

@@ -5,13 +5,6 @@ In: a number. Out: text with three significant digits, without an exponent.
 
 from __future__ import annotations
 
-from dpro.units import NS_PER_MS, format_duration
-
-
-def duration(ms: float) -> str:
-    """A duration in the unit that suits it: `12.3 ms`, `17.6 s`."""
-    return format_duration(ms * NS_PER_MS)
-
 
 def number(value: float) -> str:
     """A number: `0.0213`, `16.4`, `581`, `17,570`; large ones have all their digits before the point."""

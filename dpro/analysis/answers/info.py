@@ -21,25 +21,13 @@ from dpro.analysis.unanswered import pretended_in_words, why_no_window
 from dpro.classify import OTHER, classify, table_version
 from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.documents import Document, DocumentPart
-from dpro.replay.mesh import in_words
+from dpro.replay.mesh import Axis, in_words
 from dpro.replay.run_mesh import mesh_of_run
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
 from dpro.store import AppliedChange, Run
 from dpro.units import us
 
 # Where the ranks of a run stand on the axes of parallelism.
-
-
-class AxisDocument(DocumentPart, frozen=True):
-    """An axis of parallelism.
-
-    Attributes:
-        name: dp, pp, cp, ep or tp; empty where nothing implies one.
-        size: ranks along it.
-    """
-
-    name: str
-    size: int
 
 
 class OverlayDocument(DocumentPart, frozen=True):
@@ -69,7 +57,7 @@ class MeshDocument(DocumentPart, frozen=True):
     """
 
     line: str
-    axes: list[AxisDocument]
+    axes: list[Axis]
     coordinates: dict[str, list[int]]
     source: str
     ambiguity: list[str]
@@ -81,7 +69,7 @@ def layout_document(run: Run) -> MeshDocument:
     mesh = mesh_of_run(run)
     return MeshDocument(
         in_words(mesh),
-        [AxisDocument(*axis) for axis in mesh.axes],
+        list(mesh.axes),
         {str(rank): list(place) for rank, place in sorted(mesh.coordinates.items())},
         mesh.source,
         list(mesh.ambiguity),

@@ -35,38 +35,7 @@ from dpro.replay.models.gpus import GPUS, model_named
 SELECTIVE = RECOMPUTE.index("selective")
 
 
-@dataclass(frozen=True)
-class AskedPlan:
-    """What to plan.
-
-    Attributes:
-        model: the model, with its sequence.
-        gpus, per_host: how many, and how many share a host.
-        device: their name.
-        memory_gb: of each; None for that of the data sheet.
-        global_batch: sequences of a step.
-        keep: columns of layouts that stay.
-        framework, precision: names.
-        measured: steps to calibrate with.
-        assumed: what was taken for granted before, one line each.
-        schedules: of pipelines, that are ranked.
-    """
-
-    model: Model
-    gpus: int
-    per_host: int
-    device: str
-    memory_gb: float | None
-    global_batch: int
-    keep: dict[str, int] = field(default_factory=dict)
-    framework: str = "megatron"
-    precision: str = "bf16"
-    measured: Sequence[MeasuredLayout] = ()
-    assumed: Sequence[str] = ()
-    schedules: Sequence[str] = USUAL_SCHEDULES
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AskedRunPlan:
     """What to plan of a recorded job.
 
@@ -74,7 +43,7 @@ class AskedRunPlan:
         gpus: how many.
         global_batch: sequences of a step.
         keep: columns of layouts that stay.
-        measured: steps of other layouts to calibrate with, besides the run's own.
+        measured: steps to calibrate with, besides the run's own.
         assumed: what was taken for granted before, one line each.
         schedules: of pipelines, that are ranked.
     """
@@ -85,6 +54,26 @@ class AskedRunPlan:
     measured: Sequence[MeasuredLayout] = ()
     assumed: Sequence[str] = ()
     schedules: Sequence[str] = USUAL_SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedPlan(AskedRunPlan):
+    """What to plan of a model.
+
+    Attributes:
+        model: the model, with its sequence.
+        per_host: how many GPUs share a host.
+        device: their name.
+        memory_gb: of each; None for that of the data sheet.
+        framework, precision: names.
+    """
+
+    model: Model
+    per_host: int
+    device: str
+    memory_gb: float | None
+    framework: str = "megatron"
+    precision: str = "bf16"
 
 
 class LayoutDocument(DocumentPart, frozen=True):
@@ -222,16 +211,16 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
     ranks = ranked(job, asked.gpus, asked.global_batch, asked.keep, asked.measured, asked.schedules)
     own = _document(own_layout(job).row(0, named=True))
     machine, memory_gb = job.machine, job.machine.memory_gb or None
-    asked_plan = AskedPlan(
-        job.model, asked.gpus, machine.per_host, machine.gpu, memory_gb, asked.global_batch, dict(asked.keep),
-        "as recorded", job.software.dtype, asked.measured, asked.assumed,
+    of_job = AskedPlan(
+        **vars(asked), model=job.model, per_host=machine.per_host, device=machine.gpu, memory_gb=memory_gb,
+        framework="as recorded", precision=job.software.dtype,
     )  # fmt: skip
     more = f", and by {_rows_in_words(asked.measured)}" if asked.measured else ""
     trust = (
         f"calibrated by the run itself: {own.layout}: {job.step_ms:.4g} ms{more}; what was found in it makes "
         f"up {job.explained:.0%} of its step"
     )
-    document = _plan_document(asked_plan, ranks, top, machine.gpu, memory_gb, trust)
+    document = _plan_document(of_job, ranks, top, machine.gpu, memory_gb, trust)
     return msgspec.structs.replace(
         document, calibrated=True, run=label, found=list(job.said), own=own, explained=job.explained
     )

@@ -11,6 +11,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.unanswered import pretended_in_words
 from dpro.errors import DproError
 from dpro.replay.pretended import PretendedStep
+from dpro.store import Manifest
 
 
 def pretended_step(analysis: Analysis) -> PretendedStep | None:
@@ -22,9 +23,8 @@ def pretended_step(analysis: Analysis) -> PretendedStep | None:
     return analysis.pretended
 
 
-def in_words(analysis: Analysis) -> list[str]:
+def in_words(manifest: Manifest, found: PretendedStep | None) -> list[str]:
     """The same for people, a line each; none of a run whose ranks were there."""
-    manifest, found = analysis.run.manifest, pretended_step(analysis)
     if not manifest.is_pretended:
         return []
     lines = [f"{pretended_in_words(manifest)}: what follows is their own work, and no waiting was measured"]

@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.pretended import in_words, pretended_step
+from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import JobEnd
 from dpro.analysis.graphs import fingerprint, ranks_at_hand, search_of, spread_over
 from dpro.analysis.mean_step import inputs_per_s
@@ -137,12 +137,10 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
 
 
 class WhatIf(NamedTuple):
-    """A document, the predictions and refusals that it is of, and what is to be said of pretended ranks."""
+    """A document, and the predictions that it is of."""
 
     document: WhatIfDocument
     predictions: list[Prediction]
-    refused: list[Refusal]
-    pretended: list[str]
 
 
 def what_if(
@@ -197,7 +195,7 @@ def what_if(
         end=analysis.end,
         selection=selection_document(selection),
     )
-    return WhatIf(document, predictions, found.refused, in_words(analysis))
+    return WhatIf(document, predictions)
 
 
 def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:

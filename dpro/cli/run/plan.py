@@ -199,7 +199,10 @@ def _of_run(
     layout = job.own.row(0, named=True)
     kept = _kept(keep, layout)
     measured = [_measured(each, job.model, gpus, global_batch) for each in rows]
-    asked = AskedRunPlan(gpus, global_batch, kept, measured, assumed, schedules)
+    asked = AskedRunPlan(
+        gpus=gpus, global_batch=global_batch, keep=kept, measured=measured, assumed=assumed,
+        schedules=schedules,
+    )  # fmt: skip
     return planned_from_run(job, analysis.run.label, asked, top)
 
 
@@ -228,8 +231,9 @@ def _of_model(
     kept = _kept(keep, {})
     device, framework, precision = named
     asked = AskedPlan(
-        model, gpus, hosts_of, device, memory, global_batch, kept, framework, precision, measured, assumed,
-        schedules,
+        model=model, gpus=gpus, per_host=hosts_of, device=device, memory_gb=memory, global_batch=global_batch,
+        keep=kept, framework=framework, precision=precision, measured=measured, assumed=assumed,
+        schedules=schedules,
     )  # fmt: skip
     return planned(asked, top)
 

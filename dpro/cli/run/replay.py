@@ -78,7 +78,7 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
     out.print(f"{analysis.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks, {sizes}")
     from dpro.analysis.answers.pretended import in_words
 
-    for line in in_words(analysis):
+    for line in in_words(manifest, document.pretended):
         out.print(line)
     _print_steps(document.steps)
     _print_fit(document)

@@ -194,12 +194,12 @@ def _print_mean_step(analysis: Analysis) -> None:
 
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
-    from dpro.analysis.answers.pretended import in_words
+    from dpro.analysis.answers.pretended import in_words, pretended_step
 
     ranks = "selected ranks" if selection.ranks else "all ranks"
     steps = "selected steps" if selection.steps else "all steps"
     out = console()
-    for line in in_words(analysis):
+    for line in in_words(analysis.run.manifest, pretended_step(analysis)):
         out.print(line)
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))

@@ -163,7 +163,7 @@ def whatif(
         print_end(analysis.end)
         print_selection(selection)
         _print(answer, analysis.run, searched=not parsed)
-    if answer.refused and not answer.predictions:
+    if answer.document.refused and not answer.predictions:
         ctx.exit(1)
 
 
@@ -244,16 +244,16 @@ def _print(answer: WhatIf, run: Run, searched: bool) -> None:
     Args:
         searched: whether edits were searched for: then those of small gain are left out.
     """
+    from dpro.analysis.answers.pretended import in_words
     from dpro.analysis.gains import WORTH_SHOWING
 
     out, document = console(), answer.document
     _print_trust(document)
     base, measured = document.baseline_ms, document.measured_ms
     where = "of the whole operations" if document.of_operations else "in deep windows"
-    if answer.pretended:
-        for line in answer.pretended:
-            out.print(line)
-    else:
+    for line in in_words(run.manifest, document.pretended):
+        out.print(line)
+    if not run.manifest.is_pretended:
         out.print(f"The mean step {where} takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
     other = document.other_steps_ms
     if other is not None and not document.of_operations:
@@ -272,7 +272,7 @@ def _print(answer: WhatIf, run: Run, searched: bool) -> None:
         out.print(line)
     if document.untried:
         out.print(f"not tried, for want of budget: {', '.join(document.untried)}")
-    for line in refused_in_words(answer.refused):
+    for line in refused_in_words(document.refused):
         out.print(line)
 
 

@@ -20,7 +20,7 @@ from dpro.serving.experts import ExpertWaits, expert_waits
 from dpro.serving.findings import SeenServer, findings_of, gain_of_blocks
 from dpro.serving.latency import durations, percentiles
 from dpro.serving.waits import PARTS, waits
-from dpro.serving.words import counted, duration, number
+from dpro.serving.words import counted, number
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.builders import TinyRun
 from tests.commands import dpro
@@ -207,7 +207,6 @@ def test_one_of_something_is_singular():
         "1 request",
         "1,200 requests",
     ]
-    assert duration(17_570) == "17.6 s"
 
 
 def test_the_time_of_an_iteration_that_does_not_depend_on_its_batch():
