@@ -144,10 +144,10 @@ def _row(prediction: Prediction) -> Improvement:
 def interval_doubts(trust: Trust, rows: Sequence[Improvement]) -> list[str]:
     """Say why predictions are not to be relied on that the grade alone would not show."""
     said = []
-    if trust.starts_anchored > MAX_ANCHORED:
+    anchored = trust.coverage.starts_anchored
+    if anchored > MAX_ANCHORED:
         said.append(
-            f"{trust.starts_anchored:.0%} of starts are tied to the trace: what depends on them hardly moves "
-            "in predictions"
+            f"{anchored:.0%} of starts are tied to the trace: what depends on them hardly moves in predictions"
         )
     for row in rows:
         if row.interval is None:

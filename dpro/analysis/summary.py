@@ -143,16 +143,17 @@ def _starts_off(trust: Trust) -> str:
 
 def trust_info(trust: Trust) -> list[tuple[str, str]]:
     """How well the replay fits, as names and values."""
-    classified = trust.kernels_classified
+    coverage = trust.coverage
+    classified, matched = coverage.kernels_classified, coverage.collectives_matched
     rows = [
         ("step time off by", f"{trust.error_pct:.2f} % on average"),
         ("starts off by", _starts_off(trust)),
-        ("collectives found on all ranks", f"{trust.collectives_matched:.1%}"),
-        ("collectives outside the window of some rank", f"{trust.collectives_outside:.1%}"),
+        ("collectives found on all ranks", f"{1.0 if matched is None else matched:.1%}"),
+        ("collectives outside the window of some rank", f"{coverage.collectives_outside_window or 0.0:.1%}"),
         ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),
-        ("time nothing explains", f"{trust.time_unexplained:.2%}"),
-        ("CPU time in no span", f"{trust.host_gaps:.1%}"),
-        ("starts taken from the trace", f"{trust.starts_anchored:.1%}"),
+        ("time nothing explains", f"{coverage.time_unexplained:.2%}"),
+        ("CPU time in no span", f"{coverage.host_gaps:.1%}"),
+        ("starts taken from the trace", f"{coverage.starts_anchored:.1%}"),
     ]
     if trust.overlap is not None:
         overlap = trust.overlap

@@ -163,9 +163,10 @@ def _print_recorded(analysis: Analysis) -> None:
 
 def _print_fit(analysis: Analysis) -> None:
     trust = analysis.trust
+    matched = trust.coverage.collectives_matched
     click.echo(f"  step time within {trust.error_pct:.2f}% on average")
-    click.echo(f"  collectives found on all ranks: {trust.collectives_matched:.0%}")
-    click.echo(f"  time that nothing explains: {trust.time_unexplained:.1%}")
+    click.echo(f"  collectives found on all ranks: {1.0 if matched is None else matched:.0%}")
+    click.echo(f"  time that nothing explains: {trust.coverage.time_unexplained:.1%}")
 
 
 def _section(title: str) -> None:

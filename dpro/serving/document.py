@@ -338,7 +338,8 @@ def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer
     if latency:
         return (
             f"Latency: of {format_ms(latency)} a request waits {format_ms(queue)} for its first iteration, "
-            f"has its first token after {format_ms(ttft)}, and makes the others in {format_ms(latency - ttft)}."
+            f"has its first token after {format_ms(ttft)}, and makes the others in "
+            f"{format_ms(latency - ttft)}."
         )
     parts = {part: ms for part, ms in seen.parts.items() if part != "idle"}
     if parts:

@@ -40,6 +40,26 @@ GOOD_START_P95 = 0.02
 GOOD_UNEXPLAINED = 0.01
 
 
+class TraceCoverage(DocumentPart, frozen=True):
+    """What the trace shows, as shares.
+
+    Attributes:
+        collectives_matched: collectives found on all ranks whose windows cover them; null without any.
+        collectives_outside_window: collectives outside the window of some rank; null without any.
+        kernels_classified: GPU time in kernels of a known class; null without GPU work.
+        time_unexplained: time in which work could have started and nothing shows why it had not.
+        host_gaps: CPU time in no span, kept as work.
+        starts_anchored: starts that were taken from the trace.
+    """
+
+    collectives_matched: float | None
+    collectives_outside_window: float | None
+    kernels_classified: float | None
+    time_unexplained: float
+    host_gaps: float
+    starts_anchored: float
+
+
 @dataclass(frozen=True)
 class Trust:
     """What is known about how well a replay fits.
@@ -51,13 +71,7 @@ class Trust:
         starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU
             spans where there are none, in the replay of the graph that is predicted from; those that the
             trace sets are left out, and it is empty where it sets all.
-        collectives_matched: share of collectives found on all ranks that recorded their group, of those that
-            the windows of all these ranks cover.
-        collectives_outside: share of all collectives that ran outside the window of some rank.
-        kernels_classified: share of GPU time in kernels of a known class; None without GPU work.
-        time_unexplained: share of the ranks' window time in which GPU work or a collective could have
-            started by all that is known, but had not.
-        host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
+        coverage: what the trace shows.
         evidence: what the starts rest on.
         overlap: how kernels slow down during communication; None where the trace does not show it.
         reasons: what the trace cannot answer, one line each.
@@ -73,10 +87,7 @@ class Trust:
     ranks: pl.DataFrame
     error_pct: float
     starts_ns: Mapping[int, float]
-    collectives_matched: float
-    kernels_classified: float | None
-    time_unexplained: float
-    host_gaps: float
+    coverage: TraceCoverage
     evidence: Evidence
     overlap: Contention | None
     reasons: tuple[str, ...]
@@ -84,7 +95,6 @@ class Trust:
     answerable: bool
     assumed: tuple[str, ...] = ()
     rendezvous: RendezvousRegistry | None = None
-    collectives_outside: float = 0.0
     figures: tuple[Criterion, ...] = ()
     doubt_pct: float = 0.0
 
@@ -92,11 +102,6 @@ class Trust:
     def start_error_ns(self) -> tuple[float, float] | None:
         """Median and 95th percentile of the errors of derived starts; None where no start is derived."""
         return (self.starts_ns[50], self.starts_ns[95]) if self.starts_ns else None
-
-    @property
-    def starts_anchored(self) -> float:
-        """Share of starts of GPU work and collectives whose time was taken from the trace in any way."""
-        return self.evidence.starts.anchored + self.evidence.starts.fitted
 
     @property
     def score(self) -> float:
@@ -154,16 +159,20 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else taken
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
-    missing = extrapolate_missing_ranks(built, manifest)
+    missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline, facts.ranks),
         error_pct=error_pct,
         starts_ns=starts,
-        collectives_matched=built.matching.share_on_all_ranks,
-        kernels_classified=share(facts.classified) if facts.classified[1] else None,
-        time_unexplained=unexplained,
-        host_gaps=share(facts.gaps),
+        coverage=TraceCoverage(
+            collectives_matched=matching.share_on_all_ranks if matching.rows.height else None,
+            collectives_outside_window=matching.share_outside if matching.rows.height else None,
+            kernels_classified=share(facts.classified) if facts.classified[1] else None,
+            time_unexplained=unexplained,
+            host_gaps=share(facts.gaps),
+            starts_anchored=taken,
+        ),
         evidence=evidence,
         overlap=None if built.of_operations else contention_of(facts.kernels),
         reasons=(*why_not, *missing.unknown, *_not_known(built, manifest)),
@@ -171,7 +180,6 @@ def judge(built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest)
         answerable=not why_not,
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
-        collectives_outside=built.matching.share_outside,
         figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(_steps_of(built))),
     )
 

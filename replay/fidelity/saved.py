@@ -17,7 +17,7 @@ from dpro.replay.alignment.match import Matching
 from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.lags import Lags
-from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.fidelity.accuracy import TraceCoverage, Trust
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.evidence import EdgeCounts, Evidence, Starts, StreamPairs
 from dpro.replay.fidelity.grade import Criterion
@@ -34,7 +34,7 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     for kind in (
         Agreed, Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges,
         Evidence, Graph, Joined, Lags, Matching, MeshPosition, Message, Nodes, Pooled, RendezvousRegistry,
-        Starts, StreamPairs, Trust,
+        Starts, StreamPairs, TraceCoverage, Trust,
     )
 }  # fmt: skip
 

@@ -103,6 +103,6 @@ def test_replay_is_as_good_as_of_the_import(both):
     imported, recorded = trusts
     errors = [trust.error_pct for trust in trusts]
     assert errors[1] == pytest.approx(errors[0], abs=0.05)
-    assert recorded.collectives_matched >= imported.collectives_matched - 1e-9
-    assert recorded.starts_anchored == pytest.approx(imported.starts_anchored, abs=1e-3)
+    assert recorded.coverage.collectives_matched >= imported.coverage.collectives_matched - 1e-9
+    assert recorded.coverage.starts_anchored == pytest.approx(imported.coverage.starts_anchored, abs=1e-3)
     assert json.loads(both[1].path.joinpath("manifest.json").read_text())["world_size"] >= 2

@@ -91,8 +91,8 @@ def test_a_real_job_replays_as_well_as_it_did(jobs, name):
     assert trust.error_pct <= step_pct
     assert trust.start_error_ns[0] <= p50_us * US
     assert trust.start_error_ns[1] <= p95_us * US
-    assert trust.time_unexplained <= unexplained
-    assert trust.starts_anchored <= anchored
+    assert trust.coverage.time_unexplained <= unexplained
+    assert trust.coverage.starts_anchored <= anchored
     assert trust.answerable
     without_steps = name == DECODE  # one forward pass, marked by nothing
     assert [reason for reason in trust.reasons if "no steps are known" in reason] == list(trust.reasons)

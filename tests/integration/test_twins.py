@@ -46,8 +46,8 @@ def test_jobs_of_all_kinds_replay(tmp_path, kind, ranks):
     twins.record(tmp_path / "run", twin, "--slow-rank 1 --slow-ms 5", 0)
     job = twins.read(tmp_path / "run")
     assert job.trust.error_pct <= 3.0
-    assert job.trust.collectives_matched == 1.0
-    assert job.trust.time_unexplained <= 0.01
+    assert job.trust.coverage.collectives_matched == 1.0
+    assert job.trust.coverage.time_unexplained <= 0.01
     step_ms = job.measured_ms
     p50_ns, p95_ns = job.trust.start_error_ns
     assert p50_ns <= 0.01 * step_ms * twins.MS

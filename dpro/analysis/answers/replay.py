@@ -17,7 +17,7 @@ from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
-from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
+from dpro.replay.fidelity.accuracy import TraceCoverage, TrustDocument, trust_document
 from dpro.replay.fidelity.evidence import Evidence
 from dpro.replay.fidelity.fit import PERCENTILES, start_errors
 from dpro.replay.fidelity.overlap import Contention
@@ -69,26 +69,6 @@ class RankFit(DocumentPart, frozen=True):
     rank: int
     error_pct: float | None
     span_start_error_us: RankStarts
-
-
-class TraceCoverage(DocumentPart, frozen=True):
-    """What the trace shows, as shares.
-
-    Attributes:
-        collectives_matched: collectives found on all ranks whose windows cover them; null without any.
-        collectives_outside_window: collectives outside the window of some rank; null without any.
-        kernels_classified: GPU time in kernels of a known class; null without GPU work.
-        time_unexplained: time in which work could have started and nothing shows why it had not.
-        host_gaps: CPU time in no span, kept as work.
-        starts_anchored: starts that were taken from the trace.
-    """
-
-    collectives_matched: float | None
-    collectives_outside_window: float | None
-    kernels_classified: float | None
-    time_unexplained: float
-    host_gaps: float
-    starts_anchored: float
 
 
 class LinkCostDocument(DocumentPart, frozen=True):
@@ -271,7 +251,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         ],
         error_pct=float(steps["error_pct"].abs().mean() or 0.0),  # type: ignore[arg-type]
         span_start_error_us=_start_errors(analysis, chosen),
-        coverage=_coverage(analysis),
+        coverage=trust.coverage,
         evidence=trust.evidence,
         overlap_slowdown=trust.overlap,
         communication=_communication(analysis),
@@ -303,19 +283,6 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
         "max" if percent == 100 else f"p{percent}": _us_or_none(errors.get(percent))
         for percent in PERCENTILES
     }
-
-
-def _coverage(analysis: Analysis) -> TraceCoverage:
-    trust = analysis.trust
-    has_collectives = analysis.outline.matching.rows.height > 0
-    return TraceCoverage(
-        collectives_matched=trust.collectives_matched if has_collectives else None,
-        collectives_outside_window=trust.collectives_outside if has_collectives else None,
-        kernels_classified=trust.kernels_classified,
-        time_unexplained=trust.time_unexplained,
-        host_gaps=trust.host_gaps,
-        starts_anchored=trust.starts_anchored,
-    )
 
 
 def _communication(analysis: Analysis) -> list[LinkCostDocument]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from dpro.analysis.gains import interval_doubts, shown_grade, what_helps
 from dpro.detect.findings import Finding
+from dpro.replay.fidelity.accuracy import TraceCoverage
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
 
@@ -75,10 +75,11 @@ def test_a_hang_has_no_gain():
     assert what_helps([_finding("hang.host", "rank", "1", 5)], [], BASE).rows == []
 
 
-@dataclass
 class Fit:
-    starts_anchored: float = 0.0
-    grade: str = "good"
+    grade = "good"
+
+    def __init__(self, starts_anchored: float = 0.0) -> None:
+        self.coverage = TraceCoverage(None, None, None, 0.0, 0.0, starts_anchored)
 
 
 @pytest.mark.parametrize(

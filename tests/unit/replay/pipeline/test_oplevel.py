@@ -202,7 +202,7 @@ def test_a_slower_stage_lengthens_the_step_of_a_real_pipeline_timeline(traces):
     trust = assess(made, replay(made.graph), run.manifest)
     assert trust.answerable
     assert trust.error_pct == 0
-    assert trust.time_unexplained < 0.03
+    assert trust.coverage.time_unexplained < 0.03
     base, slower = changed(made.predictive), changed(made.predictive, "scale:stage=7,factor=1.2")
     # 16 forwards and backwards of some 140 ms together, all on the critical path: 0.45 s more.
     assert np.median(np.array(slower) - base) == pytest.approx(450, rel=0.1)
