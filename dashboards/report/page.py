@@ -33,7 +33,7 @@ from dpro.errors import DproError, Unanswerable
 from dpro.goodput.document import goodput_document
 from dpro.schema import STARTS
 from dpro.serving.waits import PARTS
-from dpro.units import format_bytes, format_duration
+from dpro.units import format_bytes, format_ms
 from dpro.words import printable
 
 MAX_BYTES = 2_500_000  # of all figures; the drawing library takes 2 MB, and the page has to stay below 5 MB
@@ -84,7 +84,7 @@ def _mean_step(mean: MeanStep | None) -> dict[str, Any]:
     if mean is None:
         return {}
     return {
-        "duration": format_duration(mean.duration_ns),
+        "duration": format_ms(mean.duration_ms),
         "colours": {part.name: css_name(part.name) for part in mean.shares},
         "legend": legend(mean, glyphs=False),
         "mean_facts": facts_of(mean),

@@ -13,8 +13,9 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.gains import Gains, Improvement, interval_doubts, shown_grade, what_helps
-from dpro.analysis.mean_step import MeanStep, facts_of, legend, what_binds
+from dpro.analysis.mean_step import facts_of, legend, what_binds
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -28,7 +29,7 @@ from dpro.detect.hang.evidence import HANGS
 from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.timed import with_times
-from dpro.units import NS_PER_MS, format_duration
+from dpro.units import NS_PER_MS, format_duration, format_ms
 
 NAME = "verdict"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
@@ -227,25 +228,25 @@ def _mean(loaded: Loaded, link: Link) -> Any:
     """Return the bar of the mean step; with another run those of both, on one scale."""
     other = loaded.against(link)
     if other is None:
-        return _bar(loaded.mean_step, 1.0, link.theme)
+        return _bar(loaded, 1.0, link.theme)
     both = (("this run", loaded), (link.against, other))
     try:
-        longest = max(each.mean_step.duration_ns for _, each in both)
+        longest = max(each.mean_step.duration_ms for _, each in both)
     except DproError as error:
-        return [*_bar(loaded.mean_step, 1.0, link.theme), message(f"{link.against} is not compared: {error}")]
+        return [*_bar(loaded, 1.0, link.theme), message(f"{link.against} is not compared: {error}")]
     bars = []
     for name, each in both:
-        mean = each.mean_step
-        bars += [html.H3(html.Strong(name)), *_bar(mean, mean.duration_ns / longest, link.theme)]
+        bars += [html.H3(html.Strong(name)), *_bar(each, each.mean_step.duration_ms / longest, link.theme)]
     return bars
 
 
-def _bar(mean: MeanStep, width: float, theme: str) -> list[Component]:
-    """Return the bar of a mean step, its legend and facts.
+def _bar(loaded: Analysis, width: float, theme: str) -> list[Component]:
+    """Return the bar of the mean step, its legend and facts.
 
     Args:
         width: of the bar, as a share of the panel's.
     """
+    mean, steps = loaded.mean_step, loaded.breakdown.height
     words = legend(mean, glyphs=False)
     ink = [f"var(--{css_name(each.name)})" for each in mean.shares]
     cells = [
@@ -261,8 +262,8 @@ def _bar(mean: MeanStep, width: float, theme: str) -> list[Component]:
         for each, tint, text in zip(mean.shares, ink, words)
     ]
     items = [html.Li([html.I(style={"background": tint}), text]) for tint, text in zip(ink, words)]
-    title = f"The mean step of a rank in deep windows takes {format_duration(mean.duration_ns)}"
-    title += f" ({mean.steps:,} steps of ranks)" if mean.steps > 1 else ""
+    title = f"The mean step of a rank in deep windows takes {format_ms(mean.duration_ms)}"
+    title += f" ({steps:,} steps of ranks)" if steps > 1 else ""
     said = [facts(facts_of(mean))] if facts_of(mean) else []
     named: Any = {"role": "img", "aria-label": "; ".join(words)}
     bar = html.Div(cells, className="shares", style={"width": f"{100 * width:.3f}%"}, **named)

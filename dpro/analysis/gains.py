@@ -147,7 +147,8 @@ def interval_doubts(trust: Trust, rows: Sequence[Improvement]) -> list[str]:
     anchored = trust.coverage.starts_anchored
     if anchored > MAX_ANCHORED:
         said.append(
-            f"{anchored:.0%} of starts are tied to the trace: what depends on them hardly moves in predictions"
+            f"{anchored:.0%} of starts are tied to the trace: what depends on them hardly moves in "
+            "predictions"
         )
     for row in rows:
         if row.interval is None:

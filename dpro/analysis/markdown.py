@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dpro.analysis.mean_step import MeanStep, bar_in_text, facts_of, legend
 from dpro.analysis.report import ReportTable, RunReport
-from dpro.units import format_duration
+from dpro.units import format_ms
 from dpro.words import printable, shortened
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
@@ -56,7 +56,7 @@ def _lines(report: RunReport) -> Iterator[str]:
 
 def _mean_step(mean: MeanStep) -> Iterator[str]:
     """Yield the bar of the mean step in fixed width, its legend and its facts."""
-    title = f"Where the mean step of a rank in deep windows ({format_duration(mean.duration_ns)}) goes"
+    title = f"Where the mean step of a rank in deep windows ({format_ms(mean.duration_ms)}) goes"
     yield from _titled(title)
     yield "```text"
     yield bar_in_text(mean, _BAR)

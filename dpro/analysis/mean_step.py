@@ -7,11 +7,12 @@ what they reach of their peak, how much input a second is worked on, and what bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
+from msgspec.structs import replace
 
 from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable
@@ -22,7 +23,7 @@ from dpro.replay.models.mfu import PARAMETERS, SHAPES, Mfu, find_mfu, operations
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
 from dpro.replay.steps.typical import step_series
-from dpro.units import NS_PER_S, format_duration, ms
+from dpro.units import NS_PER_MS, NS_PER_S, format_duration, ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -35,6 +36,14 @@ PARTS: Mapping[str, str] = {
     "unsplit_comm_ns": "communication, wait not known",
     "host_bound_ns": "host bound",
     "idle_ns": "idle",
+}
+_KEYS = {  # column -> attribute of `MeanStep`
+    "compute_ns": "compute_ms",
+    "exposed_transfer_ns": "transfer_ms",
+    "exposed_wait_ns": "wait_ms",
+    "unsplit_comm_ns": "unsplit_comm_ms",
+    "host_bound_ns": "host_bound_ms",
+    "idle_ns": "idle_ms",
 }
 MAX_COMPUTE = 0.5  # of the step: where compute is less, something else binds it
 MIN_BINDING = 0.25  # of the step that a part takes which binds it
@@ -104,37 +113,6 @@ class Rate(NamedTuple):
     tokens: float
 
 
-@dataclass(frozen=True)
-class MeanStep:
-    """The mean step of a rank in deep windows.
-
-    Attributes:
-        duration_ns: how long it takes.
-        steps: steps of ranks that it is the mean of.
-        shares: its parts, which add up to it; those of nothing are left out.
-        gpu_busy: share of the time in which GPUs compute or communicate; None without GPU work.
-        mfu: what its matmuls reach of the GPUs' peak; None where that is not known.
-        no_mfu: why it is not known; empty where it is.
-        inputs_per_s: elements of the batches of DataLoaders per second, all ranks; None where not counted.
-        rate: samples and tokens per second, all recorded ranks; None where not known.
-        no_rate: why they are not known; empty where they are.
-        binds: what binds the step where that is not compute; else empty.
-        advice: what would help against that.
-    """
-
-    duration_ns: float
-    steps: int
-    shares: Sequence[StepShare]
-    gpu_busy: float | None
-    mfu: Mfu | None
-    no_mfu: str
-    inputs_per_s: float | None
-    rate: Rate | None
-    no_rate: str
-    binds: str
-    advice: str
-
-
 class MfuDocument(DocumentPart, frozen=True):
     """Operations of matmuls per second as a share of the GPUs' peak.
 
@@ -156,7 +134,7 @@ class MfuDocument(DocumentPart, frozen=True):
     basis: str
 
 
-class MeanStepDocument(DocumentPart, frozen=True):
+class MeanStep(DocumentPart, frozen=True):
     """The mean step of a rank in deep windows; its parts add up to it.
 
     Attributes:
@@ -193,6 +171,22 @@ class MeanStepDocument(DocumentPart, frozen=True):
     tokens_per_s: float | None
     rate_unknown: str
     binds: str
+
+    @property
+    def shares(self) -> list[StepShare]:
+        """Its parts, without those of nothing."""
+        parts = [(name, title, getattr(self, _KEYS[name])) for name, title in PARTS.items()]
+        return [
+            StepShare(name, title, took_ms * NS_PER_MS, took_ms / self.duration_ms)
+            for name, title, took_ms in parts
+            if took_ms > 0
+        ]
+
+    @property
+    def advice(self) -> str:
+        """What would help against what binds it; empty where that is compute."""
+        known = (*_BINDS.values(), _BINDS_PIPELINE, _BINDS_CPU)
+        return next((advice for why, advice in known if self.binds.endswith(why)), "")
 
 
 def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
@@ -236,27 +230,22 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
         raise Unanswerable("no step was recorded in depth")
     row = means.row(0, named=True)
     whole = row["duration_ns"]
-    shares = [
-        StepShare(name, title, row[name], row[name] / whole) for name, title in PARTS.items() if row[name] > 0
-    ]
+    of = {name: row[name] / whole for name in PARTS}
     on_gpu = not analysis.spans.filter(IS_GPU).is_empty()
-    of = {share.name: share.share for share in shares}
     mfu, no_mfu = mfu_of(analysis)
     rate, no_rate = rate_of(analysis)
-    binds, advice = _binding(of, on_gpu, consists_of_operations(analysis.spans))
-    busy = 1 - of.get("host_bound_ns", 0.0) - of.get("idle_ns", 0.0)
     return MeanStep(
-        duration_ns=whole,
-        steps=row["steps"],
-        shares=shares,
-        gpu_busy=busy if on_gpu else None,
-        mfu=mfu,
-        no_mfu=no_mfu,
+        duration_ms=ms(whole),
+        **{key: ms(row[name]) for name, key in _KEYS.items()},
+        gpu_busy=1 - of["host_bound_ns"] - of["idle_ns"] if on_gpu else None,
+        mfu=mfu
+        and MfuDocument(mfu.share, mfu.gpu, mfu.dtype, mfu.peak_tflops, mfu.operations / 1e12, mfu.basis),
+        mfu_unknown=no_mfu,
         inputs_per_s=inputs_per_s(analysis),
-        rate=rate,
-        no_rate=no_rate,
-        binds=binds,
-        advice=advice,
+        samples_per_s=rate.samples if rate else None,
+        tokens_per_s=rate.tokens or None if rate else None,
+        rate_unknown=no_rate,
+        binds=_binding(of, on_gpu, consists_of_operations(analysis.spans)),
     )
 
 
@@ -354,17 +343,17 @@ def _of_replicas(analysis: Analysis, of_rank: pl.DataFrame, column: str) -> floa
     return float(largest[column].sum())
 
 
-def _binding(of: dict[str, float], on_gpu: bool, of_operations: bool) -> tuple[str, str]:
-    """What binds the step where compute does not, and what would help."""
-    compute = of.pop("compute_ns", 0.0)
-    part, share = max(of.items(), key=lambda item: item[1], default=("", 0.0))
+def _binding(of: Mapping[str, float], on_gpu: bool, of_operations: bool) -> str:
+    """What binds the step where compute does not."""
+    compute = of["compute_ns"]
+    part, share = max(((part, share) for part, share in of.items() if part in _BINDS), key=itemgetter(1))
     if compute >= MAX_COMPUTE or share < MIN_BINDING:
-        return "", ""
-    why, advice = _BINDS_CPU if part == "host_bound_ns" and not on_gpu else _BINDS[part]
+        return ""
+    why, _ = _BINDS_CPU if part == "host_bound_ns" and not on_gpu else _BINDS[part]
     if part == "idle_ns" and of_operations:
-        why, advice = _BINDS_PIPELINE
+        why, _ = _BINDS_PIPELINE
     who = "GPUs compute" if on_gpu else "The ranks compute"
-    return f"{who} {compute:.0%} of the step; for {share:.0%} of it {why}", advice
+    return f"{who} {compute:.0%} of the step; for {share:.0%} of it {why}"
 
 
 def bar_in_text(mean: MeanStep, width: int) -> str:
@@ -395,50 +384,26 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
         peak = f"{mean.mfu.peak_tflops:,.0f} TFLOP/s dense {mean.mfu.dtype}, {mean.mfu.gpu}"
         rows.append(("MFU", f"{mean.mfu.share:.1%} of {peak}; {COUNTED[mean.mfu.basis]}"))
     elif mean.gpu_busy is not None:
-        rows.append(("MFU", f"not known: {mean.no_mfu}"))
-    if mean.rate is not None:
-        samples = f"{mean.rate.samples:,.4g} samples"
-        tokens = f"{mean.rate.tokens:,.0f} tokens ({samples})" if mean.rate.tokens else samples
+        rows.append(("MFU", f"not known: {mean.mfu_unknown}"))
+    if mean.samples_per_s is not None:
+        samples = f"{mean.samples_per_s:,.4g} samples"
+        tokens = f"{mean.tokens_per_s:,.0f} tokens ({samples})" if mean.tokens_per_s else samples
         rows.append(("throughput", f"{tokens} per second, all recorded ranks"))
     elif mean.inputs_per_s is not None:
         elements = f"{mean.inputs_per_s:,.0f} elements of batches per second, all ranks"
-        rows.append(("input", f"{elements}; samples and tokens are not known: {mean.no_rate}"))
+        rows.append(("input", f"{elements}; samples and tokens are not known: {mean.rate_unknown}"))
     else:
-        rows.append(("throughput", f"not known: {mean.no_rate}"))
+        rows.append(("throughput", f"not known: {mean.rate_unknown}"))
     if mean.binds:
         rows += [("what binds it", mean.binds), ("would help", mean.advice)]
     return rows
 
 
-def mean_step_document(analysis: Analysis) -> MeanStepDocument | None:
-    """What `--json` calls `mean_step`; None where no step was recorded in depth."""
+def mean_step_document(analysis: Analysis) -> MeanStep | None:
+    """What `--json` calls `mean_step`, rounded; None where no step was recorded in depth."""
     try:
         mean = analysis.mean_step
     except DproError:
         return None
-    of = {share.name: round(ms(share.ns), 6) for share in mean.shares}
-    mfu = mean.mfu and MfuDocument(
-        share=round(mean.mfu.share, 6),
-        gpu=mean.mfu.gpu,
-        dtype=mean.mfu.dtype,
-        peak_tflops=mean.mfu.peak_tflops,
-        tflop_per_step=mean.mfu.operations / 1e12,
-        basis=mean.mfu.basis,
-    )
-    return MeanStepDocument(
-        duration_ms=round(ms(mean.duration_ns), 6),
-        compute_ms=of.get("compute_ns", 0.0),
-        transfer_ms=of.get("exposed_transfer_ns", 0.0),
-        wait_ms=of.get("exposed_wait_ns", 0.0),
-        unsplit_comm_ms=of.get("unsplit_comm_ns", 0.0),
-        host_bound_ms=of.get("host_bound_ns", 0.0),
-        idle_ms=of.get("idle_ns", 0.0),
-        gpu_busy=mean.gpu_busy,
-        mfu=mfu,
-        mfu_unknown=mean.no_mfu,
-        inputs_per_s=mean.inputs_per_s,
-        samples_per_s=mean.rate.samples if mean.rate else None,
-        tokens_per_s=mean.rate.tokens if mean.rate and mean.rate.tokens else None,
-        rate_unknown=mean.no_rate,
-        binds=mean.binds,
-    )
+    times = {key: round(getattr(mean, key), 6) for key in ("duration_ms", *_KEYS.values())}
+    return replace(mean, **times, mfu=mean.mfu and replace(mean.mfu, share=round(mean.mfu.share, 6)))

@@ -467,5 +467,5 @@ def test_what_model_is_trained_and_on_how_many_tokens_is_seen_from_outside(tmp_p
     assert inputs_of_calls(calls, run.table(COUNTERS)).rows() == [(0, 8.0, 4096.0)]
     assert operations_of_calls(calls, run.table(COUNTERS)) == 6 * weights * 4096
     mean = mean_step_of(Analysis(run))
-    assert (mean.mfu, mean.no_mfu) == (None, "no GPU work")  # no peak is known of a CPU
-    assert mean.rate.tokens == pytest.approx(512 * mean.rate.samples)
+    assert (mean.mfu, mean.mfu_unknown) == (None, "no GPU work")  # no peak is known of a CPU
+    assert mean.tokens_per_s == pytest.approx(512 * mean.samples_per_s)

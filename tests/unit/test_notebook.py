@@ -72,7 +72,6 @@ def test_predictions_are_those_of_the_command(run):
 def test_steps_and_ranks_are_selected_as_by_the_commands(run):
     some = run.select(steps="1", ranks="0,2")
     assert some.breakdown.select("step", "rank").rows() == [(1, 0), (1, 2)]
-    assert some.mean_step.steps == 2
     healed = run.whatif("heal:rank=1", steps="1-2").row(0, named=True)
     analysis, edits = analyse(str(run.run.path)), [parse_edit("heal:rank=1")]
     found = what_if(analysis, edits, calibrate=as_tried, selection=parse_selection("1-2")).document

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import JobEnd
-from dpro.analysis.mean_step import MeanStepDocument, mean_step_document
+from dpro.analysis.mean_step import MeanStep, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
@@ -173,7 +173,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     host: list[HostMeans]
     pipeline: list[StageBubble]
     step_time: StepTimeDocument | None
-    mean_step: MeanStepDocument | None
+    mean_step: MeanStep | None
     end: JobEnd
     selection: SelectionDocument | UnsetType = UNSET
     pretended: PretendedStep | None = None

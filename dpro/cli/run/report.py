@@ -173,14 +173,14 @@ def _print_mean_step(analysis: Analysis) -> None:
 
     from dpro.analysis.mean_step import bar_in_text, facts_of, legend
     from dpro.analysis.step_time import step_time_in_words
-    from dpro.units import format_duration
+    from dpro.units import format_ms
 
     out = console()
     out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
     mean = analysis.mean_step
     out.print(
         Text(
-            f"Where the mean step of a rank in deep windows ({format_duration(mean.duration_ns)}) goes",
+            f"Where the mean step of a rank in deep windows ({format_ms(mean.duration_ms)}) goes",
             "bold",
         )
     )

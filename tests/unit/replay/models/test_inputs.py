@@ -73,7 +73,7 @@ def test_what_shapes_do_not_say_is_refused(calls, why):
 
 def test_the_sample_without_shapes_has_elements_of_batches_and_says_why_no_more(repository):
     mean = mean_step_of(Analysis(open_run(repository / "sample_traces" / "slow_rank")))
-    assert mean.rate is None
+    assert mean.samples_per_s is None
     assert "samples and tokens are not known: no shapes" in dict(facts_of(mean))["input"]
 
 
