@@ -77,7 +77,7 @@ def compare_losses(
     tolerance = max(_noise(before, after), SHARE * max(abs(base), abs(fall)))
     learnt = float(after.mean())
     differs = math.isfinite(base) and not abs(learnt - base) <= tolerance
-    return Training(differs, *map(finite, (base, learnt, spread, tolerance)), common)
+    return Training(differs, finite(base), finite(learnt), finite(spread), finite(tolerance), common)
 
 
 def _noise(before: Floats, after: Floats) -> float:
