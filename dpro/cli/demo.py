@@ -71,9 +71,19 @@ def demo(output: Path | None, as_json: bool) -> None:
     found, predictions = diagnose_replay(analysis), _predictions(analysis)
     saved = _really_saved(analysis, healthy) if healthy else None
     if as_json:
-        from dpro.analysis.answers.demo import demo_document
+        from dpro.analysis.answers.demo import DemoDocument
+        from dpro.analysis.answers.diagnosis import diagnosis_document
+        from dpro.analysis.answers.replay import replay_document
+        from dpro.replay.whatif.documents import prediction_document
 
-        print_json(demo_document(analysis, found, predictions, saved))
+        document = DemoDocument(
+            run=analysis.run.label,
+            replay=replay_document(analysis),
+            diagnose=diagnosis_document(found),
+            predictions=list(map(prediction_document, predictions)),
+            really_saved_ms=saved,
+        )
+        print_json(document)
         return
     _section("What was recorded")
     _print_recorded(analysis)

@@ -7,7 +7,6 @@ In: what detectors find at each look. Out: `Notice`s of what begins and ends, li
 from __future__ import annotations
 
 import errno
-import math
 import os
 import time
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from msgspec import field
 from msgspec.structs import asdict, replace
 
 from dpro.detect.findings import ComponentDocument, Finding
-from dpro.documents import SCHEMA_VERSION, DocumentPart, encode
+from dpro.documents import SCHEMA_VERSION, DocumentPart, encode, finite
 from dpro.folders import lock
 from dpro.units import NS_PER_MS, ms
 
@@ -133,9 +132,9 @@ class Notice:
             class_=found.class_,
             component=ComponentDocument(found.component_kind, found.component_id),
             ranks=list(found.ranks),
-            severity=_finite(found.severity),
-            confidence=_finite(found.confidence),
-            cost_ms_per_step=None if hangs else _finite(ms(found.cost_ns)),
+            severity=finite(found.severity),
+            confidence=finite(found.confidence),
+            cost_ms_per_step=None if hangs else finite(ms(found.cost_ns)),
             evidence=list(found.evidence),
             why=self.why,
             cause=found.cause,
@@ -244,11 +243,6 @@ class OpenFindings:
     def _close(self, key: tuple[str, Identity], step: int, why: str) -> Notice:
         each = self._open.pop(key)
         return Notice(ENDS, each.number, time.time_ns(), step, each.finding, why, key[0])
-
-
-def _finite(number: float) -> float | None:
-    """Return a number as JSON has it, which has no NaN and no infinity."""
-    return number if math.isfinite(number) else None
 
 
 def identity_of(finding: Finding) -> Identity:

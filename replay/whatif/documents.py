@@ -5,11 +5,10 @@ In: predictions. Out: parts of documents, and which of them nothing else beats.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dpro.documents import DocumentPart
+from dpro.documents import DocumentPart, finite
 from dpro.replay.whatif.edit import EFFORTS
 from dpro.units import ms
 
@@ -85,7 +84,7 @@ def prediction_document(
         best: whether nothing else gains as much for less effort.
         samples_per_s: elements of batches per second as it is; None where not known.
     """
-    speedup = _finite(prediction.speedup)
+    speedup = finite(prediction.speedup)
     return PredictionDocument(
         edits=[str(edit) for edit in prediction.edits],
         predicted_ms=ms(prediction.predicted_ns),
@@ -98,17 +97,13 @@ def prediction_document(
         how=prediction.how(),
         notes=list(prediction.notes),
         samples=prediction.samples,
-        speedup_low=_finite(prediction.speedup_at(prediction.gain_low_ns)),
-        speedup_high=_finite(prediction.speedup_at(prediction.gain_high_ns)),
-        gain_ms=_finite(ms(prediction.gain_ns)),
-        gain_low_ms=_finite(ms(prediction.gain_low_ns)),
-        gain_high_ms=_finite(ms(prediction.gain_high_ns)),
+        speedup_low=finite(prediction.speedup_at(prediction.gain_low_ns)),
+        speedup_high=finite(prediction.speedup_at(prediction.gain_high_ns)),
+        gain_ms=finite(ms(prediction.gain_ns)),
+        gain_low_ms=finite(ms(prediction.gain_low_ns)),
+        gain_high_ms=finite(ms(prediction.gain_high_ns)),
         samples_per_s=samples_per_s * speedup if samples_per_s and speedup else None,
         effort=prediction.effort,
         training=list(prediction.training),
         best=best,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.diagnosis import Diagnosis, DiagnosisDocument, diagnosis_document
-from dpro.analysis.answers.replay import ReplayDocument, replay_document
+from dpro.analysis.answers.diagnosis import DiagnosisDocument
+from dpro.analysis.answers.replay import ReplayDocument
 from dpro.documents import Document
-from dpro.replay.whatif.documents import PredictionDocument, prediction_document
-from dpro.replay.whatif.predict import Prediction
+from dpro.replay.whatif.documents import PredictionDocument
 
 
 class DemoDocument(Document, frozen=True, kw_only=True):
@@ -29,20 +25,3 @@ class DemoDocument(Document, frozen=True, kw_only=True):
     diagnose: DiagnosisDocument
     predictions: list[PredictionDocument]
     really_saved_ms: float | None
-
-
-def demo_document(
-    analysis: Analysis, found: Diagnosis, predictions: Sequence[Prediction], saved_ms: float | None
-) -> DemoDocument:
-    """What was explained, in the documents of the commands.
-
-    Args:
-        saved_ms: what the fault really costs per step; None where that was not recorded.
-    """
-    return DemoDocument(
-        run=analysis.run.label,
-        replay=replay_document(analysis),
-        diagnose=diagnosis_document(found),
-        predictions=list(map(prediction_document, predictions)),
-        really_saved_ms=saved_ms,
-    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -244,32 +245,29 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
 
 def contents_document(run: Run) -> ContentsDocument:
     """What a run holds."""
+    return ContentsDocument(**_contents(run), coverage=KernelCoverage(_unclassified(run)))
+
+
+def _contents(run: Run) -> dict[str, Any]:
+    """The fields of `ContentsDocument`, but for what dpro understands."""
     manifest = run.manifest
-    return ContentsDocument(
-        run=run.label,
-        ranks=manifest.ranks,
-        world_size=manifest.world_size,
-        missing_ranks=manifest.missing_ranks,
-        rows=run.rows(),
-        warnings=manifest.warnings,
-        skipped=manifest.skipped,
-        coverage=KernelCoverage(_unclassified(run)),
-    )
+    return {
+        "run": run.label,
+        "ranks": manifest.ranks,
+        "world_size": manifest.world_size,
+        "missing_ranks": manifest.missing_ranks,
+        "rows": run.rows(),
+        "warnings": manifest.warnings,
+        "skipped": manifest.skipped,
+    }
 
 
 def info_document(analysis: Analysis) -> InfoDocument:
     """What a run holds and what it lacks."""
     run, manifest, steps = analysis.run, analysis.run.manifest, analysis.steps
-    unclassified = _unclassified(run)
     return InfoDocument(
-        run=run.label,
-        ranks=manifest.ranks,
-        world_size=manifest.world_size,
-        missing_ranks=manifest.missing_ranks,
-        rows=run.rows(),
-        warnings=manifest.warnings,
-        skipped=manifest.skipped,
-        coverage=_coverage(run, steps, unclassified),
+        **_contents(run),
+        coverage=_coverage(run, steps),
         cache=None if run.source is None else str(run.path),
         layout=layout_document(run),
         steps=steps["step"].n_unique(),
@@ -332,8 +330,8 @@ def _earlier_attempts(run: Run) -> list[str]:
     return [str(path.parent) for path in sorted(run.path.glob("attempts/*/manifest.json"))]
 
 
-def _coverage(run: Run, steps: pl.DataFrame, unclassified: Unclassified) -> InfoCoverage:
-    collectives = run.table(COLLECTIVES)
+def _coverage(run: Run, steps: pl.DataFrame) -> InfoCoverage:
+    collectives, unclassified = run.table(COLLECTIVES), _unclassified(run)
     windows = {window for part in run.part_by_part(SPANS, ["window"]) for window in part["window"].unique()}
     return InfoCoverage(
         unclassified=unclassified,

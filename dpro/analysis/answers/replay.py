@@ -5,8 +5,6 @@ In: an `Analysis`, and the steps to report. Out: a `ReplayDocument`.
 
 from __future__ import annotations
 
-import math
-
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
@@ -14,7 +12,7 @@ from dpro.analysis.answers.deciding import deciding_work, start_misses
 from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.documents import Document, DocumentPart
+from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import TraceCoverage, TrustDocument, trust_document
@@ -293,7 +291,7 @@ def _communication(analysis: Analysis) -> list[LinkCostDocument]:
             group=group,
             latency_us=None if cost.bandwidth_only else us(cost.latency_ns),
             latency_error_us=us(cost.latency_error_ns),
-            gbps=cost.gbps if math.isfinite(cost.gbps) else None,
+            gbps=finite(cost.gbps),
             gbps_error=cost.gbps * cost.ns_per_byte_error / cost.ns_per_byte if cost.ns_per_byte else None,
             transfers=cost.num_samples,
             misfit=cost.misfit,
