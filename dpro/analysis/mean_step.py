@@ -37,14 +37,8 @@ PARTS: Mapping[str, str] = {
     "host_bound_ns": "host bound",
     "idle_ns": "idle",
 }
-_KEYS = {  # column -> attribute of `MeanStep`
-    "compute_ns": "compute_ms",
-    "exposed_transfer_ns": "transfer_ms",
-    "exposed_wait_ns": "wait_ms",
-    "unsplit_comm_ns": "unsplit_comm_ms",
-    "host_bound_ns": "host_bound_ms",
-    "idle_ns": "idle_ms",
-}
+# Column -> attribute of `MeanStep`.
+_KEYS = {name: f"{name.removeprefix('exposed_').removesuffix('_ns')}_ms" for name in PARTS}
 MAX_COMPUTE = 0.5  # of the step: where compute is less, something else binds it
 MIN_BINDING = 0.25  # of the step that a part takes which binds it
 COUNTED = {  # what operations of matmuls are counted by -> what that means
