@@ -69,7 +69,7 @@ class Evidence(DocumentPart, frozen=True):
     """
 
     starts: Starts
-    edges: tuple[EdgeCounts, ...]
+    edges: list[EdgeCounts]
     stream_pairs: StreamPairs
 
 
@@ -90,7 +90,7 @@ class StartCounts(NamedTuple):
 def in_shares(counts: StartCounts) -> Evidence:
     """What the starts rest on, as shares of all."""
     rows = zip(EdgeKind, counts.edges.tolist())
-    edges = tuple(EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers))
+    edges = [EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers)]
     shares = counts.set_by / max(int(counts.set_by.sum()), 1)
     return Evidence(Starts(*map(float, shares)), edges, StreamPairs(*counts.streams.tolist()))
 
