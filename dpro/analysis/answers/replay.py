@@ -17,8 +17,7 @@ from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
-from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
-from dpro.replay.fidelity.fit import PERCENTILES, start_errors
+from dpro.replay.fidelity.accuracy import PERCENTILES, TrustDocument, start_errors, trust_document
 from dpro.selection import Ranges, Selection
 from dpro.units import ms, us
 

@@ -22,7 +22,7 @@ from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
-from dpro.replay.steps.typical import step_series
+from dpro.replay.steps.durations import step_series
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.documents import (
     CurveDocument,
