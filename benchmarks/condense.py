@@ -36,16 +36,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a scr
 from benchmarks import as_program
 from benchmarks.speed.copies import Original, copied, originals
 from dpro.opening import open_path
-from dpro.replay.condense.joined import joined_graph
-from dpro.replay.condense.parts import Cut, cut_by_rank
-from dpro.replay.condense.skeletons import Skeletons, skeletons_of
+from dpro.replay.condense.skeletons import Cut, Skeletons, cut_by_rank, joined_graph, skeletons_of
 from dpro.replay.construction import graph_builder
 from dpro.replay.engine import grouped, longest_path, topological_order
 from dpro.replay.fidelity.by_rank import fit_of_share
 from dpro.replay.graph import Graph
 from dpro.replay.sharded.agreed import agree
-from dpro.replay.sharded.inside import meetings_of, those_of
-from dpro.replay.sharded.joined import join_skeletons
+from dpro.replay.sharded.joined import join_skeletons, meetings_of, those_of
 from dpro.replay.sharded.pooled import pool
 from dpro.replay.sharded.share import build_share
 from dpro.replay.sharded.skeleton import condense_share

@@ -20,17 +20,12 @@ from dash.exceptions import PreventUpdate
 from flask import Response, abort, request
 
 from dpro.analysis.unanswered import pretended_in_words
-from dpro.dashboards.fabric import view as fabric
-from dpro.dashboards.goodput import view as goodput
+from dpro.dashboards.guard import LOOPBACK, check_bodies, guard, harden, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
 from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
-from dpro.dashboards.runs import OfferedRun, Runs, StillOpening, runs_of
-from dpro.dashboards.server.bodies import check_bodies
-from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
-from dpro.dashboards.serving import view as serving
-from dpro.dashboards.shown import ShownRun
+from dpro.dashboards.runs import OfferedRun, Runs, ShownRun, StillOpening, runs_of
 from dpro.dashboards.theme import css_variables
 from dpro.dashboards.timeline import view as timeline
 from dpro.dashboards.views import (
@@ -47,6 +42,9 @@ from dpro.dashboards.views import (
     telemetry,
     verdict,
 )
+from dpro.dashboards.views import fabric as fabric
+from dpro.dashboards.views import goodput as goodput
+from dpro.dashboards.views import serving as serving
 from dpro.dashboards.whatif import workbench
 from dpro.errors import DproError, UsageError
 from dpro.schema import STEPS

@@ -13,12 +13,12 @@ import plotly.graph_objects as go
 import polars as pl
 
 from dpro.dashboards.chains import chain_figure
-from dpro.dashboards.goodput.life import attempt_info, life_figure, life_info, progress_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.dashboards.timeline.figure import drawn_timeline
 from dpro.dashboards.views import breakdown, collectives, heatmap, telemetry, verdict
+from dpro.dashboards.views.goodput import attempt_info, life_figure, life_info, progress_info
 from dpro.dashboards.views.hang import chains_of
 from dpro.dashboards.whatif import workbench
 from dpro.errors import Unanswerable, UsageError

@@ -23,7 +23,7 @@ from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
-from dpro.goodput.ends import ensure_one_job
+from dpro.goodput.attempts import ensure_one_job
 from dpro.goodput.life import JobLife, life_of
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import DifferenceDocument, explain

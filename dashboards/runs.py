@@ -7,16 +7,17 @@ is only ever looked up in the list: no link opens another path. Besides the open
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.shown import ShownRun
-from dpro.errors import Unanswerable, UsageError
+from dpro.dashboards.withdrawn import shown_by
+from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.remote import is_url
 from dpro.selection import quoted
 from dpro.store import Run, is_run, open_run
@@ -167,3 +168,47 @@ def first_link(runs: Runs) -> str:
 def _leave(closed: Future[ShownRun]) -> None:
     if closed.exception() is None:
         closed.result().leave()
+
+
+# The run that the browser is shown; while it is being recorded, the latest copy of it.
+
+log = logging.getLogger(__name__)
+
+
+class ShownRun:
+    """A run in its latest state.
+
+    Attributes:
+        loaded: the state.
+        version: how many states came before it.
+        lives: whether later states may follow.
+    """
+
+    def __init__(self, loaded: Loaded, later: Iterator[Loaded] | None = None) -> None:
+        """Show a run.
+
+        Args:
+            later: yields its later states as they become available; None where there are none.
+        """
+        self.loaded, self.version, self.lives = loaded, 0, later is not None
+        self._later = iter(()) if later is None else later
+        self._left = False
+
+    def leave(self) -> None:
+        """Follow later states no longer."""
+        self._left = True
+
+    def follow(self) -> None:
+        """Wait for later states and show each, until the last one, or until one cannot be read."""
+        try:
+            for state in self._later:
+                if self._left:
+                    return
+                state.earlier, state.others = shown_by(self.loaded), self.loaded.others
+                state.offered = self.loaded.offered
+                self.loaded = state
+                self.version += 1
+        except DproError as error:
+            log.error("dpro dashboard: no later copy of the run can be shown: %s", error)
+        finally:
+            self.lives = False

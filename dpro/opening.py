@@ -122,7 +122,7 @@ def readers() -> Readers:
     from dpro.ingest.flight_recorder import read_dump
     from dpro.ingest.kineto import read_trace
     from dpro.ingest.nccl.inspector import read_inspector_log
-    from dpro.ingest.requests.log import read_requests
+    from dpro.ingest.requests import read_requests
 
     def add_execution_trace(trace: RankTrace, path: Path, *, rank: int) -> RankTrace:
         return combine(trace, read_execution_trace(path, rank=rank))

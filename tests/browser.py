@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.runs import Runs
-from dpro.dashboards.server.serve import listen
-from dpro.dashboards.shown import ShownRun
+from dpro.dashboards.runs import Runs, ShownRun
+from dpro.dashboards.server import listen
 from dpro.store import Run
 from tests.builders import TinyRun
 

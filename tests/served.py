@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.work.served import iterations, requests
+from dpro.collectors.convert.served import iterations, requests
 from dpro.collectors.inside import records
 from dpro.schema import ITERATIONS, REQUESTS, conform
 

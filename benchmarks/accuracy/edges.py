@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import as_program
 from benchmarks.accuracy.twins import TWINS, Job, Twin, folders, predicted_ms, read
 from dpro.cli.analysis import analyse
-from dpro.replay.fidelity.fit import counted, has_gpu_work, judged_starts, start_errors
+from dpro.replay.fidelity.accuracy import counted, has_gpu_work, judged_starts, start_errors
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
 

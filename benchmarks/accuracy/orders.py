@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpro.replay.pipeline.schedules.branches import branched, branched_table
-from dpro.replay.pipeline.schedules.catalogue import dualpipe
-from dpro.replay.pipeline.schedules.in_turn import one_forward_one_backward
-from dpro.replay.pipeline.schedules.partial import partial
-from dpro.replay.pipeline.schedules.tasks import KINDS, Order, TaskTable, from_both_ends, looped, table_of
+from dpro.replay.pipeline.schedules import (
+    KINDS,
+    Order,
+    TaskTable,
+    branched,
+    branched_table,
+    dualpipe,
+    from_both_ends,
+    looped,
+    one_forward_one_backward,
+    partial,
+    table_of,
+)
 
 Pieces = list[list[dict[str, Any]]]
 Foreign = Mapping[tuple[int, int], float]  # ms of other work, by rank and how many pieces are before it

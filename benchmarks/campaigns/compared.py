@@ -15,8 +15,8 @@ from benchmarks.campaigns.campaign import RANKS, Campaign
 from benchmarks.campaigns.design import KEEP_ALIVE_S, KEEP_ALIVE_TIMES, LAST_CALL_S, CampaignDesign
 from dpro.arrays import Floats
 from dpro.goodput.account import CHECKPOINT, EVALUATION, FINISH, PRODUCTIVE, STRAGGLER, WARM_UP
+from dpro.goodput.attempts import LAUNCH
 from dpro.goodput.life import JobLife, life_of
-from dpro.goodput.marks import LAUNCH
 from dpro.goodput.recovery.designs import changed
 from dpro.goodput.recovery.simulate import logged, simulate
 from dpro.goodput.recovery.stages import stages_of

@@ -21,7 +21,7 @@ from dpro.replay.devices.learned import kept_out, learn
 from dpro.replay.devices.sources import calibrated
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.roofline import GPUS
 
 MAX_TRIED = 3000  # operations of one table
 SHORT_US, LONG_US = 20.0, 100.0

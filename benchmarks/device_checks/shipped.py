@@ -17,7 +17,7 @@ from dpro.replay.devices.coefficients import ANY, Key, KnownCoefficients, encode
 from dpro.replay.devices.estimate import HALF
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.roofline import GPUS
 
 SOURCE = "fitted to the operation tables of ai-dynamo/aiconfigurator (Apache-2.0)"
 

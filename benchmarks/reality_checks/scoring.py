@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.replay.layouts.inputs.machine import Machine, Software
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import layouts
+from dpro.replay.layouts.machine import Machine, Software
+from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.plan import HOLDS_90, beliefs, sensitivities
 from dpro.replay.layouts.step import job_of, step_times
 

@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import DproError
-from dpro.replay.layouts.inputs.machine import machine_of
-from dpro.replay.layouts.inputs.model import Model
+from dpro.replay.layouts.machine import machine_of
+from dpro.replay.layouts.model import Model
 from dpro.replay.serving.engine import IterationCost
 from dpro.replay.serving.fit import seconds
 from dpro.replay.serving.sized import cost_of

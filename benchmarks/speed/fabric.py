@@ -22,7 +22,7 @@ from dpro.replay.fabric.flows import Flows, flows_of, repeated
 from dpro.replay.fabric.network import Fabric, fabric_of
 from dpro.replay.fabric.planning import planned_connections
 from dpro.replay.fabric.routes import routes_of
-from dpro.replay.fabric.seeds import hashed_loads
+from dpro.replay.fabric.usage import hashed_loads
 from dpro.topology.fabrics import FabricSize, fat_tree
 
 IN_HOST, RINGS, EXCHANGES = 40, 24, 6  # times that each kind happens in a step

@@ -53,7 +53,7 @@ _IMPORTS = (
 )
 _LOOPS = """
 from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.memory import Memory
+from dpro.ingest.kineto.columns import Memory
 from dpro.ingest.kineto.scan.scanner import Scanner
 Scanner(Columns(), Memory())
 """

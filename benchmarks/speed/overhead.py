@@ -180,6 +180,7 @@ def run_job(name: str, steps: int, device: str, profiled: bool) -> None:
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(measured))
     if dist.is_initialized():
+        dist.barrier()  # else gloo at times aborts a rank whose peer is gone first
         dist.destroy_process_group()
 
 

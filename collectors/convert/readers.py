@@ -51,7 +51,7 @@ class ExecutionReader(Protocol):
 
 
 class RequestsReader(Protocol):
-    """Reads logs of a server's requests, as `dpro.ingest.requests.log.read_requests`."""
+    """Reads logs of a server's requests, as `dpro.ingest.requests.read_requests`."""
 
     def __call__(self, paths: Sequence[Path]) -> Any:
         """Read logs: rows of `requests`, what was left out, and warnings."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,21 @@ from dpro.collectors.convert.endings import ending, exception, left_ns
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, stack_of
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import TENSOR_AXES
+from dpro.collectors.inside.names import CHECKPOINTS as LINES
+from dpro.collectors.inside.names import STARTED, TENSOR_AXES
 from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.sidecar import GONE
-from dpro.schema import BUCKETS, CLOCK_SAMPLES, COUNTERS, MODEL_CALLS, STEPS, WORKERS, conform
+from dpro.schema import (
+    BUCKETS,
+    CHECKPOINTS,
+    CLOCK_SAMPLES,
+    COUNTERS,
+    MODEL_CALLS,
+    STARTS,
+    STEPS,
+    WORKERS,
+    conform,
+)
 from dpro.table import Table
 from dpro.words import from_json
 
@@ -308,3 +320,39 @@ def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
             found[axis] = found.get(axis, 0) * size + coordinate
             found[f"{axis}_size"] = found.get(f"{axis}_size", 1) * size
     return found
+
+
+# From what a process left to its rows of `starts` and `checkpoints`: its life beside its steps.
+
+
+def starts(process: RecordedProcess, recorded: Sequence[records.Record], launched_ns: int) -> pl.DataFrame:
+    """How a process came to its first step, as a row of `starts`; none where it does not say.
+
+    Args:
+        launched_ns: when its launcher started the command, -1 where unknown.
+    """
+    moments: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        moments = from_json((process.folder / STARTED).read_text())
+    if not isinstance(moments, dict) or not moments:
+        return STARTS.empty()
+    attempt = str(process.facts.get("attempt", ""))
+    row = {name: value for name, value in moments.items() if name in STARTS.columns and type(value) is int}
+    row |= {"rank": process.rank, "launched_ns": launched_ns}
+    row |= {"restart": int(attempt) if attempt.isdigit() else -1}
+    row |= {"first_update_ns": min((r.c for r in recorded if r.kind == records.UPDATE), default=-1)}
+    return pl.DataFrame([row], schema={name: STARTS.dtypes[name] for name in row})
+
+
+def checkpoints(process: RecordedProcess) -> pl.DataFrame:
+    """What a process saved and loaded, as rows of `checkpoints`."""
+    path = process.folder / LINES
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    for line in lines:
+        with suppress(ValueError, LookupError, TypeError):
+            row = from_json(line)
+            rows[int(row["start_ns"]), str(row["path"])] = {"rank": process.rank, **row}
+    return pl.DataFrame(list(rows.values()), schema=CHECKPOINTS.dtypes).with_columns(
+        pl.col(name).fill_null(CHECKPOINTS.columns[name].default) for name in CHECKPOINTS.columns
+    )

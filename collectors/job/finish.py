@@ -21,8 +21,8 @@ from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess, processes, unreadable
+from dpro.collectors.convert.served import add_logged, write_engines
 from dpro.collectors.convert.windows.cost import worst
-from dpro.collectors.convert.work.served import add_logged, write_engines
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
 from dpro.collectors.job.applied import applied
@@ -32,7 +32,7 @@ from dpro.collectors.launch.ownership import ensure_mine, keep_others_out
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
-from dpro.collectors.telemetry.tables import convert_samples
+from dpro.collectors.telemetry.samples import convert_samples
 from dpro.errors import DproError
 from dpro.folders import locked
 from dpro.schema import COUNTERS, STEPS, TABLES, WORKERS

@@ -24,15 +24,15 @@ from dpro.analysis.mean_step import MeanStep, facts_of, legend
 from dpro.analysis.report import RunReport
 from dpro.dashboards import needs
 from dpro.dashboards.figures import Figures
+from dpro.dashboards.guard import hash_of
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.server.guard import hash_of
-from dpro.dashboards.serving.view import waits_figure, waits_info
 from dpro.dashboards.theme import css_name, css_variables, dark_counterparts, least_width
+from dpro.dashboards.views.serving import waits_figure, waits_info
 from dpro.errors import DproError, Unanswerable
 from dpro.goodput.document import goodput_document
 from dpro.schema import STARTS
-from dpro.serving.waits import PARTS
+from dpro.serving.latency import PARTS
 from dpro.units import format_bytes, format_ms
 from dpro.words import printable
 

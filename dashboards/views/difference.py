@@ -23,7 +23,7 @@ from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument
-from dpro.replay.steps.typical import step_series
+from dpro.replay.steps.durations import step_series
 from dpro.units import format_duration, format_ms
 
 NAME = "difference"

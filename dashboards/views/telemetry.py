@@ -21,8 +21,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import series, styled, time_unit
-from dpro.export.counters import sampled_counters
-from dpro.export.quantities import Quantity, readable_unit
+from dpro.export.counters import Quantity, readable_unit, sampled_counters
 from dpro.units import NS_PER_MS
 
 NAME = "telemetry"

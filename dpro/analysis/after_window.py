@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
-from dpro.replay.steps.typical import step_series
+from dpro.replay.steps.durations import step_series
 
 WARM_UP = 10  # steps that are not like the others
 MIN_SIDE = 30  # steps on either side

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable
 from dpro.members import count_of
-from dpro.replay.models.gpus import common_model
 from dpro.replay.models.inputs import find_inputs, inputs_of_calls
 from dpro.replay.models.mfu import PARAMETERS, SHAPES, Mfu, find_mfu, operations_of_calls
+from dpro.replay.models.roofline import common_model
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
-from dpro.replay.steps.typical import step_series
+from dpro.replay.steps.durations import step_series
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration, ms
 
 if TYPE_CHECKING:

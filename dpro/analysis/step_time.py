@@ -1,6 +1,6 @@
 """The one way in which everything names how long a step takes: for programs, and for people.
 
-In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.steps.typical` has
+In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.steps.durations` has
 them. What is replayed are steps in deep windows: their mean is another number, and called so.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.documents import DocumentPart
-from dpro.replay.steps.typical import step_series
+from dpro.replay.steps.durations import step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"

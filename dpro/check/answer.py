@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from dpro.check.expected import RunBandwidth
 from dpro.check.peers import MIN_SLOW, MIN_SLOW_OF_TWO, PeerFigures, peers_of
-from dpro.check.schedule import Pair
-from dpro.check.search import Fault, NetworkChecked, Reduced
+from dpro.check.search import Fault, NetworkChecked, Pair, Reduced
 from dpro.check.workers import CPU, HostToCheck, Unit
 from dpro.documents import Document, DocumentPart
 

@@ -16,7 +16,54 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from dpro.check.peers import peers_of, slower_than_peers
-from dpro.check.schedule import Pair, rounds_of
+
+# Which hosts exchange with which, and when: each pair once, in rounds of ever larger groups.
+
+Pair = tuple[int, int]
+
+
+class Round(NamedTuple):
+    """What goes on at a time.
+
+    Attributes:
+        steps: pairs of each step; no host is in two of a step.
+        groups: hosts of each group, all of which exchange within it, here or in rounds before.
+    """
+
+    steps: list[list[Pair]]
+    groups: list[list[int]]
+
+
+def rounds_of(num_hosts: int) -> list[Round]:
+    """The rounds, the smallest groups first."""
+    levels: list[list[range]] = []
+    level = [range(num_hosts)]
+    while any(len(group) > 1 for group in level):
+        levels.append(level)
+        level = [half for group in level for half in _halves(group)]
+    return [_round_of_pairs(groups) for groups in reversed(levels)]
+
+
+def _halves(group: range) -> list[range]:
+    middle = (len(group) + 1) // 2
+    return [half for half in (group[:middle], group[middle:]) if len(half)]
+
+
+def _round_of_pairs(groups: list[range]) -> Round:
+    split = [_halves(group) for group in groups if len(group) > 1]
+    num_steps = max(len(left) for left, _ in split)
+    steps = [
+        [
+            (left[at], right[(at + step) % len(left)])
+            for left, right in split
+            if step < len(left)
+            for at in range(len(left))
+            if (at + step) % len(left) < len(right)
+        ]
+        for step in range(num_steps)
+    ]
+    return Round(steps, [[*group] for group in groups if len(group) > 1])
+
 
 FITS = 0.9  # of its exchanges that are slow, of a host at fault
 AGAIN = 2  # hosts with which a suspected host exchanges again

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from dpro.check.schedule import Pair
-from dpro.check.search import Exchanged, Reduced
+from dpro.check.search import Exchanged, Pair, Reduced
 from dpro.check.worker import MARK, PATIENCE
 from dpro.errors import UsageError
 

@@ -125,8 +125,8 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """
     import msgspec
 
+    from dpro.goodput.attempts import ensure_one_job
     from dpro.goodput.document import goodput_document
-    from dpro.goodput.ends import ensure_one_job
     from dpro.goodput.life import life_of
 
     with ExitStack() as stack:

@@ -85,7 +85,7 @@ def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
         Unanswerable: the run does not say enough.
         InputError: a log that a change names cannot be read.
     """
-    from dpro.ingest.requests.log import read_requests
+    from dpro.ingest.requests import read_requests
     from dpro.replay.serving.changes import logs_of
     from dpro.replay.serving.search import Goal
     from dpro.serving.outlook import Limits, predictions, search
@@ -130,7 +130,7 @@ def print_serving(document: ServingDocument) -> None:
 def _print_latency(document: ServingDocument) -> None:
     from rich.table import Table
 
-    from dpro.serving.words import number
+    from dpro.serving.latency import number
 
     if not document.latency:
         return
@@ -157,7 +157,7 @@ def _print_latency(document: ServingDocument) -> None:
 
 
 def _rates(document: ServingDocument) -> str:
-    from dpro.serving.words import number
+    from dpro.serving.latency import number
 
     rates = (
         (document.arrivals_per_s, "arrivals/s"),
@@ -171,7 +171,7 @@ def _rates(document: ServingDocument) -> str:
 def _print_iterations(document: ServingDocument) -> None:
     from rich.table import Table
 
-    from dpro.serving.words import counted, number
+    from dpro.serving.latency import counted, number
 
     if not document.iterations:
         return
@@ -194,7 +194,7 @@ def _print_iterations(document: ServingDocument) -> None:
 
 
 def _print_predictions(predictions: list[ServingPrediction]) -> None:
-    from dpro.serving.words import number
+    from dpro.serving.latency import number
 
     out = console()
     if any(each.requests_per_s is not None for each in predictions):

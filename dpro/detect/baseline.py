@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.condense.alternatives import condense_both, with_ranks_of
+from dpro.replay.condense.skeletons import condense_both, with_ranks_of
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.peers import phase_work, teams, with_calls, work_without_calls
 from dpro.replay.timeline import (

@@ -18,7 +18,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.imbalance.rebalanced import BalancedJob, rebalance
 from dpro.detect.network.timed_calls import traffic_of_calls, traffic_of_sends
 from dpro.detect.network.traffic import Traffic, traffic_of
-from dpro.detect.pauses.find import LostTime, find_pauses
+from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus

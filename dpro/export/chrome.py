@@ -16,8 +16,7 @@ from typing import Any
 import polars as pl
 from isal import igzip
 
-from dpro.export.arguments import ARGUMENTS
-from dpro.export.drawing import Drawing
+from dpro.export.drawing import ARGUMENTS, Drawing
 
 _NO_TRACKS = pl.DataFrame(schema={"tid": pl.Int64, "group": pl.String, "track": pl.String, "pid": pl.Int64})
 _OF_SLICE = ("rank", "lane", "step", "node", "waited_for", "slack_ns", "later_ns", "critical")

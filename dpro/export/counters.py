@@ -7,12 +7,12 @@ grow become rates. Counters of steps are left out: viewers show steps as such.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import polars as pl
 
 from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
 from dpro.detect.machine.telemetry import SERIES
-from dpro.export.quantities import RATE, quantity_of
 from dpro.units import NS_PER_S
 
 _OF_STEPS = ("step_", "data_wait_ns", "gc_pause_ns", "loader_start_ns")
@@ -118,3 +118,195 @@ def within(values: pl.DataFrame, begin_ns: int, end_ns: int) -> pl.DataFrame:
     place = pl.int_range(pl.len()).over(key)
     kept = values.filter((pl.col("time_ns") < end_ns) & (place >= earlier - 1))
     return kept.with_columns(pl.col("time_ns").clip(begin_ns))
+
+
+# What people call each sampled counter, and in which unit they read it.
+
+LEVEL, RATE = "level", "rate"
+HELD, MOVED = "bytes", "B/s"  # units that have larger ones
+_LARGER = {  # unit -> it, and larger ones, each a thousand times as large as the one before
+    HELD: ("bytes", "kB", "MB", "GB", "TB"),
+    MOVED: ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"),
+}
+_GROWS = (
+    "_s",
+    "_bytes",
+    "_packets",
+    "_errors",
+    "_segments",
+    "_pages",
+    "_faults",
+    "_corrected",
+    "_uncorrected",
+)
+_LEVELS = ("memory", "disk", "swap_used", "cgroup_memory")  # bytes that are held, not moved
+
+
+class Quantity(NamedTuple):
+    """How a counter is shown.
+
+    Attributes:
+        label: what it is; short, since the figure of a phone has room for 46 characters with the unit.
+        unit: of the values that are shown; empty for numbers without one.
+        kind: `level` or `rate`.
+        scale: by what a value, or its growth per second, is multiplied to be in `unit`.
+    """
+
+    label: str
+    unit: str = ""
+    kind: str = LEVEL
+    scale: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """The label with the unit."""
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+
+def _share(label: str, kind: str = RATE) -> Quantity:
+    """Seconds per second, or 0 and 1, in percent of the time."""
+    return Quantity(label, "% of time", kind, 100.0)
+
+
+def _cores(label: str) -> Quantity:
+    """CPU seconds per second."""
+    return Quantity(label, "cores busy", RATE)
+
+
+def _per_second(label: str) -> Quantity:
+    return Quantity(label, "per second", RATE)
+
+
+def _held(label: str) -> Quantity:
+    return Quantity(label, HELD)
+
+
+def _moved(label: str) -> Quantity:
+    return Quantity(label, MOVED, RATE)
+
+
+QUANTITIES = {
+    # GPUs
+    "sm_clock_mhz": Quantity("SM clock", "MHz"),
+    "sm_clock_max_mhz": Quantity("highest SM clock", "MHz"),
+    "memory_clock_mhz": Quantity("memory clock", "MHz"),
+    "power_w": Quantity("power", "W"),
+    "power_limit_w": Quantity("power cap", "W"),
+    "energy_j": Quantity("mean power between samples", "W", RATE),
+    "temperature_c": Quantity("temperature", "°C"),
+    "memory_temperature_c": Quantity("memory temperature", "°C"),
+    "hotspot_temperature_c": Quantity("hotspot temperature", "°C"),
+    "utilization_pct": Quantity("GPU in use", "% of time"),
+    "memory_utilization_pct": Quantity("GPU memory being read or written", "% of time"),
+    "memory_used_bytes": _held("GPU memory in use"),
+    "memory_allocated_bytes": _held("memory allocated by PyTorch"),
+    "memory_reserved_bytes": _held("memory reserved by PyTorch"),
+    "throttled_power_s": _share("clocks held down by the power cap"),
+    "throttled_thermal_s": _share("clocks held down by heat"),
+    "throttled_memory_thermal_s": _share("clocks held down by memory heat"),
+    "throttled_regulator_thermal_s": _share("clocks held down by regulator heat"),
+    "throttled_sync_boost_s": _share("clocks held down by sync boost"),
+    "throttled_board_limit_s": _share("clocks held down by board limit"),
+    "throttled_reliability_s": _share("clocks held down by voltage limit"),
+    "throttled_hardware_s": _share("clocks held down by the hardware"),
+    "clocks_gpu_idle": Quantity("clocks down: the GPU is idle"),
+    "clocks_application_setting": Quantity("clocks set by an application"),
+    "clocks_display_setting": Quantity("clocks set by the display"),
+    "clocks_sync_boost": Quantity("clocks held down by sync boost"),
+    "clocks_sw_power_cap": Quantity("clocks held down by the power cap"),
+    "clocks_hw_slowdown": Quantity("clocks held down by the hardware"),
+    "clocks_sw_thermal_slowdown": Quantity("clocks held down by heat (driver)"),
+    "clocks_hw_thermal_slowdown": Quantity("clocks held down by heat (hardware)"),
+    "clocks_hw_power_brake": Quantity("clocks held down by the power brake"),
+    "nvlink_tx_bytes": _moved("sent over NVLink"),
+    "nvlink_rx_bytes": _moved("received over NVLink"),
+    "xgmi_tx_bytes": _moved("sent over xGMI"),
+    "xgmi_rx_bytes": _moved("received over xGMI"),
+    "pcie_tx_bytes": _moved("sent over PCIe"),
+    "pcie_rx_bytes": _moved("received over PCIe"),
+    "pcie_generation": Quantity("PCIe generation"),
+    "pcie_lanes": Quantity("PCIe lanes"),
+    "pcie_replays": _per_second("PCIe replays"),
+    "nvlink_replays": _per_second("NVLink replays"),
+    "nvlink_recoveries": _per_second("NVLink recoveries"),
+    "nvlink_crc_errors": _per_second("NVLink CRC errors"),
+    "ecc_corrected": _per_second("corrected ECC errors"),
+    "ecc_uncorrected": _per_second("uncorrected ECC errors"),
+    "sampling_us": Quantity("time to sample the GPU", "us"),
+    # Network ports
+    "tx_bytes": _moved("sent"),
+    "rx_bytes": _moved("received"),
+    "tx_packets": _per_second("packets sent"),
+    "rx_packets": _per_second("packets received"),
+    "rate_gbps": Quantity("rate of the port", "Gbit/s"),
+    "up": Quantity("port is up"),
+    "tcp_retransmitted_segments": _per_second("retransmitted TCP segments"),
+    "tcp_sent_bytes": _moved("sent over TCP"),
+    "tcp_sent_segments": _per_second("TCP segments sent"),
+    "tcp_rtt_us": Quantity("TCP round trip", "us"),
+    "tcp_delivered_gbps": Quantity("TCP delivers", "GB/s"),
+    # Hosts and processes
+    "cpu_user_s": _cores("CPU, user code"),
+    "cpu_nice_s": _cores("CPU, niced processes"),
+    "cpu_system_s": _cores("CPU, kernel"),
+    "cpu_irq_s": _cores("CPU, interrupts"),
+    "cpu_softirq_s": _cores("CPU, soft interrupts"),
+    "cpu_steal_s": Quantity("CPU taken by the hypervisor", "cores", RATE),
+    "cpu_idle_s": Quantity("CPU idle", "cores", RATE),
+    "cpu_iowait_s": Quantity("CPU idle, waiting for disks", "cores", RATE),
+    "main_thread_cpu_s": _share("main thread on a core"),
+    "main_thread_runqueue_s": _share("main thread waiting for a core"),
+    "main_thread_switches_voluntary": _per_second("main thread, voluntary switches"),
+    "main_thread_switches_nonvoluntary": _per_second("main thread, forced switches"),
+    "telemetry_cpu_s": _cores("CPU of the sampler"),
+    "cpus": Quantity("CPU cores"),
+    "load_1m": Quantity("load, mean of a minute"),
+    "runnable_threads": Quantity("runnable threads"),
+    "threads": Quantity("threads of the process"),
+    "major_faults": _per_second("major page faults"),
+    "memory_bytes": _held("memory of the process"),
+    "memory_available_bytes": _held("memory available"),
+    "memory_total_bytes": _held("memory of the host or GPU"),
+    "swap_used_bytes": _held("swap in use"),
+    "disk_free_bytes": _held("disk free"),
+    "swapped_in_pages": _per_second("pages swapped in"),
+    "swapped_out_pages": _per_second("pages swapped out"),
+    "oom_kills": Quantity("processes killed for want of memory"),
+    "pressure_cpu_some_s": _share("some processes wait for a core"),
+    "pressure_cpu_full_s": _share("all processes wait for a core"),
+    "pressure_io_some_s": _share("some processes wait for a disk"),
+    "pressure_io_full_s": _share("all processes wait for a disk"),
+    "pressure_memory_some_s": _share("some processes wait for memory"),
+    "pressure_memory_full_s": _share("all processes wait for memory"),
+    "cgroup_throttled_s": _share("no CPU: cgroup limit used up"),
+    "cgroup_throttled_periods": _per_second("cgroup periods without CPU"),
+    "cgroup_cpu_limit_cores": Quantity("CPU limit of the cgroup", "cores"),
+    "cgroup_memory_bytes": _held("memory of the cgroup"),
+    "cgroup_memory_limit_bytes": _held("memory limit of the cgroup"),
+}
+
+
+def quantity_of(counter: str) -> Quantity:
+    """How a counter is shown; one that the table lacks has its own name, with `/s` where it grows."""
+    known = QUANTITIES.get(counter)
+    if known is not None:
+        return known
+    grows = counter.endswith(_GROWS) and not counter.startswith(_LEVELS)
+    return Quantity(f"{counter}/s", "", RATE) if grows else Quantity(counter)
+
+
+def readable_unit(largest: float, unit: str) -> tuple[float, str]:
+    """Choose the unit in which values are read: bytes have larger ones, other units stay.
+
+    Args:
+        largest: the largest of the values, in `unit`.
+
+    Returns:
+        How many of `unit` the chosen one has, and its name.
+    """
+    if unit not in _LARGER:
+        return 1.0, unit
+    names, power = _LARGER[unit], 0
+    while power + 1 < len(names) and abs(largest) >= 1000.0 ** (power + 1):
+        power += 1
+    return 1000.0**power, names[power]

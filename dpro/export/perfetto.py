@@ -14,8 +14,7 @@ import polars as pl
 from isal import igzip
 
 from dpro.errors import MissingExtra
-from dpro.export.arguments import ARGUMENTS
-from dpro.export.drawing import Drawing
+from dpro.export.drawing import ARGUMENTS, Drawing
 
 SEQUENCE = 1  # all packets come from one writer
 _FIRST_PACKET, _NEEDS_NAMES = 1, 2  # TracePacket.SequenceFlags

@@ -25,17 +25,20 @@ from statistics import median
 
 import polars as pl
 
-from dpro.goodput.attempts import LOAD, SAVE, WARM_STEPS, Attempt
-from dpro.goodput.marks import (
+from dpro.goodput.attempts import (
     BETWEEN,
     DOWN,
     FIRST,
     GROUP,
     IMPORTS,
     LAUNCH,
+    LOAD,
     PIECES,
+    SAVE,
     SET_UP,
     TAIL,
+    WARM_STEPS,
+    Attempt,
     pieces_of,
 )
 

@@ -10,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import polars as pl
 
-from dpro.schema import CHECKPOINTS, COUNTERS, STARTS, STEPS, WORKERS
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.end import COMPLETED, ENDED, FAILED, NOT_WATCHED, RUNNING, UNKNOWN
+from dpro.detect.hang.deaths import signal_name
+from dpro.errors import DproError, InputError
+from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, STARTS, STEPS, WORKERS
 from dpro.store import Run, open_run
+from dpro.units import NS_PER_S, format_duration
 
 ATTEMPTS = "attempts"  # the folder in a run that has those before it
 WARM_STEPS = 3  # of an attempt, the first: what they take longer is warm-up
@@ -184,3 +191,230 @@ def _least(*times: pl.Series) -> int:
     seen = pl.concat([each.cast(pl.Int64) for each in times])
     least = seen.filter(seen >= 0).min()
     return least if isinstance(least, int) else -1
+
+
+# How each attempt of a job ended, and what it left no record of.
+
+MIN_TOGETHER = 0.5  # of the shorter of two runs: they ran at the same time
+MIN_JUMP_NS = NS_PER_S
+MAX_SLEW = 1e-3  # of the time that went by: by less a clock is slewed, not set
+HUNG = "hung"
+NOT_RECORDED = "how it ended is not recorded"
+
+
+class AttemptEnd(NamedTuple):
+    """How an attempt ended.
+
+    Attributes:
+        how: completed, failed, hung, ended (from outside), running or unknown.
+        label: the same in a word or two, as `SIGKILL`.
+        words: and by what.
+        rank: the rank of the first cause; -1 where that is no single rank, or unknown.
+    """
+
+    how: str
+    label: str
+    words: str
+    rank: int = -1
+
+
+def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
+    """How an attempt ended."""
+    try:
+        end = analysis.end
+    except DproError:
+        end = NOT_WATCHED
+    rank = end.ranks[0] if len(end.ranks) == 1 else -1
+    if end.hung:
+        who = f"rank {rank} stood still" if rank >= 0 else "it stood still"
+        return AttemptEnd(HUNG, HUNG, f"{who}, and was ended" + (f" by {end.by}" if end.by else ""), rank)
+    if end.how == COMPLETED:
+        return AttemptEnd(COMPLETED, "finished", "ended well")
+    if end.how == FAILED:
+        words = end.cause or (f"the command ended with {end.by}" if end.by else "did not end well")
+        return AttemptEnd(FAILED, _label(attempt, rank), words, rank)
+    if end.how == ENDED:
+        return AttemptEnd(ENDED, "ended from outside", f"was ended by {end.by}")
+    if end.how == RUNNING and not attempt.followed:
+        return AttemptEnd(RUNNING, "running", "still runs, or its end was not seen")
+    if attempt.ended_well is None:
+        return AttemptEnd(UNKNOWN, "", NOT_RECORDED)
+    if attempt.ended_well:
+        return AttemptEnd(COMPLETED, "finished", "ended well")
+    return AttemptEnd(FAILED, "failed", "did not end well")
+
+
+def _label(attempt: Attempt, rank: int) -> str:
+    """What ended the first rank: a signal, or an error."""
+    of_rank = attempt.workers.filter(pl.col("rank") == rank)
+    number = of_rank["exit_signal"].max()
+    return signal_name(number) if isinstance(number, int) and number > 0 else "error"
+
+
+def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
+    """A line for each gap in torchrun's count of restarts: those between ended before they were recorded.
+
+    Args:
+        attempts: of a job, in order.
+    """
+    notes = []
+    for before, after in pairwise(attempts):
+        # Each host's torchrun counts for itself; one that has counted on alone has not restarted the job.
+        gaps = _restarts(before).join(_restarts(after), on=["launched_ns", "host"], suffix="_after")
+        gap = (gaps["restart_after"] - gaps["restart"] - 1).min()
+        if isinstance(gap, int) and gap > 0:
+            starts = f"{gap} start{'s' * (gap > 1)} of torchrun"
+            between = f"between attempts {before.number} and {after.number}"
+            notes.append(f"{starts} {between} left no record: the time counts as down")
+    return notes
+
+
+def set_forward(attempts: Sequence[Attempt]) -> list[str]:
+    """A line for each attempt in which a host's clock was set forward: its time seems longer by as much.
+
+    Args:
+        attempts: of a job, in order.
+    """
+    notes = []
+    for attempt in attempts:
+        own = attempt.run.table(CLOCK_SAMPLES).filter(
+            (pl.col("peer_rank") < 0) & (pl.col("monotonic_ns") >= 0)
+        )
+        ordered = own.sort("rank", "monotonic_ns")
+        ran = pl.col("monotonic_ns").diff().over("rank")
+        ahead = ordered.select("rank", ahead=pl.col("time_ns").diff().over("rank") - ran, ran=ran)
+        jumps = ahead.filter(
+            pl.col("ahead") > pl.max_horizontal(pl.lit(MIN_JUMP_NS), MAX_SLEW * pl.col("ran"))
+        )
+        if jumps.height:
+            rank, jump = jumps.sort("ahead").row(-1)[:2]
+            notes.append(
+                f"attempt {attempt.number}: the clock of rank {rank} was set forward by "
+                f"{format_duration(jump)}: what it did then seems longer by as much"
+            )
+    return notes
+
+
+def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
+    """Refuse runs that ran at the same time.
+
+    Args:
+        attempts: of all runs, in order.
+
+    Raises:
+        InputError: two of them did.
+    """
+    spans = []
+    for run in runs:
+        own = [each for each in attempts if each.run.path == run.path and each.begin_ns >= 0]
+        if own:
+            spans.append((own[0].begin_ns, max(each.end_ns for each in own), run.label))
+    for (begin, end, name), (other_begin, other_end, other) in combinations(spans, 2):
+        together = min(end, other_end) - max(begin, other_begin)
+        if together > MIN_TOGETHER * min(end - begin, other_end - other_begin):
+            raise InputError(
+                f"{name} and {other} ran at the same time: they are no attempts of one job; "
+                "ask about each job alone"
+            )
+
+
+def _restarts(attempt: Attempt) -> pl.DataFrame:
+    """`launched_ns`, `host`, and how often torchrun had restarted there."""
+    hosts = attempt.workers.select("rank", "host")
+    known = attempt.starts.filter((pl.col("restart") >= 0) & (pl.col("launched_ns") >= 0))
+    return known.join(hosts, on="rank").group_by("launched_ns", "host").agg(pl.col("restart").max())
+
+
+# What each rank was doing from which moment on, over all attempts of a job.
+
+# What a rank is doing: classes of `account`, but for STEP, FIRST and TAIL, which are divided there.
+LAUNCH, IMPORTS, SET_UP, GROUP = "launch", "imports", "set_up", "process_group"
+FIRST, STEP, BETWEEN, TAIL = "first step", "step", "recording", "tail"
+DOWN = "down"
+# From which moment of `starts` on what is done.
+_STARTS = (
+    ("process_ns", IMPORTS),
+    ("imported_ns", SET_UP),
+    ("group_begin_ns", GROUP),
+    ("group_ns", SET_UP),
+    ("work_ns", FIRST),
+    ("first_update_ns", BETWEEN),
+)
+PIECES = {
+    "attempt": pl.Int32, "rank": pl.Int32, "step": pl.Int64, "doing": pl.String,
+    "start_ns": pl.Int64, "duration_ns": pl.Int64,
+}  # fmt: skip
+
+
+def pieces_of(attempts: Sequence[Attempt]) -> tuple[pl.DataFrame, int]:
+    """Cut the wall time of each rank where what it does changes.
+
+    Args:
+        attempts: of a job, in order.
+
+    Returns:
+        `[attempt, rank, step, doing, start_ns, duration_ns]`, in order of rank and time, step -1 outside
+        steps; and how many moments were out of order.
+    """
+    marks = [_marks(attempt) for attempt in attempts]
+    ranks = pl.concat([each.select("rank") for each in marks]).unique().sort("rank")
+    known = pl.concat(marks).filter(pl.col("start_ns") >= 0)
+    if known.is_empty():
+        return pl.DataFrame(schema=PIECES), 0
+    begin_ns, end_ns = _begin(attempts), int(known["start_ns"].max())  # type: ignore[arg-type]
+    first = ranks.with_columns(_mark(0, LAUNCH), start_ns=pl.lit(begin_ns, pl.Int64)).select(known.columns)
+    ordered = pl.concat([first, known]).sort("rank", "attempt", maintain_order=True)
+    in_order = pl.col("start_ns").cum_max().over("rank")
+    displaced = int(ordered.select((in_order > pl.col("start_ns")).sum()).item())
+    until = pl.col("start_ns").shift(-1, fill_value=end_ns).over("rank")
+    is_tail = (pl.col("doing") == BETWEEN) & (pl.col("doing").shift(-1).over("rank") == DOWN)
+    doing = pl.when(is_tail).then(pl.lit(TAIL)).otherwise("doing")
+    pieces = ordered.with_columns(doing=doing, start_ns=in_order).with_columns(
+        duration_ns=until - pl.col("start_ns")
+    )
+    columns = [pl.col(name).cast(dtype) for name, dtype in PIECES.items()]
+    return pieces.filter(pl.col("duration_ns") > 0).select(columns), displaced
+
+
+def _mark(attempt: int, doing: str) -> list[pl.Expr]:
+    return [
+        pl.lit(attempt, pl.Int32).alias("attempt"),
+        pl.lit(-1, pl.Int64).alias("step"),
+        pl.lit(doing).alias("doing"),
+    ]
+
+
+def _marks(attempt: Attempt) -> pl.DataFrame:
+    """What each rank does from which moment on, in order for each rank."""
+    columns = ["rank", "attempt", "step", "doing", "start_ns"]
+    # The loop may ask for nothing before its first backward: its first step takes a typical one at least.
+    asked, updated = pl.col("work_ns"), pl.col("first_update_ns")
+    latest = pl.when(updated >= 0).then(updated - round(attempt.typical_ns))
+    begun = pl.max_horizontal(pl.min_horizontal(asked, latest), "group_ns", "imported_ns")
+    moments = attempt.starts.with_columns(work_ns=pl.when(asked >= 0).then(begun).otherwise(-1))
+    starts = [
+        moments.select("rank", *_mark(attempt.number, doing), "first_update_ns", start_ns=moment)
+        for moment, doing in _STARTS
+    ]
+    unfinished = (pl.col("doing") == FIRST) & (pl.col("first_update_ns") < 0)
+    doing = pl.when(unfinished).then(pl.lit(BETWEEN)).otherwise("doing")
+    starts = [each.with_columns(doing=doing) for each in starts]
+    steps = attempt.steps.sort("rank", "start_ns")
+    end_ns = pl.col("start_ns") + pl.col("duration_ns")
+    number = pl.lit(attempt.number, pl.Int32).alias("attempt")
+    stepped = steps.select("rank", number, "step", pl.lit(STEP).alias("doing"), "start_ns")
+    ended = steps.select("rank", *_mark(attempt.number, BETWEEN), start_ns=end_ns)
+    stepping = pl.concat([ended, stepped]).sort("rank", "start_ns", maintain_order=True)
+    gone = attempt.workers.select("rank", *_mark(attempt.number, DOWN), start_ns="ended_ns")
+    marks = pl.concat([each.select(columns) for each in (*starts, stepping, gone)])
+    return marks.sort("rank", maintain_order=True)
+
+
+def _begin(attempts: Sequence[Attempt]) -> int:
+    """When the job began: by its scheduler, else its launcher, else its first process."""
+    first = attempts[0]
+    for moment in ("scheduled_ns", "launched_ns"):
+        known = first.starts.filter(pl.col(moment) >= 0)[moment].min()
+        if isinstance(known, int):
+            return known
+    return first.begin_ns

@@ -14,8 +14,14 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.errors import DproError
 from dpro.goodput.account import account
-from dpro.goodput.attempts import Attempt, attempts_of
-from dpro.goodput.ends import AttemptEnd, end_of_attempt, missing_attempts, set_forward
+from dpro.goodput.attempts import (
+    Attempt,
+    AttemptEnd,
+    attempts_of,
+    end_of_attempt,
+    missing_attempts,
+    set_forward,
+)
 from dpro.goodput.throughput import StepAmount, amount_of
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import Run

@@ -16,7 +16,7 @@ from dpro.analysis.mean_step import Rate, mfu_of, rate_of
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.models.mfu import Mfu
-from dpro.replay.steps.typical import step_series
+from dpro.replay.steps.durations import step_series
 from dpro.schema import SPANS
 from dpro.units import NS_PER_S
 

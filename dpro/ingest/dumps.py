@@ -20,7 +20,7 @@ from dpro.errors import DproError
 from dpro.ingest.assembly.assemble import missing_in_words
 from dpro.ingest.assembly.merge import LEFT_OUT
 from dpro.ingest.assembly.staging import ImportTask, read_task
-from dpro.ingest.flight_recorder.repeated import in_words, newest
+from dpro.ingest.flight_recorder import in_words, newest
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, registry
 from dpro.ingest.importer import find_traces, spread_over
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, conform

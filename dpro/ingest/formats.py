@@ -204,7 +204,7 @@ def _is_drawn(head: bytes) -> bool:
 
 
 def _is_request_log(head: bytes) -> bool:
-    from dpro.ingest.requests.log import is_log
+    from dpro.ingest.requests import is_log
 
     return is_log(head)
 

@@ -3,13 +3,6 @@
 In: nothing. Out: `TABLES`; `conform` checks a frame against its declaration before it is written.
 How tables become a graph is up to `dpro.replay`. `make schema` generates `docs/schema.md` from here.
 
-execution   what a rank ran: spans, communication, and what waits for what
-training    steps, operations of pipelines, gradients and the models they belong to
-job         processes and hosts: telemetry, clocks, checkpoints, starts, facts
-serving     requests of a server, iterations of its engine
-shared      columns that tables share
-members     columns that have the ranks of groups
-
 Rules that all tables share: times are int64 nanoseconds on the clock of the host that recorded them and
 are never rewritten; ids are int64 and -1 means none; intervals are half open; units are in the names.
 """
@@ -20,13 +13,187 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from dpro.schema.serving import ITERATION_KINDS as ITERATION_KINDS
-from dpro.schema.serving import ITERATIONS as ITERATIONS
-from dpro.schema.serving import OUTCOMES as OUTCOMES
-from dpro.schema.serving import REQUESTS as REQUESTS
-from dpro.schema.shared import DURATION, GROUP_RANKS, RANK, START, WINDOW
+from dpro.members import is_members_text
+from dpro.schema.members import texts_of_lists
 from dpro.table import NAN, Column, Table
 from dpro.table import conform as conform
+
+# Columns that tables share.
+
+RANK = Column(pl.Int32, "Global rank of the process, -1 where a row belongs to no rank.")
+WINDOW = Column(pl.Int32, "Which deep window of the recording; spans of different windows never touch.", 0)
+START = Column(pl.Int64, "Start, ns on the recording host's clock.")
+DURATION = Column(pl.Int64, "Duration in ns; -1 where the source does not know it.")
+GROUP_RANKS = Column(
+    pl.String,
+    "Global ranks of the group, as `0-7`, `0-56:8` or `0,3`; empty where unknown.",
+    "",
+    texts_of_lists,
+    is_members_text,
+)
+
+
+# Tables of what a rank ran: intervals on its lanes, communication, and what waited for what.
+
+SPAN_KINDS = (
+    "cpu_op",  # an operator on a CPU thread
+    "runtime",  # a CUDA/HIP runtime or driver call on a CPU thread
+    "kernel",  # a kernel on a GPU stream
+    "memcpy",  # a copy on a GPU stream
+    "memset",  # a fill on a GPU stream
+    "annotation",  # a named range on a CPU thread
+    "gpu_annotation",  # the shadow of a named range on a GPU stream
+    "python",  # a Python call
+    "overhead",  # the profiler's own work
+)
+GPU_WORK_KINDS = ("kernel", "memcpy", "memset")
+SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", "device_sync")
+SpanKind = pl.Enum(SPAN_KINDS)
+SyncKind = pl.Enum(SYNC_KINDS)
+
+SPANS = Table(
+    "spans",
+    "An interval on one lane (CPU thread or GPU stream) of one rank.",
+    {
+        "span_id": Column(pl.Int64, "Unique within the rank."),
+        "rank": RANK,
+        "window": WINDOW,
+        "kind": Column(SpanKind, "Kind of interval.", "cpu_op"),
+        "name": Column(pl.String, "Name as recorded.", ""),
+        "start_ns": START,
+        "duration_ns": DURATION,
+        "pid": Column(pl.Int64, "Process of a CPU span."),
+        "tid": Column(pl.Int64, "Thread of a CPU span."),
+        "device": Column(pl.Int32, "Device index of a GPU span."),
+        "stream": Column(pl.Int64, "Stream of a GPU span."),
+        "correlation": Column(pl.Int64, "Joins a runtime call with the GPU work it launched."),
+        "external_id": Column(pl.Int64, "Joins a runtime call or GPU work with the CPU op that issued it."),
+        "sequence_number": Column(
+            pl.Int64, "Autograd sequence number: joins a backward op with its forward."
+        ),
+        "forward_thread": Column(pl.Int64, "Profiler's id of the forward thread; > 0 on a backward op."),
+        "bytes": Column(pl.Int64, "Bytes moved, for copies and fills."),
+        "shapes": Column(pl.String, "Input shapes as JSON, empty where not recorded.", ""),
+        "micro_batch": Column(pl.Int32, "Micro-batch the work belongs to."),
+        "model_chunk": Column(pl.Int32, "Virtual pipeline chunk."),
+    },
+    ("rank", "window", "start_ns", "span_id"),
+)
+
+COLLECTIVES = Table(
+    "collectives",
+    "One rank's part in one collective or point-to-point operation.",
+    {
+        "collective_id": Column(pl.Int64, "Unique within the rank."),
+        "rank": RANK,
+        "window": Column(pl.Int32, "Deep window that saw it run; -1 where only its call was recorded."),
+        "op": Column(
+            pl.String,
+            "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, "
+            "barrier, send, recv, send_recv, or the name as recorded.",
+            "",
+        ),
+        "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
+        "group_ranks": GROUP_RANKS,
+        "sequence": Column(pl.Int64, "Sequence number within the group."),
+        "bytes_in": Column(pl.Int64, "Bytes this rank puts in; -1 unknown."),
+        "bytes_out": Column(pl.Int64, "Bytes this rank gets; -1 unknown."),
+        "dtype": Column(pl.String, "Element type, empty where unknown.", ""),
+        "peer": Column(pl.Int32, "The other global rank of a send or receive."),
+        "enqueued_ns": Column(pl.Int64, "When the call was made; -1 unknown."),
+        "start_ns": Column(pl.Int64, "When it began to run, waiting included; -1 unknown."),
+        "duration_ns": Column(pl.Int64, "Waiting plus moving; -1 unknown."),
+        "algorithm": Column(pl.String, "RING, TREE, …, empty where unknown.", ""),
+        "protocol": Column(pl.String, "LL, LL128, SIMPLE, empty where unknown.", ""),
+        "asked_ns": Column(
+            pl.Int64, "When its caller waited for the result, where the recorder itself noted it; -1 unknown."
+        ),
+        "span_id": Column(pl.Int64, "The span (kernel, or worker-thread range) that ran it."),
+        "launch_span_id": Column(pl.Int64, "The CPU span that issued it."),
+        "source": Column(pl.String, "What the row was read from.", ""),
+        "state": Column(
+            pl.String,
+            "scheduled, started, completed as the flight recorder says; empty where unknown.",
+            "",
+        ),
+    },
+    ("rank", "window", "start_ns", "collective_id"),
+)
+
+SENDS = Table(
+    "sends",
+    "What NCCL's proxy thread of one rank sent to one peer over one channel in one call.",
+    {
+        "rank": RANK,
+        "group": Column(pl.String, "Communicator, as in `collectives`.", ""),
+        "member": Column(pl.Int32, "The rank's number in it."),
+        "peer_member": Column(pl.Int32, "The number of the member it sent to."),
+        "sequence": Column(pl.Int64, "Number of the call in the communicator."),
+        "channel": Column(pl.Int32, "Which of NCCL's channels."),
+        "operation": Column(pl.Int64, "Number of the proxy's operation in the communicator."),
+        "time_ns": Column(pl.Int64, "When the first piece was handed to the network; -1 unknown."),
+        "steps": Column(pl.Int64, "Pieces that it was sent in."),
+        "bytes": Column(pl.Int64, "Size of all of them."),
+        "wire_ns": Column(
+            pl.Int64,
+            "From handing a piece to the network until the network was done with it, summed over the "
+            "pieces; waiting for the GPU or for room at the peer is not included.",
+        ),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "time_ns", "group", "operation"),
+)
+
+PROCESS_GROUPS = Table(
+    "process_groups",
+    "What one rank's flight recorder said of one process group when it was saved.",
+    {
+        "rank": RANK,
+        "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
+        "group_ranks": GROUP_RANKS,
+        "enqueued": Column(pl.Int64, "Sequence number of the last call that was issued; -1 unknown."),
+        "completed": Column(pl.Int64, "Sequence number of the last call that was finished; -1 unknown."),
+        "saved_ns": Column(pl.Int64, "When the flight recorder was saved, at the latest; -1 unknown."),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "group", "enqueued"),
+)
+
+SYNCS = Table(
+    "syncs",
+    "A dependency that is not order on a lane: event record and wait, stream or device synchronisation.",
+    {
+        "rank": RANK,
+        "window": WINDOW,
+        "kind": Column(SyncKind, "Which synchronisation.", "device_sync"),
+        "span_id": Column(pl.Int64, "The CPU span (runtime call) that asked for it."),
+        "correlation": Column(pl.Int64, "Correlation of that call."),
+        "device": Column(pl.Int32, "Device that is waited for, or that waits."),
+        "stream": Column(pl.Int64, "Stream that waits (stream_wait_event) or is waited for; -1 unknown."),
+        "event_id": Column(pl.Int64, "Event handle."),
+        "record_stream": Column(pl.Int64, "Stream the awaited event was recorded on."),
+        "record_correlation": Column(pl.Int64, "Correlation of the call that recorded the awaited event."),
+        "start_ns": START,
+        "duration_ns": DURATION,
+    },
+    ("rank", "window", "start_ns", "span_id"),
+)
+
+DEPENDENCIES = Table(
+    "dependencies",
+    "One span needs another: its operator, as an execution trace says.",
+    {
+        "rank": RANK,
+        "window": WINDOW,
+        "source_span_id": Column(pl.Int64, "The span that is needed."),
+        "target_span_id": Column(pl.Int64, "The span that needs it."),
+        "kind": Column(
+            pl.String, "data (target reads a tensor that source wrote), control (source called target).", ""
+        ),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "window", "target_span_id", "source_span_id", "kind"),
+)
 
 # Tables of training: steps, operations of pipelines, gradients and the models they belong to.
 
@@ -295,167 +462,87 @@ WORKERS = Table(
 )
 
 
-# Tables of what a rank ran: intervals on its lanes, communication, and what waited for what.
+# Tables of a server: the requests that it answered, and the iterations of its engine.
 
-SPAN_KINDS = (
-    "cpu_op",  # an operator on a CPU thread
-    "runtime",  # a CUDA/HIP runtime or driver call on a CPU thread
-    "kernel",  # a kernel on a GPU stream
-    "memcpy",  # a copy on a GPU stream
-    "memset",  # a fill on a GPU stream
-    "annotation",  # a named range on a CPU thread
-    "gpu_annotation",  # the shadow of a named range on a GPU stream
-    "python",  # a Python call
-    "overhead",  # the profiler's own work
+OUTCOMES = ("finished", "aborted", "unknown")
+ITERATION_KINDS = (
+    "prefill",  # prompts alone, or parts of them
+    "decode",  # one token, or a few speculated ones, for each request in the batch
+    "mixed",  # both in one batch
+    "unknown",
 )
-GPU_WORK_KINDS = ("kernel", "memcpy", "memset")
-SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", "device_sync")
-SpanKind = pl.Enum(SPAN_KINDS)
-SyncKind = pl.Enum(SYNC_KINDS)
 
-SPANS = Table(
-    "spans",
-    "An interval on one lane (CPU thread or GPU stream) of one rank.",
+Outcome = pl.Enum(OUTCOMES)
+IterationKind = pl.Enum(ITERATION_KINDS)
+
+REPLICA = Column(pl.Int64, "Number of the copy of the engine, from 0.", 0)
+
+REQUESTS = Table(
+    "requests",
+    "One request that a server answered. Moments are -1 where they did not come or are unknown. Those of a "
+    "log that counts from its own start are on a clock of their own.",
     {
-        "span_id": Column(pl.Int64, "Unique within the rank."),
+        "replica": REPLICA,
+        "request": Column(pl.Int64, "Number of the request in order of arrival, unique within the run."),
+        "name": Column(pl.String, "Its id in the engine or the log, empty where it has none.", ""),
+        "arrival_ns": Column(pl.Int64, "When the server, or the client that measured, had it."),
+        "scheduled_ns": Column(pl.Int64, "When its first iteration began."),
+        "first_token_ns": Column(pl.Int64, "When its first token was there."),
+        "end_ns": Column(pl.Int64, "When its last token was there, or it was given up."),
+        "prompt_tokens": Column(pl.Int64, "Tokens of its prompt; -1 unknown."),
+        "cached_tokens": Column(pl.Int64, "Tokens of its prompt found in the prefix cache; -1 unknown."),
+        "output_tokens": Column(pl.Int64, "Tokens that were made; -1 unknown."),
+        "evictions": Column(
+            pl.Int64, "How often it lost its blocks of the KV cache, and was computed again; -1 unknown.", -1
+        ),
+        "evicted_ns": Column(pl.Int64, "From each of these losses until it ran again, in all.", 0),
+        "outcome": Column(Outcome, "How it ended.", "unknown"),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("replica", "arrival_ns", "request"),
+)
+
+ITERATIONS = Table(
+    "iterations",
+    "One iteration of the engine of one rank: one pass of one batch through the model.",
+    {
         "rank": RANK,
-        "window": WINDOW,
-        "kind": Column(SpanKind, "Kind of interval.", "cpu_op"),
-        "name": Column(pl.String, "Name as recorded.", ""),
+        "replica": REPLICA,
+        "iteration": Column(pl.Int64, "Number of the iteration on its rank, from 0."),
         "start_ns": START,
         "duration_ns": DURATION,
-        "pid": Column(pl.Int64, "Process of a CPU span."),
-        "tid": Column(pl.Int64, "Thread of a CPU span."),
-        "device": Column(pl.Int32, "Device index of a GPU span."),
-        "stream": Column(pl.Int64, "Stream of a GPU span."),
-        "correlation": Column(pl.Int64, "Joins a runtime call with the GPU work it launched."),
-        "external_id": Column(pl.Int64, "Joins a runtime call or GPU work with the CPU op that issued it."),
-        "sequence_number": Column(
-            pl.Int64, "Autograd sequence number: joins a backward op with its forward."
+        "kind": Column(IterationKind, "What its batch consists of.", "unknown"),
+        "prefill_tokens": Column(pl.Int64, "Tokens of prompts in the batch; -1 unknown."),
+        "decode_tokens": Column(pl.Int64, "Tokens that follow a prompt in the batch; -1 unknown."),
+        "num_requests": Column(pl.Int64, "Requests in the batch; -1 unknown."),
+        "context_tokens": Column(
+            pl.Int64, "Tokens in the KV cache that the batch attends to, summed over requests; -1 unknown."
         ),
-        "forward_thread": Column(pl.Int64, "Profiler's id of the forward thread; > 0 on a backward op."),
-        "bytes": Column(pl.Int64, "Bytes moved, for copies and fills."),
-        "shapes": Column(pl.String, "Input shapes as JSON, empty where not recorded.", ""),
-        "micro_batch": Column(pl.Int32, "Micro-batch the work belongs to."),
-        "model_chunk": Column(pl.Int32, "Virtual pipeline chunk."),
+        "waiting": Column(pl.Int64, "Requests that waited when the batch was made; -1 unknown."),
+        "kv_waiting": Column(
+            pl.Int64, "Requests of those, where no blocks of the KV cache were free for one; -1 unknown.", -1
+        ),
+        "evicted": Column(
+            pl.Int64, "Requests that lost their blocks of the KV cache when it was made; -1 unknown.", -1
+        ),
+        "source": Column(pl.String, "What its batch was read from: hook, annotation, shapes.", ""),
     },
-    ("rank", "window", "start_ns", "span_id"),
+    ("rank", "start_ns", "iteration"),
 )
 
-COLLECTIVES = Table(
-    "collectives",
-    "One rank's part in one collective or point-to-point operation.",
-    {
-        "collective_id": Column(pl.Int64, "Unique within the rank."),
-        "rank": RANK,
-        "window": Column(pl.Int32, "Deep window that saw it run; -1 where only its call was recorded."),
-        "op": Column(
-            pl.String,
-            "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, "
-            "barrier, send, recv, send_recv, or the name as recorded.",
-            "",
-        ),
-        "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
-        "group_ranks": GROUP_RANKS,
-        "sequence": Column(pl.Int64, "Sequence number within the group."),
-        "bytes_in": Column(pl.Int64, "Bytes this rank puts in; -1 unknown."),
-        "bytes_out": Column(pl.Int64, "Bytes this rank gets; -1 unknown."),
-        "dtype": Column(pl.String, "Element type, empty where unknown.", ""),
-        "peer": Column(pl.Int32, "The other global rank of a send or receive."),
-        "enqueued_ns": Column(pl.Int64, "When the call was made; -1 unknown."),
-        "start_ns": Column(pl.Int64, "When it began to run, waiting included; -1 unknown."),
-        "duration_ns": Column(pl.Int64, "Waiting plus moving; -1 unknown."),
-        "algorithm": Column(pl.String, "RING, TREE, …, empty where unknown.", ""),
-        "protocol": Column(pl.String, "LL, LL128, SIMPLE, empty where unknown.", ""),
-        "asked_ns": Column(
-            pl.Int64, "When its caller waited for the result, where the recorder itself noted it; -1 unknown."
-        ),
-        "span_id": Column(pl.Int64, "The span (kernel, or worker-thread range) that ran it."),
-        "launch_span_id": Column(pl.Int64, "The CPU span that issued it."),
-        "source": Column(pl.String, "What the row was read from.", ""),
-        "state": Column(
-            pl.String,
-            "scheduled, started, completed as the flight recorder says; empty where unknown.",
-            "",
-        ),
-    },
-    ("rank", "window", "start_ns", "collective_id"),
-)
 
-SENDS = Table(
-    "sends",
-    "What NCCL's proxy thread of one rank sent to one peer over one channel in one call.",
-    {
-        "rank": RANK,
-        "group": Column(pl.String, "Communicator, as in `collectives`.", ""),
-        "member": Column(pl.Int32, "The rank's number in it."),
-        "peer_member": Column(pl.Int32, "The number of the member it sent to."),
-        "sequence": Column(pl.Int64, "Number of the call in the communicator."),
-        "channel": Column(pl.Int32, "Which of NCCL's channels."),
-        "operation": Column(pl.Int64, "Number of the proxy's operation in the communicator."),
-        "time_ns": Column(pl.Int64, "When the first piece was handed to the network; -1 unknown."),
-        "steps": Column(pl.Int64, "Pieces that it was sent in."),
-        "bytes": Column(pl.Int64, "Size of all of them."),
-        "wire_ns": Column(
-            pl.Int64,
-            "From handing a piece to the network until the network was done with it, summed over the "
-            "pieces; waiting for the GPU or for room at the peer is not included.",
-        ),
-        "source": Column(pl.String, "What the row was read from.", ""),
-    },
-    ("rank", "time_ns", "group", "operation"),
-)
-
-PROCESS_GROUPS = Table(
-    "process_groups",
-    "What one rank's flight recorder said of one process group when it was saved.",
-    {
-        "rank": RANK,
-        "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
-        "group_ranks": GROUP_RANKS,
-        "enqueued": Column(pl.Int64, "Sequence number of the last call that was issued; -1 unknown."),
-        "completed": Column(pl.Int64, "Sequence number of the last call that was finished; -1 unknown."),
-        "saved_ns": Column(pl.Int64, "When the flight recorder was saved, at the latest; -1 unknown."),
-        "source": Column(pl.String, "What the row was read from.", ""),
-    },
-    ("rank", "group", "enqueued"),
-)
-
-SYNCS = Table(
-    "syncs",
-    "A dependency that is not order on a lane: event record and wait, stream or device synchronisation.",
-    {
-        "rank": RANK,
-        "window": WINDOW,
-        "kind": Column(SyncKind, "Which synchronisation.", "device_sync"),
-        "span_id": Column(pl.Int64, "The CPU span (runtime call) that asked for it."),
-        "correlation": Column(pl.Int64, "Correlation of that call."),
-        "device": Column(pl.Int32, "Device that is waited for, or that waits."),
-        "stream": Column(pl.Int64, "Stream that waits (stream_wait_event) or is waited for; -1 unknown."),
-        "event_id": Column(pl.Int64, "Event handle."),
-        "record_stream": Column(pl.Int64, "Stream the awaited event was recorded on."),
-        "record_correlation": Column(pl.Int64, "Correlation of the call that recorded the awaited event."),
-        "start_ns": START,
-        "duration_ns": DURATION,
-    },
-    ("rank", "window", "start_ns", "span_id"),
-)
-
-DEPENDENCIES = Table(
-    "dependencies",
-    "One span needs another: its operator, as an execution trace says.",
-    {
-        "rank": RANK,
-        "window": WINDOW,
-        "source_span_id": Column(pl.Int64, "The span that is needed."),
-        "target_span_id": Column(pl.Int64, "The span that needs it."),
-        "kind": Column(
-            pl.String, "data (target reads a tensor that source wrote), control (source called target).", ""
-        ),
-        "source": Column(pl.String, "What the row was read from.", ""),
-    },
-    ("rank", "window", "target_span_id", "source_span_id", "kind"),
-)
+def kind_of_batch() -> pl.Expr:
+    """The kind of an iteration, from its tokens."""
+    prefill, decode = pl.col("prefill_tokens"), pl.col("decode_tokens")
+    return (
+        pl.when((prefill < 0) | (decode < 0))
+        .then(pl.lit("unknown"))
+        .when(decode == 0)
+        .then(pl.lit("prefill"))
+        .when(prefill == 0)
+        .then(pl.lit("decode"))
+        .otherwise(pl.lit("mixed"))
+    )
 
 
 _ALL = (

@@ -16,7 +16,7 @@ from dpro.analysis.answers.report import ReportDocument
 from dpro.analysis.report import DescribedFinding, ReportTable, RunReport
 from dpro.serving.document import ServingDocument, has_serving, serving_document
 from dpro.serving.findings import costs_in_words
-from dpro.serving.words import number
+from dpro.serving.latency import number
 from dpro.store import Run
 
 

@@ -19,12 +19,17 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, ITERATIONS, REQUESTS, SPANS
 from dpro.serving.engine import RecordedEngine, engines
-from dpro.serving.experts import expert_waits
-from dpro.serving.findings import SeenServer, ServingFinding, findings_of
-from dpro.serving.latency import PercentilesDocument, durations, mean, percentiles
+from dpro.serving.findings import SeenServer, ServingFinding, expert_waits, findings_of
+from dpro.serving.latency import (
+    PARTS,
+    PercentilesDocument,
+    durations,
+    mean,
+    number,
+    percentiles,
+    waits,
+)
 from dpro.serving.outlook import ServingPrediction
-from dpro.serving.waits import PARTS, waits
-from dpro.serving.words import number
 from dpro.store import Run
 from dpro.units import NS_PER_MS, NS_PER_S, format_ms
 

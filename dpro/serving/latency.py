@@ -6,9 +6,13 @@ Time per output token is that between the first token and the last, over the tok
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import polars as pl
 
 from dpro.documents import DocumentPart
+from dpro.serving.engine import WITH_PROMPTS, RecordedEngine
 from dpro.units import NS_PER_MS
 
 PERCENTILES = (0.5, 0.9, 0.99)
@@ -69,3 +73,100 @@ def mean(values: pl.Series) -> float:
     """The mean of what is known of some values; 0 for none."""
     known = values.drop_nulls()
     return float(known.sum()) / known.len() if known.len() else 0.0
+
+
+# How numbers are written in answers on servers.
+
+
+def number(value: float) -> str:
+    """A number: `0.0213`, `16.4`, `581`, `17,570`; large ones have all their digits before the point."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{float(f'{value:.3g}'):.6f}".rstrip("0").rstrip(".")
+
+
+def counted(count: int, noun: str) -> str:
+    """A count of something: `1 request`, `1,200 requests`.
+
+    Args:
+        noun: in the singular; the plural ends in s.
+    """
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
+# What each request waited for, where its engine's iterations are on its clock.
+
+PARTS = ("place_ms", "kv_ms", "running_ms", "prompt_ms", "decode_ms", "stall_ms", "idle_ms")
+_MOMENTS = ("arrival_ns", "first_token_ns", "end_ns")
+
+
+def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.DataFrame:
+    """The requests whose moments lie within their engine's iterations, with `PARTS`, `stalled_by`, and in
+    `evicted_ms` what of `kv_ms` came after a request had lost its blocks.
+
+    Args:
+        by_replica: engines; without one of its own a replica's requests are left out.
+    """
+    found = [
+        _of_engine(timed.filter(pl.col("replica") == replica), engine)
+        for replica, engine in by_replica.items()
+        if engine.starts.size
+    ]
+    rows = [each for each in found if each.height]
+    return pl.concat(rows) if rows else timed.clear().with_columns(_NO_PARTS)
+
+
+_NO_PARTS = [pl.lit(None, pl.Float64).alias(name) for name in (*PARTS, "evicted_ms")] + [
+    pl.lit(-1, pl.Int64).alias("stalled_by")
+]
+
+
+def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
+    begin, end = int(engine.starts[0]), int((engine.starts + engine.durations).max())
+    within = pl.all_horizontal(pl.col(name) >= 0 for name in _MOMENTS)
+    known = requests.filter(
+        within & (pl.col("first_token_ns") > begin) & (pl.col("end_ns") <= end + NS_PER_MS)
+    )
+    if known.is_empty():
+        return known
+    arrival, first, last = (known[name].to_numpy() for name in _MOMENTS)
+    scheduled = np.where(known["scheduled_ns"] >= 0, known["scheduled_ns"].to_numpy(), arrival)
+    lacks = engine.durations * engine.lacks_blocks
+    full = (engine.durations - lacks) * (engine.iterations["num_requests"].to_numpy() >= max(engine.limit, 1))
+    place, blocks = (engine.until(each, scheduled) - engine.until(each, arrival) for each in (full, lacks))
+    busy = engine.until(engine.durations, last) - engine.until(engine.durations, first)
+    stall = engine.until(engine.stalls, last) - engine.until(engine.stalls, first)
+    evicted = known["evicted_ns"].clip(0).to_numpy()
+    late = np.minimum(evicted, last - first)  # of tokens after the first
+    early = np.minimum(evicted - late, first - scheduled)
+    rest = 1.0 - late / np.maximum(last - first, 1)
+    parts = {
+        "place_ms": place,
+        "kv_ms": blocks + late + early,
+        "running_ms": scheduled - arrival - place - blocks,
+        "prompt_ms": first - scheduled - early,
+        "decode_ms": (busy - stall) * rest,
+        "stall_ms": stall * rest,
+        "idle_ms": (last - first - busy) * rest,
+        "evicted_ms": late + early,
+    }
+    columns = [pl.Series(name, values / NS_PER_MS) for name, values in parts.items()]
+    return known.with_columns(*columns, pl.Series("stalled_by", _stalled_by(known, engine), pl.Int64))
+
+
+def _stalled_by(known: pl.DataFrame, engine: RecordedEngine) -> list[int]:
+    """The number of the request that was begun in the iteration that stalled each one most; -1 for none."""
+    at = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
+    starts, stalls = engine.starts[at], engine.stalls[at]
+    begun = known.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")
+    moments, numbers = begun["scheduled_ns"].to_numpy(), begun["request"].to_numpy()
+    found = []
+    for first, last in known.select("first_token_ns", "end_ns").iter_rows():
+        low, high = np.searchsorted(starts, (first, last))
+        if low == high or not moments.size:
+            found.append(-1)
+            continue
+        worst = int(starts[low + int(np.argmax(stalls[low:high]))])
+        place = int(np.searchsorted(moments, worst, side="right")) - 1
+        found.append(int(numbers[place]) if place >= 0 else -1)
+    return found

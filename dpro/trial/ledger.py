@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import msgspec
 
 from dpro.errors import DproError
 from dpro.folders import lock
+from dpro.store import AppliedChange
 
 SCHEMA_VERSION = 1
 MIN_ENTRIES = 3  # of a kind, before they widen the interval of the next prediction
@@ -184,3 +185,28 @@ def widened(predicted: float, low: float, high: float, error: float) -> tuple[fl
         Its ends; never a narrower interval.
     """
     return min(low, predicted * math.exp(-error)), max(high, predicted * math.exp(error))
+
+
+# Where a job was changed, in words.
+
+
+def in_words(applied: Iterable[AppliedChange]) -> list[str]:
+    """Return a line per place: `bucket:mb=1: DistributedDataParallel at train.py:12 (on 2 ranks)`."""
+    ranks: dict[str, set[int]] = {}
+    for change in applied:
+        for what in _of_change(change):
+            ranks.setdefault(f"{change.edit}: {what}", set()).add(change.rank)
+    return [f"{line} (on {_ranks(sorted(who))})" for line, who in ranks.items()]
+
+
+def _of_change(change: AppliedChange) -> Iterator[str]:
+    for place in change.applied:
+        instead_of = f", instead of {place.instead_of}" if place.instead_of else ""
+        times = f", {place.times} times" if place.times > 1 else ""
+        yield f"{place.where}{instead_of}{times}"
+    for reason in change.refused:
+        yield f"not made: {reason}"
+
+
+def _ranks(who: list[int]) -> str:
+    return f"rank {who[0]}" if len(who) == 1 else f"{len(who)} ranks"

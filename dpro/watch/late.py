@@ -31,8 +31,7 @@ from dpro.detect.live import LatestSteps, diagnose_calls
 from dpro.detect.stragglers.from_calls import HISTORY
 from dpro.detect.stragglers.own_time import MESSAGES, AlwaysOn, calls_of, on_one_clock, own_time
 from dpro.errors import InputError
-from dpro.ingest.flight_recorder import read_dump
-from dpro.ingest.flight_recorder.entries import label
+from dpro.ingest.flight_recorder import label, read_dump
 from dpro.members import count_of, members_text
 from dpro.schema import COLLECTIVES, COUNTERS, conform
 from dpro.schema.members import with_texts

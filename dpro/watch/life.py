@@ -17,9 +17,8 @@ from tempfile import TemporaryDirectory
 
 import polars as pl
 
-from dpro.collectors.convert.lives import checkpoints, starts
 from dpro.collectors.convert.recorded import RecordedProcess, processes
-from dpro.collectors.convert.tables import frames_of
+from dpro.collectors.convert.tables import checkpoints, frames_of, starts
 from dpro.collectors.inside import records
 from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.recording import launches

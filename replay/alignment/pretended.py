@@ -13,8 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.alignment.align import Alignment, Clock
-from dpro.replay.alignment.clocks import ClockLine
+from dpro.replay.alignment.align import Alignment, Clock, ClockLine
 
 Answers = Mapping[int, tuple[Ints, Ints]]  # by rank: when answers began and ended, ns, disjoint and ascending
 

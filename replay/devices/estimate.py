@@ -31,7 +31,7 @@ from dpro.replay.devices.coefficients import ANY, Key, KnownCoefficients, half_b
 from dpro.replay.devices.learned import LearnedTrees, covers, predicted_us
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS, GpuModel
+from dpro.replay.models.roofline import GPUS, GpuModel
 
 HALF = 0.5  # of a miss on the other device goes along
 BEYOND = 4.0  # times the largest operation that was measured: more is refused

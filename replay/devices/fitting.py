@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.replay.devices.tiles import PRIOR, SPREAD, formula_us, sizes_of
-from dpro.replay.models.gpus import GpuModel
+from dpro.replay.models.roofline import GpuModel
 
 MAX_ROWS = 1200  # ten numbers need no more
 OUTLIER = 0.1  # residuals beyond that, in log, count less

@@ -20,7 +20,7 @@ from dpro.replay.devices.bands import Bands, bands_of
 from dpro.replay.devices.fitting import ASSUMED, DeviceFit, fit
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import TILES, USUAL_L2_MB, USUAL_SMS, formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS, GpuModel
+from dpro.replay.models.roofline import GPUS, GpuModel
 
 KEPT_OUT = 6  # each such part of the shapes is kept out of the fit, for the bands
 MAX_ROWS = 12_000

@@ -23,9 +23,8 @@ from dpro.replay.devices.learned import KEPT_OUT, LearnedTrees, learn
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.devices.tables import DTYPES, DeviceTable, device_named
 from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS
 from dpro.replay.models.measured import read_measured
-from dpro.replay.models.roofline import BYTES
+from dpro.replay.models.roofline import BYTES, GPUS
 from dpro.words import few
 
 # Products as a user has them measured; `device` is a key of `gpus.GPUS`.

@@ -19,7 +19,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import DproError
 from dpro.replay.devices.fitting import DeviceSample
 from dpro.replay.devices.operations import attention, matmuls
-from dpro.replay.models.gpus import GPUS, model_named
+from dpro.replay.models.roofline import GPUS, model_named
 
 # Names in such tables that are no names of products.
 DEVICES = {

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.replay.models.gpus import GpuModel
+from dpro.replay.models.roofline import GpuModel
 
 TILES = np.array([(256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (16, 64)], np.float64)
 SPLITS = np.array([1, 2, 4, 8, 16], np.float64)

@@ -20,7 +20,7 @@ from dpro.replay.fabric.connections import known_paths
 from dpro.replay.fabric.flows import NOT_RECORDED, Channels, Flows, Load, flows_of
 from dpro.replay.fabric.network import NIC, Fabric, fabric_of
 from dpro.replay.fabric.routes import Routes, routes_of
-from dpro.replay.fabric.seeds import hashed_loads
+from dpro.replay.fabric.usage import hashed_loads
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.collective_algorithms import RING, cost
 from dpro.schema import COLLECTIVES, WORKERS

@@ -7,27 +7,308 @@ nothing explains, and the starts that were taken from the trace are counted too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from dpro.arrays import Bools, Ints
+from dpro.classify import classify
 from dpro.documents import DocumentPart
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
-from dpro.replay.fidelity.evidence import Evidence, in_shares
-from dpro.replay.fidelity.facts import FitFacts, facts_of, share
-from dpro.replay.fidelity.fit import has_gpu_work, rank_errors, start_errors, step_errors
-from dpro.replay.fidelity.grade import Criterion, figures_of, grade_of, in_words, score_of, windows_to_usual
+from dpro.replay.construction.lags import UNEXPLAINED_NS
+from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
-from dpro.replay.fidelity.overlap import Contention, contention_of
-from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.steps.durations import steps_of
-from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
+from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.steps.durations import step_series, steps_of
+from dpro.replay.timeline import (
+    Timeline,
+    extents_of,
+    measured_step_times,
+    rank_step_times,
+    replay,
+    step_ends,
+    step_times,
+)
 from dpro.schema import STEPS
 from dpro.store import Manifest
+from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, ms
+
+# How good predictions from a run can be: each measured figure against its bars, and a score of them all.
+
+STANDARD_ERRORS = 2.0  # of each side of an interval
+# By how much recordings of one and the same job differ, in standard deviations of their steps: noise
+# lasts, and more steps do not average it away (median of 30 pairs of recordings in docs/accuracy.md).
+RUN_TO_RUN = 0.6
+GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so
+MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
+
+
+class Criterion(DocumentPart, frozen=True):
+    """One figure that predictions stand or fall with.
+
+    Attributes:
+        name: what was measured.
+        value: in `unit`; null where the run does not show it.
+        good, poor: bars in `unit`: good up to the first, poor from the second on.
+        unit: % or x (times).
+        score: 0 to 1; null where it is not known.
+    """
+
+    name: str
+    value: float | None
+    good: float
+    poor: float
+    unit: str
+    score: float | None
+
+    def __str__(self) -> str:
+        """The figure and its bars."""
+        bars = f"good up to {self.good:g}{self.unit}, poor from {self.poor:g}{self.unit}"
+        return (
+            f"{self.name}: {'not known' if self.value is None else f'{self.value:.3g}{self.unit}'} ({bars})"
+        )
+
+
+def criterion(name: str, value: float | None, good: float, poor: float, unit: str = "%") -> Criterion:
+    """A figure with its score: 1 at `good` and below, 0 from `poor` on, in a straight line between."""
+    score = None if value is None else float(np.clip((poor - value) / (poor - good), 0.0, 1.0))
+    return Criterion(name, value, good, poor, unit, score)
+
+
+def figures_of(
+    steps: pl.DataFrame,
+    starts_ns: Mapping[int, float],
+    unexplained: float,
+    copied: float,
+    windows: float | None,
+) -> tuple[Criterion, ...]:
+    """All that counts, worst first where scores differ.
+
+    Args:
+        steps: `measured_ns` and `error_pct` of the replayed steps.
+        starts_ns: percentiles of the errors of starts, ns.
+        unexplained: share of time that nothing explains.
+        copied: share of starts that were taken from the trace.
+        windows: as from `windows_to_usual`.
+    """
+    measured = steps["measured_ns"].to_numpy().astype(np.float64)
+    step_ns = float(measured.mean()) if measured.size else 0.0
+    error = float(steps["error_pct"].abs().mean()) if steps.height else None  # type: ignore[arg-type]
+    half, most = (
+        100 * starts_ns[percent] / step_ns if step_ns and percent in starts_ns else None
+        for percent in (50, 95)
+    )
+    found = [
+        criterion("error of replayed steps", error, 1.0, 5.0),
+        criterion("median error of starts, of a step", half, 0.2, 5.0),
+        criterion("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
+        criterion("time that nothing explains", 100 * unexplained, 1.0, 10.0),
+        criterion("starts taken from the trace", 100 * copied, 5.0, 20.0),
+        criterion("steps in deep windows to the typical step outside", windows, 1.1, 1.5, "x"),
+        criterion(
+            "smallest change that noise does not hide, of a step",
+            _smallest_change(measured, error),
+            10.0,
+            50.0,
+        ),
+    ]
+    return tuple(sorted(found, key=lambda figure: 2.0 if figure.score is None else figure.score))
+
+
+def _smallest_change(
+    measured: np.ndarray[tuple[int], np.dtype[np.float64]], error: float | None
+) -> float | None:
+    """What a change has to do, in % of the step, for its interval to leave the step as it is out."""
+    if measured.size < 2 or error is None:
+        return None
+    return float(100 * STANDARD_ERRORS * RUN_TO_RUN * measured.std(ddof=1) / measured.mean()) + error
+
+
+def windows_to_usual(steps: pl.DataFrame) -> float | None:
+    """How many times as long steps in deep windows take as the others, or the other way round: 1 or more.
+
+    Args:
+        steps: table `steps`.
+
+    Returns:
+        None where either are missing.
+    """
+    steps = with_times(steps)
+    deep = steps.filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
+    usual = step_series(steps)
+    if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
+        return None
+    ratio = float(np.median(deep["time_ns"].to_numpy())) / usual.typical_ns
+    return max(ratio, 1 / ratio)
+
+
+def score_of(figures: Sequence[Criterion]) -> float:
+    """What the worst figure scores; 0 without any."""
+    return min((figure.score for figure in figures if figure.score is not None), default=0.0)
+
+
+def grade_of(score: float) -> str:
+    """The score in a word: good, fair or poor."""
+    return "good" if score >= GOOD else "fair" if score >= FAIR else "poor"
+
+
+ADVICE = {
+    "good": "they can be believed within their intervals",
+    "fair": "take their intervals at face value, and try what matters",
+    "poor": "take none at its word: try a change before it is relied on",
+}
+
+
+def in_words(score: float, figures: Sequence[Criterion]) -> str:
+    """The grade, the score, what keeps it down, and what of it the run does not show.
+
+    Args:
+        score: from 0 to 1.
+    """
+    grade = grade_of(score)
+    weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]
+    why = f"; weakest: {'; '.join(weak)}" if weak else ""
+    unknown = [figure.name for figure in figures if figure.value is None]
+    missing = f"; not known: {', '.join(unknown)}" if unknown else ""
+    return f"Predictions from this run: {grade} ({score:.2f} of 1): {ADVICE[grade]}{why}{missing}."
+
+
+# What a replay rests on: dependencies that the trace recorded, inferred ones, and times taken from it.
+
+
+class Starts(DocumentPart, frozen=True):
+    """What the starts of GPU work and of collectives rest on: four shares that add up to 1.
+
+    Attributes:
+        derived: a recorded dependency.
+        inferred: an inferred dependency.
+        fitted: the draining of the device.
+        anchored: the trace alone.
+    """
+
+    derived: float
+    inferred: float
+    fitted: float
+    anchored: float
+
+
+class EdgeCounts(DocumentPart, frozen=True):
+    """Dependencies of one kind.
+
+    Attributes:
+        kind: of dependency.
+        recorded, inferred: how many there are of each.
+    """
+
+    kind: str
+    recorded: int
+    inferred: int
+
+
+class StreamPairs(DocumentPart, frozen=True):
+    """Pairs of streams of which one waits for the other.
+
+    Attributes:
+        recorded: by recorded events.
+        inferred: by inferred ones.
+    """
+
+    recorded: int
+    inferred: int
+
+
+class Evidence(DocumentPart, frozen=True):
+    """What the replay rests on.
+
+    Attributes:
+        starts: what sets the starts.
+        edges: dependencies by kind.
+        stream_pairs: streams that wait for each other.
+    """
+
+    starts: Starts
+    edges: list[EdgeCounts]
+    stream_pairs: StreamPairs
+
+
+class StartCounts(NamedTuple):
+    """What the starts of work rest on, in numbers: those of several ranks add up.
+
+    Attributes:
+        edges: [EdgeKind, 2] dependencies that were recorded, and inferred ones.
+        streams: [2] pairs of streams that wait for each other, likewise.
+        set_by: [4] starts that are derived, inferred, fitted, anchored.
+    """
+
+    edges: Ints
+    streams: Ints
+    set_by: Ints
+
+
+def in_shares(counts: StartCounts) -> Evidence:
+    """What the starts rest on, as shares of all."""
+    rows = zip(EdgeKind, counts.edges.tolist())
+    edges = [EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers)]
+    shares = counts.set_by / max(int(counts.set_by.sum()), 1)
+    return Evidence(Starts(*map(float, shares)), edges, StreamPairs(*counts.streams.tolist()))
+
+
+def count_starts(timeline: Timeline) -> StartCounts:
+    """Count what the starts in a replay of the unchanged graph, or of one rank of it, rest on."""
+    graph = timeline.graph
+    work = is_started(graph)
+    anchored, fitted = _anchored(graph), _fitted(graph)
+    bound = timeline.binding != NO_NODE
+    inferred = np.zeros(graph.num_nodes, np.bool_)
+    inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
+    kind = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
+    edges = np.bincount(2 * graph.edges.kind + graph.edges.inferred, minlength=2 * len(EdgeKind))
+    set_by = np.bincount(kind, minlength=4)
+    return StartCounts(edges.reshape(-1, 2), np.array(_count_streams(graph), np.int64), set_by)
+
+
+def is_started(graph: Graph) -> Bools:
+    """[N] what is started rather than follows on a CPU thread: GPU work, and arrivals at collectives."""
+    return np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
+
+
+def taken_from_trace(graph: Graph) -> Bools:
+    """[N] what starts as measured because it was measured: anchored, or after a delay as recorded."""
+    nodes = graph.nodes
+    recorded = nodes.duration == nodes.measured_end - nodes.measured_start
+    taken = nodes.anchored.copy()
+    taken[graph.edges.target[((nodes.kind == NodeKind.DELAY) & recorded)[graph.edges.source]]] = True
+    return taken
+
+
+def _anchored(graph: Graph) -> Bools:
+    taken = graph.nodes.anchored.copy()
+    late = (graph.nodes.kind == NodeKind.DELAY) & (graph.nodes.duration > UNEXPLAINED_NS)
+    taken[graph.edges.target[late[graph.edges.source]]] = True
+    return taken
+
+
+def _fitted(graph: Graph) -> Bools:
+    full = np.zeros(graph.num_nodes, np.bool_)
+    full[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
+    return full & graph.nodes.anchored
+
+
+def _count_streams(graph: Graph) -> tuple[int, int]:
+    """Pairs of streams of which one waits for the other: by recorded events, and only by inferred ones."""
+    edges = graph.edges
+    events = edges.kind == EdgeKind.EVENT
+    lanes = [graph.nodes.lane[nodes[events]].tolist() for nodes in (edges.source, edges.target)]
+    inferred = edges.inferred[events].tolist()
+    known = {pair for pair, guessed in zip(zip(*lanes), inferred) if not guessed}
+    return len(known), len(set(zip(*lanes)) - known)
+
 
 # Beyond these a replay does not describe the job well enough to predict from.
 WORST_STEP_ERROR_PCT = 5.0
@@ -301,3 +582,236 @@ class TrustDocument(DocumentPart, frozen=True):
 def trust_document(trust: Trust) -> TrustDocument:
     """How far to believe what follows from a replay, for programs."""
     return TrustDocument(trust.grade, trust.score, trust.verdict, list(trust.figures))
+
+
+# What some ranks show of how well their replay fits, in sums: those of several ranks add up to those of
+# all.
+
+
+@dataclass(frozen=True)
+class FitFacts:
+    """What ranks show of how well their replay fits.
+
+    Attributes:
+        ranks: as from `dpro.replay.fidelity.fit.rank_start_errors`.
+        misses: as from `dpro.replay.fidelity.fit.counted`.
+        starts: what starts rest on.
+        unexplained: ns in which work could have started by all edges, but had not; and ns of the windows.
+        gaps: ns of CPU time that no span explains, and of all CPU time.
+        classified: ns of GPU work in kernels of a known class, and of all GPU work.
+        kernels: as from `dpro.replay.fidelity.overlap.kernels_beside`.
+    """
+
+    ranks: pl.DataFrame
+    misses: pl.DataFrame
+    starts: StartCounts
+    unexplained: Ints
+    gaps: Ints
+    classified: Ints
+    kernels: pl.DataFrame
+
+
+def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
+    """What the ranks of a graph show.
+
+    Args:
+        on_gpu: whether any rank of the run has work on a GPU.
+    """
+    graph, misses = timeline.graph, judged_starts(derived, on_gpu)
+    return FitFacts(
+        ranks=rank_start_errors(misses),
+        misses=counted(misses),
+        starts=count_starts(timeline),
+        unexplained=unexplained_ns(graph),
+        gaps=_gaps_ns(graph),
+        classified=_classified_ns(graph),
+        kernels=kernels_beside(graph),
+    )
+
+
+def added(facts: Sequence[FitFacts]) -> FitFacts:
+    """What several groups of ranks show together."""
+    misses = pl.concat([each.misses for each in facts])
+    misses = misses.group_by("window", "step", "miss_ns").agg(pl.col("count").sum())
+    return FitFacts(
+        ranks=pl.concat([each.ranks for each in facts]),
+        misses=misses,
+        starts=StartCounts(*(sum(column) for column in zip(*(each.starts for each in facts)))),
+        unexplained=np.sum([each.unexplained for each in facts], axis=0),
+        gaps=np.sum([each.gaps for each in facts], axis=0),
+        classified=np.sum([each.classified for each in facts], axis=0),
+        kernels=pl.concat([each.kernels for each in facts]),
+    )
+
+
+def share(parts: Ints) -> float:
+    """The first of two sums as a share of the second; 0 of nothing.
+
+    Args:
+        parts: [2] ns.
+    """
+    return float(parts[0]) / float(parts[1]) if parts[1] else 0.0
+
+
+def unexplained_ns(graph: Graph) -> Ints:
+    """[2] ns in which work could have started, by all edges, but had not; and ns of the ranks' windows."""
+    nodes, edges = graph.nodes, graph.edges
+    started, ready = is_started(graph), nodes.earliest.copy()
+    to_work = np.flatnonzero(started[edges.target])
+    ended = nodes.measured_end[edges.source[to_work]] + edges.lag[to_work]
+    np.maximum.at(ready, edges.target[to_work], ended)
+    lag = np.maximum(nodes.measured_start - ready, 0)[started]
+    extents = extents_of(graph, ["rank", "window"], nodes.measured_start, nodes.measured_end)
+    return np.array([lag.sum(), (extents["end"] - extents["start"]).sum()], np.int64)
+
+
+def _gaps_ns(graph: Graph) -> Ints:
+    duration, kind = graph.nodes.duration, graph.nodes.kind
+    cpu = kind <= NodeKind.GAP
+    return np.array([duration[kind == NodeKind.GAP].sum(), duration[cpu].sum()], np.int64)
+
+
+def _classified_ns(graph: Graph) -> Ints:
+    nodes = graph.nodes
+    gpu = np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER)) & (nodes.duration > 0)
+    gpu &= np.isin(nodes.lane, [i for i, (_, what) in enumerate(graph.lanes) if what.startswith("stream")])
+    if not gpu.any():
+        return np.zeros(2, np.int64)
+    known = np.zeros(len(graph.names), np.bool_)
+    for name in np.unique(nodes.name[gpu]).tolist():
+        known[name] = classify(graph.names[name]).kind != "other"
+    return np.array([nodes.duration[gpu & known[nodes.name]].sum(), nodes.duration[gpu].sum()], np.int64)
+
+
+# How far a replay is from the trace: by step, by rank, and by single starts.
+
+PERCENTILES = (50, 75, 95, 99, 100)
+
+
+def step_errors(timeline: Timeline) -> pl.DataFrame:
+    """`window`, `step`, `measured_ns`, `replayed_ns`, `error_pct` of each step that lasts."""
+    graph = timeline.graph
+    return _compared(
+        measured_step_times(graph), step_times(graph, timeline.start, timeline.end), ["window", "step"]
+    )
+
+
+def rank_errors(timeline: Timeline, starts: pl.DataFrame) -> pl.DataFrame:
+    """How well each rank fits.
+
+    Args:
+        starts: as from `rank_start_errors`.
+
+    Returns:
+        `rank`, `error_pct` (mean of the absolute errors of its own steps; null without any), and `p50`,
+        `p95`: percentiles of the errors of its starts, ns.
+    """
+    graph, nodes = timeline.graph, timeline.graph.nodes
+    measured = rank_step_times(graph, nodes.measured_start, nodes.measured_end)
+    replayed = rank_step_times(graph, timeline.start, timeline.end)
+    steps = _compared(measured, replayed, ["rank", "window", "step"])
+    of_steps = steps.group_by("rank").agg(pl.col("error_pct").abs().mean())
+    ranks = pl.DataFrame({"rank": np.unique(nodes.rank[nodes.rank >= 0])})
+    return ranks.join(of_steps, on="rank", how="left").join(starts, on="rank", how="left").sort("rank")
+
+
+def rank_start_errors(misses: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, and `p50`, `p95`: percentiles of the errors of its starts, ns; ranks without any are left out.
+
+    Args:
+        misses: as from `judged_starts`.
+    """
+    return misses.group_by("rank").agg(
+        p50=pl.col("miss_ns").quantile(0.5, "linear"), p95=pl.col("miss_ns").quantile(0.95, "linear")
+    )
+
+
+def judged_starts(timeline: Timeline, on_gpu: bool) -> pl.DataFrame:
+    """Starts that are judged: `rank`, `window`, `step`, and `miss_ns`: |replayed - measured|.
+
+    Args:
+        on_gpu: whether any rank of the run has work on a GPU.
+    """
+    nodes, counted = timeline.graph.nodes, counted_starts(timeline, on_gpu)
+    columns = {name: getattr(nodes, name)[counted] for name in ("rank", "window", "step")}
+    return pl.DataFrame(columns | {"miss_ns": start_misses(timeline)[counted]})
+
+
+def counted(misses: pl.DataFrame) -> pl.DataFrame:
+    """`window`, `step`, `miss_ns`, and `count`: how many starts of any rank are off by so much.
+
+    Args:
+        misses: as from `judged_starts`.
+    """
+    return misses.group_by("window", "step", "miss_ns").agg(count=pl.len().cast(pl.Int64))
+
+
+def start_errors(misses: pl.DataFrame) -> dict[int, float]:
+    """Percentiles of errors of starts, ns, by percent; empty without any.
+
+    Between two of them as `numpy.percentile` has it.
+
+    Args:
+        misses: as from `counted`.
+    """
+    if misses.is_empty():
+        return {}
+    ordered = misses.group_by("miss_ns").agg(pl.col("count").sum()).sort("miss_ns")
+    miss, before = ordered["miss_ns"].to_numpy(), ordered["count"].cum_sum().to_numpy()
+    at = (before[-1] - 1) * (np.array(PERCENTILES) / 100)
+    low, high = (miss[np.searchsorted(before, place, side="right")] for place in (np.floor(at), np.ceil(at)))
+    over = at - np.floor(at)
+    between = np.where(over < 0.5, low + (high - low) * over, high - (high - low) * (1 - over))
+    return dict(zip(PERCENTILES, between.tolist()))
+
+
+def start_misses(timeline: Timeline) -> Ints:
+    """[N] ns |replayed - measured| start.
+
+    Where launches were not recorded and usual delays stand in for them, both are counted from the beginning
+    of their step: else what the delays of one step are off by would count again in all steps after it.
+    """
+    graph, nodes = timeline.graph, timeline.graph.nodes
+    missed = timeline.start - nodes.measured_start
+    if (nodes.kind == NodeKind.DELAY).any():
+        missed = missed - _begin_of_step(graph, timeline.start, timeline.end)
+        missed = missed + _begin_of_step(graph, nodes.measured_start, nodes.measured_end)
+    distance: Ints = np.abs(missed)
+    return distance
+
+
+def _begin_of_step(graph: Graph, start: Ints, end: Ints) -> Ints:
+    """[N] ns when the step of each node begins; 0 outside steps."""
+    previous = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    begins = step_ends(graph, start, end).select("window", "step", begin=previous)
+    places = pl.DataFrame({"window": graph.nodes.window, "step": graph.nodes.step})
+    of_node = places.join(begins, on=["window", "step"], how="left", maintain_order="left")
+    begin: Ints = of_node["begin"].fill_null(0).to_numpy()
+    return begin
+
+
+def counted_starts(timeline: Timeline, on_gpu: bool) -> Bools:
+    """[N] starts that are judged: of GPU work and collectives, and of CPU spans where there is no GPU work.
+
+    Those that the trace sets are left out: they are right by construction.
+
+    Args:
+        on_gpu: whether any rank of the run has work on a GPU.
+    """
+    nodes = timeline.graph.nodes
+    chosen = is_started(timeline.graph)
+    if not on_gpu:
+        chosen |= nodes.span >= 0
+    return chosen & ~taken_from_trace(timeline.graph)
+
+
+def has_gpu_work(graph: Graph) -> bool:
+    """Whether any of it is work on a GPU."""
+    return bool(np.isin(graph.nodes.kind, GPU_KINDS).any())
+
+
+def _compared(measured: pl.DataFrame, replayed: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    both = measured.rename({"duration_ns": "measured_ns"}).join(replayed, on=keys)
+    both = both.rename({"duration_ns": "replayed_ns"}).filter(pl.col("measured_ns") > 0)
+    error = (pl.col("replayed_ns") / pl.col("measured_ns") - 1) * 100
+    return both.with_columns(error_pct=error).sort(keys)

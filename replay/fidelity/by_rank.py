@@ -20,13 +20,18 @@ import polars as pl
 
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.progress import Progress, counted, ignore
-from dpro.replay.fidelity.accuracy import Trust, judge
-from dpro.replay.fidelity.facts import FitFacts, added, facts_of
+from dpro.replay.fidelity.accuracy import FitFacts, Trust, added, facts_of, judge
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.sharded.agreed import Agreed, agree
-from dpro.replay.sharded.inside import Meetings, meetings_of, replay_inside, those_of
-from dpro.replay.sharded.joined import Joined, join_skeletons
-from dpro.replay.sharded.path import InsideOf
+from dpro.replay.sharded.joined import (
+    InsideOf,
+    Joined,
+    Meetings,
+    join_skeletons,
+    meetings_of,
+    replay_inside,
+    those_of,
+)
 from dpro.replay.sharded.pooled import Pooled, PooledOfRank, pool
 from dpro.replay.sharded.share import build_share, load_share, share_file, share_of
 from dpro.replay.sharded.skeleton import condense_share, finished
@@ -127,7 +132,7 @@ def fit_of_share(folder: Path, known: PooledOfRank, meetings: Meetings, compared
 
     Args:
         folder: where its share is.
-        meetings: rendezvous of its collectives, as from `dpro.replay.sharded.inside.those_of`.
+        meetings: rendezvous of its collectives, as from `dpro.replay.sharded.joined.those_of`.
         compared: whether its kernels show by how much communication slows them down.
 
     Raises:

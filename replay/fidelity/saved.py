@@ -11,16 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpro.replay.alignment.align import Alignment, Clock
-from dpro.replay.alignment.clocks import ClockLine
+from dpro.replay.alignment.align import Alignment, Clock, ClockLine
 from dpro.replay.alignment.match import Matching
 from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.lags import Lags
-from dpro.replay.fidelity.accuracy import TraceCoverage, Trust
+from dpro.replay.fidelity.accuracy import (
+    Criterion,
+    EdgeCounts,
+    Evidence,
+    Starts,
+    StreamPairs,
+    TraceCoverage,
+    Trust,
+)
 from dpro.replay.fidelity.by_rank import CondensedRun
-from dpro.replay.fidelity.evidence import EdgeCounts, Evidence, Starts, StreamPairs
-from dpro.replay.fidelity.grade import Criterion
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes

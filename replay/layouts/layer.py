@@ -15,9 +15,9 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.replay.devices.estimate import estimate
 from dpro.replay.devices.operations import attention, matmuls, moves
-from dpro.replay.layouts.inputs.machine import Machine, Software
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import column
+from dpro.replay.layouts.machine import Machine, Software
+from dpro.replay.layouts.model import Model
 
 SIZE = 2  # bytes of an activation
 FLASH_BACKWARD = 2.5  # five products where forward has two (Dao et al., arXiv 2205.14135)

@@ -17,8 +17,8 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
-from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
+from dpro.replay.layouts.model import Model
+from dpro.replay.pipeline.schedules import SCHEDULES
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 # Names and what stands where a row does not say.

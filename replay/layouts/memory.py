@@ -15,13 +15,12 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats
-from dpro.replay.layouts.inputs.machine import Machine, Software
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import SIZE
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, column
+from dpro.replay.layouts.machine import Machine, Software
+from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.step import layers_of_chunks
-from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
-from dpro.replay.pipeline.schedules.tasks import v_shaped
+from dpro.replay.pipeline.schedules import SCHEDULES, v_shaped
 
 GB = 1e9
 CONTEXT_BYTES = 1.0 * GB  # CUDA context, communicators and workspaces

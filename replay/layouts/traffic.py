@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.replay.layouts.inputs.machine import Machine, Software
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import SIZE
 from dpro.replay.layouts.layout import column
+from dpro.replay.layouts.machine import Machine, Software
+from dpro.replay.layouts.model import Model
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.errors import Unanswerable
-from dpro.replay.models.gpus import gpu_named, model_named
 from dpro.replay.models.inputs import inputs_of_calls
-from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as
+from dpro.replay.models.roofline import MATMULS, gpu_named, matmul_of, model_named, stored_as
 
 SHAPES, PARAMETERS = "shapes", "parameters"  # what operations are counted by
 MAX_CONVOLUTIONS = 0.01  # of the weights: each of theirs works on many places of an image

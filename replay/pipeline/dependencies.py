@@ -16,8 +16,7 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind
-from dpro.replay.pipeline.links import is_connected
-from dpro.replay.pipeline.operations import COMMUNICATION, Operations, Role
+from dpro.replay.pipeline.operations import COMMUNICATION, Operations, Role, is_connected
 
 # Starts and ends of one rank's operations contradict their order by up to this: rounding, and clocks that
 # tick at different moments.

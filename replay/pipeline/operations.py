@@ -14,9 +14,37 @@ from enum import IntEnum
 import polars as pl
 
 from dpro.replay.graph import MeshPosition
-from dpro.replay.pipeline.links import Links
-from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.replay.mesh import places_along
+from dpro.replay.run_mesh import mesh_of_run
+from dpro.schema import COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.store import Run
+from dpro.table import complete
+
+# Which stages of a pipeline hand on to which, by the messages that their ranks send each other.
+
+Links = Mapping[tuple[int, int], int]  # how many messages, by the stages of their ends, the lower one first
+
+
+def recorded_links(run: Run, places: Mapping[int, MeshPosition]) -> Links:
+    """How many messages stages sent each other; none where peers were not recorded."""
+    stage = {rank: place.stage for rank, place in places.items()}
+    sent = run.table(COLLECTIVES, ["rank", "op", "peer"]).filter(
+        (pl.col("op") == "send") & (pl.col("peer") >= 0)
+    )
+    ends = [pl.col(end).replace_strict(stage, default=-1, return_dtype=pl.Int64) for end in ("rank", "peer")]
+    pairs = sent.select(low=pl.min_horizontal(ends), high=pl.max_horizontal(ends))
+    known = pairs.filter((pl.col("low") >= 0) & (pl.col("low") < pl.col("high")))
+    counts = known.group_by("low", "high").len().sort("low", "high")
+    return {(low, high): count for low, high, count in counts.iter_rows()}
+
+
+def is_connected(links: Links, num_stages: int) -> bool:
+    """Whether each stage but the first is handed something by one before it: no link is missing.
+
+    Args:
+        links: as from `recorded_links`.
+    """
+    return {high for _, high in links} == set(range(1, num_stages))
 
 
 class Role(IntEnum):
@@ -168,3 +196,49 @@ def _extents(rows: pl.DataFrame, recorded: pl.DataFrame | None) -> pl.DataFrame:
     said = recorded.filter(pl.col("step").is_in(ran["step"].to_list())).group_by("step")
     both = pl.concat([ran, said.agg(begin=pl.col("start_ns").min(), finish=end.max())])
     return both.group_by("step").agg(pl.col("begin").min(), pl.col("finish").max()).sort("begin")
+
+
+# Operations that were found in a trace, with the stage and the step that each is in.
+
+# Operators that are no work: messages, and what makes room for them.
+MESSAGE = r"^(?:c10d::|gloo:|nccl:|record_param_comms|ProcessGroup|aten::(?:empty|detach))"
+
+
+def placed_in_steps(run: Run, found: pl.DataFrame, source: str) -> pl.DataFrame:
+    """Rows of `operations`; those outside the steps of their rank are in step -1.
+
+    Args:
+        found: `rank`, `start_ns`, `end`, `place` (in the model; null where it is that of the stage),
+            `micro_batch`, `kind`.
+    """
+    stages = _stages(run, found)
+    placed = found.join(stages, on="rank").with_columns(pl.col("place").fill_null(pl.col("stage")))
+    chunk = pl.col("place").rank("dense").over("rank").cast(pl.Int64) - 1
+    steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0)
+    begun = steps.select("rank", "step", begin="start_ns", until=pl.col("start_ns") + pl.col("duration_ns"))
+    joined = placed.sort("start_ns").join_asof(
+        begun.sort("begin"), left_on="start_ns", right_on="begin", by="rank", check_sortedness=False
+    )
+    within = pl.when(pl.col("start_ns") < pl.col("until")).then("step").otherwise(-1)
+    rows = joined.select(
+        *("rank", "stage", "place", "micro_batch", "kind", "start_ns"),
+        step=within.fill_null(-1),
+        chunk=chunk,
+        duration_ns=pl.col("end") - pl.col("start_ns"),
+        source=pl.lit(source),
+    )
+    return complete(OPERATIONS, rows).sort(OPERATIONS.sort_by)
+
+
+def _stages(run: Run, found: pl.DataFrame) -> pl.DataFrame:
+    """`rank` and `stage`: as the job's groups say, else by the first chunk that a rank has, else by rank.
+
+    Where neither groups nor operations say where a stage is, ranks are in the order of stages.
+    """
+    along = places_along(mesh_of_run(run), "pp")
+    recorded = pl.DataFrame([*along.items()], {"rank": pl.Int32, "recorded": pl.Int64}, orient="row")
+    first = found.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")
+    by_place = first.with_columns(by_place=pl.col("place").rank("dense").cast(pl.Int64) - 1)
+    by_rank = pl.col("rank").rank("dense").cast(pl.Int64) - 1
+    known = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
+    return known.select("rank", stage=pl.coalesce("recorded", "by_place", "by_rank"))

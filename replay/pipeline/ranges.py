@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.replay.pipeline.placed import MESSAGE, placed_in_steps
+from dpro.replay.pipeline.operations import MESSAGE, placed_in_steps
 from dpro.schema import SPANS
 from dpro.store import Run
 

@@ -20,18 +20,19 @@ from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.match import POINT_TO_POINT, match_collectives
 from dpro.replay.graph import MeshPosition
 from dpro.replay.pipeline.device_times import on_device
-from dpro.replay.pipeline.links import recorded_links
 from dpro.replay.pipeline.operations import (
     INPUTS_NAME,
+    MESSAGE,
     WEIGHTS_NAMES,
     Operations,
     Role,
     consists_of_operations,
+    placed_in_steps,
     read_operations,
+    recorded_links,
 )
-from dpro.replay.pipeline.placed import MESSAGE, placed_in_steps
 from dpro.replay.pipeline.ranges import has_ranges, operations_by_ranges
-from dpro.replay.steps.typical import step_series, undisturbed
+from dpro.replay.steps.durations import step_series, undisturbed
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.schema.members import of_each_text
 from dpro.store import Run

@@ -15,8 +15,8 @@ import numpy as np
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.devices.estimate import estimate
 from dpro.replay.devices.operations import matmuls, size_of
-from dpro.replay.layouts.inputs.machine import Machine, machine_of
-from dpro.replay.layouts.inputs.model import Model
+from dpro.replay.layouts.machine import Machine, machine_of
+from dpro.replay.layouts.model import Model
 from dpro.replay.serving.engine import IterationCost
 from dpro.units import NS_PER_S, NS_PER_US
 

@@ -7,19 +7,31 @@ step is that of the whole graph, to the nanosecond.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
-from dpro.arrays import Ints
-from dpro.replay.condense.joined import paths_beside
+from dpro.arrays import Bools, Ints
+from dpro.replay.condense.skeletons import paths_beside
 from dpro.replay.construction.graph_builder import in_order, write_columns
 from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
 from dpro.replay.sharded.agreed import Agreed
 from dpro.replay.sharded.pooled import Pooled
+from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton
+from dpro.replay.timeline import (
+    Timeline,
+    chain_to,
+    from_begin,
+    path_pieces,
+    replay,
+    steps_between,
+    summed_pieces,
+)
 from dpro.store import Run
 
 
@@ -125,3 +137,130 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
 
     met = [each[members] for each in (skeleton.instance, skeleton.arrive, skeleton.transfer)]
     return RankGraph(begins, nodes, graph.edges, met[0], met[1], met[2], background=0)
+
+
+# One rank as it runs in the joined graph: its own nodes, replayed by themselves.
+
+
+class Meetings(NamedTuple):
+    """Rendezvous.
+
+    Attributes:
+        collective: [K] of which collectives, ascending.
+        start: [K] ns, when they happen.
+    """
+
+    collective: Ints
+    start: Ints
+
+
+def meetings_of(timeline: Timeline) -> Meetings:
+    """The rendezvous of a joined graph."""
+    met = np.flatnonzero(timeline.graph.nodes.kind == NodeKind.RENDEZVOUS)
+    collective = timeline.graph.nodes.collective[met]
+    order = np.argsort(collective, kind="stable")
+    return Meetings(collective[order], timeline.start[met][order])
+
+
+def those_of(meetings: Meetings, instance: Ints) -> Meetings:
+    """The rendezvous of some collectives.
+
+    Args:
+        meetings: as from `meetings_of`.
+        instance: [K] the collectives; those that one rank ran alone have none.
+    """
+    at = np.searchsorted(meetings.collective, np.sort(instance))
+    at = at[at < meetings.collective.size]
+    own = at[np.isin(meetings.collective[at], instance)]
+    return Meetings(meetings.collective[own], meetings.start[own])
+
+
+def replay_inside(share: Share, graph: Graph, meetings: Meetings) -> Timeline:
+    """Replay a rank by itself.
+
+    Args:
+        graph: its graph, as from `dpro.replay.sharded.share.finished`.
+        meetings: rendezvous of all its collectives, as from `those_of`.
+
+    Returns:
+        Of its graph, in which transfers do not begin before their rendezvous.
+    """
+    met = np.flatnonzero(np.isin(share.instance, meetings.collective))
+    begins = meetings.start[np.searchsorted(meetings.collective, share.instance[met])]
+    earliest, transfers = graph.nodes.earliest.copy(), share.transfer[met]
+    earliest[transfers] = np.maximum(earliest[transfers], begins)
+    return replay(dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, earliest=earliest)))
+
+
+# What decides when a step ends, through ranks that were condensed: their nodes are found where it goes.
+
+InsideOf = Callable[[int], Timeline]  # as `dpro.replay.sharded.joined.replay_inside`, of a rank
+Stretches = list[tuple[Timeline, Ints]]  # parts of a path, each on one rank, first to last
+
+
+def critical_path_inside(joined: Joined, timeline: Timeline, inside: InsideOf) -> pl.DataFrame:
+    """As `dpro.replay.timeline.critical_path`."""
+    paths = critical_stretches(joined, timeline, inside)
+    return summed_pieces([path_pieces(own, nodes, 0) for own, nodes in paths])
+
+
+def critical_stretches(
+    joined: Joined, timeline: Timeline, inside: InsideOf
+) -> Iterator[tuple[Timeline, Ints]]:
+    """What decides when windows end, as the replays of the ranks that it goes through and their nodes."""
+    nodes = joined.graph.nodes
+    for window in np.unique(nodes.window).tolist():
+        ends = np.where(nodes.window == window, timeline.end, -1)
+        yield from _path_to_last(joined, timeline, inside, ends == ends.max())
+
+
+def critical_path_of_steps_inside(
+    joined: Joined, timeline: Timeline, inside: InsideOf, steps: pl.DataFrame
+) -> pl.DataFrame:
+    """As `dpro.replay.timeline.critical_path_of_steps`.
+
+    Args:
+        steps: `window` and `step` of each.
+    """
+    nodes, frames = joined.graph.nodes, []
+    for window, step, finish, begins in steps_between(timeline, steps).iter_rows():
+        last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
+        last &= nodes.kind != NodeKind.RENDEZVOUS
+        path = _path_to_last(joined, timeline, inside, last) if last.any() else []
+        pieces = [path_pieces(own, nodes_, begins) for own, nodes_ in path]
+        rank = int(path[0][0].graph.nodes.rank[path[0][1][0]]) if path else -1
+        frames += [*pieces, from_begin(pieces, rank, finish - begins)]
+    return summed_pieces(frames)
+
+
+def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bools) -> Stretches:
+    """What decides when the last work ends of which some kept nodes are, or stand for the end."""
+    kept = int(np.argmax(last))
+    nodes = joined.graph.nodes
+    rank = int(nodes.rank[kept])
+    own = inside(rank).graph.nodes
+    ends = inside(rank).end == timeline.end[kept]
+    ends &= own.window == nodes.window[kept]
+    if nodes.kind[kept] == NodeKind.END:
+        ends &= own.step == nodes.step[kept]
+    return path_inside(joined, timeline, inside, rank, int(np.argmax(ends)))
+
+
+def path_inside(joined: Joined, timeline: Timeline, inside: InsideOf, rank: int, node: int) -> Stretches:
+    """What decides when a node of a rank ends."""
+    stretches: Stretches = []
+    edges, kind = joined.graph.edges, joined.graph.nodes.kind
+    met = np.flatnonzero(kind == NodeKind.RENDEZVOUS)
+    met_by = {int(joined.graph.nodes.collective[each]): int(each) for each in met}
+    while True:
+        own = inside(rank)
+        path = chain_to(own, node)
+        stretches.append((own, path))
+        first, nodes = int(path[0]), own.graph.nodes
+        meeting = (
+            met_by.get(int(nodes.collective[first]), -1) if nodes.kind[first] == NodeKind.TRANSFER else -1
+        )
+        if meeting < 0 or timeline.start[meeting] < own.start[first] or timeline.binding[meeting] < 0:
+            return stretches[::-1]
+        last_arrived = edges.source[timeline.binding[meeting]]
+        rank, node = int(joined.graph.nodes.rank[last_arrived]), int(joined.node[last_arrived])

@@ -17,7 +17,14 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.construction.data_dependencies import recorded_dependencies
-from dpro.replay.construction.graph_builder import COLUMNS, by_place, coded, in_order, on_worker, steps_in
+from dpro.replay.construction.graph_builder import (
+    COLUMNS,
+    by_place,
+    coded,
+    in_order,
+    on_worker,
+    steps_in,
+)
 from dpro.replay.construction.lags import LagFacts, facts_of, started_work
 from dpro.replay.construction.phases import CallOrder, calls_of
 from dpro.replay.construction.rank_graph import RankGraph, build_rank_graph

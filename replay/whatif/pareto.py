@@ -17,7 +17,7 @@ from dpro.replay.models.memory import footprint_of, freed_by_recomputing
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute
-from dpro.replay.whatif.graph_ops.spans.scope import blocks_of_run
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.units import ms
 

@@ -28,8 +28,7 @@ from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.markup import table
-from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
+from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.fidelity.overlap import Contention, overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph

@@ -17,8 +17,8 @@ import pytest
 
 from dpro.cli.run.dashboard import load, offer
 from dpro.dashboards.app import VIEWS
-from dpro.dashboards.server.serve import listen, new_token, way_in
-from dpro.dashboards.shown import ShownRun
+from dpro.dashboards.runs import ShownRun
+from dpro.dashboards.server import listen, new_token, way_in
 from dpro.opening import open_path
 from dpro.store import open_run
 from tests.browser import EVIL, complaints, evil_run, served, settle, wait

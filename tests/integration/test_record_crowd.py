@@ -1,11 +1,14 @@
 """What the recorder does in the threads of a job, done ten thousand times as often as it does it."""
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.jobs import ROOT, environment
+from dpro.schema import STEPS
+from tests.jobs import ROOT, environment, record, script
 
 pytest.importorskip("torch")
 
@@ -75,3 +78,41 @@ def test_looking_at_threads_and_timing_collections_crashes_no_job():
     assert looks > 1000
     assert num_stacks > 1000
     assert collections > 1000
+
+
+# Many of these begin at once; threads of their own make garbage.
+CROWDED = """
+import threading
+gc.set_threshold(50, 5, 5)
+is_over = threading.Event()
+
+def churn():
+    while not is_over.is_set():
+        cycle = [[number] for number in range(50)]
+        cycle.append(cycle)
+
+churning = [threading.Thread(target=churn) for _ in range(2)]
+for thread in churning:
+    thread.start()
+for _ in range(40):
+    train_step()
+is_over.set()
+for thread in churning:
+    thread.join()
+"""
+STARTS = int(os.environ.get("DPRO_STARTS", "20"))  # 200 take ten minutes
+AT_ONCE = 4
+
+
+@pytest.mark.slow
+def test_no_start_of_a_job_crashes_on_a_crowded_machine(tmp_path):
+    def begun(number: int) -> tuple[int, bytes, int, list[str]]:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        options = ("--skip", "2", "--every", "10", "--window-steps", "2")
+        run, done = record(folder, script(folder, CROWDED), *options)
+        return done.returncode, done.stderr, run.table(STEPS).height, run.manifest.warnings
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for ended in pool.map(begun, range(STARTS)):
+            assert ended == (0, b"", 40, [])

@@ -18,7 +18,6 @@ from torch.utils.data.dataloader import DataLoader
 from .. import records
 from ..recorder import Recorder
 from ..torch_internals import loader_iterator, worker_of
-from . import batches
 
 LONG_NS = 1_000_000
 
@@ -77,7 +76,7 @@ class DataWaits:
         if duration_ns >= LONG_NS and self._recorder.records is not None:
             self._recorder.records.write(records.LOADED, self._begun_ns, duration_ns, self._worker)
         # What is evaluated is no work of the training step, and not shared out among ranks like it.
-        elements = batches.count_elements(batch) if torch.is_grad_enabled() else 0
+        elements = count_elements(batch) if torch.is_grad_enabled() else 0
         if elements > 0:
             self._recorder.input_elements = max(self._recorder.input_elements, 0) + elements
 
@@ -117,3 +116,49 @@ def _patch_beginning(recorder: Recorder, data: DataWaits) -> None:
             recorder.call(data.on_begun, loader)
 
     DataLoader.__iter__ = patched
+
+
+# How much work a batch is, as far as its tensors show without reading them: their elements.
+
+MAX_PARTS = 256  # of a batch; what has more is not counted: that would take long
+_PLAIN = (str, bytes, int, float)
+
+
+def count_elements(batch: Any) -> int:
+    """How many elements the tensors of a batch have; 0 where it has none, or too many parts to look at."""
+    try:
+        return sum(int(tensor.numel()) for tensor in tensors_in(batch))
+    except Exception:  # whatever a class of the job's makes of being asked
+        return 0
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    """The tensors that a batch consists of, in order; none where it has too many parts to look at.
+
+    Lists, tuples, dicts and the attributes of objects (batches of tokenizers and of graphs) are looked into.
+
+    Raises:
+        Exception: whatever a class of the job's makes of being asked.
+    """
+    found: list[torch.Tensor] = []
+    parts, met = [batch], {id(None)}
+    while parts:
+        part = parts.pop()
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif id(part) not in met:
+            met.add(id(part))
+            held = _held(part)
+            if len(met) + len(parts) + len(held) > MAX_PARTS:
+                return []
+            parts.extend(reversed([*held]))
+    return found
+
+
+def _held(part: Any) -> Any:
+    """What a part consists of."""
+    if isinstance(part, dict):
+        return part.values()
+    if isinstance(part, (list, tuple)):
+        return () if part and isinstance(part[0], _PLAIN) else part
+    return () if isinstance(part, (type, *_PLAIN)) else getattr(part, "__dict__", {}).values()

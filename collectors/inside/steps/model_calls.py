@@ -28,7 +28,7 @@ from ..main_thread import MainThreadCall
 from ..names import TENSOR_AXES
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, module_calls
-from .batches import tensors_in
+from .data import tensors_in
 from .looking import LookingThread
 
 KNOWN_AT_STEP = 2  # the first step compiles and allocates

@@ -9,14 +9,14 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.replay.fidelity.accuracy import counted, has_gpu_work, judged_starts
 from dpro.replay.fidelity.by_rank import inside_of
-from dpro.replay.fidelity.fit import counted, has_gpu_work, judged_starts
-from dpro.replay.sharded.path import critical_path_inside, critical_path_of_steps_inside
+from dpro.replay.sharded.joined import critical_path_inside, critical_path_of_steps_inside
 from dpro.replay.timeline import critical_path, critical_path_of_steps
 
 
 def start_misses(analysis: Analysis) -> pl.DataFrame:
-    """By how much starts are off that are judged, as `dpro.replay.fidelity.fit.counted` has it."""
+    """By how much starts are off that are judged, as `dpro.replay.fidelity.accuracy.counted` has it."""
     if analysis.condensed is not None:
         return analysis.condensed.misses
     return counted(judged_starts(analysis.timeline, has_gpu_work(analysis.built.graph)))

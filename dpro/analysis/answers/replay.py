@@ -15,9 +15,14 @@ from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
-from dpro.replay.fidelity.accuracy import TraceCoverage, TrustDocument, trust_document
-from dpro.replay.fidelity.evidence import Evidence
-from dpro.replay.fidelity.fit import PERCENTILES, start_errors
+from dpro.replay.fidelity.accuracy import (
+    PERCENTILES,
+    Evidence,
+    TraceCoverage,
+    TrustDocument,
+    start_errors,
+    trust_document,
+)
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.pretended import PretendedStep
 from dpro.selection import Ranges, Selection

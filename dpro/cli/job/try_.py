@@ -31,8 +31,19 @@ if TYPE_CHECKING:
     from dpro.trial.changes import Change
     from dpro.trial.documents import TryDocument
     from dpro.trial.ledger import LedgerEntry, Ratio
-    from dpro.trial.measure import MeasuredChange
-    from dpro.trial.sequential import Decision
+    from dpro.trial.measure import Decision, MeasuredChange
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpro.trial.documents import TimesDocument, TryDocument
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpro.store import Run
+    from dpro.trial.changes import Change
+    from dpro.trial.probe_documents import ProbeDocument
 
 
 class _WithJob(click.Command):
@@ -156,7 +167,6 @@ def try_(
     A probe changes nothing: it records the job once, and measures what a change would lose. By that a codec
     for each bucket of gradients (compress:budget=0.05) is chosen, which needs no probe of its own before.
     """
-    from dpro.cli.job.try_probe import probe
     from dpro.trial.changes import ensure_compatible, parse_change
     from dpro.trial.probes import ensure_probes_alone, options_of
 
@@ -197,12 +207,9 @@ def _made(folder: Path) -> Path:
 
 def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
     """Try the changes, print how that goes, and remember it."""
-    from dpro.cli.job.try_output import print_result
-    from dpro.cli.job.try_probe import with_choices
     from dpro.trial.documents import RunsOfTry
     from dpro.trial.ledger import append
-    from dpro.trial.measure import compare, step_times
-    from dpro.trial.sequential import CONFIDENCE, confidence_of
+    from dpro.trial.measure import CONFIDENCE, compare, confidence_of, step_times
 
     first = _first_baseline(plan)
     step_times(first, plan.skip)  # where there are too few, the other runs would be for nothing
@@ -250,8 +257,7 @@ def _recorded(plan: TrialPlan, first: Run) -> tuple[list[Run], list[Run], Decisi
     Returns:
         Those of the job as it is, those of the changed job, and what was decided where that was asked for.
     """
-    from dpro.trial.measure import ratios
-    from dpro.trial.sequential import decide
+    from dpro.trial.measure import decide, ratios
 
     baselines, changed, decision = [first], [], None
     for number in range(1, plan.repeats + 1):
@@ -440,3 +446,138 @@ def _print_guess(plan: TrialPlan, guess: TriedPrediction) -> None:
         )
     if guess.calibration:
         out.print(f"             interval {guess.calibration}")
+
+
+# What `dpro try` prints of its result.
+
+
+def print_result(document: TryDocument) -> None:
+    """Print what was predicted and measured."""
+    from dpro.trial.ledger import in_words
+
+    out = console()
+    times, predicted = document.measured, document.predicted
+    for line in in_words(document.applied):
+        out.print(f"  applied    {line}")
+    if predicted:
+        out.print(f"  predicted  {_line(predicted)}")
+    out.print(f"  measured   {_line(times)} instead of {document.baseline_ms:.2f} ms: {document.verdict}")
+    pairs = f"{document.pairs} pair{'s' * (document.pairs > 1)}"
+    timed = ", timed by the device" if document.clock == "device" else ""
+    out.print(f"             {pairs} of recordings, {document.steps} steps each at least{timed}")
+    if document.noise is not None:
+        out.print(
+            f"             noise: one recording of the job as it is is {document.noise:.1%} from the next"
+        )
+    if document.samples != 1:
+        out.print(f"             a step has {document.samples:g} times as many samples: x is per sample")
+    if document.stopped:
+        out.print(f"             {document.stopped}")
+    out.print(f"  training   {_training_line(document)}")
+    if document.pairs == 1:
+        out.print("             a single pair: the interval does not know how much jobs differ by themselves")
+    if predicted:
+        off = predicted.ms / times.ms - 1
+        inside = "inside" if document.inside_interval else "outside"
+        out.print(f"  the prediction is off by {off:+.1%}; what was measured is {inside} its interval")
+
+
+def _training_line(document: TryDocument) -> str:
+    """What the losses say."""
+    from dpro.trial.training import NOT_SEEN
+
+    learnt = document.training
+    if learnt is None:
+        seen = "loss was not seen: " if document.not_compared == NOT_SEEN else "losses are not compared: "
+        return f"{seen}{document.not_compared}"
+    base, changed = (
+        f"{each:.4g}" if each is not None else "not finite" for each in (learnt.base, learnt.changed)
+    )
+    spread = (
+        "" if learnt.spread is None else f"; recordings of the job as it is differ by {learnt.spread:.2g}"
+    )
+    says = "training differs" if learnt.differs else "training is the same"
+    return f"{says}: loss {changed} instead of {base}, over {learnt.passes} passes{spread}"
+
+
+def _line(times: TimesDocument) -> str:
+    interval = f"{times.low_ms:.2f} to {times.high_ms:.2f}"
+    return f"x{times.speedup:.2f}  {times.ms:.2f} ms per step ({interval})"
+
+
+# What `dpro try` does about probes: record the job with one, print what it measured, choose by it.
+
+MAX_BUCKETS, MAX_MODULES = 20, 60  # that are printed
+PRECISIONS = ("bf16", "fp16", "fp8", "int8")
+
+
+def probe(run: Run, changes: Sequence[Change], quiet: bool) -> ProbeDocument:
+    """Say what was measured.
+
+    Args:
+        quiet: whether nothing is printed.
+
+    Raises:
+        Unanswerable: the job was too short for it.
+    """
+    from dpro.trial.probe_documents import probe_document
+
+    document = probe_document(run, [change.text for change in changes])
+    if not quiet:
+        _print(document)
+    return document
+
+
+def with_choices(changes: tuple[Change, ...], run: Run) -> tuple[Change, ...]:
+    """Changes with what is chosen for this job.
+
+    Raises:
+        Unanswerable: nothing can be chosen.
+    """
+    from dpro.cli.analysis import analyse
+    from dpro.trial.probes import resolved
+
+    if not any(change.probe for change in changes):
+        return changes
+    return resolved(changes, analyse(str(run.path)).built.predictive)
+
+
+def _print(document: ProbeDocument) -> None:
+    if document.codecs:
+        _print_codecs(document)
+    if document.sensitivities:
+        _print_sensitivities(document)
+
+
+def _print_codecs(document: ProbeDocument) -> None:
+    from rich.table import Table
+
+    out = console()
+    table = Table("bucket", "gradients of", "MB", "codec", "lost", "ms", box=None)
+    kept = [each for each in document.codecs if each.bucket < MAX_BUCKETS]
+    for each in kept:
+        names = each.names[0] if len(each.names) == 1 else f"{each.names[0]} … {each.names[-1]}"
+        size = f"{4 * each.elements / 2**20:.2f}"
+        table.add_row(str(each.bucket), names, size, each.codec, f"{each.lost:.2%}", f"{each.ms:.3f}")
+    out.print(table)
+    if len(kept) < len(document.codecs):
+        out.print(f"and further buckets, in {document.run}")
+    out.print("lost: the norm of what is lost over that of the gradients; ms: to compress and back")
+    out.print(f"next: dpro whatif {document.run} --edit compress:budget=0.05")
+
+
+def _print_sensitivities(document: ProbeDocument) -> None:
+    from rich.table import Table
+
+    out = console()
+    table = Table("module", "trace", "by", *PRECISIONS, box=None)
+    rows = {(each.module, each.precision): each for each in document.sensitivities}
+    modules = list(dict.fromkeys(each.module for each in document.sensitivities))
+    for module in modules[:MAX_MODULES]:
+        own = [rows[module, precision] for precision in PRECISIONS]
+        table.add_row(module, f"{own[0].trace:.3g}", own[0].method, *(f"{each.loss:.2g}" for each in own))
+    out.print(table)
+    if len(modules) > MAX_MODULES:
+        out.print(f"and further modules, in {document.run}")
+    out.print("by precision: what it may add to the loss, as a share of it; weights only")
+    out.print(f"next: dpro whatif {document.run} --edit precision:budget=0.01")

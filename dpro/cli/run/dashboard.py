@@ -14,8 +14,7 @@ from dpro.opening import open_path
 
 if TYPE_CHECKING:
     from dpro.dashboards.loaded import Loaded
-    from dpro.dashboards.runs import Runs
-    from dpro.dashboards.shown import ShownRun
+    from dpro.dashboards.runs import Runs, ShownRun
     from dpro.store import Run
 
 
@@ -52,7 +51,7 @@ def dashboard(
     too. It needs no network. Ctrl-C ends it.
     """
     with needs_extra("dashboard"):
-        from dpro.dashboards.server.serve import new_token, serve
+        from dpro.dashboards.server import new_token, serve
 
     _ensure_free(host, port)
     offered = offer(runs, against)
@@ -107,7 +106,7 @@ def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
     """
     from dpro.cli.run.live import copies
     from dpro.dashboards.loaded import RecordingCopy
-    from dpro.dashboards.shown import ShownRun
+    from dpro.dashboards.runs import ShownRun
 
     if not _lives(path):
         return ShownRun(load(open_it(path)))

@@ -73,7 +73,7 @@ def import_(
     dpro import /data/traces -o /data/RUN --shard $SLURM_ARRAY_TASK_ID/16
     dpro import s3://bucket/traces -o s3://bucket/RUN
     """
-    from dpro.ingest.requests.log import add_requests, read_requests
+    from dpro.ingest.requests import add_requests, read_requests
     from dpro.ingest.shards import WaitingImport, parse_shard
     from dpro.remote import is_url, local_copy
 

@@ -65,7 +65,7 @@ def in_words(document: InfoDocument) -> list[str]:
     from dpro.analysis.answers.telemetry import in_words as telemetry_in_words
     from dpro.analysis.step_time import in_words as in_words_of_time
     from dpro.detect.findings_log import describe_logged
-    from dpro.trial.places import in_words as applied_in_words
+    from dpro.trial.ledger import in_words as applied_in_words
 
     coverage = document.coverage
     lines = [

@@ -17,7 +17,7 @@ from dpro.limits import MAX_RANKS
 
 if TYPE_CHECKING:
     from dpro.analysis.answers.plan import LayoutDocument, PlanDocument
-    from dpro.replay.layouts.inputs.model import Model
+    from dpro.replay.layouts.model import Model
     from dpro.replay.layouts.plan import MeasuredLayout
 
 USUAL_SEQUENCE = 4096  # tokens: models are made for longer ones than most are trained on
@@ -161,7 +161,7 @@ def plan(
 
 def _model(config: Path | None, sequence: int | None, run: str | None) -> Model | None:
     """The model of a configuration; of the usual sequence where neither a run nor an option says it."""
-    from dpro.replay.layouts.inputs.model import read_model
+    from dpro.replay.layouts.model import read_model
 
     if config is None:
         return None

@@ -17,8 +17,8 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import ranks_in_words
 from dpro.detect.regression import Regression, regression_of
 from dpro.members import members_of
+from dpro.replay.steps.durations import job_steps
 from dpro.replay.steps.host import host_facts
-from dpro.replay.steps.typical import job_steps
 from dpro.units import format_duration
 
 COUNTED = ("training_thread_cpu_ns", "data_wait_ns", "gc_ns", "run_queue_ns")

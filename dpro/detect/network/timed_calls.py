@@ -20,7 +20,7 @@ import polars as pl
 
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import MESSAGE, Healed, Traffic
-from dpro.replay.steps.typical import job_steps
+from dpro.replay.steps.durations import job_steps
 from dpro.schema.members import num_members
 
 _COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfer_ns", "whole")

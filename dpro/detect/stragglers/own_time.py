@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dpro.replay.alignment.align import Alignment, align
-from dpro.replay.alignment.clocks import on_lines
+from dpro.replay.alignment.align import Alignment, align, on_lines
 from dpro.replay.peers import teams_in_groups
 from dpro.schema.members import num_members, sorted_members
 

@@ -12,9 +12,8 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.goodput import account as classes
-from dpro.goodput.attempts import SAVE, Attempt, updates_before
+from dpro.goodput.attempts import BETWEEN, DOWN, GROUP, IMPORTS, LAUNCH, SAVE, SET_UP, Attempt, updates_before
 from dpro.goodput.life import JobLife
-from dpro.goodput.marks import BETWEEN, DOWN, GROUP, IMPORTS, LAUNCH, SET_UP
 from dpro.goodput.recovery.simulate import Recovery
 from dpro.units import NS_PER_S
 

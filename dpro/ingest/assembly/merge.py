@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.errors import InputError
 from dpro.ingest.assembly.staging import RankFacts, part_name
-from dpro.ingest.flight_recorder.repeated import in_words, newest
+from dpro.ingest.flight_recorder import in_words, newest
 from dpro.ingest.formats import EXECUTION_TRACE, FLIGHT_RECORDER, KINETO
 from dpro.ingest.trace import RankTrace
 from dpro.schema import (

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from dpro.schema import GPU_WORK_KINDS, ITERATIONS
-from dpro.schema.serving import kind_of_batch
+from dpro.schema import GPU_WORK_KINDS, ITERATIONS, kind_of_batch
 
 ANNOTATION, SHAPES, GRAPHS, CALLS = "annotation", "shapes", "CUDA graph", "Python calls"
 RANGE = "dpro::iteration"

@@ -19,14 +19,19 @@ import polars as pl
 from dpro.classify import operation
 from dpro.errors import InputError
 from dpro.ingest.derived.iterations import find_iterations, model_calls
-from dpro.ingest.derived.launches import enclosed
-from dpro.ingest.derived.steps import guess_steps
-from dpro.ingest.kineto.collectives import COLUMNS, gpu_collectives
-from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.events import NO_ARGS, EventArguments, EventReader, TraceFacts
-from dpro.ingest.kineto.marks import Marks
-from dpro.ingest.kineto.memory import Memory
-from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of, whole
+from dpro.ingest.derived.steps import enclosed, guess_steps
+from dpro.ingest.kineto.collectives import (
+    COLUMNS,
+    Groups,
+    calls_of,
+    gpu_collectives,
+    group_columns,
+    payload_columns,
+    peer_of,
+    whole,
+)
+from dpro.ingest.kineto.columns import Columns, Memory
+from dpro.ingest.kineto.events import NO_ARGS, EventArguments, EventReader, Marks, TraceFacts
 from dpro.ingest.kineto.numbers import LAST_NS
 from dpro.ingest.kineto.scan.choice import scanner_of
 from dpro.ingest.reading.files import Source, rank_of_name

@@ -23,21 +23,20 @@ from dpro.errors import Unanswerable
 from dpro.replay.devices.estimate import Sources
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
-from dpro.replay.layouts.inputs.machine import Machine, Software, machine_of
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
 from dpro.replay.layouts.layout import AXES, column, gpus_of, layouts
+from dpro.replay.layouts.machine import Machine, Software, machine_of
 from dpro.replay.layouts.memory import GB, memory_of
+from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.recorded.sequence import ATTENTION, work_of, works_on_gpu
 from dpro.replay.layouts.recorded.stack import NOTHING, PassTime, Stack, is_host_bound, stack_of
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
 from dpro.replay.layouts.traffic import traffic
 from dpro.replay.mesh import Mesh
 from dpro.replay.models.collective_algorithms import RING, cost
-from dpro.replay.models.gpus import GpuModel, common_model
 from dpro.replay.models.link_costs import fit_costs
 from dpro.replay.models.memory import footprint_of
-from dpro.replay.models.roofline import product_of, stored_as
+from dpro.replay.models.roofline import GpuModel, common_model, product_of, stored_as
 from dpro.replay.run_mesh import groups_of, mesh_of_run
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.timeline import step_times as replayed_steps

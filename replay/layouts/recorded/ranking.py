@@ -13,7 +13,6 @@ from math import inf
 import polars as pl
 
 from dpro.errors import Unanswerable
-from dpro.replay.layouts.inputs.machine import Machine
 from dpro.replay.layouts.layout import (
     COLUMNS,
     RECOMPUTE,
@@ -23,6 +22,7 @@ from dpro.replay.layouts.layout import (
     layouts,
     undividable,
 )
+from dpro.replay.layouts.machine import Machine
 from dpro.replay.layouts.memory import runs
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.layouts.recorded.job import RecordedJob

@@ -19,12 +19,11 @@ from dpro.errors import Unanswerable
 from dpro.replay.devices.estimate import MeasuredOperations, estimate
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.graph import Graph
-from dpro.replay.models.gpus import GPUS, common_model
 from dpro.replay.models.memory import MODULE
-from dpro.replay.models.roofline import BYTES, product_of, stored_as
+from dpro.replay.models.roofline import BYTES, GPUS, common_model, product_of, stored_as
 from dpro.replay.whatif.choices.programs import assign
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
-from dpro.replay.whatif.graph_ops.spans.scope import LANE, matmuls_of_kernels, spans_of
+from dpro.replay.whatif.graph_ops.scope import LANE, matmuls_of_kernels, spans_of
 from dpro.schema import SENSITIVITIES
 from dpro.store import Run
 

@@ -18,11 +18,17 @@ from numpy.typing import NDArray
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
-from dpro.replay.models.gradients.frameworks import NOT_THERE, framework_of, of_bucket_size, of_half_precision
-from dpro.replay.models.gradients.passes import MB, Pass
-from dpro.replay.models.gradients.uses import first_uses
-from dpro.replay.whatif.choices.by_bucket import by_choice, choose, in_words
-from dpro.replay.whatif.choices.codecs import HALF, ITEM_BYTES, Codec, compressed
+from dpro.replay.models.gradients.buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
+from dpro.replay.models.gradients.passes import MB, Pass, first_uses
+from dpro.replay.whatif.choices.by_bucket import (
+    HALF,
+    ITEM_BYTES,
+    Codec,
+    by_choice,
+    choose,
+    compressed,
+    in_words,
+)
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts

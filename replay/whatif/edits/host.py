@@ -20,7 +20,7 @@ from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
-from dpro.replay.whatif.graph_ops.spans.scope import descendants_of
+from dpro.replay.whatif.graph_ops.scope import descendants_of
 
 LAUNCHES = "calls that launch GPU work"
 MAX_WAITS = 2  # calls that wait for the GPU which are looked at one by one

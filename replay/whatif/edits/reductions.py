@@ -14,7 +14,7 @@ import numpy as np
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
-from dpro.replay.models.gradients.frameworks import NOT_THERE, framework_of
+from dpro.replay.models.gradients.buckets import NOT_THERE, framework_of
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
@@ -25,9 +25,9 @@ from dpro.replay.whatif.graph_ops.reductions.recorded import (
     Reduction,
     alternatives,
     calling,
+    recorded_reductions,
     reduced,
 )
-from dpro.replay.whatif.graph_ops.reductions.surroundings import recorded_reductions
 
 
 class ReductionEdit(Edit):

@@ -34,8 +34,8 @@ from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.scope import optimizing
 from dpro.replay.whatif.graph_ops.selected import hosts_of
-from dpro.replay.whatif.graph_ops.spans.scope import optimizing
 
 SCATTER = "reduce_scatter"  # of which each rank gets its shard of the sums
 REPLICAS = "dp"  # the axis along which ranks are replicas

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.models.gradients.frameworks import NOT_THERE, framework_of, of_no_overlap
+from dpro.replay.models.gradients.buckets import NOT_THERE, framework_of, of_no_overlap
 from dpro.replay.models.gradients.passes import Launches, Pass
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.reductions import ReductionEdit

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, once
-from dpro.replay.models.gpus import GpuModel, gpu_named
-from dpro.replay.models.roofline import BYTES, matmul_of, stored_as
-from dpro.replay.whatif.graph_ops.spans.scope import matmuls_of_kernels
+from dpro.replay.models.roofline import BYTES, GpuModel, gpu_named, matmul_of, stored_as
+from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 
 
 def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats, NDArray[np.str_]]:

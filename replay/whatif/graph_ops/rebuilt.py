@@ -18,9 +18,8 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.pipeline.links import Links, recorded_links
-from dpro.replay.pipeline.operations import WEIGHTS_NAMES
-from dpro.replay.pipeline.schedules.tasks import (
+from dpro.replay.pipeline.operations import WEIGHTS_NAMES, Links, recorded_links
+from dpro.replay.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     KINDS,

@@ -20,7 +20,7 @@ from dpro.replay.mesh import AXES, BY
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import check, key, text_of
 from dpro.replay.whatif.grammar import nearest
-from dpro.replay.whatif.graph_ops.spans.scope import in_modules
+from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import COLLECTIVES, WORKERS
 from dpro.words import few
 

@@ -21,8 +21,7 @@ from dpro.replay.fabric.flows import Load, crossed, repeated, sprayed
 from dpro.replay.fabric.network import between_switches
 from dpro.replay.fabric.placement import Communications, Placed
 from dpro.replay.fabric.routes import hashed
-from dpro.replay.fabric.seeds import quantile
-from dpro.replay.fabric.usage import Meeting, meetings
+from dpro.replay.fabric.usage import Meeting, meetings, quantile
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.shared_links import moving_shares

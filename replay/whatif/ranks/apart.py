@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.sharded.agreed import Spread
-from dpro.replay.sharded.inside import meetings_of, replay_inside, those_of
-from dpro.replay.sharded.path import critical_stretches
+from dpro.replay.sharded.joined import critical_stretches, meetings_of, replay_inside, those_of
 from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share, skeletons_of_both
 from dpro.replay.timeline import Timeline
@@ -76,7 +75,7 @@ class RanksApart:
         return one, other
 
     def critical_stretches(self, timeline: Timeline) -> Iterator[tuple[Timeline, Any]]:
-        """As `dpro.replay.sharded.path.critical_stretches`."""
+        """As `dpro.replay.sharded.joined.critical_stretches`."""
         meetings = meetings_of(timeline)
 
         @cache

@@ -25,7 +25,7 @@ from dpro.replay.fidelity.overlap import ROUNDS, SETTLED_NS, UNCHANGED, overlapp
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import beyond_sizes
 from dpro.replay.sharded.agreed import Spread
-from dpro.replay.sharded.inside import Meetings, meetings_of, replay_inside, those_of
+from dpro.replay.sharded.joined import Meetings, meetings_of, replay_inside, those_of
 from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share
 from dpro.replay.timeline import Timeline, changed_durations, replay

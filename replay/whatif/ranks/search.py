@@ -17,7 +17,7 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.sharded.agreed import Spread
-from dpro.replay.sharded.inside import meetings_of, replay_inside, those_of
+from dpro.replay.sharded.joined import meetings_of, replay_inside, those_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.check.schedule import Pair, rounds_of
-from dpro.check.search import Exchanged, Reduced, search_network
+from dpro.check.search import Exchanged, Pair, Reduced, rounds_of, search_network
 
 GBPS = 10.0
 # Seconds, rather more than what was measured: connecting two hosts, an exchange, connecting a group.

@@ -13,13 +13,12 @@ import polars as pl
 import pytest
 
 from dpro.cli.run.dashboard import load
+from dpro.dashboards import server
 from dpro.dashboards.app import VIEWS, in_csv, make_app, outside, view_of
+from dpro.dashboards.guard import MAX_BODY_BYTES, cookie_of, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.server import serve
-from dpro.dashboards.server.bodies import MAX_BODY_BYTES
-from dpro.dashboards.server.guard import cookie_of, hash_of
-from dpro.dashboards.shown import ShownRun
+from dpro.dashboards.runs import ShownRun
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform
@@ -195,20 +194,20 @@ def test_the_first_page_waits_for_nothing(loaded):
 
 
 def test_a_token_is_new_each_time_and_in_the_address_alone(loaded):
-    token = serve.new_token()
+    token = server.new_token()
     assert len(token) >= 32
-    assert token != serve.new_token()
-    server, address = serve.listen(loaded, "127.0.0.1", 0, token)
+    assert token != server.new_token()
+    listening, address = server.listen(loaded, "127.0.0.1", 0, token)
     try:
-        assert address == f"http://127.0.0.1:{server.server_port}/?token={token}"
+        assert address == f"http://127.0.0.1:{listening.server_port}/?token={token}"
         with pytest.raises(UsageError, match="--port"):
-            serve.listen(loaded, "127.0.0.1", server.server_port, None)
+            server.listen(loaded, "127.0.0.1", listening.server_port, None)
     finally:
-        server.server_close()
+        listening.server_close()
 
 
 def test_a_browser_is_led_in_by_a_file_that_only_its_user_can_read():
-    with serve.way_in("http://127.0.0.1:1/?token=a&b") as file:
+    with server.way_in("http://127.0.0.1:1/?token=a&b") as file:
         assert file.stat().st_mode & 0o777 == 0o600
         assert "url=http://127.0.0.1:1/?token=a&amp;b" in file.read_text()
     assert not file.exists()

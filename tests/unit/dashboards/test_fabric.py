@@ -7,9 +7,9 @@ import pytest
 from dpro.cli.run.dashboard import load
 from dpro.dashboards import needs
 from dpro.dashboards.app import make_app
-from dpro.dashboards.fabric.view import VIEW, cable_info, fabric_figure, node_info
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.views.fabric import VIEW, cable_info, fabric_figure, node_info
 from dpro.replay.fabric.network import fabric_of
 from dpro.replay.fabric.usage import Usage
 from dpro.store import open_run

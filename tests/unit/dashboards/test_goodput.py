@@ -9,19 +9,20 @@ import pytest
 from dpro.analysis.report import make_report
 from dpro.dashboards import needs
 from dpro.dashboards.figures import Figures
-from dpro.dashboards.goodput.life import (
-    MAX_LABELS,
-    SHADES,
-    attempt_info,
-    life_info,
-    progress_info,
-)
-from dpro.dashboards.goodput.view import VIEW, class_figure, class_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import page
-from dpro.dashboards.runs import OfferedRun, Runs
-from dpro.dashboards.shown import ShownRun
+from dpro.dashboards.runs import OfferedRun, Runs, ShownRun
+from dpro.dashboards.views.goodput import (
+    MAX_LABELS,
+    SHADES,
+    VIEW,
+    attempt_info,
+    class_figure,
+    class_info,
+    life_info,
+    progress_info,
+)
 from dpro.errors import InputError
 from dpro.goodput.account import CLASSES
 from dpro.goodput.document import IN_WORDS

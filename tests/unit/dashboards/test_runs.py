@@ -14,8 +14,7 @@ from dpro.cli.run.dashboard import load, offer
 from dpro.cli.run.offered import latest_in, names_of, runs_in
 from dpro.dashboards import runs as module
 from dpro.dashboards.app import make_app
-from dpro.dashboards.runs import KEPT, OfferedRun, Runs
-from dpro.dashboards.shown import ShownRun
+from dpro.dashboards.runs import KEPT, OfferedRun, Runs, ShownRun
 from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from tests.builders import cpu_job
 from tests.unit.dashboards.test_app import HOST, ask, navigate

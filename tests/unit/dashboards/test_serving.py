@@ -7,9 +7,9 @@ from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report.page import html_of
-from dpro.dashboards.serving.view import VIEW, latency_info, waits_figure, waits_info
+from dpro.dashboards.views.serving import VIEW, latency_info, waits_figure, waits_info
 from dpro.serving.answers import sent_with_server
-from dpro.serving.waits import PARTS
+from dpro.serving.latency import PARTS
 from tests.unit.serving.test_serving import ASKED, SERVED, run_of
 
 

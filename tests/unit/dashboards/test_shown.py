@@ -11,7 +11,7 @@ from dpro.cli.run.live import copies, is_live
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, RecordingCopy
-from dpro.dashboards.shown import ShownRun
+from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.views.verdict import VIEW
 from dpro.dashboards.withdrawn import withdrawn_of
 from dpro.detect.findings import Finding

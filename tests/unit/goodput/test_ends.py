@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.goodput.attempts import attempts_of
-from dpro.goodput.ends import end_of_attempt, missing_attempts, set_forward
+from dpro.goodput.attempts import attempts_of, end_of_attempt, missing_attempts, set_forward
 from dpro.goodput.life import life_of
 from dpro.schema import CLOCK_SAMPLES, conform
 from dpro.store import write_part

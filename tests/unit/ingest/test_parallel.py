@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.ingest.parallel import DIED, run_tasks
+from dpro.ingest.importer import DIED, run_tasks
 
 
 def _double(task: int) -> int:

@@ -20,8 +20,7 @@ from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.replay.models.link_costs import fit_costs
 from dpro.replay.peers import phase_work
 from dpro.replay.run_mesh import axes_of_messages
-from dpro.replay.whatif.graph_ops.spans.nesting import rows_of
-from dpro.replay.whatif.graph_ops.spans.scope import optimizing
+from dpro.replay.whatif.graph_ops.scope import optimizing, rows_of
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import Run, open_run

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.trial.sequential import EFFECT, confidence_of, decide, half_width
+from dpro.trial.measure import EFFECT, confidence_of, decide, half_width
 
 
 def test_a_single_pair_decides_nothing():

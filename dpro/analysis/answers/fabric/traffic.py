@@ -22,8 +22,7 @@ from dpro.replay.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, rep
 from dpro.replay.fabric.network import NIC, between_switches
 from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
-from dpro.replay.fabric.seeds import quantile
-from dpro.replay.fabric.usage import Meeting, Usage, usage
+from dpro.replay.fabric.usage import Meeting, Usage, quantile, usage
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edits.fabric.paths import PlannedPaths

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.memory import Memory
+from dpro.ingest.kineto.columns import Columns, Memory
 from dpro.ingest.reading.files import Source
 
 if TYPE_CHECKING:

@@ -17,16 +17,18 @@ import numpy.typing as npt
 from dpro.arrays import Ints
 from dpro.ingest.kineto.columns import (
     FRAME,
+    INSTANT,
     KERNEL,
+    NAME,
     PYTHON,
     SYNC_KIND,
     UNTAKEN,
     Array,
     Columns,
+    Memory,
     is_detailed,
 )
 from dpro.ingest.kineto.events import NO_ARGS, PADDING, UNREADABLE, Scanned, TraceEvent, decode_events
-from dpro.ingest.kineto.memory import INSTANT, NAME, Memory
 from dpro.ingest.kineto.numbers import whole_numbers
 from dpro.ingest.kineto.scan import kernel
 from dpro.ingest.kineto.scan.kernel import scan

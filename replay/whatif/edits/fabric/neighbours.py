@@ -26,7 +26,7 @@ from dpro.replay.fabric.placement import (
     placed,
 )
 from dpro.replay.fabric.routes import NO_LINK, Routes, paths, routes_of
-from dpro.replay.fabric.seeds import quantile
+from dpro.replay.fabric.usage import quantile
 from dpro.replay.graph import Graph, once
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit, key

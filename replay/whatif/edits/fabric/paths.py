@@ -23,7 +23,7 @@ from dpro.replay.fabric.network import GPU, HUB, NIC, Fabric, between_switches
 from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import evenly_split, planned_connections
 from dpro.replay.fabric.routes import Routes, routes_of
-from dpro.replay.fabric.seeds import hashed_loads, quantile
+from dpro.replay.fabric.usage import hashed_loads, quantile
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts

@@ -27,9 +27,8 @@ from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.scope import OPTIMIZER, nesting_of, rows_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
-from dpro.replay.whatif.graph_ops.spans.nesting import nesting_of, rows_of
-from dpro.replay.whatif.graph_ops.spans.scope import OPTIMIZER
 from dpro.units import format_duration
 
 MAX_PAUSE_NS = 1_000_000  # code in no operator that takes longer does something of its own

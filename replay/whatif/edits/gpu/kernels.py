@@ -20,21 +20,20 @@ from dpro.arrays import Bools, Ints
 from dpro.classify import classify
 from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.models.gpus import GPUS, common_model
-from dpro.replay.models.roofline import BYTES, stored_as
+from dpro.replay.models.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
-from dpro.replay.whatif.graph_ops.selected import NodeSelection
-from dpro.replay.whatif.graph_ops.spans.scope import (
+from dpro.replay.whatif.graph_ops.scope import (
     OPTIMIZER,
     in_modules,
     launching_only,
     names_in_scope,
     optimizing,
 )
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import SENSITIVITIES
 
 # Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused

@@ -10,8 +10,7 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.pipeline.schedules.partial import partial, paths_of
-from dpro.replay.pipeline.schedules.tasks import HALF, looped, table_of
+from dpro.replay.pipeline.schedules import HALF, looped, partial, paths_of, table_of
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.parallelism.pipeline import PipelineShape, computes, shape_of, slowness
 from dpro.replay.whatif.facts import RunFacts

@@ -23,8 +23,10 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients.passes import Pass
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.reductions.recorded import STEP, GradientReductions, Reduction
-from dpro.replay.whatif.graph_ops.reductions.surroundings import (
+from dpro.replay.whatif.graph_ops.reductions.recorded import (
+    STEP,
+    GradientReductions,
+    Reduction,
     Surroundings,
     recorded_reductions,
     surroundings_of,

@@ -35,7 +35,7 @@ def test_a_run_that_is_not_there_is_said_before_anything_listens(tmp_path):
 )
 def test_there_is_a_token_unless_it_is_declined_which_is_warned_of(monkeypatch, repository, options, has):
     asked = []
-    serve = import_module("dpro.dashboards.server.serve")
+    serve = import_module("dpro.dashboards.server")
     monkeypatch.setattr(serve, "serve", lambda *given, **_: asked.append(given[3]))
     result = CliRunner().invoke(dashboard, [str(repository / "sample_traces" / "healthy"), *options])
     assert result.exit_code == 0, result.output

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpro.cli.run.plan import SCHEDULES
-from dpro.replay.pipeline.schedules import catalogue
+from dpro.replay.pipeline import schedules
 from tests.commands import dpro
 
 CONFIG = {
@@ -56,7 +56,7 @@ def test_schedules_are_ranked_as_asked(config: str) -> None:
         for words in ((), ("--schedule", "zbv"), ("--schedule", "all"))
     }
     assert list(found.values()) == [{"1f1b", "interleaved"}, {"zbv"}, set(SCHEDULES)]
-    assert set(SCHEDULES) == set(catalogue.SCHEDULES)
+    assert set(SCHEDULES) == set(schedules.SCHEDULES)
 
 
 def test_a_measured_step_narrows_the_intervals(config: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from dpro.collectors.convert.lives import checkpoints, starts
 from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.tables import checkpoints, starts
 from dpro.collectors.inside.records import UPDATE, Record
 from dpro.schema import CHECKPOINTS, STARTS, conform
 

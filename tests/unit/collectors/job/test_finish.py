@@ -17,7 +17,7 @@ from dpro.collectors.job.finish import convert_waiting, finish
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.errors import InputError
-from dpro.ingest.requests.log import read_requests
+from dpro.ingest.requests import read_requests
 from dpro.schema import COLLECTIVES, COUNTERS, REQUESTS, SPANS, STEPS, WORKERS
 from dpro.store import is_run, open_run
 

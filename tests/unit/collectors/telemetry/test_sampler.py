@@ -17,8 +17,13 @@ import pytest
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry import sampler
 from dpro.collectors.telemetry.sampler import Election, LocalProcesses, forget_elections
-from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample, read_samples, sample_files
-from dpro.collectors.telemetry.tables import convert_samples
+from dpro.collectors.telemetry.samples import (
+    SampleWriter,
+    TelemetrySample,
+    convert_samples,
+    read_samples,
+    sample_files,
+)
 from dpro.schema import COUNTERS
 from dpro.store import Run
 

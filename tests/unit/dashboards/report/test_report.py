@@ -12,10 +12,10 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from dpro.analysis.report import make_report
+from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import page
 from dpro.dashboards.report.page import html_of
-from dpro.dashboards.server.guard import hash_of
 from tests.browser import complaints, start_browser, wait
 from tests.builders import TinyRun, cpu_job
 

@@ -7,7 +7,7 @@ import gzip
 import pytest
 from flask import Flask
 
-from dpro.dashboards.server.guard import cookie_of, guard, harden, hash_of
+from dpro.dashboards.guard import cookie_of, guard, harden, hash_of
 
 TOKEN = "a-token-that-is-long-enough"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.pauses.find import find_pauses
+from dpro.detect.pauses import find_pauses
 from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
 from dpro.schema import COUNTERS, STEPS, conform

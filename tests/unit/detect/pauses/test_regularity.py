@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.detect.pauses.find import ordinal, recurrence_of
+from dpro.detect.pauses import ordinal, recurrence_of
 
 SEEN = np.arange(200)
 

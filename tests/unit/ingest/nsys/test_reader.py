@@ -421,7 +421,7 @@ def test_a_file_may_be_called_anything(tmp_path):
 
 
 def test_a_table_with_more_rows_than_its_pages_can_hold_is_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.ingest.nsys.tables.MIN_ROW_BYTES", 1 << 14)
+    monkeypatch.setattr("dpro.ingest.nsys.MIN_ROW_BYTES", 1 << 14)
     database = session()
     for number in range(9):
         database.kernel("gemm", 100 * number, 100 * number + 50)

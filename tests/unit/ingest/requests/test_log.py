@@ -6,7 +6,7 @@ import pytest
 
 from dpro.errors import InputError
 from dpro.ingest.importer import find_traces
-from dpro.ingest.requests.log import read_requests
+from dpro.ingest.requests import read_requests
 
 MOMENTS = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
 

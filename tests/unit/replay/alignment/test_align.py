@@ -8,8 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.replay.alignment.align import Alignment, align, one_clock
-from dpro.replay.alignment.clocks import ClockLine
+from dpro.replay.alignment.align import Alignment, ClockLine, align, one_clock
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.alignment.clocks import ClockLine, fit_bounded, fit_scattered, on_lines
+from dpro.replay.alignment.align import ClockLine, fit_bounded, fit_scattered, on_lines
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 TODAY = 1_700_000_000 * S

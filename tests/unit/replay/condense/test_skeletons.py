@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.replay.condense import skeletons as module
-from dpro.replay.condense.parts import Cut, cut_by_rank
-from dpro.replay.condense.skeletons import Skeletons, skeletons_of
+from dpro.replay.condense.skeletons import Cut, Skeletons, cut_by_rank, skeletons_of
 from dpro.replay.graph import Graph, NodeKind
 from tests.builders import tiny_graph
 from tests.reference.condensed import Labels, Name, jobs, labels_of

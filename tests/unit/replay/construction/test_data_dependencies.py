@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.evidence import EdgeCounts, count_starts, in_shares
+from dpro.replay.fidelity.accuracy import EdgeCounts, count_starts, in_shares
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
 from dpro.schema import DEPENDENCIES

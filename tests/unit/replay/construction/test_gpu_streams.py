@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.replay.fidelity.evidence import StreamPairs, count_starts, in_shares
-from dpro.replay.fidelity.facts import share, unexplained_ns
+from dpro.replay.fidelity.accuracy import StreamPairs, count_starts, in_shares, share, unexplained_ns
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
     replay,

@@ -14,7 +14,7 @@ import pytest
 from dpro.replay.devices.operations import attention, matmuls
 from dpro.replay.devices.tables import DeviceTable, device_named
 from dpro.replay.devices.tiles import PRIOR, formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.roofline import GPUS
 
 KEYS = {"n", "median_pct", "p90_pct", "bar", "holds"}
 

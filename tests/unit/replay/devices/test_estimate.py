@@ -11,7 +11,7 @@ from dpro.replay.devices.learned import kept_out, learn
 from dpro.replay.devices.operations import attention, matmuls, moves
 from dpro.replay.devices.tables import device_named, read_tables, unknown_devices
 from dpro.replay.devices.tiles import PRIOR, formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.roofline import GPUS
 
 PRODUCT = matmuls("bf16", 4096, 8192, 8192)
 

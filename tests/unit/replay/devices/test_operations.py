@@ -6,7 +6,7 @@ import pytest
 from dpro.errors import UsageError
 from dpro.replay.devices.learned import features
 from dpro.replay.devices.operations import attention, convolutions, embeddings, matmuls, moves
-from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.roofline import GPUS
 
 
 def test_a_product_reads_both_operands_and_writes_its_result():

@@ -11,7 +11,7 @@ from dpro.replay.devices.estimate import MeasuredOperations, estimate
 from dpro.replay.devices.operations import matmuls
 from dpro.replay.devices.sources import PRODUCTS, read_products, sources_of
 from dpro.replay.devices.tiles import PRIOR, formula_us, sizes_of
-from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.roofline import GPUS
 
 
 def _measured(count: int, slower: float, device: str = "B200") -> pl.DataFrame:

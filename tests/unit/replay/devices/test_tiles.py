@@ -11,7 +11,7 @@ from dpro.replay.devices.fitting import ASSUMED, DeviceFit, DeviceSample, fit
 from dpro.replay.devices.operations import matmuls, moves
 from dpro.replay.devices.sources import calibrated
 from dpro.replay.devices.tiles import NAMES, PRIOR, SPREAD, formula_us, roofline_us, sizes_of
-from dpro.replay.models.gpus import GPUS
+from dpro.replay.models.roofline import GPUS
 
 GPU = GPUS["A100-SXM4-80GB"]
 sizes = st.integers(1, 1 << 14)

@@ -12,12 +12,11 @@ import pytest
 
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.accuracy import Trust, assess
+from dpro.replay.fidelity.accuracy import PERCENTILES, Trust, assess, counted, start_errors
 from dpro.replay.fidelity.by_rank import CondensedRun, condense_run, inside_of
-from dpro.replay.fidelity.fit import PERCENTILES, counted, start_errors
 from dpro.replay.fidelity.saved import load_condensed, save, save_condensed
 from dpro.replay.graph import NodeKind
-from dpro.replay.sharded.path import critical_path_inside, critical_path_of_steps_inside
+from dpro.replay.sharded.joined import critical_path_inside, critical_path_of_steps_inside
 from dpro.replay.timeline import critical_path, critical_path_of_steps, replay
 from dpro.store import Run
 from tests.builders import cpu_job, gpu_job

@@ -8,10 +8,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.replay.fidelity.evidence import count_starts, in_shares
-from dpro.replay.fidelity.fit import (
+from dpro.replay.fidelity.accuracy import (
+    count_starts,
     counted,
     counted_starts,
+    in_shares,
     judged_starts,
     rank_errors,
     rank_start_errors,

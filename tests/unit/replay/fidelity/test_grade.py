@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from dpro.documents import plain
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.accuracy import assess, trust_document
-from dpro.replay.fidelity.grade import (
+from dpro.replay.fidelity.accuracy import (
     Criterion,
+    assess,
     criterion,
     figures_of,
     grade_of,
     in_words,
     score_of,
+    trust_document,
     windows_to_usual,
 )
 from dpro.replay.timeline import replay

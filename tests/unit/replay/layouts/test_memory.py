@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.layouts.inputs.machine import Software, machine_of
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, layouts
+from dpro.replay.layouts.machine import Software, machine_of
 from dpro.replay.layouts.memory import KINDS, in_flight, memory_of, runs, verdicts
-from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
-from dpro.replay.pipeline.schedules.tasks import most_in_flight
+from dpro.replay.layouts.model import Model
+from dpro.replay.pipeline.schedules import SCHEDULES, most_in_flight
 
 # Weights: per layer 2048 x 2048 x (4 + 3 x 4) = 67.1 million; two tables of 32000 x 2048.
 MODEL = Model(16, 2048, 16, 16, 128, 8192, 32000, 2048)

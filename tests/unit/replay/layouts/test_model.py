@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError, UsageError
-from dpro.replay.layouts.inputs.model import model_of, read_model
+from dpro.replay.layouts.model import model_of, read_model
 
 LLAMA = {
     "num_hidden_layers": 2,

@@ -8,11 +8,11 @@ import polars as pl
 import pytest
 
 from dpro.errors import UsageError
-from dpro.replay.layouts.inputs.machine import Software, machine_of
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, candidates, gpus_of, in_words, layouts, parse_layout
+from dpro.replay.layouts.machine import Software, machine_of
+from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.plan import MeasuredLayout, plan
-from dpro.replay.layouts.schedule import pipeline
+from dpro.replay.layouts.step import pipeline
 
 MODEL = Model(8, 4096, 32, 8, 128, 14336, 32000, 4096)
 

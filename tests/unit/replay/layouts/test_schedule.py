@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.layouts import schedule as schedules_of_layouts
-from dpro.replay.layouts.schedule import bound_us, pipeline, pipelined_us, replayed_us
+from dpro.replay.layouts import step as schedules_of_layouts
+from dpro.replay.layouts.step import bound_us, pipeline, pipelined_us, replayed_us
 
 
 def step(stages: int, count: int, chunks: int = 1, schedule: str = "1f1b", message_us: float = 0.0) -> float:

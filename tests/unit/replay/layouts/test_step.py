@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.layouts.inputs.machine import Machine, Software, machine_of
-from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.layouts.layout import layouts
+from dpro.replay.layouts.machine import Machine, Software, machine_of
+from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.plan import beliefs, sensitivities
 from dpro.replay.layouts.step import job_of, layers_of_chunks, step_times
 from dpro.replay.layouts.traffic import one_way_us

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.replay.models.gradients.frameworks import FRAMEWORKS, framework_of
+from dpro.replay.models.gradients.buckets import FRAMEWORKS, framework_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import BUCKETS
 from tests.ddp import ddp_job

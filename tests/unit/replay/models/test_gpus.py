@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.models.gpus import GPUS, gpu_named, model_named
+from dpro.replay.models.roofline import GPUS, gpu_named, model_named
 
 NAMES = {
     "Tesla V100-SXM2-16GB": "V100",

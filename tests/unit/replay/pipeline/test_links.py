@@ -11,10 +11,17 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_operation_view
 from dpro.replay.graph import MeshPosition
-from dpro.replay.pipeline.links import is_connected, recorded_links
-from dpro.replay.pipeline.schedules.branches import branched, branched_table
-from dpro.replay.pipeline.schedules.in_turn import gpipe, one_forward_one_backward
-from dpro.replay.pipeline.schedules.tasks import KINDS, TaskTable, looped, table_of
+from dpro.replay.pipeline.operations import is_connected, recorded_links
+from dpro.replay.pipeline.schedules import (
+    KINDS,
+    TaskTable,
+    branched,
+    branched_table,
+    gpipe,
+    looped,
+    one_forward_one_backward,
+    table_of,
+)
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, OPERATIONS, STEPS, WORKERS

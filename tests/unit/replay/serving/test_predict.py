@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.layouts.inputs.machine import machine_of
-from dpro.replay.layouts.inputs.model import Model
+from dpro.replay.layouts.machine import machine_of
+from dpro.replay.layouts.model import Model
 from dpro.replay.serving import search
 from dpro.replay.serving.changes import CHANGES, GivenFacts, Server, changed
 from dpro.replay.serving.engine import Engine, IterationCost, serve

@@ -8,19 +8,175 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, GraphError, NodeKind, once
+from dpro.replay.devices.estimate import estimate
+from dpro.replay.devices.kernels import SHORT_US
+from dpro.replay.devices.operations import matmuls
+from dpro.replay.fidelity.overlap import overlap_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, GraphError, NodeKind, once
+from dpro.replay.kept import kept
+from dpro.replay.models.link_costs import fit_costs, why_no_cost
+from dpro.replay.models.roofline import BYTES, GPUS, common_model, product_of, stored_as
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.parallelism.chunked.costs import Costs, costs_of
-from dpro.replay.whatif.edits.parallelism.chunked.places import Member
-from dpro.replay.whatif.edits.parallelism.chunked.segments import Segment, Stage, WorkStage
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
+from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
+from dpro.units import NS_PER_US
+
+# Where collectives stand in the order of their ranks' work: behind what, and before what waits for them.
+
+IN_BETWEEN = 0.1  # of a collective's time: more work between its call and the wait, and it overlaps already
+FSDP = "FSDP::"  # ranges in which parameters are gathered, and gradients reduced
+
+
+class Member(NamedTuple):
+    """A rank's part in a collective that its own work waits for.
+
+    Attributes:
+        rank: whose.
+        arrive, transfer: nodes.
+        call: the node of a thread that launches it, -1 where none is known.
+        before: the last work before it: of its stream, or its call.
+        after: the first work that waits for it, on the same thread or stream.
+        num_bytes: payload, -1 where unknown.
+        message: which kind of communication.
+    """
+
+    rank: int
+    arrive: int
+    transfer: int
+    call: int
+    before: int
+    after: int
+    num_bytes: int
+    message: int
+
+
+class Order:
+    """The nodes of each thread and stream, one after the other.
+
+    Attributes:
+        nodes: [K] of all lanes, lane by lane.
+        place: [N] the position of each node in them; -1 of what is on no lane.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Of a graph."""
+        lane = graph.nodes.lane
+        at = np.flatnonzero(lane >= 0)
+        self.nodes: Ints = at[np.argsort(lane[at], kind="stable")]
+        self.place: Ints = np.full(graph.num_nodes, -1)
+        self.place[self.nodes] = np.arange(self.nodes.size)
+        self._lane = lane
+        self._until = np.append(0, np.cumsum(graph.nodes.duration[self.nodes]))
+
+    def between_ns(self, first: int, last: int) -> int:
+        """What the nodes between two of one lane take."""
+        return int(self._until[self.place[last]] - self._until[self.place[first] + 1])
+
+    def are_in_order(self, first: int, last: int) -> bool:
+        """Whether two nodes are on one lane, and the last is the first or comes after it."""
+        return bool(self._lane[first] == self._lane[last] and self.place[first] <= self.place[last])
+
+    def within(self, first: int, last: int) -> list[int]:
+        """The nodes from one to another, both included."""
+        return [int(each) for each in self.nodes[self.place[first] : self.place[last] + 1]]
+
+    def from_here(self, node: int, way: int) -> Iterator[int]:
+        """A node, and those before or behind it on its lane.
+
+        Args:
+            node: where to begin.
+            way: -1 or 1.
+        """
+        place = int(self.place[node])
+        while 0 <= place < self.nodes.size and self._lane[self.nodes[place]] == self._lane[node]:
+            yield int(self.nodes[place])
+            place += way
+
+
+def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
+    """Collectives that the work of each of their recorded ranks waits for at once, in order of time.
+
+    Gathers and reductions of FSDP, which no chunk of tokens needs less of, are left out.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)
+    records = {"Member": Member}
+    found = kept(graph, "awaited-collectives", columns, lambda: _awaited_collectives(graph, order), records)
+    return [list(members) for members in found]
+
+
+def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
+    nodes, edges = graph.nodes, graph.edges
+    into = _by_node(edges.target, np.isin(nodes.kind[edges.target], (NodeKind.ARRIVE,)))
+    out = _by_node(edges.source, nodes.kind[edges.source] == NodeKind.TRANSFER)
+    arrives: dict[int, list[int]] = defaultdict(list)
+    for arrive in np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0)).tolist():
+        arrives[int(nodes.collective[arrive])].append(arrive)
+    at = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+    transfers = {(int(nodes.collective[each]), int(nodes.rank[each])): int(each) for each in at}
+    found = []
+    for collective, own in arrives.items():
+        members = []
+        for arrive in own:
+            transfer = transfers.get((collective, int(nodes.rank[arrive])), -1)
+            member = _member(graph, order, arrive, transfer, into[arrive], out[transfer])
+            if member is not None:
+                members.append(member)
+        if members and len(members) == len(own):
+            found.append(sorted(members))
+    return sorted(found, key=lambda members: min(int(nodes.measured_start[each.arrive]) for each in members))
+
+
+def _by_node(ends: Ints, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[int, list[int]]:
+    """Of each node the edges among the chosen that it ends."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for edge in np.flatnonzero(chosen).tolist():
+        found[int(ends[edge])].append(edge)
+    return found
+
+
+def _member(
+    graph: Graph, order: Order, arrive: int, transfer: int, into: list[int], out: list[int]
+) -> Member | None:
+    """A rank's part, if its work waits for it at once; None if not."""
+    nodes, edges = graph.nodes, graph.edges
+    if transfer < 0:
+        return None
+    calls = [int(edges.source[edge]) for edge in into if edges.kind[edge] == EdgeKind.LAUNCH]
+    call = calls[0] if calls else -1
+    if call >= 0 and nodes.around[call] >= 0 and graph.names[nodes.around[call]].startswith(FSDP):
+        return None
+    on_stream = graph.lanes[int(nodes.lane[transfer])][1].startswith("stream")
+    kinds = GPU_KINDS if on_stream else CPU_KINDS
+    waits = (EdgeKind.EVENT, EdgeKind.STREAM) if on_stream else (EdgeKind.SYNC,)
+    befores = [int(edges.source[edge]) for edge in into if edges.kind[edge] in waits] if on_stream else calls
+    afters = [int(edges.target[edge]) for edge in out if edges.kind[edge] in waits]
+    pairs = [
+        (order.between_ns(before, after), before, after)
+        for before in befores
+        for after in afters
+        if nodes.kind[before] in kinds
+        and nodes.kind[after] in kinds
+        and nodes.lane[before] == nodes.lane[after]
+        and order.place[before] < order.place[after]
+    ]
+    between, before, after = min(pairs, default=(0, -1, -1))
+    if before < 0 or between > IN_BETWEEN * nodes.duration[transfer]:
+        return None
+    rank, num_bytes = int(nodes.rank[arrive]), int(nodes.bytes[transfer])
+    return Member(rank, arrive, transfer, call, before, after, num_bytes, int(nodes.message[transfer]))
 
 
 class ChunkedEdit(Edit):
@@ -334,3 +490,288 @@ def cut_nodes(segments: Sequence[Segment], num_nodes: int) -> tuple[Bools, Bools
                 at: Ints = np.array(stage.nodes if isinstance(stage, WorkStage) else [stage.transfer])
                 found[isinstance(stage, Member)][at] = True
     return found[0], found[1]
+
+
+# What a chunk of work or of a collective takes: a share of the whole, and what each chunk costs besides.
+
+# Of kernels beside communication: the mean, and the most (Lee et al., arXiv 2507.03114, 2025).
+SLOWDOWN, LARGEST_SLOWDOWN = 1.19, 1.40
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What chunks take.
+
+    Attributes:
+        chunks: how many there are.
+        slowdown: of work beside communication.
+        work: [N] of a node's time, what a chunk of it takes.
+        transfer_ns: [N] ns of a chunk of each transfer.
+        launch_ns: of a thread for each kernel and collective more.
+    """
+
+    chunks: int
+    slowdown: float
+    work: Floats
+    transfer_ns: Floats
+    launch_ns: float
+
+    def work_ns(self, nodes: Floats, duration: Floats, beside_ns: float) -> Floats:
+        """ns of a chunk of each node.
+
+        Args:
+            nodes: [K] numbers.
+            duration: [K] ns of each now.
+        """
+        alone = self.work[nodes] * duration
+        share = min(beside_ns / max(float(alone.sum()), 1.0), 1.0)
+        return np.asarray(alone * (1 + (self.slowdown - 1) * share), np.float64)
+
+
+def costs_of(graph: Graph, work: Bools, transfers: Bools, chunks: int) -> tuple[Costs, Costs, Costs]:
+    """What chunks take: as expected, at best and at worst.
+
+    Args:
+        work: [N] what is cut.
+        transfers: [N] what is cut.
+
+    Raises:
+        Unanswerable: the run does not show what the collectives cost.
+    """
+    on_gpu = bool((graph.nodes.kind[work] == NodeKind.KERNEL).any())
+    shares, fixed = _work(graph, work, chunks), 0.0
+    usual, unseen = _transfers(graph, transfers, chunks)
+    launch = _launch_ns(graph) if on_gpu else fixed
+    expected, best, worst = _slowdowns(graph, on_gpu)
+    return (
+        Costs(chunks, expected, shares, usual, launch),
+        Costs(chunks, best, np.full(graph.num_nodes, 1 / chunks), usual, launch),
+        Costs(chunks, worst, shares, unseen, launch),
+    )
+
+
+def _slowdowns(graph: Graph, on_gpu: bool) -> tuple[float, float, float]:
+    """Of work beside communication: as expected, at least, at most."""
+    seen = once(graph, "overlap", (*graph.nodes.columns, graph.edges.lag), lambda: _overlap(graph))
+    if seen is not None:
+        return seen
+    return (SLOWDOWN, 1.0, LARGEST_SLOWDOWN) if on_gpu else (1.0, 1.0, SLOWDOWN)
+
+
+def _overlap(graph: Graph) -> tuple[float, float, float] | None:
+    contention = overlap_of(graph)
+    return None if contention is None else (contention.factor, contention.low, contention.high)
+
+
+def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Floats]:
+    """[N] ns of a chunk of each transfer: by the run's curves, and with the largest latency there can be."""
+    nodes, lines = graph.nodes, fit_costs(graph)
+    moves = (nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)
+    shortest = float(nodes.duration[moves].min(initial=0)) if moves.any() else 0.0
+    usual, unseen = np.zeros(graph.num_nodes), np.zeros(graph.num_nodes)
+    for message in np.unique(nodes.message[transfers]).tolist():
+        kind = graph.messages[message].op, graph.messages[message].group
+        mine = np.flatnonzero(transfers & (nodes.message == message))
+        if kind not in lines or (nodes.bytes[mine] <= 0).any():
+            raise Unanswerable(why_no_cost(graph, kind))
+        line, took, size = lines[kind], nodes.duration[mine].astype(np.float64), nodes.bytes[mine]
+        part = took * line.time_ns(size / chunks) / np.maximum(line.time_ns(size), 1e-9)
+        usual[mine] = np.clip(part, took / chunks, took)
+        latency = np.minimum(shortest if line.bandwidth_only else 0.0, took)
+        unseen[mine] = np.maximum(usual[mine], latency + (took - latency) / chunks)
+    return usual, unseen
+
+
+def _work(graph: Graph, work: Bools, chunks: int) -> Floats:
+    """[N] what a chunk of each node is of its time."""
+    share = np.full(graph.num_nodes, 1 / chunks)
+    at = np.flatnonzero(work & (graph.nodes.kind == NodeKind.KERNEL))
+    took = np.maximum(graph.nodes.duration[at].astype(np.float64), 1.0)
+    fixed = np.minimum(SHORT_US * NS_PER_US / took, 1.0)
+    share[at] = fixed + (1 - fixed) / chunks
+    for node, part in _by_shapes(graph, work, chunks).iter_rows():
+        share[node] = min(max(part, 1 / chunks), 1.0)
+    return share
+
+
+def _by_shapes(graph: Graph, work: Bools, chunks: int) -> pl.DataFrame:
+    """`node`, `part`: what a matmul of fewer rows takes of the whole, where shapes are known."""
+    nothing = pl.DataFrame(schema={"node": pl.Int64, "part": pl.Float64})
+    device = common_model(graph.run.manifest.gpus) if graph.run is not None else ""
+    kernels = work & (graph.nodes.kind == NodeKind.KERNEL)
+    if not device or not kernels.any():
+        return nothing
+    parts = []
+    for node, name, shapes in matmuls_of_kernels(graph, kernels).select("node", "name", "shapes").iter_rows():
+        size, dtype = product_of(name, shapes), stored_as(graph.names[graph.nodes.name[node]])
+        if size is not None and dtype in BYTES and dtype in GPUS[device].tflops:
+            parts.append((node, dtype, *size))
+    rows = pl.DataFrame(parts, ["node", "dtype", "batch", "m", "n", "k"], orient="row") if parts else nothing
+    found = [nothing]
+    for (stored,), same in rows.partition_by("dtype", as_dict=True).items() if parts else ():
+        whole, cut = (
+            estimate(matmuls(str(stored), same["m"] / by, same["n"], same["k"], same["batch"]), device)
+            for by in (1, chunks)
+        )
+        ratio = same.select("node", part=cut["us"] / whole["us"]).drop_nulls()
+        found.append(ratio.cast({"node": pl.Int64, "part": pl.Float64}))
+    return pl.concat(found)
+
+
+def _launch_ns(graph: Graph) -> float:
+    """What a thread usually takes from one launch to the next: the median."""
+    nodes, edges = graph.nodes, graph.edges
+    calls = np.unique(edges.source[edges.kind == EdgeKind.LAUNCH])
+    calls = calls[np.isin(nodes.kind[calls], CPU_KINDS)]
+    order = calls[np.lexsort((nodes.measured_end[calls], nodes.window[calls], nodes.lane[calls]))]
+    apart = np.diff(nodes.measured_end[order])
+    same = (np.diff(nodes.lane[order]) == 0) & (np.diff(nodes.window[order]) == 0)
+    return float(np.median(apart[same])) if same.any() else 0.0
+
+
+# Segments of work and collectives that depend on each other: a matmul and its collective, or experts.
+
+BESIDES = 0.1  # of a matmul's time: more other work between it and the collective, and they are not a pair
+MAX_AWAY = 64  # nodes between them
+ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
+ENGINE, BACKWARD = "autograd::engine", "Backward"
+NEAR = 8  # nodes before a call that show which pass it belongs to
+SAME_BYTES = 0.1  # of the bytes that tokens are on their way out: so much more or fewer may come back
+
+
+class WorkStage(NamedTuple):
+    """A stage of work.
+
+    Attributes:
+        nodes: of one thread or stream, in order.
+        besides_ns: what lies between it and its collective, which a thread does again for each chunk.
+    """
+
+    nodes: tuple[int, ...]
+    besides_ns: int = 0
+
+
+Stage = WorkStage | Member
+
+
+class Segment(NamedTuple):
+    """Stages that depend on each other, of each rank that takes part: all have stages of the same sorts."""
+
+    ranks: tuple[tuple[Stage, ...], ...]
+
+
+def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: Bools) -> list[Segment]:
+    """Each collective with the work that it drains or feeds, where all its ranks have such.
+
+    Where it could do either, an all-gather feeds and all others drain; work is in one pair only.
+
+    Args:
+        work: [N] what may be cut.
+    """
+    ns = graph.nodes.duration.tolist()
+    taken: set[int] = set()
+    found = []
+    for members in awaited:
+        feeds = graph.messages[members[0].message].op == ALL_GATHER
+        for way in (1, -1) if feeds else (-1, 1):
+            begins = [each.before if way < 0 else each.after for each in members]
+            near = [_nearest(order, begin, way, work, ns) for begin in begins]
+            if all(node >= 0 and node not in taken for node in near):
+                taken.update(near)
+                ends = [sorted(pair, key=order.place.__getitem__) for pair in zip(begins, near)]
+                cut = [
+                    WorkStage((node,), order.between_ns(first, last) if first != last else 0)
+                    for node, (first, last) in zip(near, ends)
+                ]
+                found.append(Segment(tuple(zip(cut, members) if way < 0 else zip(members, cut))))
+                break
+    return found
+
+
+def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int]) -> int:
+    """The next work on a lane with little else before it; -1 where there is none."""
+    besides = 0
+    for away, node in enumerate(order.from_here(begin, way)):
+        if work[node] and besides <= BESIDES * ns[node]:
+            return node
+        besides += ns[node]
+        if away > MAX_AWAY:
+            break
+    return -1
+
+
+def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> list[Segment]:
+    """Exchanges of tokens, what their experts do, and the exchanges back, with what ranks gather in between.
+
+    An all-to-all takes tokens back if it is the next one in the group of one before it, and of its bytes.
+    """
+    found: list[Segment] = []
+    open_: dict[tuple[str, tuple[int, ...]], int] = {}
+    for at, members in enumerate(awaited):
+        message = graph.messages[members[0].message]
+        if message.op != ALL_TO_ALL:
+            continue
+        place = (message.group, tuple(each.rank for each in members))
+        out = open_.pop(place, -1)
+        made = None if out < 0 else _segment(graph, order, awaited[out : at + 1])
+        if made is None:
+            open_[place] = at
+        else:
+            found.append(made)
+    return found
+
+
+def _segment(graph: Graph, order: Order, collectives: Sequence[list[Member]]) -> Segment | None:
+    """From an all-to-all to the one that takes its tokens back; None if these do not belong together."""
+    out, back = collectives[0], collectives[-1]
+    between = [each for each in collectives[1:-1] if {one.rank for one in each} >= {one.rank for one in out}]
+    ranks = []
+    for one, other in zip(out, back):
+        if abs(one.num_bytes - other.num_bytes) > SAME_BYTES * max(one.num_bytes, 1):
+            return None
+        if not order.are_in_order(one.after, other.before) or _turns_back(graph, order, one, other):
+            return None
+        if graph.nodes.step[one.transfer] != graph.nodes.step[other.transfer]:
+            return None
+        inner = [member for each in between for member in each if member.rank == one.rank]
+        ranks.append(_stages(order, [one, *_nested(order, one, other, inner), other]))
+    kinds = {tuple(type(stage) for stage in stages) for stages in ranks}
+    return Segment(tuple(ranks)) if len(kinds) == 1 and WorkStage in next(iter(kinds)) else None
+
+
+def _turns_back(graph: Graph, order: Order, one: Member, other: Member) -> bool:
+    """Whether a call belongs to a forward and one to a backward pass: gradients come back, not tokens."""
+    if one.call < 0 or other.call < 0:
+        return False
+    if graph.nodes.lane[one.call] != graph.nodes.lane[other.call]:
+        return True
+
+    def is_backward(node: int) -> bool:
+        name = graph.names[graph.nodes.name[node]]
+        same_step = graph.nodes.step[node] == graph.nodes.step[one.call]
+        return bool(same_step) and (name.startswith(ENGINE) or BACKWARD in name)
+
+    before = islice(order.from_here(one.call, -1), NEAR)
+    return any(map(is_backward, order.within(one.call, other.call))) and not any(map(is_backward, before))
+
+
+def _nested(order: Order, one: Member, other: Member, inner: Iterable[Member]) -> list[Member]:
+    """Collectives between two on the lane of the work between these."""
+    first, last = order.place[one.after], order.place[other.before]
+    return [each for each in inner if first <= order.place[each.before] < order.place[each.after] <= last]
+
+
+def _stages(order: Order, members: Sequence[Member]) -> tuple[Stage, ...]:
+    """Collectives of a rank in order, and the work between each and the next."""
+    stages: list[Stage] = [members[0]]
+    for one, other in pairwise(members):
+        last = other.before if other.before != other.call else _in_front_of(order, other.before)
+        if order.place[one.after] <= order.place[last]:
+            stages.append(WorkStage(tuple(order.within(one.after, last))))
+        stages.append(other)
+    return tuple(stages)
+
+
+def _in_front_of(order: Order, node: int) -> int:
+    """The node before a call on its thread."""
+    return int(order.nodes[order.place[node] - 1])

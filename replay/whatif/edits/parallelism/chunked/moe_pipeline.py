@@ -16,9 +16,15 @@ from dpro.replay.graph import Graph
 from dpro.replay.mesh import AXES
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.parallelism.chunked.edit import ChunkedEdit
-from dpro.replay.whatif.edits.parallelism.chunked.places import Order, awaited_collectives
-from dpro.replay.whatif.edits.parallelism.chunked.segments import ALL_TO_ALL, Segment, WorkStage, experts_of
+from dpro.replay.whatif.edits.parallelism.chunked.edit import (
+    ALL_TO_ALL,
+    ChunkedEdit,
+    Order,
+    Segment,
+    WorkStage,
+    awaited_collectives,
+    experts_of,
+)
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import messages_fitting
 

@@ -22,9 +22,14 @@ from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.models.roofline import MATMULS
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.parallelism.chunked.edit import ChunkedEdit
-from dpro.replay.whatif.edits.parallelism.chunked.places import Member, Order, awaited_collectives
-from dpro.replay.whatif.edits.parallelism.chunked.segments import Segment, pairs_of
+from dpro.replay.whatif.edits.parallelism.chunked.edit import (
+    ChunkedEdit,
+    Member,
+    Order,
+    Segment,
+    awaited_collectives,
+    pairs_of,
+)
 from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import fitting, messages_fitting

@@ -6,8 +6,8 @@ import json
 
 import polars as pl
 
+from dpro.collectors.convert.operations import operations
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.work.operations import operations
 from dpro.collectors.inside import names
 from dpro.collectors.inside.pipelines.facts import PIPELINE
 from dpro.collectors.inside.records import OPERATION, Record

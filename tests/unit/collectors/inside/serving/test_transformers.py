@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.work.served import requests
+from dpro.collectors.convert.served import requests
 from dpro.collectors.inside.serving import served
 from dpro.collectors.inside.serving.transformers import PACKAGE, TransformersHooks
 from dpro.schema import REQUESTS, conform

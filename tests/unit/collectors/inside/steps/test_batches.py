@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpro.collectors.inside.steps.batches import MAX_PARTS, count_elements  # noqa: E402
+from dpro.collectors.inside.steps.data import MAX_PARTS, count_elements  # noqa: E402
 
 Pair = namedtuple("Pair", "image label")
 

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.memory import Memory
+from dpro.ingest.kineto.columns import Columns, Memory
 from dpro.ingest.kineto.scan import choice
 from dpro.ingest.kineto.scan.choice import scanner_of, text_bytes
 from dpro.ingest.reading.files import Source

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro.ingest.kineto.columns import Columns
-from dpro.ingest.kineto.memory import Memory
+from dpro.ingest.kineto.columns import Columns, Memory
 from dpro.ingest.kineto.scan import kernel as kernel_module
 from dpro.ingest.kineto.scan import scanner
 from dpro.ingest.kineto.scan.scanner import Scanner

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.replay.pipeline.schedules.branches import branched, branched_table, distances
-from dpro.replay.pipeline.schedules.tasks import BACKWARD, FORWARD, KINDS, most_in_flight
+from dpro.replay.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    branched,
+    branched_table,
+    distances,
+    most_in_flight,
+)
 
 
 @pytest.mark.parametrize(

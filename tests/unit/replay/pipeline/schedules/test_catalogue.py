@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.layouts.schedule import pipeline, replayed_us
-from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
-from dpro.replay.pipeline.schedules.tasks import (
+from dpro.replay.layouts.step import pipeline, replayed_us
+from dpro.replay.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     KINDS,
+    SCHEDULES,
     WEIGHTS,
     Order,
     PipelineTask,

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.pipeline.schedules.partial import partial, paths_of
-from dpro.replay.pipeline.schedules.tasks import BACKWARD, FORWARD, looped, most_in_flight, table_of
+from dpro.replay.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    looped,
+    most_in_flight,
+    partial,
+    paths_of,
+    table_of,
+)
 
 shapes = st.integers(3, 8).flatmap(
     lambda stages: st.tuples(st.just(stages), st.integers(1, 16), st.integers(0, stages - 2))

@@ -15,7 +15,7 @@ from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomput
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.scaling import moves_activations, with_larger_batch
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.spans.scope import blocks_of_run
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.pareto import pareto
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import explore

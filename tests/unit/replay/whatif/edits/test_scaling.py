@@ -13,8 +13,8 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.graph_ops.repeat import with_copies
-from dpro.replay.whatif.graph_ops.spans.scope import blocks_of_run
+from dpro.replay.whatif.edits.scaling import with_copies
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS
 from tests.builders import MAIN, US, TinyRun, cpu_job, gpu_job, tiny_graph

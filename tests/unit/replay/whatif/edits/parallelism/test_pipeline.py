@@ -12,8 +12,7 @@ from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
-from dpro.replay.pipeline.schedules.tasks import FORWARD, HALF, looped, table_of
+from dpro.replay.pipeline.schedules import FORWARD, HALF, SCHEDULES, looped, table_of
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.parallelism.pipeline import computes, shape_of, slowness
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild

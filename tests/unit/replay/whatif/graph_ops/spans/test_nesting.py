@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.whatif.graph_ops.spans.nesting import COLUMNS, Nesting, nesting_of, nodes_of, rows_of
+from dpro.replay.whatif.graph_ops.scope import COLUMNS, Nesting, nesting_of, nodes_of, rows_of
 from dpro.schema import SPANS
 from tests.builders import TinyRun, tiny_graph
 

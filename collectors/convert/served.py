@@ -1,0 +1,130 @@
+"""From the records of a process to its rows of `iterations` and `requests`.
+
+In: records of kinds `ENGINE` and `BATCH`, and the lines of its requests. Out: rows. A request has a line when
+it is first scheduled and one when it ends; the later counts, and one that was cut off counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.inside import records
+from dpro.collectors.inside.names import ENGINE, ENGINES
+from dpro.collectors.inside.names import REQUESTS as LINES
+from dpro.collectors.launch.recording import Launch
+from dpro.schema import ITERATIONS, REQUESTS, kind_of_batch
+from dpro.store import part_files, write_part
+from dpro.words import from_json
+
+HOOK = "hook"
+
+
+def iterations(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.DataFrame:
+    """The iterations of a process's engine, as rows of `iterations`."""
+    batches = {r.a: (r.b, r.c, r.d) for r in recorded if r.kind == records.BATCH}
+    lacking = {r.a: (r.b, r.c) for r in recorded if r.kind == records.KV_CACHE}
+    rows = [
+        (r.a, r.b - r.a, r.c, r.d, *batches.get(r.a, (-1, -1, -1)), *lacking.get(r.a, (-1, -1)))
+        for r in recorded
+        if r.kind == records.ENGINE
+    ]
+    columns = (
+        "start_ns", "duration_ns", "prefill_tokens", "decode_tokens",
+        "num_requests", "context_tokens", "waiting", "kv_waiting", "evicted",
+    )  # fmt: skip
+    frame = pl.DataFrame(rows, dict.fromkeys(columns, pl.Int64), orient="row").sort("start_ns")
+    return frame.with_columns(
+        rank=pl.lit(process.rank, pl.Int32),
+        replica=pl.lit(_replica(process), pl.Int64),
+        iteration=pl.int_range(pl.len(), dtype=pl.Int64),
+        kind=kind_of_batch(),
+        source=pl.lit(HOOK),
+    ).pipe(lambda rows: rows if rows.height else ITERATIONS.empty())
+
+
+def requests(process: RecordedProcess) -> pl.DataFrame:
+    """The requests that a process served, as rows of `requests`, numbered in order of arrival."""
+    path = process.folder / LINES
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in lines:
+        with suppress(ValueError, LookupError, TypeError):
+            row = from_json(line)
+            rows[str(row["name"]), int(row["arrival_ns"])] = {"source": HOOK, **row}
+    if not rows:
+        return REQUESTS.empty()
+    known = {name: dtype for name, dtype in REQUESTS.dtypes.items() if name not in ("replica", "request")}
+    frame = pl.DataFrame(list(rows.values()), schema=known).sort("arrival_ns", "name")
+    return frame.with_columns(
+        *(pl.col(name).fill_null(REQUESTS.columns[name].default) for name in known),
+        replica=pl.lit(_replica(process), pl.Int64),
+        request=pl.int_range(pl.len(), dtype=pl.Int64) + (process.rank << REQUEST_BITS),
+    )
+
+
+def write_engines(launch: Launch) -> None:
+    """Convert the engines of a launch whose processes have no rank.
+
+    Raises:
+        OSError: a table cannot be written.
+    """
+    for path in sorted(launch.raw.glob(f"{ENGINES}*/{ENGINE}")):
+        facts = _facts(path)
+        if {"rank", "pid"} <= facts.keys():
+            process = RecordedProcess(path.parent, facts)
+            recorded = records.read_records(path.parent / "records.bin")
+            write_part(launch.run, ITERATIONS, process.part, iterations(process, recorded))
+            write_part(launch.run, REQUESTS, process.part, requests(process))
+
+
+def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
+    """Add requests of logs to a run whose engine was not recorded itself; its own requests know more.
+
+    Args:
+        log: what the logs say: `requests`, `skipped` and `warnings`.
+
+    Returns:
+        What is to be said of it in the manifest: `warnings`, `skipped`.
+
+    Raises:
+        OSError: the table cannot be written.
+    """
+    said: dict[str, Any] = {"warnings": list(log.warnings), "skipped": [dict(log.skipped)]}
+    if any(pl.scan_parquet(part).head(1).collect().height for part in part_files(run, REQUESTS)):
+        why = f"{log.requests.height} requests of logs were not added: the engine's own were recorded"
+        return said | {"warnings": [*said["warnings"], why]}
+    last = pl.max_horizontal("arrival_ns", "end_ns")
+    mine = log.requests.filter((last >= launched_ns) | (last < FIRST_DATE_NS))
+    earlier = log.requests.height - mine.height
+    if earlier:
+        said["skipped"].append({"requests that ended before the job began": earlier})
+    numbered = mine.with_columns(request=pl.int_range(pl.len(), dtype=pl.Int64))
+    if numbered.height:
+        write_part(run, REQUESTS, "log-00000", numbered)
+    return said
+
+
+def _replica(process: RecordedProcess) -> int:
+    return _facts(process.folder / ENGINE).get("replica", 0)
+
+
+def _facts(path: Path) -> dict[str, int]:
+    """What an engine says of itself, as far as it is a number; nothing where the file is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = from_json(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return {
+                name: value for name, value in found.items() if type(value) is int and 0 <= value < MAX_FACT
+            }
+    return {}
+
+
+FIRST_DATE_NS = 10**17  # moments before 1973 count from the start of a log
+MAX_FACT = 1 << 22  # ranks, replicas and process ids are below
+REQUEST_BITS = 40  # numbers of requests are unique within a run of several engines

@@ -1,0 +1,112 @@
+"""Serve the application until it is interrupted.
+
+In: a run, an address and port, the token that requests must carry. Out: nothing, until Ctrl-C or SIGTERM. The
+token never appears in the list of processes, which every user of the machine can read: the browser is started
+with a file.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from dpro.dashboards.app import make_app
+from dpro.dashboards.guard import LOOPBACK
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.runs import Runs, ShownRun, first_link, runs_of
+from dpro.errors import UsageError
+
+IDLE_S = 60.0  # a connection without traffic is closed after this time
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = IDLE_S
+
+
+def new_token() -> str:
+    """Return a new random token."""
+    return secrets.token_urlsafe(24)
+
+
+def serve(
+    run: Loaded | ShownRun | Runs,
+    host: str,
+    port: int,
+    token: str | None,
+    *,
+    browser: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Serve a run's dashboard.
+
+    Args:
+        port: port to listen on, 0 for any that is free.
+        token: as of `listen`.
+        say: called with the address once the server listens.
+
+    Raises:
+        UsageError: the address or port is not available.
+    """
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
+    runs = runs_of(run)
+    shown = runs.opened
+    server, address = listen(runs, host, port, token)
+    say(address)
+    work = shown.follow if shown.lives else shown.loaded.warm
+    threading.Thread(target=work, daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the file with the token is removed
+    try:
+        with way_in(address) as file:
+            if browser:
+                threading.Thread(target=webbrowser.open, args=(file.as_uri(),), daemon=True).start()
+            server.serve_forever()
+    except KeyboardInterrupt:
+        return
+    finally:
+        server.server_close()
+
+
+def listen(
+    run: Loaded | ShownRun | Runs, host: str, port: int, token: str | None
+) -> tuple[BaseWSGIServer, str]:
+    """Start to listen; return the server and the address to open.
+
+    Args:
+        port: port to listen on, 0 for any that is free.
+        token: the secret that requests must carry; None for none: then every client that reaches the port may
+            read the run.
+
+    Raises:
+        UsageError: the address or port is not available.
+    """
+    runs = runs_of(run)
+    app = make_app(runs, token, LOOPBACK if host in LOOPBACK else None)
+    try:
+        server = make_server(host, port, app.server, threaded=True, request_handler=_Handler)
+    except (OSError, SystemExit) as error:  # werkzeug exits where the port is in use
+        raise UsageError(
+            f"cannot listen on {host} port {port}: choose others with --host and --port"
+        ) from error
+    named = f"[{host}]" if ":" in host else host
+    query = "&".join([*([f"token={token}"] if token else []), *first_link(runs).split("?")[1:]])
+    return server, f"http://{named}:{server.server_port}/" + (f"?{query}" if query else "")
+
+
+@contextmanager
+def way_in(address: str) -> Iterator[Path]:
+    """Provide a file that redirects a browser to an address; only this user can read it."""
+    page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(address)}">'
+    with NamedTemporaryFile("w", prefix="dpro-", suffix=".html") as file:
+        file.write(page)
+        file.flush()
+        yield Path(file.name)

@@ -1,1 +1,0 @@
-"""The view of a server: its requests, and the iterations of its engine."""

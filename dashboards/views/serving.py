@@ -1,0 +1,126 @@
+"""A server: what limits it, how long its requests take, and what they wait for.
+
+In: requests and iterations of the run. Out: the three sentences and the findings, a bar for each of the
+slowest requests with what it waited for, and percentiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+from dash.development.base_component import Component
+
+from dpro.dashboards import needs
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
+from dpro.dashboards.theme import series, styled, time_unit
+from dpro.serving.document import serving_document
+from dpro.serving.latency import MEASURES, PARTS, number
+
+NAME = "serving"
+_ROW, _MIN_HEIGHT = 28, 220  # pixels
+_NO_WAITS = "What requests waited for is not known: none of them lies within recorded iterations."
+
+
+def waits_info(loaded: Loaded, link: Link) -> pl.DataFrame:
+    """The slowest requests: `request`, `name`, `latency_ms`, and ms of what each waited for.
+
+    Args:
+        link: not used: requests belong to no rank.
+    """
+    schema = {"request": pl.Int64, "name": pl.String, **dict.fromkeys(("latency_ms", *PARTS), pl.Float64)}
+    if needs.serving(loaded, link):
+        return pl.DataFrame(schema=schema)
+    rows = [
+        {"request": each.request, "name": each.name, "latency_ms": each.latency_ms, **each.waited}
+        for each in serving_document(loaded.run).slowest
+    ]
+    return pl.DataFrame(rows, schema=schema)
+
+
+def waits_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
+    """Draw a bar for each request, the slowest on top.
+
+    Args:
+        rows: as from `waits_info`, with what each waited for.
+    """
+    figure = go.Figure()
+    scale, unit = time_unit(max(rows["latency_ms"]))
+    for place, part in enumerate(PARTS):
+        figure.add_bar(
+            x=rows[part] / scale,
+            y=[f"request {request}" for request in rows["request"]],
+            orientation="h",
+            name=part.removesuffix("_ms"),
+            marker={"color": series(place, theme), "line": {"width": 0}},
+            hovertemplate=f"%{{y}}: %{{x:.3g}} {unit}",
+        )
+    figure.update_xaxes(title_text=f"of its latency, {unit}")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    styled(figure, theme, height=max(_MIN_HEIGHT, _ROW * rows.height + 130))
+    return figure.update_layout(barmode="stack", showlegend=True, hovermode="closest")
+
+
+def latency_info(loaded: Loaded, link: Link) -> pl.DataFrame:
+    """Percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms.
+
+    Args:
+        link: not used: requests belong to no rank.
+    """
+    columns = ("mean", "p50", "p90", "p99")
+    schema = {"measure": pl.String, "requests": pl.Int64, **dict.fromkeys(columns, pl.Float64)}
+    if needs.serving(loaded, link):
+        return pl.DataFrame(schema=schema)
+    found = serving_document(loaded.run).latency
+    rows = [
+        (name.removesuffix("_ms"), found[name].requests, *(getattr(found[name], each) for each in columns))
+        for name in MEASURES
+        if name in found
+    ]
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _limits(loaded: Loaded, _link: Link) -> Any:
+    document = serving_document(loaded.run)
+    evidence = [f"{each.class_}: {line}" for each in document.findings for line in each.evidence]
+    unknown = [f"Not known: {line}." for line in document.unknown]
+    return [message(line) for line in (*document.sentences, *evidence, *unknown)]
+
+
+def _waits(loaded: Loaded, link: Link) -> Any:
+    rows = waits_info(loaded, link).drop_nulls(PARTS)
+    if rows.is_empty():
+        return message(_NO_WAITS)
+    return [graph("serving-waits-figure", waits_figure(rows, link.theme)), csv_link(NAME, "waits", link)]
+
+
+def _latency(loaded: Loaded, link: Link) -> Any:
+    rows = latency_info(loaded, link)
+    if rows.is_empty():
+        return message("No log of requests: their latency is not known.")
+    cells = [
+        [name, f"{count:,}", *(number(ms) for ms in values)] for name, count, *values in rows.iter_rows()
+    ]
+    header = ["ms", "requests", "mean", "p50", "p90", "p99"]
+    return [table(header, cells), csv_link(NAME, "latency", link)]
+
+
+def _layout() -> Component:
+    return grid(
+        panel("What limits the server", section("serving-limits", "reading requests"), wide=True),
+        panel("The slowest requests", section("serving-waits", "finding what they waited for")),
+        panel("Latency", section("serving-latency", "sorting requests")),
+    )
+
+
+VIEW = View(
+    NAME,
+    "Serving",
+    needs.serving,
+    _layout,
+    {"serving-limits": _limits, "serving-waits": _waits, "serving-latency": _latency},
+    {"waits": waits_info, "latency": latency_info},
+)

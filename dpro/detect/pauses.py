@@ -1,0 +1,491 @@
+"""Time that is lost in some steps only: checkpoints, validation, collections, loader restarts, compilation.
+
+In: steps and counters, which are always recorded; own times of ranks where counters do not explain a pause.
+Out: a finding for each kind of pause that takes enough of the wall time: in which steps, which ranks work in
+them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.durations`, of what
+kind by `kinds.py`. A job that is slower for good has none by that; nor has one of which single steps are a
+little longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Ints
+from dpro.detect.findings import Finding
+from dpro.detect.hang.evidence import ranks_in_words
+from dpro.replay.steps.durations import StepSeries, step_series
+from dpro.replay.steps.host import host_facts
+from dpro.units import NS_PER_S, format_bytes, format_duration
+from dpro.words import few
+
+# Whether something that happens in some steps does so regularly, and in which words.
+
+MIN_OCCURRENCES = 3  # two are always a distance apart
+REGULAR = 0.8  # of the times have to be a period apart, and of the steps that are due have to have it
+ABOUT = 0.15  # of the typical distance, by which distances differ where it comes about as often
+SHOWN = 4  # steps that are named
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """When something happens.
+
+    Attributes:
+        steps: [N] in which steps.
+        period: steps from one to the next; 0 where it is not regular.
+        exact: whether it is just that, not about.
+    """
+
+    steps: Ints
+    period: int
+    exact: bool
+
+    def in_words(self) -> str:
+        """`in every 10th step`, `in about every 40th step`, `now and then`."""
+        if not self.period:
+            return "in one step" if self.steps.size == 1 else "now and then"
+        return f"in {'' if self.exact else 'about '}every {ordinal(self.period)} step"
+
+    def named(self) -> str:
+        """The first of the steps: `steps 10, 20, 30, 40 …`."""
+        return f"step{'s' if self.steps.size > 1 else ''} {few(self.steps.tolist(), SHOWN)}"
+
+
+def recurrence_of(steps: Ints, seen: Ints) -> Recurrence:
+    """How regularly something happens.
+
+    Args:
+        steps: [N] int64, the steps in which it does, ascending.
+        seen: [T] int64, all steps that would have shown it.
+    """
+    distances = np.diff(steps)
+    if steps.size < MIN_OCCURRENCES:
+        return Recurrence(steps, 0, False)
+    for period in _candidates(distances):
+        if _in_step(steps, seen, period):
+            return Recurrence(steps, int(period), True)
+    middle = float(np.median(distances))
+    spread = float(np.quantile(np.abs(distances - middle), REGULAR))
+    if middle >= 2 and steps.size > MIN_OCCURRENCES and spread <= ABOUT * middle:
+        return Recurrence(steps, round(middle), False)
+    return Recurrence(steps, 0, False)
+
+
+def _candidates(distances: Ints) -> Ints:
+    """Distances that occur, the most frequent first, then what all are multiples of: some were not seen."""
+    values, counts = np.unique(distances, return_counts=True)
+    ordered = np.append(values[np.lexsort((values, -counts))], np.gcd.reduce(distances))
+    return np.asarray(ordered[ordered > 1])
+
+
+def _in_step(steps: Ints, seen: Ints, period: int) -> bool:
+    """Whether nearly all times are whole periods apart, and nearly all steps that are due have it."""
+    phases, counts = np.unique(steps % period, return_counts=True)
+    phase = phases[counts.argmax()]
+    within = seen[(seen >= steps[0]) & (seen <= steps[-1])]
+    due = within[within % period == phase]
+    return bool(counts.max() >= REGULAR * steps.size and counts.max() >= REGULAR * due.size)
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `40th`."""
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+# The kind of each pause, and which ranks work in it, from what the host counted in its steps.
+
+EXPLAINED = 0.5  # of a pause, on some rank: what it is of
+PART = 0.1  # of a pause: so much work without gradients makes waiting for data one of a validation
+LOOK_BACK = 3  # steps: a host that runs ahead of its GPU waits for another rank's pause some steps later
+
+CHECKPOINT, COMPILATION, COLLECTION = "checkpoint", "compilation", "garbage collection"
+VALIDATION, RESTART, EPOCH, DATA = "validation", "loader restart", "epoch start", "waiting for data"
+CONTENTION, BUSY, IDLE = "CPU contention", "other work", "unknown wait"
+# What explains a pause, the most specific first: validation may cause a collection, not vice versa.
+_ORDER = {
+    "checkpoint_ns": CHECKPOINT,
+    "compile_ns": COMPILATION,
+    "gc_ns": COLLECTION,
+    "no_grad_ns": VALIDATION,
+    "data_wait_ns": DATA,
+    "run_queue_ns": CONTENTION,
+}
+_CPU = "training_thread_cpu_ns"
+_BEGINNING = "loader_start_ns"
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One pause.
+
+    Attributes:
+        step: which.
+        longer_ns: by how much its step is longer than usual.
+        lost_ns: what it costs the job.
+        kind: what it is of.
+        explained: share of it that is.
+        ranks: which work in it; empty where that is not known.
+    """
+
+    step: int
+    longer_ns: float
+    lost_ns: float
+    kind: str
+    explained: float
+    ranks: tuple[int, ...]
+
+
+def pauses_of(
+    series: StepSeries, steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]
+) -> list[Pause]:
+    """What each pause of a job is of, in order.
+
+    Args:
+        own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
+    """
+    at = np.flatnonzero(series.paused)
+    times = {int(series.steps[each]): series.times[each] - series.usual[each] for each in at}
+    lost = {int(series.steps[each]): float(series.lost[each]) for each in at}
+    more = _counted(series, host_facts(steps, counters))
+    explained = {step: _explained(more.get(step, {}), longer) for step, longer in times.items()}
+    if not all(kind for kind, *_ in explained.values()):
+        mine = _more_of_own(series, own())
+        explained |= {
+            step: _unexplained(more.get(step, {}), mine.get(step, {}), times[step])
+            for step, (kind, *_) in explained.items()
+            if not kind
+        }
+    begun = _begun(steps, counters)
+    found = []
+    for step, (kind, share, ranks) in explained.items():
+        kind = begun.get(step, kind) if kind == DATA else kind
+        found.append(Pause(step, float(times[step]), lost[step], kind, share, ranks))
+    return found
+
+
+def _belongs(series: StepSeries) -> pl.DataFrame:
+    """To which pause a step belongs, `step` and `pause`: itself, or one that soon follows."""
+    rows, last = [], -1
+    for at in np.flatnonzero(series.paused).tolist():
+        first = max(at - LOOK_BACK, last + 1)
+        rows += [(int(series.steps[each]), int(series.steps[at])) for each in range(first, at + 1)]
+        last = at
+    return pl.DataFrame(rows, schema={"step": pl.Int64, "pause": pl.Int64}, orient="row")
+
+
+def _more(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+    """By how much values are beyond those of the rank's ordinary steps, `pause`, `rank` and the columns."""
+    belongs = _belongs(series)
+    ordinary = rows.filter(
+        pl.col("step").is_in(series.steps[~series.paused].tolist())
+        & ~pl.col("step").is_in(belongs["step"].implode())
+    )
+    usual = ordinary.group_by("rank").agg(pl.col(columns).median().name.suffix("_usual"))
+    beyond = [(pl.col(name) - pl.col(f"{name}_usual").fill_null(0.0)).clip(0.0) for name in columns]
+    within = rows.join(belongs, on="step").join(usual, on="rank", how="left")
+    return within.group_by("pause", "rank").agg(each.sum() for each in beyond).sort("pause", "rank")
+
+
+def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dict[str, float]]]:
+    """What ranks counted more than in ordinary steps: by pause, by rank, by counter, ns."""
+    columns = [*_ORDER, _CPU]
+    more: dict[int, dict[int, dict[str, float]]] = {}
+    for row in _more(series, facts, columns).iter_rows(named=True):
+        more.setdefault(row["pause"], {})[row["rank"]] = {name: row[name] or 0.0 for name in columns}
+    return more
+
+
+def _more_of_own(series: StepSeries, own: pl.DataFrame) -> dict[int, dict[int, float]]:
+    """By how much ranks worked longer of their own than in ordinary steps: by pause, by rank, ns."""
+    more: dict[int, dict[int, float]] = {}
+    rows = own.select("rank", "step", pl.col("own_ns").cast(pl.Float64))
+    for pause, rank, value in _more(series, rows, ["own_ns"]).iter_rows():
+        more.setdefault(pause, {})[rank] = value
+    return more
+
+
+def _explained(more: dict[int, dict[str, float]], longer: float) -> tuple[str, float, tuple[int, ...]]:
+    """What explains a pause, by how much of it, and on which ranks; nothing where no counter does."""
+    enough = EXPLAINED * longer
+    for counter, kind in _ORDER.items():
+        most = max((of_rank[counter] for of_rank in more.values()), default=0.0)
+        if most >= enough:
+            ranks = tuple(rank for rank, of_rank in more.items() if of_rank[counter] >= enough)
+            return kind, min(most / longer, 1.0), ranks
+    validating = {
+        rank: of_rank["no_grad_ns"] + of_rank["data_wait_ns"]
+        for rank, of_rank in more.items()
+        if of_rank["no_grad_ns"] >= PART * longer
+    }
+    ranks = tuple(rank for rank, both in validating.items() if both >= enough)
+    return (VALIDATION, min(max(validating.values()) / longer, 1.0), ranks) if ranks else ("", 0.0, ())
+
+
+def _unexplained(
+    more: dict[int, dict[str, float]], own: dict[int, float], longer: float
+) -> tuple[str, float, tuple[int, ...]]:
+    """Who works in a pause that no counter explains, and whether that is work at all."""
+    ranks = tuple(rank for rank, value in own.items() if value >= EXPLAINED * longer)
+    computing = max((more.get(rank, {}).get(_CPU, 0.0) for rank in ranks), default=0.0)
+    return BUSY if computing >= EXPLAINED * longer else IDLE, 0.0, ranks
+
+
+def _begun(steps: pl.DataFrame, counters: pl.DataFrame) -> dict[int, str]:
+    """The steps in which a DataLoader began anew, and whether it had to start its workers."""
+    begun = counters.filter(pl.col("counter") == _BEGINNING).select("rank", "device", "time_ns")
+    inside = begun.sort("time_ns").join_asof(
+        steps.select("rank", "step", "start_ns", "duration_ns").sort("start_ns"),
+        left_on="time_ns", right_on="start_ns", by="rank", check_sortedness=False,
+    )  # fmt: skip
+    inside = inside.filter(pl.col("time_ns") < pl.col("start_ns") + pl.col("duration_ns"))
+    starts = ~pl.col("device").str.contains("persistent") & ~pl.col("device").str.starts_with("0 ")
+    kinds = inside.group_by("step").agg(restart=starts.any()).iter_rows()
+    return {step: RESTART if restart else EPOCH for step, restart in kinds}
+
+
+CLASS = "pauses"
+MIN_WALL_SHARE = 0.03  # of the wall time: every job loses as much
+MIN_TIMES = 3  # fewer may never come again
+HUGE = 0.1  # of the wall time, in fewer pauses than that
+MIN_UNEXPLAINED = 8  # pauses of one rank, not regular, that nothing explains: fewer are chance
+HUGE_UNEXPLAINED = 0.3  # of the wall time, where they are neither: rare delays are normal
+SAVING = 5  # steps after a deep window in which it may still be saved
+SAME = 0.8  # of the pauses a rank works in, to be the one that does
+WARM_UP = 3  # steps, the first: what is long there comes once in each start of the job
+MIN_WARM_UP, MIN_WARM_UP_NS = 0.3, NS_PER_S  # of the wall time, and at least: else a line of evidence
+
+_DOES = {  # of one rank, of several
+    CHECKPOINT: ("saves a checkpoint", "save a checkpoint"),
+    COLLECTION: ("collects garbage", "collect garbage"),
+    COMPILATION: ("compiles code", "compile code"),
+    VALIDATION: ("validates (works without gradients)", "validate (work without gradients)"),
+    RESTART: ("waits for DataLoader workers to start", "wait for DataLoader workers to start"),
+    EPOCH: ("waits for the first batch of an epoch", "wait for the first batch of an epoch"),
+    DATA: ("waits for its data", "wait for their data"),
+    BUSY: ("does work that is no training step", "do work that is no training step"),
+    IDLE: ("stands still, computing nothing", "stand still, computing nothing"),
+}
+_DO = {
+    CHECKPOINT: "save in the background (torch.distributed.checkpoint.async_save), shards on all ranks, or "
+    "less often",
+    COLLECTION: "gc.freeze() after the first steps; or gc.disable(), and gc.collect() at the same, few steps "
+    "on all ranks",
+    COMPILATION: "torch.compile(dynamic=True), mark_dynamic, or inputs of few sizes; TORCH_LOGS=recompiles "
+    "says why",
+    VALIDATION: "validate on fewer batches, or less often",
+    RESTART: "persistent_workers=True in the DataLoader",
+    EPOCH: "see what the dataset and its sampler do at the start of an epoch",
+    DATA: "more workers, a larger prefetch_factor, or faster storage",
+    BUSY: "see what the training loop does there: logging, metrics, validation with gradients",
+    IDLE: "see what the training loop does there: files, locks, the network, time.sleep",
+}
+_ONE_VALIDATES = "validate on all ranks, a part of the data on each; or less often"
+_UNEXPLAINED = (BUSY, IDLE)
+
+
+@dataclass(frozen=True)
+class LostTime:
+    """What a job loses to pauses.
+
+    Attributes:
+        findings: costliest first.
+        steps: the steps whose time they explain: no other detector has to.
+    """
+
+    findings: list[Finding]
+    steps: list[int]
+
+
+@dataclass(frozen=True)
+class PauseGroup:
+    """The pauses of a kind, and which ranks work in them.
+
+    Attributes:
+        kind: what they are of.
+        pauses: in order.
+        recurrence: how regular they are.
+        ranks: which work in nearly all of them.
+        some: which work in any.
+    """
+
+    kind: str
+    pauses: list[Pause]
+    recurrence: Recurrence
+    ranks: tuple[int, ...]
+    some: tuple[int, ...]
+
+    @property
+    def lost_ns(self) -> float:
+        """What they cost the job."""
+        return sum(pause.lost_ns for pause in self.pauses)
+
+
+def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]) -> LostTime:
+    """Find what time is lost to, if some steps take far longer than all others.
+
+    The cost of a finding is what its pauses take beyond what their steps usually would, averaged over all
+    steps; the severity is its share of the wall time.
+
+    Args:
+        steps, counters: the tables; times of each rank on its own clock.
+        own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
+    """
+    series = step_series(steps)
+    if series is None or not series.paused.any():
+        return LostTime([], [])
+    pauses = _not_ours(pauses_of(series, steps, counters, own), steps)
+    first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
+    warm_up = [pause for pause in pauses if pause.step in first]
+    groups = _groups([pause for pause in pauses if pause.step not in first], series)
+    groups = sorted((each for each in groups if _matters(each, series)), key=lambda group: -group.lost_ns)
+    num_ranks = steps["rank"].n_unique()
+    more_lines = _names_of_steps(series, warm_up)
+    findings = [_finding(each, series, num_ranks, [*_saved(each, counters), *more_lines]) for each in groups]
+    return LostTime(
+        [*findings, *_long_warm_up(warm_up, series)],
+        sorted(pause.step for pauses in (warm_up, *(each.pauses for each in groups)) for pause in pauses),
+    )
+
+
+def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
+    """Without those that nothing explains and that follow a deep window: it may still be saved then."""
+    windows = set(steps.filter(pl.col("window") >= 0)["step"].to_list())
+    return [
+        pause
+        for pause in pauses
+        if pause.kind not in _UNEXPLAINED or windows.isdisjoint(range(pause.step - SAVING, pause.step))
+    ]
+
+
+def _groups(pauses: list[Pause], series: StepSeries) -> list[PauseGroup]:
+    """Pauses by kind; of those that nothing explains the large ones, those that come regularly if they do."""
+    by_kind: dict[str, list[Pause]] = {}
+    for pause in pauses:
+        by_kind.setdefault("" if pause.kind in _UNEXPLAINED else pause.kind, []).append(pause)
+    large = _large(by_kind.pop("", []))
+    kinds = sorted(by_kind.items()) + ([(_mostly(large), large)] if large else [])
+    return [_group(kind, held, series) for kind, held in kinds if kind != CONTENTION]
+
+
+def _large(pauses: list[Pause]) -> list[Pause]:
+    """Those that are at least half as long as that within which half of the time is lost."""
+    if not pauses:
+        return []
+    lengths = np.sort([pause.longer_ns for pause in pauses])
+    middle = lengths[np.searchsorted(lengths.cumsum(), lengths.sum() / 2)]
+    return [pause for pause in pauses if pause.longer_ns >= middle / 2]
+
+
+def _mostly(pauses: list[Pause]) -> str:
+    """The kind that most of the time is lost to."""
+    return max(_UNEXPLAINED, key=lambda kind: sum(p.lost_ns for p in pauses if p.kind == kind))
+
+
+def _group(kind: str, pauses: list[Pause], series: StepSeries) -> PauseGroup:
+    recurrence = recurrence_of(np.array([pause.step for pause in pauses]), series.steps)
+    some = sorted({rank for pause in pauses for rank in pause.ranks})
+    lost = sum(pause.longer_ns for pause in pauses)
+    working = {rank: sum(p.longer_ns for p in pauses if rank in p.ranks) for rank in some}
+    ranks = tuple(rank for rank in some if working[rank] >= SAME * lost)
+    return PauseGroup(kind, pauses, recurrence, ranks, tuple(some))
+
+
+def _matters(group: PauseGroup, series: StepSeries) -> bool:
+    """Whether a kind of pause takes enough of the wall time, often enough to be no hiccup of the machine."""
+    share, times = group.lost_ns / float(series.times.sum()), len(group.pauses)
+    if group.kind not in _UNEXPLAINED:
+        return share >= (MIN_WALL_SHARE if times >= MIN_TIMES else HUGE)
+    regular = group.recurrence.period > 0 and group.recurrence.exact and times > MIN_TIMES
+    of_one = len(group.ranks) == 1 and times >= MIN_UNEXPLAINED
+    return share >= (MIN_WALL_SHARE if regular or of_one else HUGE_UNEXPLAINED)
+
+
+def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more_lines: list[str]) -> Finding:
+    of_one = len(group.ranks) == 1 and num_ranks > 1
+    times, lost = len(group.pauses), group.lost_ns
+    share = lost / float(series.times.sum())
+    each = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
+    do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
+    wait = ", the others wait" if of_one else ""
+    evidence = (
+        f"{_who(group, num_ranks)} for {each} {group.recurrence.in_words()}{wait}; do: {do}",
+        f"{group.recurrence.named()}: {times} of {series.times.size} steps, {share:.0%} of the wall time; "
+        "the cost is the mean over all steps",
+        *more_lines,
+    )
+    kind, component = ("rank", str(group.ranks[0])) if of_one else ("job", group.kind)
+    sure = round(_sure(group) * times / (times + 1), 3)
+    return Finding(
+        CLASS, kind, component, group.ranks or group.some, round(share, 4), sure,
+        lost / series.times.size, evidence, group.kind if of_one else "",
+    )  # fmt: skip
+
+
+def _sure(group: PauseGroup) -> float:
+    """How sure it is what the pauses are of."""
+    if group.kind not in _UNEXPLAINED:
+        return float(np.median([pause.explained for pause in group.pauses]))
+    return 0.9 if group.recurrence.period and group.ranks else 0.6
+
+
+def _who(group: PauseGroup, num_ranks: int) -> str:
+    """Which ranks do what, in words."""
+    one, several = _DOES[group.kind]
+    if num_ranks == 1 or not group.some:
+        return f"the job {one}"
+    if len(group.ranks) == 1:
+        return f"rank {group.ranks[0]} {one}"
+    if len(group.ranks) == num_ranks:
+        return f"all ranks {several}"
+    together = "" if group.ranks else ", not all in the same steps,"
+    return f"{ranks_in_words(group.ranks or group.some)}{together} {several}"
+
+
+def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[str]:
+    """How much a checkpoint is, and how fast it was saved."""
+    if group.kind != CHECKPOINT:
+        return []
+    saves = counters.filter(pl.col("counter").is_in(["checkpoint_save_ns", "checkpoint_save_bytes"]))
+    both = saves.pivot("counter", index=["rank", "time_ns"], values="value", aggregate_function="first")
+    if "checkpoint_save_bytes" not in both.columns:
+        return []
+    files = both.drop_nulls()
+    size, took = (float(files[name].sum()) for name in ("checkpoint_save_bytes", "checkpoint_save_ns"))
+    return [
+        f"files of {format_bytes(size / files.height)}, saved at {format_bytes(size / took * NS_PER_S)}/s"
+    ]
+
+
+def _names_of_steps(series: StepSeries, warm_up: list[Pause]) -> list[str]:
+    """The two lengths of a step, and what the first steps took in addition."""
+    typical, mean = format_duration(series.typical_ns), format_duration(series.mean_ns)
+    lines = [f"typical step {typical}, mean step with pauses {mean}"]
+    if warm_up:
+        lost = format_duration(sum(pause.lost_ns for pause in warm_up))
+        lines.append(f"not counted: {lost} more in the first {WARM_UP} steps (warm-up)")
+    return lines
+
+
+def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
+    """The first steps, where they take much of the recorded time."""
+    lost, wall = sum(pause.lost_ns for pause in pauses), float(series.times.sum())
+    if lost < max(MIN_WARM_UP * wall, MIN_WARM_UP_NS):
+        return []
+    kinds = sorted({pause.kind for pause in pauses if pause.kind not in (*_UNEXPLAINED, CONTENTION)})
+    evidence = (
+        f"the first {WARM_UP} steps take {format_duration(lost)} more than typical ones"
+        f"{' (' + ', '.join(kinds) + ')' if kinds else ''}; do: record more steps, if the job has them: it "
+        "comes once in each start",
+        f"{lost / wall:.0%} of the wall time of {series.times.size} steps; "
+        "the cost is the mean over all steps",
+        *_names_of_steps(series, []),
+    )
+    ranks = tuple(sorted({rank for pause in pauses for rank in pause.ranks}))
+    cost = lost / series.times.size
+    return [Finding(CLASS, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, evidence)]

@@ -1,0 +1,546 @@
+"""The scope of spans: the work of an operator or a module as a whole, its backward pass and its kernels.
+
+In: a graph with the run it was made from. Out: masks over its nodes. A node has the innermost span it is
+part of and nothing of those around that; the run's tables do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Ints
+from dpro.errors import NothingToChange, Unanswerable
+from dpro.replay.construction.cpu_threads import merge_intervals
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.kept import kept
+from dpro.replay.models.memory import MODULE
+from dpro.replay.models.roofline import MATMULS
+from dpro.replay.whatif.grammar import nearest
+from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
+from dpro.store import Run
+from dpro.words import few
+
+# Which spans lie in which on their threads, what they launch, and which nodes they are.
+
+ON_CPU = ("cpu_op", "runtime", "annotation", "python")
+COLUMNS = [
+    *("span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid"),
+    *("correlation", "sequence_number", "forward_thread"),
+]
+MAX_SPARSE = 16  # entries of a look-up table per value that is looked up
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """The spans of a run, each column [S].
+
+    Attributes:
+        run: whose spans.
+        on_cpu: whether a span is of a thread.
+        start: ns on one axis for all threads, each thread after the one before it.
+        lasts: ns.
+        launch: a number that a call shares with what it launched, -1 for none.
+        calls, launched: whether a span launches GPU work; whether it is such work.
+    """
+
+    run: Run
+    on_cpu: Bools
+    start: Ints
+    lasts: Ints
+    launch: Ints
+    calls: Bools
+    launched: Bools
+
+    @cached_property
+    def end(self) -> Ints:
+        """ns on the axis of the starts."""
+        return self.start + self.lasts
+
+    @cached_property
+    def spans(self) -> pl.DataFrame:
+        """The rows, with `COLUMNS` and `row`, their number."""
+        return self.rows(*COLUMNS)
+
+    def rows(self, *columns: str) -> pl.DataFrame:
+        """The rows, with some of `COLUMNS` and `row`, their number; ranks as the graph has them."""
+        return _with_wide_ranks(self.run.table(SPANS, columns)).with_row_index("row")
+
+    def inside(self, chosen: Bools) -> Bools:
+        """[S] all CPU spans within the chosen ones on their threads, and what they launched.
+
+        Args:
+            chosen: [S] spans.
+        """
+        begin, end = merge_intervals(self.start[chosen], self.end[chosen])
+        found = np.zeros(chosen.size, np.bool_)
+        if begin.size == 0:
+            return found
+        cpu = np.flatnonzero(self.on_cpu)
+        time = self.start[cpu]
+        at = np.searchsorted(begin, time, side="right") - 1
+        found[cpu] = (at >= 0) & (time < end[np.maximum(at, 0)])
+        calling = np.zeros(int(self.launch.max(initial=-1)) + 2, np.bool_)  # the last: launched by none
+        calling[self.launch[found & self.calls]] = True
+        calling[-1] = False
+        work = np.flatnonzero(self.launched)
+        found[work] = calling[self.launch[work]]
+        return found
+
+    def with_backward(self, chosen: Bools) -> Bools:
+        """[S] what is inside the chosen spans, and inside the backward pass of that.
+
+        A backward operator has the sequence number of the forward operator that asked for it: the last one
+        that had it, since those before only looked at the next number.
+
+        Args:
+            chosen: [S] spans.
+        """
+        forward = self.inside(chosen)
+        places = ("rank", "window", "sequence_number", "forward_thread", "span_id", "start_ns")
+        spans = self.rows("kind", *places)  # read at once
+        rank, window, number, thread, ids, start = (spans[name].to_numpy() for name in places)
+        numbered = np.flatnonzero((number >= 0) & (spans["kind"] == "cpu_op").to_numpy())
+        asked = _numbered(rank[numbered], window[numbered], number[numbered])
+        is_forward = thread[numbered] <= 0
+        order = np.lexsort((ids[numbered], start[numbered]))
+        order = order[is_forward[order]]
+        asker = np.full(int(asked.max(initial=-1)) + 1, -1)
+        asker[asked[order]] = numbered[order]  # the last of those that are equal stays
+        backward = ~is_forward & np.append(forward, False)[asker[asked]]
+        late = np.zeros(chosen.size, np.bool_)
+        late[numbered[backward]] = True
+        return forward | self.inside(late)
+
+    def marked(self, rows: pl.DataFrame) -> Bools:
+        """[S] whether a span is among some rows.
+
+        Args:
+            rows: of `spans`.
+        """
+        found = np.zeros(self.start.size, np.bool_)
+        found[rows["row"].to_numpy()] = True
+        return found
+
+    def column(self, name: str) -> Ints:
+        """A column of the rows.
+
+        Args:
+            name: of `COLUMNS`.
+        """
+        return self.rows(name)[name].to_numpy()
+
+
+def nesting_of(graph: Graph, run: Run) -> Nesting:
+    """The spans of a run, in order of their threads."""
+    return kept(graph, "nesting-of-spans", (run,), lambda: _nesting(run), {"Nesting": Nesting})
+
+
+def _with_wide_ranks(spans: pl.DataFrame) -> pl.DataFrame:
+    return spans.with_columns(pl.col("^rank$").cast(pl.Int64))
+
+
+def _nesting(run: Run) -> Nesting:
+    columns = ("rank", "window", "kind", "start_ns", "duration_ns", "tid", "correlation")
+    spans = _with_wide_ranks(run.table(SPANS, columns))
+    rank, window, start, lasts, correlation = (
+        spans[name].to_numpy() for name in ("rank", "window", "start_ns", "duration_ns", "correlation")
+    )
+    kinds, called = spans["kind"], correlation >= 0
+    launch = np.full(spans.height, -1)
+    launch[called] = _numbered(rank[called], window[called], correlation[called])
+    lane = _dense(_numbered(rank, window, _dense(spans["tid"].to_numpy())))
+    begins = np.full(int(lane.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begins, lane, start)
+    since = start - begins[lane]
+    begin = since + lane * (int((since + lasts).max(initial=0)) + 1)
+    calls = (kinds == "runtime").to_numpy() & called
+    launched = kinds.is_in(GPU_WORK_KINDS).to_numpy() & called
+    on_cpu = kinds.is_in(ON_CPU).to_numpy()
+    return Nesting(run, on_cpu, begin, lasts, launch, calls, launched)
+
+
+def _dense(values: Ints) -> Ints:
+    """Values, of which few differ, as numbers from 0 on."""
+    return np.searchsorted(np.sort(pl.Series(values).unique().to_numpy()), values)
+
+
+def _numbered(*columns: Ints) -> Ints:
+    """[K] a number from 0 on for each row, equal where all columns are."""
+    columns = tuple(column - column.min(initial=0) for column in columns)
+    sizes = [int(column.max(initial=0)) + 1 for column in columns]
+    if math.prod(sizes) <= MAX_SPARSE * (columns[0].size + 1):
+        return np.ravel_multi_index(columns, sizes)
+    if any(size > columns[0].size for size in sizes):
+        return _numbered(*(np.unique(column, return_inverse=True)[1] for column in columns))
+    return np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)[1]
+
+
+def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
+    """[N] nodes of the spans, and of collectives that they called.
+
+    Args:
+        members: [S] spans of its `Nesting`.
+    """
+    found: Bools = np.append(members, False)[rows_of(graph, run)]
+    columns = (graph.nodes.rank, graph.nodes.span, run)
+    caller, node = kept(graph, "calls-of-collectives", columns, lambda: _calls(graph, run))
+    found[node[members[caller]]] = True
+    return found
+
+
+def rows_of(graph: Graph, run: Run) -> Ints:
+    """[N] the row of the span that each node is, -1 for none."""
+    nodes = graph.nodes
+    columns = (nodes.rank, nodes.span, run)
+    return kept(
+        graph, "rows-of-nodes", columns, lambda: _rows(nesting_of(graph, run), nodes.rank, nodes.span)
+    )
+
+
+def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
+    """[K] the row of each span, -1 where there is none.
+
+    Args:
+        rank, span: [K] whose, and which; below 0 for none.
+    """
+    known = (rank >= 0) & (span >= 0)
+    of, ids = nesting.column("rank"), nesting.column("span_id")
+    keys = _numbered(np.append(of, rank[known]), np.append(ids, span[known]))
+    row = np.full(int(keys.max(initial=-1)) + 1, -1)
+    row[keys[: of.size]] = np.arange(of.size)
+    found = np.full(rank.size, -1)
+    found[known] = row[keys[of.size :]]
+    return found
+
+
+def _calls(graph: Graph, run: Run) -> tuple[Ints, Ints]:
+    """Rows of spans that called collectives, and the nodes of these."""
+    calls = run.table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
+    calls = calls.with_columns(pl.col("rank").cast(pl.Int64)).filter(pl.col("span_id") >= 0)
+    nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
+    made = calls.join(nodes, on=["rank", "span_id"])
+    rank, launch, node = (made[name].to_numpy() for name in ("rank", "launch_span_id", "node"))
+    row = _rows(nesting_of(graph, run), rank, launch)
+    return row[row >= 0], node[row >= 0].astype(np.int64)
+
+
+RANGES = ("annotation", "python")
+OPTIMIZER = "Optimizer.step#"  # with the class of the optimizer behind it
+MAX_NAMES = 4  # of modules that a reason lists
+WRAPPER = "module."  # by which DDP names the module inside
+NUMBERED = re.compile(r"(?:.*\.)?\d+")  # as dpro and DDP name modules
+OF_CLASS = re.compile(r"\w+_\d+")  # as torch.profiler numbers the modules of a class, with Python stacks
+LANE = ["rank", "window", "tid"]
+
+
+def in_modules(graph: Graph, pattern: str) -> Bools:
+    """[N] nodes of modules or other ranges that fit a pattern, of their backward pass, and what both launch.
+
+    Raises:
+        Unanswerable: there is no such range.
+    """
+    columns = (graph.nodes.rank, graph.nodes.span)
+    return once(graph, ("in modules", pattern), columns, lambda: _in_modules(graph, pattern))
+
+
+def _in_modules(graph: Graph, pattern: str) -> Bools:
+    run = _run_of(graph)
+    nesting = nesting_of(graph, run)
+    ranges = nesting.rows("kind", "name").filter(pl.col("kind").is_in(RANGES))
+    ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
+    chosen = ranges.filter(_fits(ranges, pattern))
+    if chosen.is_empty():
+        near = nearest(pattern, ranges["name"].unique().sort().to_list())
+        raise NothingToChange(
+            f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
+        )
+    return nodes_of(graph, run, nesting.with_backward(nesting.marked(chosen)))
+
+
+def optimizing(graph: Graph) -> Bools:
+    """[N] what the optimizer does; nothing where its range was not recorded."""
+
+    def compute() -> Bools:
+        try:
+            return in_modules(graph, f"{OPTIMIZER}*")
+        except Unanswerable:
+            return np.zeros(graph.num_nodes, np.bool_)
+
+    return kept(graph, "optimizer", (graph.nodes.rank, graph.nodes.span, graph.run), compute)
+
+
+def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
+    """The nodes of each call of the outermost modules that fit a pattern, forward and backward.
+
+    Returns:
+        `node`, `block` (a number per call), `backward`.
+
+    Raises:
+        Unanswerable: there is no such module, or backward runs it again already.
+    """
+    run = _run_of(graph)
+    nesting = nesting_of(graph, run)
+    calls = _modules(nesting.spans, pattern)
+    again = _run_again(nesting, calls)
+    if again:
+        named = few(again, MAX_NAMES)
+        raise Unanswerable(f"the job computes activations again in backward already, those of {named}")
+    rows, parts = rows_of(graph, run), []
+    for block, outer in enumerate(_outermost(calls)["row"].to_list()):
+        chosen = np.arange(nesting.start.size) == outer
+        forward, every = (np.append(each(chosen), False) for each in (nesting.inside, nesting.with_backward))
+        node = np.flatnonzero(every[rows])
+        parts.append(pl.DataFrame({"node": node, "block": block, "backward": ~forward[rows[node]]}))
+    return pl.concat(parts).sort("node", maintain_order=True)
+
+
+def outermost_modules(graph: Graph, pattern: str) -> list[str]:
+    """Names of the outermost modules that fit a pattern.
+
+    Raises:
+        Unanswerable: there is no such module.
+    """
+    return (
+        _outermost(_modules(nesting_of(graph, _run_of(graph)).spans, pattern))["name"]
+        .unique()
+        .sort()
+        .to_list()
+    )
+
+
+def _modules(spans: pl.DataFrame, pattern: str) -> pl.DataFrame:
+    """Calls of the modules that fit a pattern, by their names."""
+    ranges = spans.filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
+    ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
+    fits = ranges.filter(_fits(ranges, pattern))
+    if fits.is_empty():
+        near = nearest(pattern, ranges["name"].unique().sort().to_list())
+        raise Unanswerable(f"no module in the run fits {pattern!r}{near}: `dpro record --modules` names them")
+    return fits
+
+
+def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
+    """Patterns for modules that are numbered side by side (`layers.*`), each with the names of its blocks.
+
+    Modules that are numbered by class (`BertLayer_*`) count where they hold others.
+    """
+    if run is None:
+        return {}
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    modules = (
+        run.table(SPANS, [*LANE, "kind", "name", "start_ns", "duration_ns"])
+        .filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
+        .sort(*LANE, "start_ns", "duration_ns", descending=[False] * 4 + [True])
+        .with_columns(holds=pl.col("start_ns").shift(-1).over(LANE) < end)
+    )
+    holding = modules.group_by(pl.col("name").str.strip_prefix(MODULE), "kind").agg(pl.col("holds").any())
+    found: dict[str, list[str]] = {}
+    for name, kind, holds in holding.sort("name").iter_rows():
+        if (holds and OF_CLASS.fullmatch(name)) if kind == "python" else NUMBERED.fullmatch(name):
+            found.setdefault(re.sub(r"\d+$", "*", name), []).append(name)
+    return {pattern: names for pattern, names in found.items() if len(names) > 1}
+
+
+def _run_again(nesting: Nesting, calls: pl.DataFrame) -> list[str]:
+    """Names of the called modules, and of those that these call, that run in backward, too."""
+    spans = nesting.spans
+    is_module = (spans["kind"].is_in(RANGES) & spans["name"].str.starts_with(MODULE)).to_numpy()
+    late = spans.filter(is_module & nesting.inside(nesting.column("forward_thread") > 0))
+    if late.is_empty():
+        return []
+    inside = spans.filter(is_module & nesting.inside(nesting.marked(calls)))
+    names = inside.join(late, on=["rank", "name"], how="semi")["name"].str.strip_prefix(MODULE)
+    return names.unique().sort().to_list()
+
+
+def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
+    """Of spans those that lie in no other of their thread."""
+    ordered = spans.sort(*LANE, "start_ns", "duration_ns", descending=[False] * 4 + [True])
+    latest = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().shift(1).over(LANE)
+    return ordered.filter((pl.col("start_ns") >= latest).fill_null(True))
+
+
+def names_in_scope(graph: Graph, pattern: str) -> list[str]:
+    """Names of the ranges that fit a pattern, and of all CPU spans inside them.
+
+    Raises:
+        Unanswerable: there is no such range.
+    """
+    nesting = nesting_of(graph, _run_of(graph))
+    ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES))
+    chosen = ranges.filter(_fits(ranges, pattern))
+    if chosen.is_empty():
+        raise NothingToChange(
+            f"the run has no range {pattern!r}: record with torch.profiler or `dpro record`"
+        )
+    inner = nesting.spans.filter(nesting.inside(nesting.marked(chosen)) & nesting.on_cpu)
+    return inner["name"].unique().sort().to_list()
+
+
+def launching_only(graph: Graph, work: Bools) -> Bools:
+    """[N] the outermost operators that launch some of this GPU work and none other, with all inside them.
+
+    Without a run, which names operators, the calls alone.
+
+    Args:
+        work: [N] GPU work.
+    """
+    calls = calls_of(graph, work)
+    if graph.run is None:
+        return calls
+    run = graph.run
+    nesting = nesting_of(graph, run)
+    launch, operator = kept(graph, "launches-in-operators", (run,), lambda: _launches_in_operators(nesting))
+    gone = np.zeros(nesting.start.size + 1, np.bool_)
+    gone[rows_of(graph, run)[calls]] = True
+    idle = np.zeros(nesting.start.size, np.bool_)
+    idle[operator] = True
+    idle[operator[~gone[launch]]] = False
+    on_cpu = is_of(graph.nodes.kind, CPU_KINDS)
+    return calls | (nodes_of(graph, run, nesting.inside(idle)) & on_cpu)
+
+
+def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
+    """Rows of launches of GPU work in operators, and of the outermost operator that each is in."""
+    operators = np.flatnonzero((nesting.rows("kind")["kind"] == "cpu_op").to_numpy())
+    operators = operators[np.lexsort((-nesting.end[operators], nesting.start[operators]))]
+    latest = np.maximum.accumulate(nesting.end[operators])
+    is_outer = np.ones(operators.size, np.bool_)
+    is_outer[1:] = nesting.start[operators[1:]] >= latest[:-1]
+    outer = operators[is_outer]
+    launching = np.zeros(int(nesting.launch.max(initial=-1)) + 1, np.bool_)
+    launching[nesting.launch[nesting.launched]] = True
+    calls = np.flatnonzero(nesting.calls)
+    calls = calls[launching[nesting.launch[calls]]]
+    at = np.searchsorted(nesting.start[outer], nesting.start[calls], side="right") - 1
+    inside = (at >= 0) & (nesting.start[calls] < np.append(nesting.end[outer], 0)[at])
+    return calls[inside], outer[at[inside]]
+
+
+def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
+    """The matmuls that launched the masked kernels.
+
+    Args:
+        kernels: [N] which kernels.
+
+    Returns:
+        `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
+        node; kernels that no matmul launched are left out.
+    """
+    columns = (graph.nodes.kind, graph.nodes.rank, graph.nodes.span, _run_of(graph))
+    found = kept(graph, "matmuls-of-kernels", columns, lambda: _matmuls_of_kernels(graph))
+    return found.filter(kernels[found["node"].to_numpy()])
+
+
+def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:
+    spans = spans_of(_run_of(graph), [*COLUMNS, "shapes"])
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    operators = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").is_in(list(MATMULS)))
+    backward_threads = spans.filter(pl.col("forward_thread") > 0).select(LANE).unique()
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    called = (
+        calls.select(*LANE, "start_ns", "correlation")
+        .sort("start_ns")
+        .join_asof(
+            operators.select(*LANE, "start_ns", "name", "shapes", operator="span_id", until=end).sort(
+                "start_ns"
+            ),
+            on="start_ns",
+            by=LANE,
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .filter(pl.col("start_ns") < pl.col("until"))
+        .join(backward_threads.with_columns(backward=pl.lit(True)), on=LANE, how="left")
+        .unique(["rank", "window", "correlation"], keep="first", maintain_order=True)
+    )
+    nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
+    launched = spans.filter(pl.col("kind") == "kernel").select("rank", "window", "span_id", "correlation")
+    return (
+        nodes.filter(pl.Series(graph.nodes.kind == NodeKind.KERNEL))
+        .join(launched, on=["rank", "span_id"])
+        .drop("span_id")
+        .join(called, on=["rank", "window", "correlation"])
+        .select("node", "rank", "name", "shapes", pl.col("backward").fill_null(False), span_id="operator")
+        .sort("node")
+    )
+
+
+def calls_of(graph: Graph, work: Bools) -> Bools:
+    """[N] calls that launch some of this work and no other.
+
+    Args:
+        work: [N] GPU work.
+    """
+    edges = graph.edges
+    launch = np.flatnonzero(edges.kind == EdgeKind.LAUNCH)
+    source, of_work = edges.source[launch], work[edges.target[launch]]
+    some, others = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.bool_)
+    some[source[of_work]] = True
+    others[source[~of_work]] = True
+    calls: Bools = some & ~others & is_of(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
+    return calls
+
+
+def descendants_of(graph: Graph, pattern: str) -> Bools:
+    """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch."""
+    run = _run_of(graph)
+
+    def spans() -> Bools:
+        nesting = nesting_of(graph, run)
+        on_cpu = nesting.rows("name").filter(nesting.on_cpu)
+        return nesting.inside(nesting.marked(on_cpu.filter(_fits(on_cpu, pattern))))
+
+    def nodes() -> Bools:
+        return nodes_of(graph, run, once(graph, ("descending spans", pattern), (run,), spans))
+
+    return once(graph, ("descendants", pattern), (graph.nodes.rank, graph.nodes.span), nodes)
+
+
+def with_descendants(graph: Graph, mask: Bools) -> Bools:
+    """[N] the masked nodes with all that their CPU spans call and launch; as they are without a run.
+
+    Args:
+        mask: [N] nodes.
+    """
+    if graph.run is None:
+        return mask
+    nesting = nesting_of(graph, graph.run)
+    picked = np.zeros(nesting.start.size + 1, np.bool_)
+    picked[rows_of(graph, graph.run)[mask]] = True
+    return mask | nodes_of(graph, graph.run, nesting.inside(picked[:-1] & nesting.on_cpu))
+
+
+def _run_of(graph: Graph) -> Run:
+    if graph.run is None:
+        raise Unanswerable("the graph does not know the run it is from: what is inside of what is unknown")
+    return graph.run
+
+
+def spans_of(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
+    """The run's spans with these columns, ranks as the graph has them.
+
+    Args:
+        columns: of the `spans` table.
+    """
+    return run.table(SPANS, columns).with_columns(pl.col("rank").cast(pl.Int64))
+
+
+def _fits(spans: pl.DataFrame, pattern: str) -> pl.Series:
+    known = spans["name"].unique().to_list()
+    fitting = [name for name in known if _fits_name(name, pattern)]
+    return spans["name"].is_in(fitting)
+
+
+def _fits_name(name: str, pattern: str) -> bool:
+    """Whether a pattern is for this name, or for the one that a module has within DDP."""
+    inside = name.removeprefix(WRAPPER)
+    return pattern in (name, inside) or fnmatchcase(name, pattern) or fnmatchcase(inside, pattern)
