@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from dpro.detect.findings import Finding
 from dpro.documents import plain
@@ -155,7 +156,7 @@ def test_several_processes_write_at_once() -> None:
 
 def test_what_is_older_than_a_year_is_dropped_and_a_repaired_host_is_forgotten() -> None:
     remember([row("old", days_ago=400), row("new")])
-    remember([replace(row("newer"), host="n2")])
+    remember([structs.replace(row("newer"), host="n2")])
     assert [each.run for each in remembered()] == ["new", "newer"]
     assert forget("n1") == 1
     assert [each.host for each in remembered()] == ["n2"]
@@ -170,7 +171,7 @@ def test_a_command_is_allowed_so_often_in_a_time_by_all_watchers_together() -> N
 
 def test_the_history_is_listed_and_cleared() -> None:
     assert "No finding" in dpro("history").stdout
-    remember([row("/runs/a#12"), replace(row("/runs/b#13"), host="n2")])
+    remember([row("/runs/a#12"), structs.replace(row("/runs/b#13"), host="n2")])
     assert [line.split()[2:4] for line in dpro("history").stdout.splitlines()] == [
         ["n1", "slow.nic"], ["n2", "slow.nic"]
     ]  # fmt: skip

@@ -3,11 +3,11 @@
 import math
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dpro.errors import DproError
 from dpro.trial.ledger import (
