@@ -233,7 +233,7 @@ class Evidence(DocumentPart, frozen=True):
     """
 
     starts: Starts
-    edges: list[EdgeCounts]
+    edges: tuple[EdgeCounts, ...]
     stream_pairs: StreamPairs
 
 
@@ -254,7 +254,7 @@ class StartCounts(NamedTuple):
 def in_shares(counts: StartCounts) -> Evidence:
     """What the starts rest on, as shares of all."""
     rows = zip(EdgeKind, counts.edges.tolist())
-    edges = [EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers)]
+    edges = tuple(EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers))
     shares = counts.set_by / max(int(counts.set_by.sum()), 1)
     return Evidence(Starts(*map(float, shares)), edges, StreamPairs(*counts.streams.tolist()))
 

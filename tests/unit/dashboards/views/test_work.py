@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import polars as pl
 import pytest
+from msgspec import structs
 
 from dpro.analysis import gains
 from dpro.analysis.gains import stands_out
@@ -224,7 +225,7 @@ def test_tried_changes_are_listed_with_their_predictions(loaded):
     entry = LedgerEntry(
         "bucket", ["bucket:mb=5"], Ratio(0.9, 0.8, 1.0), Ratio(0.95, 0.94, 0.96), 0.01, 20.0, 3, 9, 2, "2026"
     )
-    tried = ledger_info([entry, dataclasses.replace(entry, predicted=None, time="2027")])
+    tried = ledger_info([entry, structs.replace(entry, predicted=None, time="2027")])
     assert tried["predicted_ms"].to_list() == [None, 18.0]
     assert tried["measured_high_ms"].to_list() == pytest.approx([19.2, 19.2])
     assert tried["off_by"].to_list() == [None, pytest.approx(0.9 / 0.95 - 1)]

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
@@ -118,7 +119,7 @@ def test_prediction_counts_what_a_changed_overlap_costs_and_how_well_that_is_kno
     trust = dataclasses.replace(trust, overlap=overlap, error_pct=0.0)
     baseline = baseline_steps(graph)
     sure = predict(graph, baseline, [NoCommunication()], trust)
-    unsure = dataclasses.replace(trust, overlap=dataclasses.replace(overlap, low=1.2, high=1.4))
+    unsure = dataclasses.replace(trust, overlap=structs.replace(overlap, low=1.2, high=1.4))
     wide = predict(graph, baseline, [NoCommunication()], unsure)
     assert sure.predicted_ns == wide.predicted_ns == KERNELS * ALONE
     assert wide.high_ns - wide.low_ns > sure.high_ns - sure.low_ns
