@@ -39,7 +39,7 @@ from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
-from dpro.replay.whatif.edit import with_paths
+from dpro.replay.whatif.grammar import with_paths
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_selection
