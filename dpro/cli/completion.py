@@ -38,7 +38,7 @@ def completion(shell: str) -> None:
 
 def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list[CompletionItem]:
     """What may follow in an edit: its name, then keys that are not yet given, then words that a key takes."""
-    from dpro.replay.whatif.edit import keys_of
+    from dpro.replay.whatif.grammar import keys_of
     from dpro.replay.whatif.registry import EDITS, all_kinds, kind_named
 
     name, colon, given = typed.partition(":")
@@ -50,7 +50,7 @@ def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list
 
 def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
     """All that has been typed, with what may follow, and what that means."""
-    from dpro.replay.whatif.edit import keys_of
+    from dpro.replay.whatif.grammar import keys_of
 
     keys = keys_of(edit)
     *before, last = given.split(",")

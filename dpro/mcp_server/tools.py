@@ -40,7 +40,7 @@ from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
 from dpro.replay.difference import DifferenceDocument
-from dpro.replay.whatif.edit import with_paths
+from dpro.replay.whatif.grammar import with_paths
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_selection

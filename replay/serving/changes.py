@@ -8,8 +8,9 @@ assumed silently.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ from dpro.replay.models.roofline import GPUS
 from dpro.replay.serving.engine import Engine, IterationCost
 from dpro.replay.serving.inside import ChangedIterations
 from dpro.replay.serving.sized import ServedModel, cached_tokens, moved_to
-from dpro.replay.whatif.grammar import KnownChange, Values, apply_change, nearest, split_edit, values_of
+from dpro.replay.whatif.grammar import Key, KnownChange, Values, apply_change, nearest, split_edit, values_of
 
 MAX_VALUE = 10**9
 NO_LIMIT = 1 << 20  # tokens
@@ -87,9 +88,7 @@ class Server:
 
 
 def _max_batch(server: Server, values: Values) -> Server:
-    return replace(
-        server, engine=replace(server.engine, max_requests=_count("max-batch", "requests", values))
-    )
+    return replace(server, engine=replace(server.engine, max_requests=values["requests"]))
 
 
 def _chunked(server: Server, values: Values) -> Server:
@@ -97,13 +96,12 @@ def _chunked(server: Server, values: Values) -> Server:
     if not values["tokens"]:
         engine = replace(server.engine, token_budget=NO_LIMIT, whole_prompts=True, prompts_first=alone)
         return replace(server, engine=engine)
-    budget = _count("chunked-prefill", "tokens", values)
+    budget = values["tokens"]
     engine = replace(server.engine, token_budget=budget, whole_prompts=False, prompts_first=alone)
     return replace(server, engine=engine)
 
 
 def _arrivals(server: Server, values: Values) -> Server:
-    _positive("arrivals", "rate", values)
     since = pl.col("arrival_ns") - pl.col("arrival_ns").min()
     sooner = (pl.col("arrival_ns").min() + since / values["rate"]).round().cast(pl.Int64)
     return replace(server, requests=server.requests.with_columns(arrival_ns=sooner))
@@ -111,7 +109,6 @@ def _arrivals(server: Server, values: Values) -> Server:
 
 def _longer(column: str) -> Callable[[Server, Values], Server]:
     def apply(server: Server, values: Values) -> Server:
-        _positive(column, "length", values)
         longer = (pl.col(column) * values["length"]).round().clip(1).cast(pl.Int64)
         return replace(server, requests=server.requests.with_columns(longer.alias(column)))
 
@@ -119,18 +116,14 @@ def _longer(column: str) -> Callable[[Server, Values], Server]:
 
 
 def _prefix(server: Server, values: Values) -> Server:
-    if values["share"] >= 1:
-        raise UsageError(
-            f"prefix: share is less than 1, not {values['share']:g}: a prompt ends with tokens of its own"
-        )
+    if values["share"] == 1:
+        raise UsageError("prefix: share is less than 1: a prompt ends with tokens of its own")
     cached = (pl.col("prompt_tokens") * values["share"]).floor().cast(pl.Int64)
     return replace(server, requests=server.requests.with_columns(cached_tokens=cached))
 
 
 def _speculate(server: Server, values: Values) -> Server:
-    guessed, accepted = _count("speculate", "tokens", values), values["acceptance"]
-    if accepted > 1:
-        raise UsageError(f"speculate: acceptance is a share, at most 1, not {accepted:g}")
+    guessed, accepted = values["tokens"], values["acceptance"]
     # Guesses are accepted one after the other until one is wrong; that one is replaced by the right token.
     made = sum(accepted**number for number in range(guessed + 1))
     drafted_s = guessed * values["draft"] * (server.cost.weights_s + server.cost.host_s)
@@ -141,22 +134,15 @@ def _speculate(server: Server, values: Values) -> Server:
 
 
 def _pools(server: Server, values: Values) -> Server:
-    pools = Pools(
-        _count("pools", "prefill", values), _count("pools", "decode", values), values["gbps"], values["kv"]
-    )
-    _positive("pools", "gbps", values)
+    pools = Pools(values["prefill"], values["decode"], values["gbps"], values["kv"])
     return replace(server, pools=pools)
 
 
 def _nano_batches(server: Server, values: Values) -> Server:
-    if values["overlap"] > 1:
-        raise UsageError(f"nano-batches: overlap is a share, at most 1, not {values['overlap']:g}")
     return replace(server, cost=replace(server.cost, overlapped=values["overlap"]))
 
 
 def _faster(server: Server, values: Values) -> Server:
-    for key in ("compute", "memory", "host"):
-        _positive("faster", key, values)
     cost = server.cost
     return replace(server, cost=replace(
         cost,
@@ -167,15 +153,15 @@ def _faster(server: Server, values: Values) -> Server:
 
 
 def _memory(server: Server, values: Values) -> Server:
-    return replace(server, engine=replace(server.engine, kv_tokens=_count("kv-cache", "tokens", values)))
+    return replace(server, engine=replace(server.engine, kv_tokens=values["tokens"]))
 
 
 def _replicas(server: Server, values: Values) -> Server:
-    return replace(server, engine=replace(server.engine, replicas=_count("replicas", "count", values)))
+    return replace(server, engine=replace(server.engine, replicas=values["count"]))
 
 
 def _clients(server: Server, values: Values) -> Server:
-    return replace(server, engine=replace(server.engine, clients=_count("clients", "count", values)))
+    return replace(server, engine=replace(server.engine, clients=values["count"]))
 
 
 def _device(server: Server, values: Values) -> Server:
@@ -187,7 +173,7 @@ def _device(server: Server, values: Values) -> Server:
 
 def _tensor_parallel(server: Server, values: Values) -> Server:
     here = _served("tensor-parallel", server)
-    return _on(server, here, replace(here, tp=_count("tensor-parallel", "degree", values)))
+    return _on(server, here, replace(here, tp=values["degree"]))
 
 
 def _served(name: str, server: Server) -> ServedModel:
@@ -221,7 +207,7 @@ def _on(server: Server, here: ServedModel, there: ServedModel) -> Server:
 def logs_of(changes: Sequence[str]) -> list[str]:
     """The files of requests that changes name."""
     named = (
-        values_of(name, rest, list(CHANGES[name].keys), CHANGES[name].example)
+        values_of(name, rest, [key.name for key in CHANGES[name].keys], CHANGES[name].example)
         for name, rest in map(split_edit, changes)
         if name == "requests"
     )
@@ -250,51 +236,67 @@ def _other_requests(server: Server, values: Values) -> Server:
     if others.is_empty():
         raise Unanswerable(f"{values['file']}: no request has its tokens of prompt and output")
     since = pl.col("arrival_ns") - pl.col("arrival_ns").min() + server.requests["arrival_ns"].min()
-    kept = others.head(round(values["count"]) or others.height)
+    kept = others.head(values["count"] or others.height)
     columns = ("prompt_tokens", "output_tokens", pl.col("cached_tokens").clip(0))
     return replace(server, requests=kept.select(since, *columns))
+
+
+def _count(name: str, help: str, least: int = 1, default: Any = MISSING) -> Key:
+    return Key(name, int, help, default, least, MAX_VALUE)
+
+
+def _amount(name: str, help: str, default: Any = MISSING) -> Key:
+    return Key(name, float, help, default, 0, MAX_VALUE)
+
+
+def _factor(name: str, default: Any = MISSING) -> Key:
+    return Key(name, float, "times as much", default, 1 / MAX_VALUE, MAX_VALUE)
+
+
+def _share(name: str, default: Any = MISSING) -> Key:
+    return Key(name, float, "a share", default, 0, 1)
 
 
 CHANGES: Mapping[str, KnownChange[Server]] = {
     "max-batch": KnownChange(
         _max_batch,
-        {"requests": None},
+        [_count("requests", "at most")],
         "max-batch:requests=64",
         "At most this many requests in a batch.",
     ),
     "chunked-prefill": KnownChange(
         _chunked,
-        {"tokens": None, "alone": 0.0},
+        [_count("tokens", "at most; 0: no limit", 0), _count("alone", "1: prompts first", 0, 0)],
         "chunked-prefill:tokens=512",
         "An iteration holds this many tokens at most, parts of prompts beside decodes; with 0, prompts are "
         "computed whole. With alone=1 decodes wait while there are prompts.",
         "Sarathi-Serve (OSDI'24), DeepSpeed-FastGen",
     ),
     "arrivals": KnownChange(
-        _arrivals, {"rate": None}, "arrivals:rate=2", "Requests come as often by this factor."
+        _arrivals, [_factor("rate")], "arrivals:rate=2", "Requests come as often by this factor."
     ),
     "prompts": KnownChange(
         _longer("prompt_tokens"),
-        {"length": None},
+        [_factor("length")],
         "prompts:length=2",
         "Prompts are longer by this factor.",
     ),
     "outputs": KnownChange(
         _longer("output_tokens"),
-        {"length": None},
+        [_factor("length")],
         "outputs:length=0.5",
         "Outputs are longer by this factor.",
     ),
     "prefix": KnownChange(
         _prefix,
-        {"share": None},
+        [_share("share")],
         "prefix:share=0.5",
         "This share of each prompt is found in the cache; that it is there is assumed.",
         "BatchLLM (MLSys'25)",
     ),
     "speculate": KnownChange(
         _speculate,
-        {"tokens": None, "acceptance": None, "draft": 0.0},
+        [_count("tokens", "guessed"), _share("acceptance"), _amount("draft", "of an iteration", 0.0)],
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
         "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
         "chance that "
@@ -303,7 +305,15 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     ),
     "pools": KnownChange(
         _pools,
-        {"prefill": None, "decode": None, "gbps": 100.0, "kv": 131072.0},
+        [
+            _count("prefill", "engines"),
+            _count("decode", "engines"),
+            _factor("gbps", 100.0),
+            _amount("kv", "bytes", 131072.0),
+            _count("decode", "engines"),
+            _factor("gbps", 100.0),
+            _amount("kv", "bytes", 131072.0),
+        ],
         "pools:prefill=1,decode=1,gbps=50",
         "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a "
         "token, go over a "
@@ -312,7 +322,7 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     ),
     "nano-batches": KnownChange(
         _nano_batches,
-        {"overlap": 1.0},
+        [_share("overlap", 1.0)],
         "nano-batches:overlap=0.8",
         "Attention and products of two halves of a batch run side by side: this share of the shorter is "
         "hidden.",
@@ -320,44 +330,42 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     ),
     "faster": KnownChange(
         _faster,
-        {"compute": 1.0, "memory": 1.0, "host": 1.0},
+        [_factor("compute", 1.0), _factor("memory", 1.0), _factor("host", 1.0)],
         "faster:compute=2,memory=1.4",
         "A device that multiplies, and reads, this much faster; a host that is (CUDA graphs, more GPUs).",
     ),
     "kv-cache": KnownChange(
         _memory,
-        {"tokens": None},
+        [_count("tokens", "that fit")],
         "kv-cache:tokens=80000",
         "Memory for keys and values of this many tokens.",
     ),
     "replicas": KnownChange(
-        _replicas, {"count": None}, "replicas:count=2", "This many engines, which take turns."
+        _replicas, [_count("count", "how many")], "replicas:count=2", "This many engines, which take turns."
     ),
     "requests": KnownChange(
         _other_requests,
-        {"file": None, "count": 0.0},
+        [Key("file", str, "a log of requests", MISSING), _count("count", "of requests; 0: all", 0, 0)],
         "requests:file=AzureLLMInferenceTrace_conv.csv,count=500",
         "The first `count` requests of another log come instead, or all: their arrivals and lengths.",
         "Azure's public traces: Splitwise (ISCA'24)",
-        ("file",),
     ),
     "tensor-parallel": KnownChange(
         _tensor_parallel,
-        {"degree": None},
+        [_count("degree", "GPUs")],
         "tensor-parallel:degree=4",
         "Each layer is cut over this many GPUs; needs --model and --device. Parts of the cost change in "
         "proportion to what data sheets and measured kernels say of the model.",
     ),
     "device": KnownChange(
         _device,
-        {"name": None},
+        [Key("name", str, "of the GPU", MISSING)],
         "device:name=H200",
         "Another GPU, likewise.",
-        words=("name",),
     ),
     "clients": KnownChange(
         _clients,
-        {"count": None},
+        [_count("count", "how many")],
         "clients:count=64",
         "This many clients send the requests, each its next one when the one before has ended; arrivals "
         "are not kept.",
@@ -385,35 +393,4 @@ def changed(server: Server, text: str) -> Server:
     Raises:
         UsageError: there is no such change, or its values are none.
     """
-    return apply_change(server, text, CHANGES, _number)
-
-
-def _number(name: str, key: str, text: str) -> float:
-    """A number from 0 on.
-
-    Raises:
-        UsageError: it is none, or too large.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_VALUE:
-        raise UsageError(f"{name}: {key} is a number from 0 to {MAX_VALUE:,}, not {text!r}")
-    return value
-
-
-def _count(name: str, key: str, values: Values) -> int:
-    """A whole number from 1 on.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if values[key] < 1 or values[key] % 1:
-        raise UsageError(f"{name}: {key} is a whole number from 1 on, not {values[key]:g}")
-    return int(values[key])
-
-
-def _positive(name: str, key: str, values: Values) -> None:
-    if not values[key] > 0:
-        raise UsageError(f"{name}: {key} is more than 0, not {values[key]:g}")
+    return apply_change(server, text, CHANGES)

@@ -1,21 +1,210 @@
-"""How edits are written: `heal:rank=1`, `network:bandwidth=2`, `scale:name="a, b",factor=0.5`.
+"""How changes are declared and written: `heal:rank=1`, `network:bandwidth=2`, `scale:name="a, b",factor=0.5`.
 
-In: what the user typed, and the keys there are. Out: values by key, as text; or one line that names the
-nearest thing that exists. What an edit means, and what its values may be, is not known here.
+In: classes of changes, and what the user typed. Out: the keys they take, instances made from text, text made
+from instances; or one line that names the nearest thing that exists.
+
+A change to a graph, a server or the recovery of a job is a frozen dataclass whose fields made with `key` are
+what a user may give. A field that is itself a dataclass of keys, such as a `NodeSelection`, adds its keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from shlex import shlex
 from typing import Any, Generic, TypeVar
 
 from dpro.errors import UsageError
+from dpro.words import shortened
+
+MAX_NUMBER = (1 << 62) - 1  # of what is counted or numbered: columns have 64 bits
+SHOWN = 60  # characters of a value that is none
+MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 Changed = TypeVar("Changed")
-Values = Mapping[str, Any]  # numbers, and text of the keys that are words
+Values = Mapping[str, Any]  # by key
+
+
+@dataclass(frozen=True)
+class Key:
+    """One thing that a user may give: `name=value`.
+
+    Attributes:
+        name: of the key.
+        type: int, float, str, or Path of a file or folder that is read.
+        help: one line.
+        default: what it is without; `MISSING` where it must be given, None or "" where it means nothing.
+        least, most: the range of a number, ends included.
+        choices: what a word may be; any where empty.
+    """
+
+    name: str
+    type: type
+    help: str
+    default: Any
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is MISSING
+
+    def read(self, text: str, label: str) -> Any:
+        """The value of a text.
+
+        Raises:
+            UsageError: it is no such value.
+        """
+        try:
+            return self.type(text)
+        except ValueError as error:
+            what = "a whole number" if self.type is int else "a number"
+            shown = shortened(repr(text), SHOWN)
+            raise UsageError(f"{label}: {self.name} must be {what}, not {shown}") from error
+
+    def check(self, value: Any, label: str) -> None:
+        """Refuse a value out of range (NaN is), or a word that is not among the choices.
+
+        Args:
+            value: as `read` returns it.
+        """
+        if value is None or value == "":
+            return
+        if self.choices and value not in self.choices:
+            near, known = nearest(value, self.choices), ", ".join(self.choices)
+            raise UsageError(f"{label}: no {self.name} {value!r}{near}; there are {known}")
+        if self.type not in (int, float):
+            return
+        widest = MAX_NUMBER if self.type is int else MAX_TIMES
+        least = -widest if self.least is None else self.least
+        most = widest if self.most is None else self.most
+        if not least <= value <= most:
+            shown = shortened(f"{value:,}" if self.type is int else f"{value:g}", SHOWN)
+            is_count = self.type is int and self.most is None and value < least
+            bounds = f"{_plain(least)} or more" if is_count else f"from {_plain(least)} to {_plain(most)}"
+            raise UsageError(f"{label}: {self.name} must be {bounds}, not {shown}")
+
+
+def key(
+    help: str,
+    default: Any = MISSING,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of an edit that a user may give, as `Key` has it; its type is the field's.
+
+    Args:
+        default: what it is without; must be given where there is none.
+        choices: what a word may be; any where empty.
+    """
+    declared = {"help": help, "least": least, "most": most, "choices": choices}
+    return dataclasses.field(default=default, metadata={"key": declared})
+
+
+@cache
+def _declared(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Of a dataclass, each field that is a key with its `Key`, each that holds keys with its class."""
+    hints = typing.get_type_hints(cls)
+    found: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found.append((field.name, hint))
+        elif "key" in field.metadata:
+            optional = isinstance(hint, types.UnionType)
+            plain = next(t for t in typing.get_args(hint) if t is not type(None)) if optional else hint
+            found.append((field.name, Key(field.name, plain, default=field.default, **field.metadata["key"])))
+    return tuple(found)
+
+
+@cache
+def keys_of(cls: type) -> dict[str, Key]:
+    """The keys that a class takes, by name, in the order of their declaration."""
+    keys: dict[str, Key] = {}
+    for name, declared in _declared(cls):
+        keys |= {name: declared} if isinstance(declared, Key) else keys_of(declared)
+    return keys
+
+
+def make(cls: type, values: dict[str, str], label: str) -> Any:
+    """An instance of a class with keys from the text of their values.
+
+    Args:
+        values: texts by key.
+
+    Raises:
+        UsageError: a key that must be given is not, or a value is not what it should be.
+    """
+    given: dict[str, Any] = {}
+    for name, declared in _declared(cls):
+        if not isinstance(declared, Key):
+            given[name] = make(declared, values, label)
+        elif name in values:
+            given[name] = declared.read(values[name], label)
+        elif declared.required:
+            raise UsageError(f"{label} needs {name}=, {declared.help}")
+    return cls(**given)
+
+
+def check(thing: Any, label: str) -> None:
+    """Refuse values of a thing's own keys that they do not allow."""
+    for name, declared in _declared(thing.__class__):
+        if isinstance(declared, Key):
+            declared.check(getattr(thing, name), label)
+
+
+def with_paths(thing: Any, place: Callable[[Path], Path]) -> Any:
+    """The same with other files and folders.
+
+    Args:
+        place: from each path that its keys name to the one that is read instead; may refuse.
+    """
+    changed: dict[str, Any] = {}
+    for name, declared in _declared(thing.__class__):
+        value = getattr(thing, name)
+        if not isinstance(declared, Key):
+            changed[name] = with_paths(value, place)
+        elif isinstance(value, Path):
+            changed[name] = place(value)
+    return dataclasses.replace(thing, **changed)
+
+
+def text_of(thing: Any) -> str:
+    """What was given of its keys as `key=value`, comma-separated."""
+    parts = []
+    for name, declared in _declared(thing.__class__):
+        value = getattr(thing, name)
+        if not isinstance(declared, Key):
+            parts.append(text_of(value))
+        elif value is not None and value != "":
+            parts.append(f"{name}={_quoted(number(value) if declared.type is float else value)}")
+    return ",".join(filter(None, parts))
+
+
+def number(value: float) -> str:
+    """A number as `--edit` accepts it, with all its digits and no more."""
+    return repr(float(value)).removesuffix(".0")
+
+
+def _plain(bound: float) -> str:
+    """A bound as people write it."""
+    return f"{bound:,.0f}" if bound == round(bound) and abs(bound) < 1e16 else f"{bound:,g}"
+
+
+def _quoted(value: str | int | Path) -> str:
+    """A value as `--edit` reads it: in quotes where it holds what ends a value."""
+    text = str(value).replace('"', "?")
+    return f'"{text}"' if any(mark in text for mark in ", =") else text
 
 
 @dataclass(frozen=True)
@@ -24,33 +213,24 @@ class KnownChange(Generic[Changed]):
 
     Attributes:
         apply: the change.
-        keys: that it takes, each with what it is when it is not given; None for those that must be.
+        keys: that it takes.
         example: how it is written.
         doc: what it is, and what it assumes.
         source: of the idea; empty where it has none.
-        words: keys whose values are text.
     """
 
     apply: Callable[[Changed, Values], Changed]
-    keys: Mapping[str, float | None]
+    keys: Sequence[Key]
     example: str
     doc: str
     source: str = ""
-    words: Collection[str] = ()
 
 
-def apply_change(
-    before: Changed,
-    text: str,
-    known: Mapping[str, KnownChange[Changed]],
-    number: Callable[[str, str, str], float],
-) -> Changed:
+def apply_change(before: Changed, text: str, known: Mapping[str, KnownChange[Changed]]) -> Changed:
     """Apply a change that is written like an edit.
 
     Args:
         known: changes by name.
-        number: makes a value of the name of a change, a key and its text, and raises if it is none; not asked
-            for words.
 
     Raises:
         UsageError: there is no such change, or its values are none.
@@ -59,12 +239,13 @@ def apply_change(
     if name not in known:
         raise UsageError(f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     change = known[name]
-    values: dict[str, Any] = {key: usual for key, usual in change.keys.items() if usual is not None}
-    for key, value in values_of(name, rest, list(change.keys), change.example).items():
-        values[key] = value if key in change.words else number(name, key, value)
-    lacking = [key for key in change.keys if key not in values]
-    if lacking:
-        raise UsageError(f"{name} needs {' and '.join(lacking)}, as in {change.example}")
+    given = values_of(name, rest, [key.name for key in change.keys], change.example)
+    values: dict[str, Any] = {}
+    for key in change.keys:
+        if key.required and key.name not in given:
+            raise UsageError(f"{name} needs {key.name}, as in {change.example}")
+        values[key.name] = key.read(given[key.name], name) if key.name in given else key.default
+        key.check(values[key.name], name)
     return change.apply(before, values)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dpro.replay.whatif.edit import EFFORTS, Edit, Key, keys_of, number
+from dpro.replay.whatif.edit import EFFORTS, Edit
+from dpro.replay.whatif.grammar import Key, keys_of, number
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.registry import FAMILIES, all_kinds, kind_named, parse_edit
 

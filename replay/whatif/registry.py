@@ -13,8 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 
 from dpro.errors import UsageError
-from dpro.replay.whatif.edit import Edit, keys_of, make
-from dpro.replay.whatif.grammar import nearest, split_edit, values_of
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.grammar import keys_of, make, nearest, split_edit, values_of
 
 FAMILIES: dict[str, dict[str, str]] = {
     "Selected work": {

@@ -7,30 +7,28 @@ said with it. What it needs and the job did not show is asked for as a key, neve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from math import sqrt
+from typing import Any
 
 from dpro.errors import UsageError
 from dpro.goodput.recovery.simulate import Recovery
-from dpro.replay.whatif.grammar import KnownChange, Values, apply_change
+from dpro.replay.whatif.grammar import Key, KnownChange, Values, apply_change
 from dpro.units import S_PER_H
 
-# The least value of keys that count something.
-COUNTS = {"every": 1, "count": 1, "replicas": 1, "ranks": 1, "hosts": 0, "steps": 0}
 MAX_VALUE = 10**9
 SMALLER = "smaller"
-AS_MEASURED = -1.0  # of a key that is not given
 
 
 def _checkpoint(recovery: Recovery, values: Values) -> Recovery:
-    given = values["stall"] != AS_MEASURED
+    given = values["stall"] is not None
     if not (given or recovery.every or recovery.stall_s):
         raise UsageError(
             "checkpoint: the job saved none, so give how long training stands for one, as in "
             "checkpoint:every=200,stall=5"
         )
     stall_s = values["stall"] if given else recovery.stall_s
-    return replace(recovery, every=round(values["every"]), stall_s=stall_s)
+    return replace(recovery, every=values["every"], stall_s=stall_s)
 
 
 def _asynchronous(recovery: Recovery, values: Values) -> Recovery:
@@ -39,19 +37,19 @@ def _asynchronous(recovery: Recovery, values: Values) -> Recovery:
 
 
 def _neighbour(recovery: Recovery, values: Values) -> Recovery:
-    return replace(recovery, every=0, stall_s=0.0, background_s=0.0, kept_steps=round(values["steps"]))
+    return replace(recovery, every=0, stall_s=0.0, background_s=0.0, kept_steps=values["steps"])
 
 
 def _peers(recovery: Recovery, values: Values) -> Recovery:
-    return replace(recovery, every=round(values["every"]), stall_s=values["stall"], background_s=0.0)
+    return replace(recovery, every=values["every"], stall_s=values["stall"], background_s=0.0)
 
 
 def _spares(recovery: Recovery, values: Values) -> Recovery:
-    return replace(recovery, spares=round(values["hosts"]), repair_s=values["repair"] * S_PER_H)
+    return replace(recovery, spares=values["hosts"], repair_s=values["repair"] * S_PER_H)
 
 
 def _smaller(recovery: Recovery, values: Values) -> Recovery:
-    replicas = round(values["replicas"])
+    replicas = values["replicas"]
     if replicas > recovery.ranks > 0:
         raise UsageError(f"smaller: the job has {recovery.ranks} ranks, which are no {replicas} replicas")
     spares = max(recovery.spares, 0)
@@ -77,14 +75,13 @@ def _start(recovery: Recovery, values: Values) -> Recovery:
 
 
 def _caches(recovery: Recovery, values: Values) -> Recovery:
-    if values["left"] > 1:
-        raise UsageError(f"caches: left is a share from 0 to 1, not {values['left']:g}")
     saved_s = (1.0 - values["left"]) * recovery.warm_s
     return replace(recovery, start_s=recovery.start_s - saved_s, warm_s=recovery.warm_s - saved_s)
 
 
 def _sharded(recovery: Recovery, values: Values) -> Recovery:
-    share, ranks = recovery.writers / values["ranks"], round(values["ranks"])
+    ranks = values["ranks"]
+    share = recovery.writers / ranks
     if ranks > recovery.ranks > 0:
         raise UsageError(f"sharded: the job has {recovery.ranks} ranks, so {ranks} cannot write a share each")
     stall_s, background_s = recovery.stall_s * share, recovery.background_s * share
@@ -92,40 +89,57 @@ def _sharded(recovery: Recovery, values: Values) -> Recovery:
 
 
 def _hosts(recovery: Recovery, values: Values) -> Recovery:
-    hosts = round(values["count"])
+    hosts = values["count"]
     grown = hosts / recovery.hosts
     return replace(
         recovery, hosts=hosts, replicas=round(recovery.replicas * grown), ranks=round(recovery.ranks * grown)
     )
 
 
+def _count(name: str, help: str, least: int = 1, default: Any = MISSING) -> Key:
+    return Key(name, int, help, default, least, MAX_VALUE)
+
+
+def _amount(name: str, help: str, default: Any = MISSING, most: float = MAX_VALUE) -> Key:
+    return Key(name, float, help, default, 0, most)
+
+
+STALL = _amount("stall", "for how long training stands, s")
+REPAIR = _amount("repair", "hours until a failed host is back", 24.0)
 DESIGNS: Mapping[str, KnownChange[Recovery]] = {
     "checkpoint": KnownChange(
-        _checkpoint, {"every": None, "stall": AS_MEASURED}, "checkpoint:every=200",
+        _checkpoint,
+        [_count("every", "steps from one to the next"), replace(STALL, default=None)],
+        "checkpoint:every=200",
         "Save a checkpoint after this number of steps; training stands `stall` s, as measured if not given.",
     ),
     "async": KnownChange(
-        _asynchronous, {"stall": None}, "async:stall=2",
+        _asynchronous, [STALL], "async:stall=2",
         "Save in the background: training stands `stall` s (copying to memory), the rest is hidden; a "
         "checkpoint is whole once it is written.", "ByteCheckpoint (NSDI'25)",
     ),
     "peers": KnownChange(
-        _peers, {"every": 1.0, "stall": None}, "peers:every=1,stall=0.2",
+        _peers, [_count("every", "steps from one to the next", default=1), STALL], "peers:every=1,stall=0.2",
         "Save to the memory of other hosts each `every` steps; assumes that these do not fail with it.",
         "Gemini (SOSP'23)",
     ),
     "neighbour": KnownChange(
-        _neighbour, {"steps": 1.0}, "neighbour:steps=1",
+        _neighbour, [_count("steps", "of training that a failure costs", 0, 1)], "neighbour:steps=1",
         "No checkpoints: a failed stage is made anew from its neighbours. What that costs in steps of "
         "training is not known here: give it as `steps`.", "CheckFree (arXiv 2506.15461)",
     ),
     "spares": KnownChange(
-        _spares, {"hosts": None, "repair": 24.0}, "spares:hosts=2,repair=24",
+        _spares, [_count("hosts", "that stand by", 0), REPAIR], "spares:hosts=2,repair=24",
         "Hosts that stand by; a failed one is back after `repair` hours. Without enough the job waits.",
     ),
     SMALLER: KnownChange(
         _smaller,
-        {"replicas": None, "repair": 24.0, "wait": 0.0, "slower": None, "unsure": 0.0, "batch": 0.0},
+        [
+            _count("replicas", "data-parallel replicas of the job"), REPAIR,
+            _amount("wait", "s from the failure on, such as a launcher's last call", 0.0),
+            _amount("slower", "times as long a step"), _amount("unsure", "standard deviation of that", 0.0),
+            _count("batch", "1: steps hold as many samples", 0, 0),
+        ],
         "smaller:replicas=16,repair=24,wait=30,slower=1.05",
         "Go on with fewer data-parallel replicas while a host is away, `wait` s later (its launcher's last "
         "call), and start again from its last checkpoint when it is back. Steps hold fewer samples, which "
@@ -134,20 +148,22 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
         "ElasWave, NTP",
     ),
     "detect": KnownChange(
-        _detect, {"s": None}, "detect:s=30", "Processes that hang are ended after so long."
+        _detect, [_amount("s", "s")], "detect:s=30", "Processes that hang are ended after so long."
     ),
-    "start": KnownChange(_start, {"s": None}, "start:s=60", "From the start of processes to the first step."),
+    "start": KnownChange(
+        _start, [_amount("s", "s")], "start:s=60", "From the start of processes to the first step."
+    ),
     "caches": KnownChange(
-        _caches, {"left": 0.1}, "caches:left=0.1",
+        _caches, [_amount("left", "share", 0.1, 1)], "caches:left=0.1",
         "Warm caches: of what the first steps of a start take longer, compilation say, this share is left.",
     ),
     "sharded": KnownChange(
-        _sharded, {"ranks": None}, "sharded:ranks=8",
+        _sharded, [_count("ranks", "that write")], "sharded:ranks=8",
         "Each of this many ranks writes its share of a checkpoint; assumes storage that is as fast for each.",
         "ByteCheckpoint (NSDI'25)",
     ),
     "hosts": KnownChange(
-        _hosts, {"count": None}, "hosts:count=256",
+        _hosts, [_count("count", "of hosts")], "hosts:count=256",
         "The same job on this number of hosts, each with as much work: failures of hosts come more often.",
     ),
 }  # fmt: skip
@@ -162,26 +178,7 @@ def changed(recovery: Recovery, text: str) -> Recovery:
     Raises:
         UsageError: there is no such change, or its values are none.
     """
-    return apply_change(recovery, text, DESIGNS, _number)
-
-
-def _number(name: str, key: str, text: str) -> float:
-    """A number that is not negative, and whole where it counts something.
-
-    Raises:
-        UsageError: it is none, or too large.
-    """
-    least = COUNTS.get(key)
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value >= (least or 0) or (least is not None and value % 1):
-        kind = "number" if least is None else "whole number"
-        raise UsageError(f"{name}: {key} is a {kind} from {least or 0} on, not {text!r}")
-    if value > MAX_VALUE:
-        raise UsageError(f"{name}: {key} is at most {MAX_VALUE:,}, not {text!r}")
-    return value
+    return apply_change(recovery, text, DESIGNS)
 
 
 def young_daly(recovery: Recovery, failures_per_s: float) -> int:

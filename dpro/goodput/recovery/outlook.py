@@ -206,7 +206,7 @@ def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
     if name != SMALLER:
         return text
     change = DESIGNS[name]
-    values = values_of(name, rest, list(change.keys), change.example)
+    values = values_of(name, rest, [key.name for key in change.keys], change.example)
     if "slower" in values or "replicas" not in values:
         return text
     with suppress(ValueError):

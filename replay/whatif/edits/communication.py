@@ -37,8 +37,9 @@ from dpro.replay.models.link_costs import (
     unknown_latencies,
     why_no_cost,
 )
-from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_along, messages_fitting, recorded_word
 from dpro.units import NS_PER_US, format_duration
 

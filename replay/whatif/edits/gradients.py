@@ -29,9 +29,10 @@ from dpro.replay.whatif.choices.by_bucket import (
     compressed,
     in_words,
 )
-from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
 from dpro.replay.whatif.graph_ops.reductions.recorded import (
     GradientReductions,

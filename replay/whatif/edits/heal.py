@@ -25,8 +25,9 @@ from dpro.replay.peers import (
     teams,
     work_keys,
 )
-from dpro.replay.whatif.edit import Edit, check, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import check, key
 from dpro.replay.whatif.graph_ops.selected import absent, ranks_at
 
 _NO_PEER = "rank {} has no peer in the run that calls the same collectives"

@@ -15,11 +15,11 @@ from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.grammar import nearest
+from dpro.replay.whatif.grammar import MAX_TIMES, key, nearest
 from dpro.replay.whatif.graph_ops.scope import descendants_of
 
 LAUNCHES = "calls that launch GPU work"

@@ -31,9 +31,10 @@ from dpro.replay.models.link_costs import (
 )
 from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.run_mesh import axes_of_messages
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.scope import optimizing
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 

@@ -38,11 +38,12 @@ from dpro.replay.models.link_costs import fit_costs, messages_by_kind
 from dpro.replay.models.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.timeline import AFTER_STEPS
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.edits.selected_work import left_out, scaled, times_without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.scope import blocks_of, blocks_of_run, optimizing, outermost_modules
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.replay.whatif.graph_ops.shared_links import own_ns

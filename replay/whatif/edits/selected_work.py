@@ -15,10 +15,11 @@ from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.members import members_of
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.edits.parallelism.pipeline import computes
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS

@@ -19,9 +19,10 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients.buckets import NOT_THERE, framework_of, of_no_overlap
 from dpro.replay.models.gradients.passes import Launches, Pass
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
 from dpro.replay.whatif.graph_ops.reductions.recorded import (

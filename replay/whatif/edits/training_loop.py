@@ -15,9 +15,10 @@ from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import first_work, scaled
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration

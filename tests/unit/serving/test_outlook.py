@@ -86,7 +86,7 @@ def test_requests_of_a_public_trace_are_served_by_the_recorded_engine(log: Path,
 @pytest.mark.parametrize(
     ("options", "code", "what"),
     [
-        (["--edit", "max-batch:requests=x"], 2, "number from 0"),
+        (["--edit", "max-batch:requests=x"], 2, "requests must be a whole number"),
         (["--edit", "replicas:count=2", "--ttft-ms", "100"], 2, "not both"),
         (["--ttft-ms", "-1"], 2, "ttft-ms"),
         (["--edit", "kv-cache:tokens=16"], 1, "never served"),

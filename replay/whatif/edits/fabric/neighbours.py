@@ -29,9 +29,10 @@ from dpro.replay.fabric.routes import NO_LINK, Routes, paths, routes_of
 from dpro.replay.fabric.usage import quantile
 from dpro.replay.graph import Graph, once
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.fabric.paths import EVENLY, TAIL, THEN, FabricEdit, loads_by
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.shared_fabric import (
     Background,
     Cables,

@@ -25,8 +25,9 @@ from dpro.replay.fabric.planning import evenly_split, planned_connections
 from dpro.replay.fabric.routes import Routes, routes_of
 from dpro.replay.fabric.usage import hashed_loads, quantile
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
 from dpro.topology.paths import PathEntry, read_paths
 

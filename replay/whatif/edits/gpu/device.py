@@ -21,10 +21,10 @@ from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
 from dpro.replay.devices.sources import PRODUCTS, sources_of
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.models.roofline import GPUS, common_model, model_named, product_of, stored_as
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.grammar import nearest
+from dpro.replay.whatif.grammar import key, nearest
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 from dpro.schema import WORKERS
 from dpro.selection import parse_ranges

@@ -22,9 +22,10 @@ from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.models.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
-from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
 from dpro.replay.whatif.graph_ops.scope import (
     OPTIMIZER,

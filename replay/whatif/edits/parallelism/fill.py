@@ -11,9 +11,10 @@ import polars as pl
 
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.pipeline import computes, shape_of
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 
 FOREIGN = "(foreign work)"

@@ -16,8 +16,9 @@ from dpro.replay.layouts.layout import gpus_of, in_words
 from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
 from dpro.replay.layouts.recorded.ranking import changed_layout
 from dpro.replay.timeline import replay, step_ends
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "micro_batch", "micro_batches")
 

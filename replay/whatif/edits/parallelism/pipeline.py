@@ -30,8 +30,9 @@ from dpro.replay.pipeline.schedules import (
     most_in_flight,
     table_of,
 )
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
 from dpro.replay.whatif.graph_ops.scope import optimizing
 from dpro.replay.whatif.graph_ops.selected import NodeSelection

@@ -11,9 +11,10 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.pipeline.schedules import HALF, looped, partial, paths_of, table_of
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.pipeline import PipelineShape, computes, shape_of, slowness
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild
 
 

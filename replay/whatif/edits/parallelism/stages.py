@@ -14,7 +14,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph
 from dpro.replay.models.memory import peaks_of, total_bytes_of
 from dpro.replay.pipeline.schedules import BACKWARD, FORWARD, HALF, branched, branched_table, table_of
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.pipeline import (
     PipelineShape,
     computes,
@@ -23,6 +23,7 @@ from dpro.replay.whatif.edits.parallelism.pipeline import (
     slowness,
 )
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.rebuilt import (
     Wanted,
     handed_on,

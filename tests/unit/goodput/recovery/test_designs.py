@@ -33,7 +33,7 @@ def test_changes_that_do_not_exist_or_lack_a_value_say_what_there_is():
         changed(JOB, "checkpoints:every=3")
     with pytest.raises(UsageError, match="async needs stall, as in async:stall=2"):
         changed(JOB, "async")
-    with pytest.raises(UsageError, match="a number from 0 on, not '-1'"):
+    with pytest.raises(UsageError, match="s must be from 0 to 1,000,000,000, not -1"):
         changed(JOB, "detect:s=-1")
 
 
@@ -233,17 +233,17 @@ def test_command_predicts_by_the_rate_that_is_given_and_refuses_several(tmp_path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("checkpoint:every=0", "every is a whole number from 1 on, not '0'"),
-        ("checkpoint:every=2.5", "a whole number from 1 on"),
-        ("checkpoint:every=1e18", "at most 1,000,000,000"),
-        ("peers:every=0,stall=1", "a whole number from 1 on"),
-        ("hosts:count=0", "a whole number from 1 on"),
-        ("smaller:replicas=0", "a whole number from 1 on"),
-        ("spares:hosts=1e30", "at most 1,000,000,000"),
-        ("spares:hosts=1,repair=1e308", "at most 1,000,000,000"),
-        ("caches:left=3", "left is a share from 0 to 1, not 3"),
+        ("checkpoint:every=0", "every must be from 1 to 1,000,000,000, not 0"),
+        ("checkpoint:every=2.5", "every must be a whole number, not '2.5'"),
+        ("checkpoint:every=1e18", "every must be a whole number"),
+        ("peers:every=0,stall=1", "from 1 to 1,000,000,000, not 0"),
+        ("hosts:count=0", "from 1 to 1,000,000,000, not 0"),
+        ("smaller:replicas=0,slower=1", "from 1 to 1,000,000,000, not 0"),
+        ("spares:hosts=1" + "0" * 30, "from 0 to 1,000,000,000"),
+        ("spares:hosts=1,repair=1e308", "from 0 to 1,000,000,000"),
+        ("caches:left=3", "left must be from 0 to 1, not 3"),
         ("smaller:replicas=99,slower=1", "the job has 8 ranks, which are no 99 replicas"),
-        ("detect:s=nan", "a number from 0 on, not 'nan'"),
+        ("detect:s=nan", "s must be from 0 to 1,000,000,000, not nan"),
     ],
 )
 def test_values_that_no_job_can_have_are_refused(text, says):

@@ -67,15 +67,15 @@ def test_every_change_is_applied_as_its_example_says(name: str) -> None:
     ("text", "what"),
     [
         ("max-bach:requests=2", "did you mean"),
-        ("max-batch:requests=0", "from 1 on"),
+        ("max-batch:requests=0", "from 1 to 1,000,000,000, not 0"),
         ("max-batch", "needs requests"),
-        ("arrivals:rate=0", "more than 0"),
+        ("arrivals:rate=0", "rate must be from 1e-09 to 1,000,000,000, not 0"),
         ("prefix:share=1", "less than 1"),
-        ("speculate:tokens=3,acceptance=2", "at most 1"),
-        ("nano-batches:overlap=nan", "number from 0"),
+        ("speculate:tokens=3,acceptance=2", "acceptance must be from 0 to 1, not 2"),
+        ("nano-batches:overlap=nan", "overlap must be from 0 to 1, not nan"),
         ("pools:prefill=1,decode=0", "decode"),
         ("device:name=H1000", "did you mean 'H100'"),
-        ("requests:file=a,count=x", "number from 0"),
+        ("requests:file=a,count=x", "count must be a whole number, not 'x'"),
     ],
 )
 def test_bad_change_is_refused_in_one_line(text: str, what: str) -> None:

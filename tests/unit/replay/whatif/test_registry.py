@@ -10,7 +10,8 @@ import click
 import pytest
 
 from dpro.cli.run.whatif import whatif
-from dpro.replay.whatif.edit import Edit, keys_of
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.grammar import keys_of
 from dpro.replay.whatif.listing import generate, help_rows, list_text
 from dpro.replay.whatif.registry import EDITS, FAMILIES, all_kinds, kind_named, parse_edit
 

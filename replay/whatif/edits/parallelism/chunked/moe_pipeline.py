@@ -15,7 +15,7 @@ import numpy as np
 from dpro.replay.graph import Graph
 from dpro.replay.mesh import AXES
 from dpro.replay.models.link_costs import unknown_latencies
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.chunked.edit import (
     ALL_TO_ALL,
     ChunkedEdit,
@@ -26,6 +26,7 @@ from dpro.replay.whatif.edits.parallelism.chunked.edit import (
     experts_of,
 )
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.selected import messages_fitting
 
 

@@ -21,7 +21,7 @@ from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.models.roofline import MATMULS
 from dpro.replay.run_mesh import axes_of_messages
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.chunked.edit import (
     ChunkedEdit,
     Member,
@@ -32,6 +32,7 @@ from dpro.replay.whatif.edits.parallelism.chunked.edit import (
 )
 from dpro.replay.whatif.edits.replicas import REPLICAS
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.selected import fitting, messages_fitting
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
