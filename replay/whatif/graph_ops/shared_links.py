@@ -99,6 +99,8 @@ def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> In
         transfers: [K] nodes of it.
         recorded: [T] nodes of that.
     """
+    if not recorded.size:
+        return np.full(transfers.size, -1)
     new, old = changed.nodes, graph.nodes
     instances = int(old.collective.max(initial=-1)) + 1
     collective = new.collective[transfers] % instances  # copies of steps count on from the last

@@ -230,3 +230,11 @@ def test_a_queue_that_is_alone_on_its_link_takes_what_the_line_says(tmp_path):
     split = parse_edit("bucket:mb=1").apply(graph)
     assert with_shared_links(graph, split) is split
     assert _moving_us(split, "all_reduce") == pytest.approx([1024, 1024], abs=1)
+
+
+def test_transfers_share_a_link_where_none_was_recorded_to_move_anything(tmp_path: Path) -> None:
+    graph = _job(100, (0, 2000), (500, 2500)).build(tmp_path).graph
+    moves = graph.nodes.kind == NodeKind.TRANSFER
+    silent = graph.with_durations(np.where(moves, 0, graph.nodes.duration))
+    longer = silent.with_durations(np.where(moves, 3 * US * 1000, graph.nodes.duration))
+    assert min(_transfers_us(with_shared_links(silent, longer))) >= 3000
