@@ -19,6 +19,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
 from dpro.replay.layouts.inputs.model import Model
 from dpro.replay.pipeline.schedules.catalogue import SCHEDULES
+from dpro.words import whole_number
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 # Names and what stands where a row does not say.
@@ -101,13 +102,13 @@ def parse_layout(text: str) -> dict[str, int]:
             if value not in SCHEDULES:
                 raise UsageError(f"{part!r}: there are {', '.join(SCHEDULES)}")
             value = str(0 if value in USUAL_SCHEDULES else SCHEDULE_NAMES.index(value))
-        if not value.strip().isdecimal():
+        if (number := whole_number(value.strip())) < 0:
             takes = f"is one of {', '.join(RECOMPUTE)}" if key == "recompute" else "needs a whole number"
             raise UsageError(f"{part!r}: {key} {takes}")
         least, most = _BOUNDS.get(key, (1, 1_000_000))
-        if not least <= int(value) <= most:
+        if not least <= number <= most:
             raise UsageError(f"{part!r}: {key} is from {least} to {most:,}")
-        found[key] = int(value)
+        found[key] = number
     if not found:
         raise UsageError("an empty layout: give one such as dp=8,tp=4,pp=2")
     return found

@@ -63,7 +63,10 @@ def test_a_number_of_gpus_that_nothing_divides_is_refused() -> None:
         candidates(MODEL, 16, 8, 64, {"tp": 3})
 
 
-@pytest.mark.parametrize(("text", "word"), [("dp=x", "whole number"), ("zp=2", "no part"), ("", "empty")])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("dp=x", "whole number"), ("dp=" + "9" * 5000, "whole number"), ("zp=2", "no part"), ("", "empty")],
+)
 def test_a_layout_that_is_none_says_what_is_wrong(text: str, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         parse_layout(text)
