@@ -7,6 +7,8 @@ or far above what any job writes.
 
 from __future__ import annotations
 
+import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,17 +57,28 @@ def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
     """All of a file that says something of a job; a trace is read piece by piece.
 
     Raises:
-        InputError: it cannot be read, or has more.
+        InputError: it cannot be read, is a device, or has more.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+                raise InputError(f"{path}: is a device; give a file")
+            most_bytes = min(most_bytes, max(status.st_size, MAX_FACTS_BYTES))  # room is made for all of it
+            content = file.read(most_bytes + 1) if status.st_size <= most_bytes else None
     except (OSError, ValueError) as error:  # no file, or no name of one
         why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read ({why})") from error
-    if len(content) > most_bytes:
+    if content is None or len(content) > most_bytes:
         raise InputError(f"{path}: is larger than {format_bytes(most_bytes)}, as no such file is")
     return content
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe that no process writes to is empty, instead of waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def refuse_large_graph(num_nodes: int) -> None:
