@@ -429,7 +429,7 @@ def moment_ns(value: Any, factor: float) -> int | None:
 
 _EPOCHS = ((1e17, 1.0), (1e14, 1e3), (1e11, 1e6))  # what makes a number a date after 1973, and ns per unit
 MAX_NS = 1 << 62  # of a moment, the year 2116; twice what a request may last
-MAX_TOKENS = 1 << 40
+MAX_TOKENS = 1 << 24  # of a prompt or an output
 
 
 def duration_ns(value: Any, factor: float) -> int | None:
