@@ -60,7 +60,7 @@ def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
         InputError: it cannot be read, is a device, or has more.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             status = os.fstat(file.fileno())
             if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
                 raise InputError(f"{path}: is a device; give a file")
@@ -74,8 +74,12 @@ def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
     return content
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe that no process writes to is empty, instead of waited for."""
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file, as `opener`: a pipe without a process at its other end is empty, or cannot be written.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return descriptor
