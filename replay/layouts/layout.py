@@ -36,6 +36,7 @@ SCHEDULE_NAMES = tuple(SCHEDULES)
 USUAL_SCHEDULES = ("1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 MAX_MICRO_BATCH = 16
+MAX_STAGES = 128  # twice those of any job: what is replayed of a pipeline grows with their square
 # Of values of other keys: 1 and a million.
 _BOUNDS = {"zero": (0, 3), "recompute": (0, len(RECOMPUTE) - 1), "schedule": (0, len(SCHEDULE_NAMES) - 1)}
 
@@ -147,6 +148,8 @@ def undividable(model: Model, row: Mapping[str, int]) -> str:
         return f"tp={tp} does not divide {model.heads} heads and {model.ffn} columns"
     if pp * vpp > model.layers:
         return f"{model.layers} layers do not make {pp * vpp} stages and chunks"
+    if pp > MAX_STAGES:
+        return f"pp={pp}: no pipeline has more than {MAX_STAGES} stages"
     if vpp > 1 and pp == 1:
         return f"vpp={vpp}: chunks are of the stages of a pipeline, and pp is 1"
     if model.sequence % cp:

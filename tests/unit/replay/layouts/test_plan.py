@@ -10,7 +10,15 @@ import pytest
 from dpro.errors import UsageError
 from dpro.replay.layouts.inputs.machine import Software, machine_of
 from dpro.replay.layouts.inputs.model import Model
-from dpro.replay.layouts.layout import SCHEDULE_NAMES, candidates, gpus_of, in_words, layouts, parse_layout
+from dpro.replay.layouts.layout import (
+    SCHEDULE_NAMES,
+    candidates,
+    gpus_of,
+    in_words,
+    layouts,
+    parse_layout,
+    undividable,
+)
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.layouts.schedule import pipeline
 
@@ -61,6 +69,13 @@ def test_what_is_kept_stays() -> None:
 def test_a_number_of_gpus_that_nothing_divides_is_refused() -> None:
     with pytest.raises(UsageError, match="tp=3"):
         candidates(MODEL, 16, 8, 64, {"tp": 3})
+
+
+def test_no_pipeline_has_more_stages_than_can_be_replayed() -> None:
+    deep = replace(MODEL, layers=16384)
+    rows = candidates(deep, 262_144, 8, 262_144, {"tp": 1})
+    assert rows["pp"].to_numpy().max() == 128
+    assert "more than 128 stages" in undividable(deep, {"pp": 256})
 
 
 @pytest.mark.parametrize(
