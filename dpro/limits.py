@@ -8,6 +8,7 @@ or far above what any job writes.
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -100,11 +101,17 @@ def refuse_large_graph(num_nodes: int) -> None:
 
 
 def memory_left() -> int:
-    """Bytes of memory that a process may still take: of the machine, or of its container if that has less."""
+    """Bytes of memory that a process may still take: of the machine, its container, or its own limits."""
     left = MAX_WHOLE_BYTES
     with suppress(OSError, ValueError, LookupError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         left = int(lines["MemAvailable"].split()[0]) << 10
+    with suppress(OSError, ValueError, LookupError):  # `ulimit -d` and `ulimit -v`
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        for of, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+            limit, _ = resource.getrlimit(of)
+            if limit != resource.RLIM_INFINITY:
+                left = min(left, limit - (int(lines[name].split()[0]) << 10))
     with suppress(OSError, ValueError):  # no container, or one without a limit
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{of}").read_text()) for of in ("max", "current"))
         left = min(left, limit - used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import tracemalloc
 from threading import Thread
@@ -10,7 +11,7 @@ from threading import Thread
 import pytest
 
 from dpro.errors import InputError
-from dpro.limits import MAX_FACTS_BYTES, MAX_WHOLE_BYTES, read_small
+from dpro.limits import MAX_FACTS_BYTES, MAX_WHOLE_BYTES, memory_left, read_small
 
 
 def test_a_pipe_that_no_process_writes_to_is_empty(tmp_path):
@@ -59,3 +60,15 @@ def test_a_small_file_takes_no_room_for_a_large_one(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 2 * MAX_FACTS_BYTES
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("limited", [resource.RLIMIT_DATA, resource.RLIMIT_AS])
+def test_a_limit_of_the_process_counts_less_what_it_has_taken(monkeypatch, limited):
+    def limit(of):
+        return (8 << 30, 8 << 30) if of == limited else (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+    whole = memory_left()
+    monkeypatch.setattr(resource, "getrlimit", limit)
+    assert memory_left() < min(whole, 8 << 30)
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (1 << 20, 1 << 20))
+    assert memory_left() == 0
