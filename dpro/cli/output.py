@@ -240,7 +240,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     from tempfile import TemporaryDirectory
 
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # of links in a loop one of them
     can_be_replaced = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
     try:
         if not can_be_replaced:

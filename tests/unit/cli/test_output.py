@@ -179,3 +179,8 @@ def test_a_pipe_is_written_for_the_process_that_reads_it(tmp_path):
         write_text(tmp_path / "pipe", "text")
         os.close(held)
         assert reader.communicate()[0] == b"text"
+
+
+def test_a_link_to_itself_is_replaced(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    assert write_text(tmp_path / "link", "text").read_text() == "text"
