@@ -18,7 +18,7 @@ from tests.fuzz.given import CONFIGURATIONS, FABRICS, LOGS, changed, text_change
 from tests.fuzz.mutate import ODD_NUMBERS, mutated
 from tests.fuzz.places import make_odd
 from tests.fuzz.pool import Commands
-from tests.fuzz.runs import SLOW_RANK, copied, in_a_fabric, in_a_pipeline, on_gpus, served
+from tests.fuzz.runs import SLOW_RANK, copied, in_a_fabric, in_a_pipeline, on_cpus, on_gpus, served
 
 EXAMPLES = (
     *(("whatif", kind.example) for kind in all_kinds()),
@@ -85,7 +85,7 @@ def _asked(command: str, example: str, random: Random, folder: Path) -> list[str
         return [str(served(folder.parent)), *random.choice(([], known))]
     if command == "goodput":
         return [str(SLOW_RANK), "--hours", "24", "--preset", "llama-3"]
-    runs = [lambda _: SLOW_RANK, on_gpus, in_a_pipeline, in_a_fabric]
+    runs = [on_cpus, on_gpus, in_a_pipeline, in_a_fabric]
     family = next(family for family, names in FAMILIES.items() if example.partition(":")[0] in names)
     runs += {"Fabric": 9 * [in_a_fabric], "Parallelism": 3 * [in_a_pipeline]}.get(family, [])
     return [str(random.choice(runs)(folder.parent))]

@@ -87,7 +87,7 @@ def of_a_model(random: Random, number: int, folder: Path) -> Commands:
     if number % 10 in (0, 5):
         asked = [text_changed(random, option) for option in asked or [random.choice(OPTIONS_OF_PLANS)]]
         asked = [option for option in asked if option.startswith("-")]
-    gpus = random.choice(("1", "8", "16", "24", "64"))
+    gpus = random.choice(("1", "8", "24", "64", "5040", "262144"))
     return [["plan", "--model", str(config), "--gpus", gpus, *asked, *random.choice(([], ["--json"]))]]
 
 

@@ -13,7 +13,7 @@ from threading import RLock
 from dpro.ingest.importer import import_sources
 from dpro.ingest.requests.log import add_requests, read_requests
 from dpro.store import Manifest, write_manifest
-from tests.builders import gpu_job
+from tests.builders import cpu_job, gpu_job
 from tests.fabrics import crossing_pairs
 from tests.fuzz.seeds import SEEDS
 from tests.jobs import RECORD, ROOT, children, kill, script, sidecar_of, start, wait_for
@@ -58,6 +58,12 @@ def killed_recording(folder: Path) -> None:
 def in_a_fabric(folder: Path) -> None:
     """Four ranks on hosts that two leaves join."""
     crossing_pairs(folder / "run")
+
+
+@_once
+def on_cpus(folder: Path) -> None:
+    """Three ranks that reduce on CPUs."""
+    cpu_job().write(folder / "run")
 
 
 @_once
