@@ -29,14 +29,17 @@ def expand(text: str) -> list[str]:
         UsageError: a bracket is not closed, a range is none, or there are too many names.
     """
     found: list[str] = []
+    characters = 0
     for each in _lists(text):
-        found += _expand_one(each)
-        _refuse_many(text, len(found))
+        names = _expand_one(each)
+        found += names
+        characters += sum(map(len, names))
+        _refuse_many(text, len(found), characters)
     return found
 
 
-def _refuse_many(text: str, count: int, longest: int = 0) -> None:
-    if count > MAX_NAMES or count * longest > MAX_TEXT:
+def _refuse_many(text: str, count: int, characters: int = 0) -> None:
+    if count > MAX_NAMES or characters > MAX_TEXT:
         names = f"{count:,} names, of at most {MAX_NAMES:,}" if count > MAX_NAMES else "names are too long"
         raise UsageError(f"{_shown(text)}: {names}")
 
@@ -63,7 +66,8 @@ def _shown(text: str) -> str:
 def _expand_one(text: str) -> list[str]:
     pieces = _PART.split(text)  # text, ranges, text, ranges, …, text
     choices = [_numbers(piece, text) if at % 2 else [piece] for at, piece in enumerate(pieces)]
-    _refuse_many(text, prod(map(len, choices)), sum(max(map(len, each)) for each in choices))
+    count = prod(map(len, choices))
+    _refuse_many(text, count, count * sum(max(map(len, each)) for each in choices))
     return ["".join(parts) for parts in product(*choices)]
 
 

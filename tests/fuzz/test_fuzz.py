@@ -24,7 +24,7 @@ from tests.fuzz.pool import Worker
 
 NUMBERS = {
     **{"format": 2000, "run": 300, "recording": 120, "topology": 100, "bomb": 140},
-    **{"model": 150, "edit": 500, "requests": 250, "fabric": 300, "special": 200, "others": 60},
+    **{"model": 300, "edit": 800, "requests": 250, "fabric": 300, "special": 200, "others": 60},
 }
 
 

@@ -46,6 +46,7 @@ def _line(path: Path, text: str, *options: str | Path, code: int = 1) -> str:
         ("[[hosts]]\nnames='n[" + "1-999999," * 9 + "1]'", "names, of at most 1,000,000"),
         ("[[hosts]]\nnames='" + "n[1-999999]," * 9 + "'", "names, of at most 1,000,000"),
         ("[[hosts]]\nnames='" + "n" * 9999 + "[1-99999]'", "names are too long"),
+        ("[[hosts]]\nnames='" + ("n" * 9999 + "[1-5000],") * 9 + "'", "names are too long"),
         (_wide("hosts", "gpus=0\nnics=0\n"), "more than 1,000,000 hosts"),
         ("[[hosts]]\nnames='n'\n" + _wide("switches"), "more than 1,000,000 switches"),
     ],
