@@ -7,6 +7,9 @@ or far above what any job writes.
 
 from __future__ import annotations
 
+import os
+import resource
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,17 +58,32 @@ def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
     """All of a file that says something of a job; a trace is read piece by piece.
 
     Raises:
-        InputError: it cannot be read, or has more.
+        InputError: it cannot be read, is a device, or has more.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+        with open(path, "rb", opener=without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+                raise InputError(f"{path}: is a device; give a file")
+            most_bytes = min(most_bytes, max(status.st_size, MAX_FACTS_BYTES))  # room is made for all of it
+            content = file.read(most_bytes + 1) if status.st_size <= most_bytes else None
     except (OSError, ValueError) as error:  # no file, or no name of one
         why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read ({why})") from error
-    if len(content) > most_bytes:
+    if content is None or len(content) > most_bytes:
         raise InputError(f"{path}: is larger than {format_bytes(most_bytes)}, as no such file is")
     return content
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file, as `opener`: a pipe without a process at its other end is empty, or cannot be written.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def refuse_large_graph(num_nodes: int) -> None:
@@ -83,11 +101,17 @@ def refuse_large_graph(num_nodes: int) -> None:
 
 
 def memory_left() -> int:
-    """Bytes of memory that a process may still take: of the machine, or of its container if that has less."""
+    """Bytes of memory that a process may still take: of the machine, its container, or its own limits."""
     left = MAX_WHOLE_BYTES
     with suppress(OSError, ValueError, LookupError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         left = int(lines["MemAvailable"].split()[0]) << 10
+    with suppress(OSError, ValueError, LookupError):  # `ulimit -d` and `ulimit -v`
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        for of, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+            limit, _ = resource.getrlimit(of)
+            if limit != resource.RLIM_INFINITY:
+                left = min(left, limit - (int(lines[name].split()[0]) << 10))
     with suppress(OSError, ValueError):  # no container, or one without a limit
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{of}").read_text()) for of in ("max", "current"))
         left = min(left, limit - used)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _MORE = "…"
+MAX_DIGITS = 18
 # C0 without tab and newline, delete and C1; marks, embeddings, overrides and isolates of direction; ends of
 # lines and paragraphs; halves of surrogate pairs, as in undecodable file names; tags, which are invisible.
 _CONTROL = re.compile(
@@ -57,6 +58,11 @@ def shortened(text: str, most: int) -> str:
         most: characters, at least 1.
     """
     return text if len(text) <= most else text[: most - 1] + _MORE
+
+
+def whole_number(text: str) -> int:
+    """The number that a text writes in digits alone; -1 where it writes none, or more than 18 digits."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else -1
 
 
 def few(items: Sequence[object], most: int) -> str:

@@ -16,6 +16,7 @@ from dpro.replay.kept import kept
 from dpro.replay.mesh import AXES, GRADIENTS, Mesh, RankGroup, axis_of_group, mesh_of
 from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, WORKERS
 from dpro.store import Run
+from dpro.words import whole_number
 
 
 def mesh_of_run(run: Run) -> Mesh:
@@ -77,8 +78,8 @@ def groups_of(run: Run) -> list[RankGroup]:
     groups = []
     for name, text, ops in known.iter_rows():
         ranks = members_of(text)
-        number = name.partition(" ")[0]
-        order = (0, int(number)) if number.isdecimal() else (1, 0)
+        number = whole_number(name.partition(" ")[0])
+        order = (0, number) if number >= 0 else (1, 0)
         described = RankGroup(description_of(name), frozenset(ranks), frozenset(ops) - {""})
         groups.append(((*order, name, sorted(ranks)), described))
     return [group for _, group in sorted(groups, key=lambda each: each[0])]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 import click
 
 from dpro.errors import DproError, InternalError, UsageError
+from dpro.limits import without_waiting
 from dpro.words import one_line, printable
 
 if TYPE_CHECKING:
@@ -235,15 +236,16 @@ def whole_file(path: Path) -> Iterator[Path]:
         path: where it is to be; what is no file, such as a pipe, is written as it is.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: it cannot be written, or is a pipe that no process reads.
     """
     from tempfile import TemporaryDirectory
 
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # of links in a loop one of them
     can_be_replaced = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
     try:
         if not can_be_replaced:
-            yield path
+            with open(path, "ab", opener=without_waiting):
+                yield path
             return
         with TemporaryDirectory(dir=target.parent, prefix=".dpro-") as folder:
             place = Path(folder) / target.name

@@ -20,9 +20,11 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from dpro.errors import InputError
+from dpro.limits import MAX_NESTING, MAX_WHOLE_BYTES, read_small
 from dpro.schema import REQUESTS, conform
 from dpro.store import Manifest, merge_counts, open_run, write_manifest, write_part
 from dpro.table import complete
+from dpro.words import whole_number
 
 NO_ARRIVAL = "without a moment of arrival"
 OTHER_SPAN = "of spans without a model"
@@ -117,7 +119,7 @@ _SCHEMA = {**REQUESTS.dtypes, "replica": pl.String}
 
 
 def _as_number(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdigit() else (1 << 62, text)
+    return (whole_number(text), "") if whole_number(text) >= 0 else (1 << 62, text)
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
@@ -142,8 +144,9 @@ def _of_requests(rows: Iterable[tuple[int, Row | str]]) -> Iterator[tuple[int, R
     """The rows; where some are spans about models, those of other spans are said to be none."""
     read = list(rows)
     about = [isinstance(row, dict) and any(MODEL in name for name in row) for _, row in read]
+    some_are = any(about)
     for (line, row), is_about in zip(read, about, strict=True):
-        other = any(about) and not is_about and isinstance(row, dict)
+        other = some_are and not is_about and isinstance(row, dict)
         yield line, OTHER_SPAN if other else row
 
 
@@ -411,19 +414,22 @@ def moment_ns(value: Any, factor: float) -> int | None:
     """
     number = _number(value)
     if number is not None:
-        if not factor:
-            factor = next((unit for least, unit in _EPOCHS if abs(number) >= least), 1e9)
+        factor = factor or next((unit for least, unit in _EPOCHS if abs(number) >= least), 1e9)
         whole = _integer(value)
-        return whole if factor == 1.0 and whole is not None else round(number * factor)
+        ns = whole if factor == 1.0 and whole is not None else round(number * factor)
+        return ns if abs(ns) <= MAX_NS else None
     try:
         date = datetime.fromisoformat(str(value).strip()[:26])
     except ValueError:
         return None
     since = (date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
-    return since // timedelta(microseconds=1) * 1_000
+    ns = since // timedelta(microseconds=1) * 1_000
+    return ns if abs(ns) <= MAX_NS else None
 
 
 _EPOCHS = ((1e17, 1.0), (1e14, 1e3), (1e11, 1e6))  # what makes a number a date after 1973, and ns per unit
+MAX_NS = 1 << 62  # of a moment, the year 2116; twice what a request may last
+MAX_TOKENS = 1 << 24  # of a prompt or an output
 
 
 def duration_ns(value: Any, factor: float) -> int | None:
@@ -433,19 +439,20 @@ def duration_ns(value: Any, factor: float) -> int | None:
         factor: ns per unit; 0 where the name has no unit.
     """
     number = _number(value)
-    return None if number is None or number < 0 else round(number * (factor or 1e9))
+    ns = -1.0 if number is None else number * (factor or 1e9)
+    return round(ns) if 0 <= ns <= MAX_NS // 2 else None
 
 
 def count(value: Any) -> int:
     """A count; -1 where it is none."""
     number = _number(value)
-    return -1 if number is None or number < 0 else int(number)
+    return int(number) if number is not None and 0 <= number <= MAX_TOKENS else -1
 
 
 def _number(value: Any) -> float | None:
     try:
         number = float(value) if not isinstance(value, bool) else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if number is not None and abs(number) < 9e18 else None
 
@@ -486,6 +493,7 @@ def _outcome(name: str, value: Any) -> str:
 
 Row: TypeAlias = dict[str, Any]
 BAD = "not a JSON object"
+DEEP = f"nested more than {MAX_NESTING} deep"
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
 _VALUES = ("string_value", "int_value", "double_value", "bool_value")  # of attributes of OpenTelemetry
 _LISTS = (
@@ -505,9 +513,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
         InputError: the file cannot be read as text.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+        text = read_small(path, MAX_WHOLE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file; give JSON lines, JSON or CSV") from error
     yield from rows_of(text)
@@ -528,7 +534,7 @@ def rows_of(text: str) -> Iterator[tuple[int, Row | str]]:
 
 
 def _csv_rows(text: str) -> Iterator[tuple[int, Row | str]]:
-    reader = csv.DictReader(io.StringIO(text))
+    reader = csv.DictReader(io.StringIO(text, newline=None))
     try:
         for row in reader:
             values = {snake(name): value for name, value in row.items() if name and value not in (None, "")}
@@ -538,7 +544,7 @@ def _csv_rows(text: str) -> Iterator[tuple[int, Row | str]]:
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, Row | str]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
         if not line.strip():
             continue
         try:
@@ -553,6 +559,8 @@ def _entries(number: int, entry: Any) -> Iterator[tuple[int, Row | str]]:
     """The rows of one JSON value."""
     if not isinstance(entry, dict):
         yield number, BAD
+    elif _is_deep(entry):
+        yield number, DEEP
     elif "resourceSpans" in entry or "resource_spans" in entry:
         for span in _spans(entry):
             yield number, span
@@ -560,6 +568,17 @@ def _entries(number: int, entry: Any) -> Iterator[tuple[int, Row | str]]:
         yield from enumerate(_listed(entry), 1)
     else:
         yield number, flat(entry)
+
+
+def _is_deep(entry: Any) -> bool:
+    """Whether a JSON value lies deeper in itself than what follows may descend."""
+    level = [entry]
+    for _ in range(MAX_NESTING):
+        held = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in held for each in values if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _spans(entry: Any) -> Iterator[Row]:

@@ -36,6 +36,7 @@ from dpro.ingest.importer import (
     unwritable,
 )
 from dpro.store import Manifest, is_run, open_run
+from dpro.words import whole_number
 
 PLAN = "plan.json"
 MARKS = "shards"
@@ -77,10 +78,10 @@ def parse_shard(text: str) -> Shard:
     Raises:
         UsageError: it is not of that form, or there is no such shard.
     """
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and 0 <= int(index) <= int(count) > 0):
+    index, count = map(whole_number, text.partition("/")[::2])
+    if not 0 <= index <= count > 0:
         raise UsageError(f"shard {text}: write it as i/n, such as 0/16 … 15/16, or 1/16 … 16/16")
-    return Shard(int(index) % int(count), int(count))
+    return Shard(index % count, count)
 
 
 def import_shard(

@@ -21,13 +21,13 @@ import msgspec
 from dpro.errors import InputError, UsageError, first_line
 from dpro.folders import written_whole
 from dpro.limits import MAX_NESTING, read_small
-from dpro.topology.hostlist import expand
+from dpro.topology.hostlist import MAX_TEXT, expand
 
 FILE = "topology.toml"  # in a run
 VERSION = 1
 ALL, EACH = "all", "each"
 MAX_CABLES = 4_000_000
-MAX_PARTS = 1_000_000  # GPUs and ports of all hosts
+MAX_PARTS = 1_000_000  # hosts, GPUs and ports; and switches
 PORT = ":"  # between a host and its port: node001:nic0
 
 
@@ -205,7 +205,7 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
     """Names of all ports."""
     ports: set[str] = set()
     seen: set[str] = set()
-    parts = 0
+    parts = characters = 0
     for at, entry in enumerate(topology.hosts):
         place = f"hosts[{at}]"
         if entry.gpus < 0 or entry.nics < 0 or not (0 < entry.gpu_gbps < inf and 0 < entry.nic_gbit < inf):
@@ -215,9 +215,10 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
         if any(not 0 <= port < entry.nics for port in entry.near):
             raise UsageError(f"{place}: near names ports from 0 to {entry.nics - 1}")
         names = _names(entry.names, place)
-        parts += len(names) * (entry.gpus + entry.nics)
-        if parts > MAX_PARTS:
-            raise UsageError(f"{place}: more than {MAX_PARTS:,} GPUs and ports")
+        parts += len(names) * (1 + entry.gpus + entry.nics)
+        characters += sum(map(len, names)) * (1 + entry.nics)
+        if parts > MAX_PARTS or characters > MAX_TEXT:
+            raise UsageError(f"{place}: more than {MAX_PARTS:,} hosts, GPUs and ports, or too long names")
         for name in names:
             if name in seen:
                 raise UsageError(f"{place}: host {name!r} is described twice")
@@ -230,8 +231,13 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
 
 def _checked_switches(topology: TopologyFile) -> set[str]:
     found: set[str] = set()
+    characters = 0
     for at, entry in enumerate(topology.switches):
-        for name in _names(entry.names, f"switches[{at}]"):
+        names = _names(entry.names, f"switches[{at}]")
+        characters += sum(map(len, names))
+        if len(found) + len(names) > MAX_PARTS or characters > MAX_TEXT:
+            raise UsageError(f"switches[{at}]: more than {MAX_PARTS:,} switches, or too long names")
+        for name in names:
             if name in found:
                 raise UsageError(f"switches[{at}]: switch {name!r} is described twice")
             found.add(name)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby, product
+from math import prod
 
 from dpro.errors import UsageError
 from dpro.words import shortened
 
 MAX_NAMES = 1_000_000  # of one list
+MAX_TEXT = 64 << 20  # characters of all its names
 SHOWN = 60  # characters of a list that is wrong
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
@@ -24,9 +26,22 @@ def expand(text: str) -> list[str]:
     """The names of a list, in order; commas outside of brackets separate lists.
 
     Raises:
-        UsageError: a bracket is not closed, or a range is none.
+        UsageError: a bracket is not closed, a range is none, or there are too many names.
     """
-    return [name for each in _lists(text) for name in _expand_one(each)]
+    found: list[str] = []
+    characters = 0
+    for each in _lists(text):
+        names = _expand_one(each)
+        found += names
+        characters += sum(map(len, names))
+        _refuse_many(text, len(found), characters)
+    return found
+
+
+def _refuse_many(text: str, count: int, characters: int = 0) -> None:
+    if count > MAX_NAMES or characters > MAX_TEXT:
+        names = f"{count:,} names, of at most {MAX_NAMES:,}" if count > MAX_NAMES else "names are too long"
+        raise UsageError(f"{_shown(text)}: {names}")
 
 
 def _lists(text: str) -> list[str]:
@@ -51,11 +66,8 @@ def _shown(text: str) -> str:
 def _expand_one(text: str) -> list[str]:
     pieces = _PART.split(text)  # text, ranges, text, ranges, …, text
     choices = [_numbers(piece, text) if at % 2 else [piece] for at, piece in enumerate(pieces)]
-    count = 1
-    for each in choices:
-        count *= len(each)
-    if count > MAX_NAMES:
-        raise UsageError(f"{_shown(text)}: {count:,} names, of at most {MAX_NAMES:,}")
+    count = prod(map(len, choices))
+    _refuse_many(text, count, count * sum(max(map(len, each)) for each in choices))
     return ["".join(parts) for parts in product(*choices)]
 
 
@@ -68,8 +80,7 @@ def _numbers(ranges: str, text: str) -> list[str]:
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise UsageError(f"{_shown(text)}: {_shown(each.strip())} ends before it begins")
-        if int(last) - int(first) >= MAX_NAMES:
-            raise UsageError(f"{_shown(text)}: {_shown(each.strip())} has more than {MAX_NAMES:,} names")
+        _refuse_many(text, len(found) + int(last) - int(first) + 1)
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found
 

@@ -34,8 +34,9 @@ LANE_GBIT = {
 _NODE = re.compile(r'^(Switch|Ca|Rt)\s+\d+\s+"([SHR]-[0-9a-f]+)"\s*#\s*"([^"]*)"')
 _PORT = re.compile(
     r'^\[(\d{1,9})\](?:\[ext \d+\])?(?:\([0-9a-f]+\))?\s+"([SHR]-[0-9a-f]+)"'
-    r"\[(\d{1,9})\].*?(?:\b(\d{1,3})x([A-Z]+\d*))?\s*$"
+    r"\[(\d{1,9})\]"
 )
+_SPEED = re.compile(r"\b(\d{1,3})x([A-Z]+\d*)$")
 _NUMBER = re.compile(r"(\d{1,18})")
 
 
@@ -58,7 +59,8 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
             here = node[2]
             described[here] = node[3].strip()
         elif port and here:
-            speed = int(port[4]) * LANE_GBIT[port[5]] if port[5] in LANE_GBIT else gbit
+            width = _SPEED.search(line.rstrip())
+            speed = int(width[1]) * LANE_GBIT[width[2]] if width and width[2] in LANE_GBIT else gbit
             if speed is None:
                 raise InputError(
                     f"{path}:{number}: no speed of the link that is known (as 4xHDR): --gbit gives one"

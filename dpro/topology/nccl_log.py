@@ -13,15 +13,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dpro.errors import InputError
 
 MAX_CHANNELS = 256  # more than any version has
 MAX_MEMBERS = 1_000_000
-_LINE = re.compile(r"([^\s:\[\]]+):(\d{1,9}):(\d{1,9}) \[-?\d{1,9}\] NCCL INFO (.*)")
+MAX_LINE = 1 << 20  # characters that are looked at as one
+_LINE = re.compile(r"(?<![^\s:\[\]])([^\s:\[\]]+):(\d{1,9}):(\d{1,9}) \[-?\d{1,9}\] NCCL INFO (.*)")
 _INIT = re.compile(
-    r"comm (0x[0-9a-f]+) rank (\d{1,9}) nranks (\d{1,9}) .*?(?:commId (0x[0-9a-f]+) )?- Init (START|COMPLETE)"
+    r"comm (0x[0-9a-f]+) rank (\d{1,9}) nranks (\d{1,9}) .{0,300}?"
+    r"(?:commId (0x[0-9a-f]+) )?- Init (START|COMPLETE)"
 )
 _ORDER = re.compile(r"Channel (\d{1,9})/(\d{1,9}) :((?:\s+\d{1,9})+)\s*$")
 _NEIGHBOURS = re.compile(r"Ring (\d{1,9}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})\s*$")
@@ -72,8 +75,8 @@ def read_nccl_logs(paths: Sequence[Path]) -> list[LoggedCommunicator]:
         if not file.is_file():
             continue
         try:
-            with file.open(encoding="utf-8", errors="replace") as lines:
-                for part in _parts(lines):
+            with file.open(encoding="utf-8", errors="replace") as content:
+                for part in _parts(iter(partial(content.readline, MAX_LINE), "")):
                     parts.setdefault(part.key, {})[part.member] = part
         except OSError as error:
             raise InputError(f"{file}: {error.strerror}") from error

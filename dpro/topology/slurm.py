@@ -18,7 +18,7 @@ from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, Topology
 from dpro.topology.hostlist import expand, fold
 
 TIERS = ("leaf", "spine", "core")
-_PAIR = re.compile(r"(\w+)\s*=\s*(\S+)")
+_PAIR = re.compile(r"\b(\w+)\s*=\s*(\S+)")
 
 
 def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:

@@ -14,6 +14,7 @@ from typing import Any
 from dpro.collectors.inside.process.environment import kept
 from dpro.errors import UsageError
 from dpro.replay.whatif.grammar import nearest, split_edit, values_of
+from dpro.words import whole_number
 
 Values = dict[str, Any]
 PROBE, PROBES = "probe", "probes."
@@ -104,7 +105,7 @@ def _size(text: str) -> float:
 
 def _count(minimum: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        count = int(text) if text.isdigit() else -1
+        count = whole_number(text)
         if count < minimum:
             raise ValueError(f"must be a whole number from {minimum}")
         return count

@@ -16,6 +16,7 @@ import numpy as np
 from dpro.arrays import Bools, Floats, Ints
 from dpro.topology.file import PORT, TopologyFile, cables
 from dpro.topology.hostlist import expand
+from dpro.words import whole_number
 
 GPU, HUB, NIC, SWITCH = 0, 1, 2, 3
 GBIT_PER_GBPS = 8.0
@@ -80,7 +81,7 @@ class Fabric:
         if begin not in self.node_of or end not in self.node_of:
             return None
         beside = self.links_from.get((self.node_of[begin], self.node_of[end]), [])
-        at = int(number) if number.isdecimal() else 0
+        at = max(whole_number(number), 0)
         return beside[at] if at < len(beside) else None
 
 

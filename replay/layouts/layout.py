@@ -19,6 +19,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
 from dpro.replay.layouts.model import Model
 from dpro.replay.pipeline.schedules import SCHEDULES
+from dpro.words import whole_number
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 # Names and what stands where a row does not say.
@@ -35,6 +36,7 @@ SCHEDULE_NAMES = tuple(SCHEDULES)
 USUAL_SCHEDULES = ("1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 MAX_MICRO_BATCH = 16
+MAX_STAGES = 128  # twice those of any job: what is replayed of a pipeline grows with their square
 # Of values of other keys: 1 and a million.
 _BOUNDS = {"zero": (0, 3), "recompute": (0, len(RECOMPUTE) - 1), "schedule": (0, len(SCHEDULE_NAMES) - 1)}
 
@@ -101,13 +103,13 @@ def parse_layout(text: str) -> dict[str, int]:
             if value not in SCHEDULES:
                 raise UsageError(f"{part!r}: there are {', '.join(SCHEDULES)}")
             value = str(0 if value in USUAL_SCHEDULES else SCHEDULE_NAMES.index(value))
-        if not value.strip().isdecimal():
+        if (number := whole_number(value.strip())) < 0:
             takes = f"is one of {', '.join(RECOMPUTE)}" if key == "recompute" else "needs a whole number"
             raise UsageError(f"{part!r}: {key} {takes}")
         least, most = _BOUNDS.get(key, (1, 1_000_000))
-        if not least <= int(value) <= most:
+        if not least <= number <= most:
             raise UsageError(f"{part!r}: {key} is from {least} to {most:,}")
-        found[key] = int(value)
+        found[key] = number
     if not found:
         raise UsageError("an empty layout: give one such as dp=8,tp=4,pp=2")
     return found
@@ -146,6 +148,8 @@ def undividable(model: Model, row: Mapping[str, int]) -> str:
         return f"tp={tp} does not divide {model.heads} heads and {model.ffn} columns"
     if pp * vpp > model.layers:
         return f"{model.layers} layers do not make {pp * vpp} stages and chunks"
+    if pp > MAX_STAGES:
+        return f"pp={pp}: no pipeline has more than {MAX_STAGES} stages"
     if vpp > 1 and pp == 1:
         return f"vpp={vpp}: chunks are of the stages of a pipeline, and pp is 1"
     if model.sequence % cp:

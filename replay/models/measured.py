@@ -7,11 +7,13 @@ numbers and as text. Which of them there must be, and what they mean, their read
 from __future__ import annotations
 
 from collections.abc import Collection
+from io import BytesIO
 from pathlib import Path
 
 import polars as pl
 
 from dpro.errors import InputError, first_line
+from dpro.limits import MAX_WHOLE_BYTES, read_small
 from dpro.panics import panics_as
 
 
@@ -37,12 +39,13 @@ def _read(path: Path) -> pl.DataFrame:
     def unreadable(why: str) -> InputError:
         return InputError(f"{path}: is no readable Parquet or CSV table ({why})")
 
+    content = BytesIO(read_small(path, MAX_WHOLE_BYTES))
     try:
         with panics_as(unreadable):
             if path.suffix == ".csv":
-                return pl.read_csv(path, infer_schema_length=None)
-            return pl.read_parquet(path, glob=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
+                return pl.read_csv(content, infer_schema_length=None)
+            return pl.read_parquet(content)
+    except pl.exceptions.PolarsError as error:
         raise unreadable(first_line(error)) from error
 
 

@@ -24,6 +24,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.models.curves import FAR, growth, left_out, scale
 from dpro.replay.models.link_costs import LinkCost
 from dpro.replay.models.network_tables import NVLINK, CurveGroup, NetworkTable
+from dpro.words import whole_number
 
 SISTERS_DIFFER = 0.1  # of two devices whose link is taken for one, median over what both were measured at
 HALVES = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
@@ -182,7 +183,8 @@ def _nearest_version(
 
 def _apart(one: str, other: str) -> tuple[float, ...]:
     """How far two versions are apart, part by part."""
-    parts = [[int(part) for part in text.split(".") if part.isdigit()] for text in (one, other)]
+    numbers = [map(whole_number, text.split(".")) for text in (one, other)]
+    parts = [[number for number in each if number >= 0] for each in numbers]
     longest = max(map(len, parts))
     first, second = (each + [0] * (longest - len(each)) for each in parts)
     return tuple(float(abs(a - b)) for a, b in zip(first, second))

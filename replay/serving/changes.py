@@ -125,7 +125,7 @@ def _prefix(server: Server, values: Values) -> Server:
 def _speculate(server: Server, values: Values) -> Server:
     guessed, accepted = values["tokens"], values["acceptance"]
     # Guesses are accepted one after the other until one is wrong; that one is replaced by the right token.
-    made = sum(accepted**number for number in range(guessed + 1))
+    made = guessed + 1 if accepted == 1 else (1 - accepted ** (guessed + 1)) / (1 - accepted)
     drafted_s = guessed * values["draft"] * (server.cost.weights_s + server.cost.host_s)
     cost = replace(
         server.cost, per_decode=server.cost.per_decode * (guessed + 1), host_s=server.cost.host_s + drafted_s

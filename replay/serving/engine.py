@@ -22,7 +22,7 @@ ITERATION_COLUMNS = (
     "replica", "start_ns", "end_ns",
     "prefill_tokens", "decode_tokens", "context_tokens", "prompt_pairs", "waiting",
 )  # fmt: skip
-MAX_ITERATIONS = 50_000_000
+MAX_ITERATIONS = 10_000_000  # that are simulated: a day of serving
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,18 @@ def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> Served
         requests: rows with `arrival_ns`, `prompt_tokens`, `output_tokens`, and `cached_tokens` where known.
 
     Raises:
-        Unanswerable: a request has no known length, or never fits into the memory.
+        Unanswerable: a request has no known length, never fits into the memory, or they take too many
+            iterations.
     """
     order = np.argsort(requests["arrival_ns"].to_numpy(), kind="stable")
     ordered = _array(requests[order])
     times = np.full((requests.height, 4), -1, dtype=np.int64)
     rows, evictions = [], 0
-    for replica in range(engine.replicas):
+    for replica in range(min(engine.replicas, max(requests.height, 1))):  # the others serve none
         mine = np.ascontiguousarray(ordered[replica :: engine.replicas])
         found, iterations, evicted = run_requests(mine, _limits(engine), cost.array(), _at_most(mine, engine))
+        if len(iterations) == MAX_ITERATIONS:
+            raise _too_long()
         times[order[replica :: engine.replicas]] = np.column_stack([mine[:, ARRIVAL], found])
         rows.append(np.column_stack([np.full(len(iterations), replica, dtype=np.int64), iterations]))
         evictions += evicted
@@ -177,9 +180,21 @@ def _limits(engine: Engine) -> Ints:
 
 
 def _at_most(requests: Ints, engine: Engine) -> int:
-    """Iterations that serve the requests at most, if nothing is evicted; room for as many again."""
+    """Iterations that serve the requests at most, if nothing is evicted; room for as many again.
+
+    Raises:
+        Unanswerable: the longest output, or all prompts, take too many by themselves.
+    """
     chunks = -(-requests[:, PROMPT] // engine.token_budget)
+    decodes = requests[:, OUTPUT].max(initial=0) / engine.tokens_per_decode
+    prompts = (requests[:, PROMPT] - requests[:, CACHED]).sum() / engine.token_budget
+    if max(decodes, prompts) > MAX_ITERATIONS:
+        raise _too_long()
     return int(min(2 * (requests[:, OUTPUT] + chunks).sum() + 1, MAX_ITERATIONS))
+
+
+def _too_long() -> Unanswerable:
+    return Unanswerable(f"the requests take more than {MAX_ITERATIONS:,} iterations: ask for shorter ones")
 
 
 def _iterations(rows: Ints) -> pl.DataFrame:

@@ -54,6 +54,8 @@ def _first_s(requests: pl.DataFrame) -> Floats:
 
 def _per_token_s(requests: pl.DataFrame) -> Floats:
     several = requests.filter(pl.col("output_tokens") > 1)
+    if several.is_empty():
+        raise Unanswerable("no request has more than one token of output: there is no time per token")
     decoding = (several["end_ns"] - several["first_token_ns"]).to_numpy() / NS_PER_S
     return np.asarray(decoding / (several["output_tokens"].to_numpy() - 1))
 

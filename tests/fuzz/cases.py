@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
-import socket
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,11 +16,15 @@ from random import Random
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS
 from dpro.ingest.importer import import_sources
 from tests.fuzz.bombs import BOMBS
+from tests.fuzz.edits import of_an_edit
+from tests.fuzz.given import of_a_fabric, of_a_model, of_requests
 from tests.fuzz.mutate import by_content, cut, mutated, of_bytes, packed
+from tests.fuzz.places import make_odd, of_a_special_file, of_another_user
+from tests.fuzz.pool import Commands
+from tests.fuzz.runs import HEALTHY, SLOW_RANK, copied, killed_recording
 from tests.fuzz.seeds import SEEDS, format_of
-from tests.jobs import RECORD, ROOT, children, kill, script, sidecar_of, start, wait_for
+from tests.jobs import ROOT
 
-Commands = list[list[str]]
 _PIECE_BYTES = 300_000  # of a real trace
 
 
@@ -76,7 +78,7 @@ def of_a_run(random: Random, number: int, folder: Path) -> Commands:
             (folder / "in" / f"rank{rank}").write_bytes(SEEDS["kineto"](rank, 8))
         import_sources([folder / "in"], run, jobs=1)
     else:
-        shutil.copytree(ROOT / "sample_traces" / "slow_rank", run)
+        copied(SLOW_RANK, run)
     parts = sorted(run.glob("*/*.parquet"))
     for path in [run / "manifest.json"] if number % 4 < 2 else random.sample(parts, random.choice((1, 1, 3))):
         content = path.read_bytes()
@@ -88,8 +90,7 @@ def of_a_run(random: Random, number: int, folder: Path) -> Commands:
 
 def of_a_recording(random: Random, number: int, folder: Path) -> Commands:
     """A recording that was killed, some of whose files are changed before it is finished."""
-    run = folder / "run"
-    shutil.copytree(_killed_recording(folder.parent / "killed"), run, symlinks=True)
+    run = copied(killed_recording(folder.parent), folder / "run")
     files = sorted(path for path in run.rglob("*") if path.is_file() and path.suffix != ".parquet")
     for path in random.sample(files, random.choice((1, 1, 2, 5))):
         content = path.read_bytes()
@@ -98,28 +99,12 @@ def of_a_recording(random: Random, number: int, folder: Path) -> Commands:
     return [["info", str(run), "--json"], ["report", str(run)]]
 
 
-def _killed_recording(folder: Path) -> Path:
-    """A recording of a real job of one process, killed with what it has written; made once."""
-    run = folder / "run"
-    if not (folder / "made").exists():
-        folder.mkdir()
-        body = "import time\nfor step in range(400):\n    train_step()\nopen('stepped', 'w')\ntime.sleep(600)"
-        command = [*RECORD, "-o", "run", "--skip", "5", "--every", "20", "--", *script(folder, body)]
-        job = start(command, folder)
-        wait_for(folder / "stepped")
-        kill(sidecar_of(run))
-        kill(*children(job.pid), job.pid)
-        job.wait()
-        (folder / "made").touch()
-    return run
-
-
 def of_a_topology(random: Random, number: int, folder: Path) -> Commands:
     """Folders with links, loops, pipes, sockets and devices where traces or a run should be."""
     top = folder / "in"
     run = folder / "run"
     if number % 2:
-        shutil.copytree(ROOT / "sample_traces" / "healthy", top)
+        copied(HEALTHY, top)
         places = [top, *sorted(path for path in top.iterdir() if path.is_dir())]
     else:
         places = [top, top / "a", top / "a" / "b"]
@@ -134,26 +119,7 @@ def of_a_topology(random: Random, number: int, folder: Path) -> Commands:
         )
         if os.path.lexists(place):
             os.rename(place, place.with_name(f"moved{random.randrange(10**6)}"))
-        targets = (
-            top,
-            "/dev/zero",
-            "/dev/tty",
-            "/proc/self/mem",
-            "nowhere",
-            place,
-            "/proc/self/fd",
-            top / "a",
-        )
-        way = random.randrange(4)
-        if way < 2:
-            place.symlink_to(random.choice(targets))
-        elif way == 2:
-            os.mkfifo(place)
-        else:
-            with socket.socket(socket.AF_UNIX) as bound:
-                os.chdir(place.parent)
-                bound.bind(os.fsencode(place.name))
-                os.chdir(ROOT)
+        make_odd(random, place, top, top / "a")
     commands = [["info", str(top), "--json"], ["report", str(top)]]
     return [*commands, ["import", str(top), "-o", str(run), "--jobs", "1"]]
 
@@ -175,4 +141,10 @@ KINDS: dict[str, Callable[[Random, int, Path], Commands]] = {
     "recording": of_a_recording,
     "topology": of_a_topology,
     "bomb": of_a_bomb,
+    "model": of_a_model,
+    "edit": of_an_edit,
+    "requests": of_requests,
+    "fabric": of_a_fabric,
+    "special": of_a_special_file,
+    "others": of_another_user,
 }

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import sqlite3
 import tarfile
 import zipfile
@@ -55,6 +56,37 @@ ODD_TEXTS = (
     b"1e999",
     b"\xed\xa0\x80",
 )
+
+ODD_NUMBERS = (
+    *(b"0", b"1", b"2", b"3", b"64", b"100000", b"1000000000", b"%d" % (2**62 - 1), b"%d" % 2**63),
+    *(b"0.001", b"1e6", b"1e308", b"1e999", b"1e-320", b"-1", b"-0", b"nan", b"inf", b"-inf", b""),
+    *(b"9" * 400, b"9" * 5000, b"0x10", b"1_0", b"+5", b"007", "\u0663\u00b2\u00bd".encode()),
+)
+ODD_WORDS = (
+    *(b"", b"x" * 70_000, b"a." * 300 + b"a", b"[" * 9500, b"[1-99999999]", b"[1-3][1-999]", b"[3-1]"),
+    *("\u00e9\u202e\u2028\U0001f600".encode(), b"\xff", b"\xed\xa0\x80", b"\x1b[2J", b"\r\n", b"\n", b" "),
+    *(b"*", b"?", b"[", b"]", b"{", b'"', b"'", b"\\", b"=", b",", b":", b"/", b"..", b"#", b"%s", b"yes"),
+)
+_PARTS = re.compile(rb"[0-9]+(?:\.[0-9]+)?|[A-Za-z_]+|\s+|.", re.DOTALL)
+
+
+def of_text(random: Random, content: bytes) -> bytes:
+    """Text some of whose numbers, words and marks are others, left out, repeated or swapped."""
+    parts = _PARTS.findall(content)
+    for _ in range(random.choice((1, 1, 2, 5))):
+        if not parts:
+            return random.choice(ODD_WORDS)
+        at, other = random.randrange(len(parts)), random.randrange(len(parts))
+        way = random.randrange(6)
+        if way < 3:
+            parts[at] = random.choice(ODD_NUMBERS if parts[at][:1].isdigit() else ODD_WORDS)
+        elif way == 3:
+            del parts[at]
+        elif way == 4:
+            parts[at] = (parts[at] * random.choice((2, 300, 20_000)))[:100_000]
+        else:
+            parts[at], parts[other] = parts[other], parts[at]
+    return b"".join(parts)
 
 
 def of_bytes(random: Random, content: bytes) -> bytes:

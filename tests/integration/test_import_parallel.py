@@ -248,7 +248,7 @@ def test_a_run_among_its_own_sources_is_no_source(source, expected, tmp_path):
     assert manifest.skipped == {}
 
 
-@pytest.mark.parametrize("text", ["3", "3/2", "-1/2", "1/0", "a/b", "1/2/3", ""])
+@pytest.mark.parametrize("text", ["3", "3/2", "-1/2", "1/0", "a/b", "1/2/3", "", "1/" + "9" * 5000])
 def test_a_shard_that_does_not_exist_is_refused(text):
     with pytest.raises(UsageError, match="write it as i/n"):
         parse_shard(text)

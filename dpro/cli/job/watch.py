@@ -19,6 +19,7 @@ from dpro.cli.output import NO_HISTORY, json_option, print_json, warn
 from dpro.cli.ranges import DAY_S, MAX_STEPS, NumberRange
 from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.units import format_duration
+from dpro.words import whole_number
 
 if TYPE_CHECKING:
     from dpro.collectors.launch.recording import Launch
@@ -208,7 +209,7 @@ def check_outlets(webhook: str, metrics: str) -> None:
     if webhook and not webhook.startswith(("http://", "https://")):
         raise UsageError("--webhook: give a URL that begins with http:// or https://")
     port = metrics.rpartition(":")[2]
-    if metrics and not (port.isdecimal() and int(port) <= LAST_PORT):
+    if metrics and not 0 <= whole_number(port) <= LAST_PORT:
         raise UsageError(f"--metrics {metrics}: give a port, or an address and a port")
     if metrics and find_spec("prometheus_client") is None:
         raise MissingExtra("prometheus-client", "watch")

@@ -13,6 +13,7 @@ from dpro.cli.completion import edits as complete_edits
 from dpro.cli.output import console, json_option, print_end, print_json, print_selection, progress
 from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
+from dpro.words import one_line
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -281,7 +282,7 @@ def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
     edits: dict[str, list[str]] = {}
     for refusal in refused:
         edits.setdefault(refusal.reason, []).append(str(refusal.edit))
-    return [f"not answered: {', '.join(names)}: {reason}" for reason, names in edits.items()]
+    return [one_line(f"not answered: {', '.join(names)}: {reason}") for reason, names in edits.items()]
 
 
 def _print_blocks(shown: Sequence[Prediction]) -> None:

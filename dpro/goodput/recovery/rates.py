@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.errors import InputError, Unanswerable, first_line
 from dpro.goodput.recovery.stages import SeenFailures
+from dpro.limits import read_small
+from dpro.panics import panics_as
 from dpro.units import NS_PER_S, NS_PER_US, S_PER_H, format_duration
 
 MIN_FAILURES = 3  # of its own that a job's rate is taken from
@@ -110,19 +113,25 @@ def read_log(path: Path) -> pl.DataFrame:
     Raises:
         InputError: it cannot be read, or lacks the column.
     """
+
+    def unreadable(why: str) -> InputError:
+        return InputError(f"{path}: not readable as a log of failures ({why})")
+
+    content, is_parquet = read_small(path), path.suffix == ".parquet"
     try:
-        frame = (
-            pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, try_parse_dates=True)
-        )
-        frame = frame.rename({name: name.strip() for name in frame.columns})
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(f"{path}: not readable as a log of failures ({first_line(error)})") from error
+        with panics_as(unreadable):
+            file = BytesIO(content)
+            frame = pl.read_parquet(file) if is_parquet else pl.read_csv(file, try_parse_dates=True)
+            frame = frame.rename({name: name.strip() for name in frame.columns})
+    except pl.exceptions.PolarsError as error:
+        raise unreadable(first_line(error)) from error
     if "time" not in frame.columns:
         raise InputError(f"{path}: a log of failures has a column 'time', and 'host' where one failed")
     if frame.is_empty() or frame["time"].null_count():
         raise InputError(f"{path}: holds no failure, or one without a time")
-    if path.suffix != ".parquet":
-        written = str(pl.read_csv(path, infer_schema=False, n_rows=1).row(0)[frame.columns.index("time")])
+    if not is_parquet:
+        first = pl.read_csv(BytesIO(content), infer_schema=False, n_rows=1).row(0)
+        written = str(first[frame.columns.index("time")])
         if YEAR_LAST.match(written):
             raise InputError(f"{path}: whether {written!r} names the day first is not known: give ISO 8601")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -163,3 +164,23 @@ def test_a_report_may_go_to_what_is_no_file(tmp_path):
     write_text(tmp_path / "link", "new")
     assert (tmp_path / "target").read_text() == "new"
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_that_no_process_reads_is_not_written(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe: cannot be written"):
+        write_text(tmp_path / "pipe", "text")
+
+
+def test_a_pipe_is_written_for_the_process_that_reads_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        held = os.open(tmp_path / "pipe", os.O_WRONLY)  # once the reader is there
+        write_text(tmp_path / "pipe", "text")
+        os.close(held)
+        assert reader.communicate()[0] == b"text"
+
+
+def test_a_link_to_itself_is_replaced(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    assert write_text(tmp_path / "link", "text").read_text() == "text"

@@ -75,9 +75,9 @@ def test_a_binary_file_is_said_to_be_no_text(tmp_path: Path) -> None:
         (("gbit = 100", "gbit = inf"), "links[0]: gbit"),
         (("gbit = 100", "count = 999999999"), "links[0]: more than 4,000,000 cables"),
         (("gpus = 2", "gpu_gbps = nan"), "hosts[0]: counts"),
-        (("gpus = 2", "gpus = 99999999999"), "hosts[0]: more than 1,000,000 GPUs and ports"),
-        (("nics = 1", "nics = 999999999"), "hosts[0]: more than 1,000,000 GPUs and ports"),
-        (("node[0-1]\"\ngpus", "node[0-999999]\"\ngpus"), "hosts[0]: more than 1,000,000 GPUs and ports"),
+        (("gpus = 2", "gpus = 99999999999"), "more than 1,000,000 hosts, GPUs and ports"),
+        (("nics = 1", "nics = 999999999"), "more than 1,000,000 hosts, GPUs and ports"),
+        (("node[0-1]\"\ngpus", "node[0-999999]\"\ngpus"), "more than 1,000,000 hosts, GPUs and ports"),
         ((GOOD, ""), "describes no host"),
     ],
 )  # fmt: skip

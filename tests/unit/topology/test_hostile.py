@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dpro.errors import InputError
+from dpro.topology.nccl_log import read_nccl_logs
 from tests.commands import dpro, refused
 
 DEEP = 9500
+LONG = 500_000  # characters, on which what takes time with their square takes hours
 PRINTED = """Switch 2 "S-1" # "leaf"
 [1] "H-1"[1] # "n1 mlx5_0" lid 1 4xHDR
 Ca 1 "H-1" # "n1 mlx5_0"
@@ -18,6 +21,11 @@ Ca 1 "H-1" # "n1 mlx5_0"
 
 def _host(device: str) -> str:
     return f"<system><cpu><pci>{device}</pci></cpu></system>"
+
+
+def _wide(table: str, more: str = "") -> str:
+    """Entries of 600,000 names each."""
+    return "".join(f"[[{table}]]\nnames='{letter}[1-600000]'\n{more}" for letter in "abcdefgh")
 
 
 def _line(path: Path, text: str, *options: str | Path, code: int = 1) -> str:
@@ -35,6 +43,12 @@ def _line(path: Path, text: str, *options: str | Path, code: int = 1) -> str:
         ("x={" + "a." * DEEP + "a=1}", "line 1: a key of more than 64 parts"),
         ("a=" + "[" * DEEP, "nested too deep"),
         ("version=" + "9" * 5000, "4300 digits"),
+        ("[[hosts]]\nnames='n[" + "1-999999," * 9 + "1]'", "names, of at most 1,000,000"),
+        ("[[hosts]]\nnames='" + "n[1-999999]," * 9 + "'", "names, of at most 1,000,000"),
+        ("[[hosts]]\nnames='" + "n" * 9999 + "[1-99999]'", "names are too long"),
+        ("[[hosts]]\nnames='" + ("n" * 9999 + "[1-5000],") * 9 + "'", "names are too long"),
+        (_wide("hosts", "gpus=0\nnics=0\n"), "more than 1,000,000 hosts"),
+        ("[[hosts]]\nnames='n'\n" + _wide("switches"), "more than 1,000,000 switches"),
     ],
 )
 def test_topologies(tmp_path, text, said):
@@ -63,6 +77,7 @@ def test_insides_of_hosts(tmp_path, made, text, code, said):
     [
         (PRINTED.replace("[1]", f"[{'9' * 5000}]"), "no link is in it"),
         (PRINTED.replace("4xHDR", f"{'9' * 400}xHDR"), "no speed of the link"),
+        (PRINTED.replace("4xHDR", f"4xHDR{' ' * LONG}x"), "no speed of the link"),
     ],
 )
 def test_outputs_of_ibnetdiscover(tmp_path, text, said):
@@ -80,7 +95,17 @@ def test_switches_of_slurm(tmp_path):
     path = tmp_path / "topology.conf"
     text = f"SwitchName=s Nodes=n[1-{'9' * 5000}]"
     assert "is no number and no range" in _line(path, text, "--slurm", path, "--gbit", "400")
+    assert "begins with no SwitchName" in _line(path, "a" * LONG, "--slurm", path, "--gbit", "400")
 
 
 def test_a_file_without_an_end_is_not_read_for_ever():
-    assert "is larger than" in refused(dpro("topology", "--ibnetdiscover", "/dev/zero"), 1)
+    assert "is a device" in refused(dpro("topology", "--ibnetdiscover", "/dev/zero"), 1)
+
+
+def test_lines_of_nccl_of_any_length_take_time_in_proportion(tmp_path):
+    path = tmp_path / "job.log"
+    begins = "n:1:1 [0] NCCL INFO "
+    for text in ("a" * LONG + " NCCL INFO", begins + "comm 0x1 rank 0 nranks 2 " * LONG):
+        path.write_text(text)
+        with pytest.raises(InputError, match="no rings or trees"):
+            read_nccl_logs([path])

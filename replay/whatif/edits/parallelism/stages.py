@@ -32,6 +32,7 @@ from dpro.replay.whatif.graph_ops.rebuilt import (
     recorded_place,
     recorded_work,
 )
+from dpro.words import whole_number
 
 GB = 1e9
 LAYERS_FLAGS = ("--num-layers", "--num_layers", "--n-layers", "--n_layers", "--layers")
@@ -211,10 +212,11 @@ def _ranges(text: str) -> list[range]:
     """Stages of each branch from a text such as 1-2/3."""
     found = []
     for part in text.split("/"):
-        first, _, last = part.partition("-")
-        if not (first.isdigit() and (last or first).isdigit() and int(last or first) >= int(first)):
+        begin, _, end = part.partition("-")
+        first, last = whole_number(begin), whole_number(end or begin)
+        if not 0 <= first <= last:
             raise UsageError(f"stages: branches must be stages such as 1-2/3, not {text!r}")
-        found.append(range(int(first), int(last or first) + 1))
+        found.append(range(first, last + 1))
     return found
 
 
@@ -227,7 +229,7 @@ def _numbers(text: str, name: str, shape: PipelineShape) -> Ints | None:
     if not text:
         return None
     parts = text.split("/")
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if any(whole_number(part) <= 0 for part in parts):
         raise UsageError(f"stages: {name} must be whole numbers such as 8/8/7, not {text!r}")
     if len(parts) != shape.stages * shape.chunks:
         raise UsageError(
@@ -247,8 +249,8 @@ def _layers_of_command(graph: Graph, shape: PipelineShape) -> Ints:
     """[places] as many layers on each, by the command of the job."""
     command = graph.run.manifest.command if graph.run else []
     for flag, value in pairwise(part for word in command for part in word.split("=", 1)):
-        if flag in LAYERS_FLAGS and value.isdigit():
-            return _evenly(int(value), shape)
+        if flag in LAYERS_FLAGS and whole_number(value) >= 0:
+            return _evenly(whole_number(value), shape)
     raise Unanswerable("the run does not say how many layers each stage has: give now=, such as now=8/8/8/8")
 
 

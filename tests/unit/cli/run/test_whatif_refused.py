@@ -26,6 +26,11 @@ def test_edits_that_are_refused_for_one_reason_share_a_line() -> None:
     ]
 
 
+def test_an_edit_that_was_written_on_two_lines_is_said_on_one() -> None:
+    refused = [Refusal("remove:name=\ngemm", "nothing fits name=\ngemm")]
+    assert refused_in_words(refused) == ["not answered: remove:name= gemm: nothing fits name= gemm"]
+
+
 def test_operations_that_do_not_explain_their_steps_are_said_with_the_number(tmp_path) -> None:
     analysis = Analysis(recorded(Job(num_batches=4, num_steps=4, late=5.0).run(), tmp_path))
     assert analysis.operations is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import polars as pl
@@ -296,6 +297,13 @@ def test_time_that_is_none_is_refused(tmp_path, time):
     path.write_text(f"time,host\n1,a\n2,b\n3,c\n{time},d\n")
     with pytest.raises(InputError, match=r"log\.csv: a time of .* is none"):
         read_log(path)
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_a_pipe_that_no_process_writes_to_is_no_log(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=rf"{name}: not readable as a log of failures"):
+        read_log(tmp_path / name)
 
 
 def test_days_of_which_the_order_is_not_known_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Logs of requests as engines, benchmarks and gateways write them."""
 
 import json
+import os
 
 import pytest
 
@@ -131,6 +132,47 @@ def test_bad_rows_are_counted_with_the_line_of_the_first(tmp_path):
         "requests without a moment of arrival": 1,
     }
     assert "2 rows left out, not a JSON object, the first in line 2" in found.warnings[0]
+
+
+def test_moments_and_lengths_that_no_table_holds_are_left_out(tmp_path):
+    lines = [
+        {"arrival_time": 1, "latency": 2, "prompt_tokens": 3},
+        {"arrival_time": 1, "latency": 1e12, "prompt_tokens": 8e18},
+        {"arrival_time": 1e16},
+        {"arrival_time": "9999-12-31T00:00:00Z"},
+        {"arrival_time": 10**4000},
+    ]
+    found = log(tmp_path, lines)
+    assert found.requests.select("end_ns", "prompt_tokens").rows() == [(3_000_000_000, 3), (-1, -1)]
+    assert found.skipped == {"requests without a moment of arrival": 3}
+
+
+@pytest.mark.parametrize("replica", ["\u00b2", "9" * 5000])
+def test_replicas_may_have_any_name(tmp_path, replica):
+    lines = [{"arrival_time": 1, "replica": replica}, {"arrival_time": 2, "replica": "1"}]
+    found = log(tmp_path, lines).requests
+    assert dict(found.select("arrival_ns", "replica").rows()) == {10**9: 1, 2 * 10**9: 0}
+
+
+def test_values_in_values_are_left_out_where_they_are_too_deep(tmp_path):
+    good = '{"arrival_time": 1}'
+    deep = [
+        '{"arrival_time":' + "[" * 940 + "]" * 940 + "}",
+        '{"resourceSpans":' + '{"a":' * 940 + "1" + "}" * 941,
+    ]
+    found = log(tmp_path, "\n".join([good, *deep]))
+    assert found.skipped == {"requests nested more than 64 deep": 2}
+
+
+def test_a_line_ends_where_json_says(tmp_path):
+    found = log(tmp_path, '{"arrival_time": 1, "id": "a\u2028b\u0085c"}\r\n{"arrival_time": 2}\r\n')
+    assert found.requests["name"].to_list() == ["a\u2028b\u0085c", ""]
+
+
+def test_a_pipe_that_no_process_writes_to_is_an_empty_log(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(InputError, match="the file is empty"):
+        read_requests([tmp_path / "log"])
 
 
 def test_a_moment_that_another_process_noted_a_little_early_is_kept(tmp_path):

@@ -8,7 +8,15 @@ import polars as pl
 import pytest
 
 from dpro.errors import UsageError
-from dpro.replay.layouts.layout import SCHEDULE_NAMES, candidates, gpus_of, in_words, layouts, parse_layout
+from dpro.replay.layouts.layout import (
+    SCHEDULE_NAMES,
+    candidates,
+    gpus_of,
+    in_words,
+    layouts,
+    parse_layout,
+    undividable,
+)
 from dpro.replay.layouts.machine import Software, machine_of
 from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.plan import MeasuredLayout, plan
@@ -63,7 +71,17 @@ def test_a_number_of_gpus_that_nothing_divides_is_refused() -> None:
         candidates(MODEL, 16, 8, 64, {"tp": 3})
 
 
-@pytest.mark.parametrize(("text", "word"), [("dp=x", "whole number"), ("zp=2", "no part"), ("", "empty")])
+def test_no_pipeline_has_more_stages_than_can_be_replayed() -> None:
+    deep = replace(MODEL, layers=16384)
+    rows = candidates(deep, 262_144, 8, 262_144, {"tp": 1})
+    assert rows["pp"].to_numpy().max() == 128
+    assert "more than 128 stages" in undividable(deep, {"pp": 256})
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("dp=x", "whole number"), ("dp=" + "9" * 5000, "whole number"), ("zp=2", "no part"), ("", "empty")],
+)
 def test_a_layout_that_is_none_says_what_is_wrong(text: str, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         parse_layout(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import polars as pl
@@ -50,7 +51,7 @@ def test_a_column_of_another_kind_is_named_in_one_line(tmp_path, column, why):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "other bytes", "not there", "a folder"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "other bytes", "a pipe", "not there", "a folder"])
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
 def test_a_file_that_cannot_be_read_is_said_in_one_line(tmp_path, name, damage):
     file = tmp_path / name
@@ -58,11 +59,13 @@ def test_a_file_that_cannot_be_read_is_said_in_one_line(tmp_path, name, damage):
     file.unlink(missing_ok=True)
     if damage == "a folder":
         file.mkdir()
+    elif damage == "a pipe":
+        os.mkfifo(file)
     elif damage != "not there":
         file.write_bytes(
             {"truncated": whole[: len(whole) // 2], "empty": b"", "other bytes": bytes(range(256))}[damage]
         )
-    with pytest.raises(InputError, match="is no readable Parquet or CSV table") as refused:
+    with pytest.raises(InputError, match=r"is no readable Parquet or CSV table|cannot be read") as refused:
         read_measured(file, ("us",), ("op",))
     assert "\n" not in str(refused.value)
     assert str(file) in str(refused.value)

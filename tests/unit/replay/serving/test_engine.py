@@ -40,6 +40,16 @@ def test_first_token_comes_with_the_prompt_and_each_decode_gives_one() -> None:
     assert served.iterations["context_tokens"].to_list() == [0, 10, 11]
 
 
+@pytest.mark.parametrize("row", [(0, 10, 10**9), (0, 10**12, 1)])
+def test_requests_that_take_more_iterations_than_are_simulated_are_refused(row) -> None:
+    with pytest.raises(Unanswerable, match="more than 10,000,000 iterations"):
+        serve(requests(row), Engine(), SECOND)
+
+
+def test_replicas_without_requests_take_no_time() -> None:
+    assert moments(serve(requests((0, 10, 3)), Engine(replicas=10**9), SECOND).requests) == [(0, 1, 3)]
+
+
 def test_arrival_during_an_iteration_waits_for_its_end() -> None:
     served = serve(requests((0, 10, 3), (0.5, 10, 1)), Engine(), SECOND)
     assert moments(served.requests)[1] == (1, 2, 2)

@@ -96,6 +96,16 @@ def test_guessed_tokens_multiply_more_and_need_fewer_iterations() -> None:
     assert answered(after, 0.0)["end_ns"].item() == 3 * S  # the prompt with one token, then four, then three
 
 
+def test_any_number_of_tokens_may_be_guessed() -> None:
+    after = changed(one(10, 8), "speculate:tokens=1000000000,acceptance=0.75")
+    assert after.engine.tokens_per_decode == 4  # 1 / (1 - 0.75)
+
+
+def test_requests_of_one_token_have_no_time_per_token() -> None:
+    with pytest.raises(Unanswerable, match="no time per token"):
+        figures_of(answered(one(10, 1), 0.0))
+
+
 def test_cached_share_of_a_prompt_is_not_computed() -> None:
     server = replace(one(10, 1), cost=IterationCost(0.0, 0.0, 1.0))  # a second a token
     assert answered(server, 0.0)["first_token_ns"].item() == 10 * S
