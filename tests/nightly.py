@@ -77,7 +77,7 @@ STAGES = (
     _benchmark("reality", 6, "--json"),
     _benchmark("serving", 4, "--json"),
     _benchmark("goodput", 10, "--campaigns", "2", "--minutes", "1", "--json"),
-    _benchmark("fabric", 6, "--cases", "40", "--json"),
+    _benchmark("fabric", 8, "--cases", "20", "--json"),
     _benchmark("accuracy.answered", 8, "--json"),
     _benchmark("accuracy.edges", 8, "--json"),
     _benchmark("accuracy.whatif", 15, "--rounds", "1", "--json"),
