@@ -306,6 +306,8 @@ def _read_manifest(path: Path) -> Manifest:
             0 <= manifest.world_size <= MAX_RANKS and all(0 <= rank < MAX_RANKS for rank in manifest.ranks)
         ):
             raise ValueError(f"ranks outside 0 … {MAX_RANKS}")
+        if manifest.is_pretended and not 0 < int(manifest.options["pretend"]["per_host"]) <= MAX_RANKS:
+            raise ValueError(f"pretended ranks of a host outside 1 … {MAX_RANKS}")
         return manifest
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise InputError(f"{path}: not a run manifest ({first_line(error)})") from error

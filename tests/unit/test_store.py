@@ -226,6 +226,8 @@ def test_a_part_that_is_damaged_is_named_also_where_few_columns_are_read(tmp_pat
         {"exit_status": "0"},
         {"applied": [1]},
         {"windows": {"count": None}},
+        {"options": {"pretend": 3}},
+        {"options": {"pretend": {"per_host": 0}}},
     ],
     ids=str,
 )
