@@ -20,9 +20,19 @@ from dpro.replay.models.roofline import GPUS
 from dpro.replay.serving.engine import Engine, IterationCost
 from dpro.replay.serving.inside import ChangedIterations
 from dpro.replay.serving.sized import ServedModel, cached_tokens, moved_to
-from dpro.replay.whatif.grammar import Key, KnownChange, Values, apply_change, nearest, split_edit, values_of
+from dpro.replay.whatif.grammar import (
+    MAX_VALUE,
+    Key,
+    KnownChange,
+    Values,
+    amount_key,
+    apply_change,
+    count_key,
+    nearest,
+    split_edit,
+    values_of,
+)
 
-MAX_VALUE = 10**9
 NO_LIMIT = 1 << 20  # tokens
 # How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
 # logarithm: 90% of the rows of the tables of docs/serving.md are within 30%.
@@ -241,14 +251,6 @@ def _other_requests(server: Server, values: Values) -> Server:
     return replace(server, requests=kept.select(since, *columns))
 
 
-def _count(name: str, help: str, least: int = 1, default: Any = MISSING) -> Key:
-    return Key(name, int, help, default, least, MAX_VALUE)
-
-
-def _amount(name: str, help: str, default: Any = MISSING) -> Key:
-    return Key(name, float, help, default, 0, MAX_VALUE)
-
-
 def _factor(name: str, default: Any = MISSING) -> Key:
     return Key(name, float, "times as much", default, 1 / MAX_VALUE, MAX_VALUE)
 
@@ -260,13 +262,13 @@ def _share(name: str, default: Any = MISSING) -> Key:
 CHANGES: Mapping[str, KnownChange[Server]] = {
     "max-batch": KnownChange(
         _max_batch,
-        [_count("requests", "at most")],
+        [count_key("requests", "at most")],
         "max-batch:requests=64",
         "At most this many requests in a batch.",
     ),
     "chunked-prefill": KnownChange(
         _chunked,
-        [_count("tokens", "at most; 0: no limit", 0), _count("alone", "1: prompts first", 0, 0)],
+        [count_key("tokens", "at most; 0: no limit", 0), count_key("alone", "1: prompts first", 0, 0)],
         "chunked-prefill:tokens=512",
         "An iteration holds this many tokens at most, parts of prompts beside decodes; with 0, prompts are "
         "computed whole. With alone=1 decodes wait while there are prompts.",
@@ -296,7 +298,7 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     ),
     "speculate": KnownChange(
         _speculate,
-        [_count("tokens", "guessed"), _share("acceptance"), _amount("draft", "of an iteration", 0.0)],
+        [count_key("tokens", "guessed"), _share("acceptance"), amount_key("draft", "of an iteration", 0.0)],
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
         "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
         "chance that "
@@ -306,13 +308,13 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     "pools": KnownChange(
         _pools,
         [
-            _count("prefill", "engines"),
-            _count("decode", "engines"),
+            count_key("prefill", "engines"),
+            count_key("decode", "engines"),
             _factor("gbps", 100.0),
-            _amount("kv", "bytes", 131072.0),
-            _count("decode", "engines"),
+            amount_key("kv", "bytes", 131072.0),
+            count_key("decode", "engines"),
             _factor("gbps", 100.0),
-            _amount("kv", "bytes", 131072.0),
+            amount_key("kv", "bytes", 131072.0),
         ],
         "pools:prefill=1,decode=1,gbps=50",
         "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a "
@@ -336,23 +338,26 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     ),
     "kv-cache": KnownChange(
         _memory,
-        [_count("tokens", "that fit")],
+        [count_key("tokens", "that fit")],
         "kv-cache:tokens=80000",
         "Memory for keys and values of this many tokens.",
     ),
     "replicas": KnownChange(
-        _replicas, [_count("count", "how many")], "replicas:count=2", "This many engines, which take turns."
+        _replicas,
+        [count_key("count", "how many")],
+        "replicas:count=2",
+        "This many engines, which take turns.",
     ),
     "requests": KnownChange(
         _other_requests,
-        [Key("file", str, "a log of requests", MISSING), _count("count", "of requests; 0: all", 0, 0)],
+        [Key("file", str, "a log of requests", MISSING), count_key("count", "of requests; 0: all", 0, 0)],
         "requests:file=AzureLLMInferenceTrace_conv.csv,count=500",
         "The first `count` requests of another log come instead, or all: their arrivals and lengths.",
         "Azure's public traces: Splitwise (ISCA'24)",
     ),
     "tensor-parallel": KnownChange(
         _tensor_parallel,
-        [_count("degree", "GPUs")],
+        [count_key("degree", "GPUs")],
         "tensor-parallel:degree=4",
         "Each layer is cut over this many GPUs; needs --model and --device. Parts of the cost change in "
         "proportion to what data sheets and measured kernels say of the model.",
@@ -365,7 +370,7 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
     ),
     "clients": KnownChange(
         _clients,
-        [_count("count", "how many")],
+        [count_key("count", "how many")],
         "clients:count=64",
         "This many clients send the requests, each its next one when the one before has ended; arrivals "
         "are not kept.",

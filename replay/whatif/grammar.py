@@ -25,6 +25,7 @@ from dpro.words import shortened
 
 MAX_NUMBER = (1 << 62) - 1  # of what is counted or numbered: columns have 64 bits
 SHOWN = 60  # characters of a value that is none
+MAX_VALUE = 10**9  # of a key of a `KnownChange`
 MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 Changed = TypeVar("Changed")
@@ -205,6 +206,16 @@ def _quoted(value: str | int | Path) -> str:
     """A value as `--edit` reads it: in quotes where it holds what ends a value."""
     text = str(value).replace('"', "?")
     return f'"{text}"' if any(mark in text for mark in ", =") else text
+
+
+def count_key(name: str, help: str, least: int = 1, default: Any = MISSING) -> Key:
+    """A key of what is counted."""
+    return Key(name, int, help, default, least, MAX_VALUE)
+
+
+def amount_key(name: str, help: str, default: Any = MISSING, most: float = MAX_VALUE) -> Key:
+    """A key of a number that is not negative."""
+    return Key(name, float, help, default, 0, most)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,21 @@ said with it. What it needs and the job did not show is asked for as a key, neve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, replace
+from dataclasses import replace
 from math import sqrt
-from typing import Any
 
 from dpro.errors import UsageError
 from dpro.goodput.recovery.simulate import Recovery
-from dpro.replay.whatif.grammar import Key, KnownChange, Values, apply_change
+from dpro.replay.whatif.grammar import (
+    MAX_VALUE,
+    KnownChange,
+    Values,
+    amount_key,
+    apply_change,
+    count_key,
+)
 from dpro.units import S_PER_H
 
-MAX_VALUE = 10**9
 SMALLER = "smaller"
 
 
@@ -96,20 +101,12 @@ def _hosts(recovery: Recovery, values: Values) -> Recovery:
     )
 
 
-def _count(name: str, help: str, least: int = 1, default: Any = MISSING) -> Key:
-    return Key(name, int, help, default, least, MAX_VALUE)
-
-
-def _amount(name: str, help: str, default: Any = MISSING, most: float = MAX_VALUE) -> Key:
-    return Key(name, float, help, default, 0, most)
-
-
-STALL = _amount("stall", "for how long training stands, s")
-REPAIR = _amount("repair", "hours until a failed host is back", 24.0)
+STALL = amount_key("stall", "for how long training stands, s")
+REPAIR = amount_key("repair", "hours until a failed host is back", 24.0)
 DESIGNS: Mapping[str, KnownChange[Recovery]] = {
     "checkpoint": KnownChange(
         _checkpoint,
-        [_count("every", "steps from one to the next"), replace(STALL, default=None)],
+        [count_key("every", "steps from one to the next"), replace(STALL, default=None)],
         "checkpoint:every=200",
         "Save a checkpoint after this number of steps; training stands `stall` s, as measured if not given.",
     ),
@@ -119,26 +116,28 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
         "checkpoint is whole once it is written.", "ByteCheckpoint (NSDI'25)",
     ),
     "peers": KnownChange(
-        _peers, [_count("every", "steps from one to the next", default=1), STALL], "peers:every=1,stall=0.2",
+        _peers, [count_key("every", "steps from one to the next", default=1), STALL],
+        "peers:every=1,stall=0.2",
         "Save to the memory of other hosts each `every` steps; assumes that these do not fail with it.",
         "Gemini (SOSP'23)",
     ),
     "neighbour": KnownChange(
-        _neighbour, [_count("steps", "of training that a failure costs", 0, 1)], "neighbour:steps=1",
+        _neighbour, [count_key("steps", "of training that a failure costs", 0, 1)], "neighbour:steps=1",
         "No checkpoints: a failed stage is made anew from its neighbours. What that costs in steps of "
         "training is not known here: give it as `steps`.", "CheckFree (arXiv 2506.15461)",
     ),
     "spares": KnownChange(
-        _spares, [_count("hosts", "that stand by", 0), REPAIR], "spares:hosts=2,repair=24",
+        _spares, [count_key("hosts", "that stand by", 0), REPAIR], "spares:hosts=2,repair=24",
         "Hosts that stand by; a failed one is back after `repair` hours. Without enough the job waits.",
     ),
     SMALLER: KnownChange(
         _smaller,
         [
-            _count("replicas", "data-parallel replicas of the job"), REPAIR,
-            _amount("wait", "s from the failure on, such as a launcher's last call", 0.0),
-            _amount("slower", "times as long a step"), _amount("unsure", "standard deviation of that", 0.0),
-            _count("batch", "1: steps hold as many samples", 0, 0),
+            count_key("replicas", "data-parallel replicas of the job"), REPAIR,
+            amount_key("wait", "s from the failure on, such as a launcher's last call", 0.0),
+            amount_key("slower", "times as long a step"),
+            amount_key("unsure", "standard deviation of that", 0.0),
+            count_key("batch", "1: steps hold as many samples", 0, 0),
         ],
         "smaller:replicas=16,repair=24,wait=30,slower=1.05",
         "Go on with fewer data-parallel replicas while a host is away, `wait` s later (its launcher's last "
@@ -148,22 +147,22 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
         "ElasWave, NTP",
     ),
     "detect": KnownChange(
-        _detect, [_amount("s", "s")], "detect:s=30", "Processes that hang are ended after so long."
+        _detect, [amount_key("s", "s")], "detect:s=30", "Processes that hang are ended after so long."
     ),
     "start": KnownChange(
-        _start, [_amount("s", "s")], "start:s=60", "From the start of processes to the first step."
+        _start, [amount_key("s", "s")], "start:s=60", "From the start of processes to the first step."
     ),
     "caches": KnownChange(
-        _caches, [_amount("left", "share", 0.1, 1)], "caches:left=0.1",
+        _caches, [amount_key("left", "share", 0.1, 1)], "caches:left=0.1",
         "Warm caches: of what the first steps of a start take longer, compilation say, this share is left.",
     ),
     "sharded": KnownChange(
-        _sharded, [_count("ranks", "that write")], "sharded:ranks=8",
+        _sharded, [count_key("ranks", "that write")], "sharded:ranks=8",
         "Each of this many ranks writes its share of a checkpoint; assumes storage that is as fast for each.",
         "ByteCheckpoint (NSDI'25)",
     ),
     "hosts": KnownChange(
-        _hosts, [_count("count", "of hosts")], "hosts:count=256",
+        _hosts, [count_key("count", "of hosts")], "hosts:count=256",
         "The same job on this number of hosts, each with as much work: failures of hosts come more often.",
     ),
 }  # fmt: skip
