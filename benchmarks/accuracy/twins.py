@@ -111,10 +111,9 @@ def met_after(name: str, transfer_us: float) -> Change:
             "inferred": np.zeros(count, np.bool_),
         }
         joined = {name: np.append(getattr(edges, name), column) for name, column in more.items()}
-        made = make_graph(
+        return make_graph(
             Nodes(**columns), dataclasses.replace(edges, **joined), graph.names, graph.lanes, graph.origin_ns
-        )
-        return dataclasses.replace(made, places=graph.places, run=graph.run)
+        ).of_same_job(graph)
 
     return apply
 
