@@ -80,7 +80,7 @@ STAGES = (
     _benchmark("fabric", 8, "--cases", "20", "--json"),
     _benchmark("accuracy.answered", 8, "--json"),
     _benchmark("accuracy.edges", 8, "--json"),
-    _benchmark("accuracy.whatif", 15, "--rounds", "1", "--json"),
+    _benchmark("accuracy.whatif", 15, "--every", "4", "--rounds", "1", "--json"),
     _benchmark("accuracy.schedules", 10, "--json"),
     _benchmark("accuracy.twins", 10, "--rounds", "1", "--json"),
     _benchmark("diagnosis", 10, "matrix", "healthy", "smallest", "--cases", "8"),

@@ -1,6 +1,6 @@
 """Predictions compared with jobs that were really changed.
 
-python -m benchmarks.accuracy.whatif [--pair NAME …] [--rounds 4] [--runs FOLDER] [--json]
+python -m benchmarks.accuracy.whatif [--pair NAME …] [--every K] [--rounds 4] [--runs FOLDER] [--json]
 
 Each pair (`pairs.py`) is a job before and after one change, both recorded by `dpro record`, in turns. What
 `dpro whatif` says of the change from the run before alone, as a user would ask it, is compared with the steps
@@ -233,6 +233,7 @@ def main() -> None:
     """Record, predict, compare and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pair", nargs="+", default=[], metavar="WORD", help="pairs whose names have one")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="of those, each K-th")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument(
         "--runs", type=Path, help="where recordings are kept, and taken from if they are there"
@@ -240,6 +241,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = [pair for pair in pairs() if not options.pair or any(word in pair.name for word in options.pair)]
+    chosen = chosen[:: options.every]
     if not chosen:
         parser.error("--pair leaves none; there are " + "; ".join(pair.name for pair in pairs()))
     with tempfile.TemporaryDirectory() as temporary:
@@ -252,7 +254,7 @@ def main() -> None:
                 record(place(runs, job, number), job)
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         results = [compare(runs, pair) for pair in chosen if recorded(runs, pair)]
-    found = checks(results, whole=not options.pair)
+    found = checks(results, whole=not options.pair and options.every == 1)
     print(json.dumps(found, indent=1) if options.json else "\n".join(table(results, found)))
 
 
