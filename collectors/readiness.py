@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dpro.collectors.launch.absence import OLDEST_TORCH
-from dpro.collectors.telemetry import amd, nic
+from dpro.collectors.telemetry import amd
 from dpro.collectors.telemetry.gpus import Unavailable
+from dpro.collectors.telemetry.node import PortCounters, find_ports
 from dpro.documents import Document
 from dpro.folders import lock, written_whole
 from dpro.units import format_bytes
@@ -194,7 +195,7 @@ def _amd() -> Check:
     return Check("telemetry", READY, "AMD SMI answers")
 
 
-def network(find: Callable[[], list[nic.PortCounters]] = nic.find_ports) -> Check:
+def network(find: Callable[[], list[PortCounters]] = find_ports) -> Check:
     """The ports whose counters can be read."""
     ports = [port.device for port in find()]
     if not ports:

@@ -7,16 +7,16 @@ the calls that the flight recorder saw: NCCL counts per communicator and operati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from dpro.collectors.convert.readers import LogReader
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
-from dpro.collectors.launch.inspector import LOGS
 from dpro.collectors.launch.recording import Launch
+from dpro.collectors.launch.start import INSPECTOR_LOGS
 from dpro.errors import DproError
 from dpro.schema import COLLECTIVES, SENDS, conform
 from dpro.store import write_part
@@ -28,13 +28,15 @@ NOTHING = (
 _FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
 
 
-def convert_logs(launch: Launch, processes: Sequence[RecordedProcess], read: LogReader) -> dict[str, Any]:
+def convert_logs(
+    launch: Launch, processes: Sequence[RecordedProcess], read: Callable[[Path], Sequence[Any]]
+) -> dict[str, Any]:
     """Add what the Inspector measured in processes of a launch to their collectives.
 
     Returns:
         What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
     """
-    folder = launch.raw / LOGS
+    folder = launch.raw / INSPECTOR_LOGS
     if not folder.is_dir():
         return {}
     paths = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,11 +1,12 @@
-"""The processes that a launch recorded.
+"""The processes that a launch recorded, and which of them trained together.
 
-In: the folder that a launch wrote to. Out: one `RecordedProcess` per folder in it whose facts can be read.
+In: the folder that a launch wrote to. Out: one `RecordedProcess` per folder in it whose facts can be read,
+and groups of them, one per attempt of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,3 +73,59 @@ def process_facts(folder: Path) -> dict[str, Any]:
     if any(type(facts.get(name)) is not kind for name, kind in _KINDS.items()):
         raise ValueError(f"{path}: is not what a process writes")
     return facts
+
+
+# A job that is restarted is several trainings, one after the other.
+
+
+def attempts(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
+    """The processes of each attempt, by rank.
+
+    A new attempt begins with a process whose rank the attempt has already, that knows of another number of
+    ranks, or that its torchrun has started again since (`--max-restarts`): each host's counts for itself.
+    """
+    found: list[dict[int, RecordedProcess]] = []
+    for process in sorted(processes, key=lambda each: int(each.facts["started_ns"])):
+        if not found or _begins_anew(process, found[-1]):
+            found.append({})
+        found[-1][process.rank] = process
+    return [[attempt[rank] for rank in sorted(attempt)] for attempt in found]
+
+
+def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess]) -> bool:
+    """Whether a process cannot have trained together with those of an attempt."""
+    if process.rank in attempt:
+        return True
+    return any(
+        each.facts["world_size"] != process.facts["world_size"]
+        or (_known(each, "launcher") == _known(process, "launcher")
+            and _known(each, "attempt") != _known(process, "attempt"))
+        for each in attempt.values()
+    )  # fmt: skip
+
+
+def _known(process: RecordedProcess, fact: str) -> str:
+    """What a process said of its torchrun; empty where there was none."""
+    return str(process.facts.get(fact, ""))
+
+
+# What reads the files of PyTorch and NCCL for the recorder: handed in, since importers are not its concern.
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Functions of `dpro.ingest`; all but those of logs read one file of one rank.
+
+    Attributes:
+        trace: `kineto.read_trace`, of a window.
+        dump: `flight_recorder.read_dump`.
+        log: `nccl.inspector.read_inspector_log`, whose file may be of several processes.
+        execution: adds to what `trace` returned what an execution trace of the same steps knows.
+        requests: `requests.read_requests`.
+    """
+
+    trace: Callable[..., Any]
+    dump: Callable[..., Any]
+    log: Callable[[Path], Sequence[Any]]
+    execution: Callable[..., Any]
+    requests: Callable[[Sequence[Path]], Any]

@@ -1,13 +1,13 @@
-"""From the records of a process to its rows of steps, counters, clock samples and workers.
+"""From the records and files of a process to its rows of tables, but for its windows, calls and requests.
 
-In: the records of a process and its facts. Out: frames of the tables `RECORD_TABLES`, its buckets, and the
-calls of models that it met.
+In: its records, its facts and what its probes wrote. Out: frames of the tables `RECORD_TABLES`, and of
+others.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,30 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.collectors.convert.calls import NEVER_NS, stack_of
 from dpro.collectors.convert.endings import ending, exception, left_ns
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.stall import NEVER_NS, stack_of
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import CHECKPOINTS as LINES
-from dpro.collectors.inside.names import STARTED, TENSOR_AXES
+from dpro.collectors.inside.names import FORWARD, LOSS, PIPELINE, STARTED, TENSOR_AXES
+from dpro.collectors.inside.names import OPERATIONS as KINDS
 from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_steps
+from dpro.collectors.launch.recording import Launch
 from dpro.collectors.sidecar import GONE
+from dpro.collectors.telemetry.samples import TelemetrySample, read_samples, sample_files
 from dpro.schema import (
     BUCKETS,
     CHECKPOINTS,
     CLOCK_SAMPLES,
     COUNTERS,
     MODEL_CALLS,
+    OPERATIONS,
     STARTS,
     STEPS,
     WORKERS,
     conform,
 )
+from dpro.store import write_part
 from dpro.table import Table
 from dpro.words import from_json
 
@@ -180,7 +185,6 @@ def worker_row(
 
 # What the host did in each step, from the recorder's running totals.
 
-LOSS = "loss"
 FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
 _TOTALS = {  # kind of record -> what its values after the time are
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
@@ -244,7 +248,7 @@ def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
         persist = "persistent " if record.d else ""
         return [(f"{record.c} {persist}workers", "loader_start_ns", start, duration)]
     if record.kind == records.LOSS:
-        return [("", LOSS, start, FLOAT.unpack(INTEGER.pack(record.b))[0])]
+        return [("", "loss", start, FLOAT.unpack(INTEGER.pack(record.b))[0])]
     if record.kind == records.SAVED:
         size = [("", "checkpoint_save_bytes", start, float(record.c))] if record.c >= 0 else []
         return [("", "checkpoint_save_ns", start, duration), *size]
@@ -356,3 +360,99 @@ def checkpoints(process: RecordedProcess) -> pl.DataFrame:
     return pl.DataFrame(list(rows.values()), schema=CHECKPOINTS.dtypes).with_columns(
         pl.col(name).fill_null(CHECKPOINTS.columns[name].default) for name in CHECKPOINTS.columns
     )
+
+
+# Each forward and backward of a micro-batch; what the loss took is added to the forward that it belongs to.
+
+MICRO_BATCH_BITS = 32
+
+
+def operations(
+    process: RecordedProcess, recorded: Sequence[records.Record], steps: pl.DataFrame
+) -> pl.DataFrame:
+    """The operations of a process, as rows of `operations`.
+
+    Args:
+        steps: its rows of `steps`.
+    """
+    path = process.folder / PIPELINE
+    facts: dict[str, Any] = from_json(path.read_text()) if path.is_file() else {}
+    rows = [
+        (r.a, r.b, r.c >> MICRO_BATCH_BITS, r.c & ((1 << MICRO_BATCH_BITS) - 1), KINDS[r.d])
+        for r in recorded
+        if r.kind == records.OPERATION and 0 <= r.d < len(KINDS)
+    ]
+    if not facts or not rows:
+        return OPERATIONS.empty()
+    chunks = {int(place): chunk for place, chunk in facts["chunks"].items()}
+    found = pl.DataFrame(rows, _RECORDED, orient="row").sort("start_ns")
+    return _with_losses(_in_steps(found, steps)).select(
+        "step",
+        "place",
+        "micro_batch",
+        "kind",
+        "start_ns",
+        rank=pl.lit(process.rank, pl.Int32),
+        stage=pl.lit(int(facts["stage"]), pl.Int64),
+        chunk=pl.col("place").replace_strict(chunks, default=-1, return_dtype=pl.Int64),
+        duration_ns=pl.col("end_ns") - pl.col("start_ns"),
+        source=pl.lit(str(facts["source"])),
+    )
+
+
+_RECORDED = {
+    "start_ns": pl.Int64, "end_ns": pl.Int64, "place": pl.Int64, "micro_batch": pl.Int64, "kind": pl.String,
+}  # fmt: skip
+
+
+def _in_steps(found: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """The rows, sorted by start, with the `step` that each began in."""
+    begun = steps.select("step", "duration_ns", begin="start_ns").sort("begin")
+    joined = found.join_asof(begun, left_on="start_ns", right_on="begin", strategy="backward")
+    within = pl.col("start_ns") < pl.col("begin") + pl.col("duration_ns")
+    return joined.with_columns(step=pl.when(within).then("step").otherwise(-1).fill_null(-1))
+
+
+def _with_losses(found: pl.DataFrame) -> pl.DataFrame:
+    """Forwards until their loss is there, and all else but losses; outside steps losses are left out."""
+    key = ["step", "place", "micro_batch"]
+    losses = found.filter((pl.col("kind") == LOSS) & (pl.col("step") >= 0))
+    until = losses.group_by(key).agg(kind=pl.lit(FORWARD), loss_ns=pl.col("end_ns").max())
+    return (
+        found.filter(pl.col("kind") != LOSS)
+        .join(until, on=[*key, "kind"], how="left", maintain_order="left")
+        .with_columns(end_ns=pl.max_horizontal("end_ns", "loss_ns"))
+    )
+
+
+# What was sampled beside the processes.
+
+
+def convert_samples(launch: Launch, *, whole: bool = False) -> None:
+    """Convert what a launch sampled, one part per file; doing it again after a crash gives the same parts.
+
+    Args:
+        whole: only files that are whole; the job still runs.
+    """
+    for path in sample_files(launch.raw, whole=whole):
+        host, samples = read_samples(path)
+        write_part(launch.run, COUNTERS, _part(launch, path), counters(host, samples))
+        path.unlink()
+
+
+def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
+    """Samples as rows of `counters`."""
+    rows: dict[str, list[object]] = {"rank": [], "device": [], "counter": [], "time_ns": [], "value": []}
+    for sample in samples:
+        for counter, value in sample.values.items():
+            rows["rank"].append(sample.rank)
+            rows["device"].append(sample.device)
+            rows["counter"].append(counter)
+            rows["time_ns"].append(sample.time_ns)
+            rows["value"].append(float(value))
+    schema = {name: COUNTERS.dtypes[name] for name in rows}
+    return pl.DataFrame(rows, schema=schema).with_columns(host=pl.lit(host))
+
+
+def _part(launch: Launch, path: Path) -> str:
+    return f"{path.name.partition('.')[0]}-{launch.name}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.collectors.launch.portable import COPY
+from dpro.collectors.launch.recording import COPY
 
 OLDEST_TORCH = (2, 6)  # that is tested
 _LOADING = (2, 5)  # the first that loads entry points

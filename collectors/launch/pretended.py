@@ -1,7 +1,8 @@
 """Run a command as ranks of a larger job, one after the other.
 
 In: a launch, a command, the ranks to pretend. Out: their exit code. A rank that waits for another's mail
-(`inside/pretend/mailbox.py`) has that one started, so that several may live at once; one computes at a time.
+(`inside/pretend/groups.py:Mailbox`) has that one started, so that several may live at once; one computes at a
+time.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,16 +25,19 @@ from typing import IO, Any
 from urllib.parse import quote, unquote_to_bytes
 
 from dpro import folders
-from dpro.collectors.launch.portable import INJECT
+from dpro.collectors.inside.files import OTHERS_WRITE
 from dpro.errors import InputError
-from dpro.folders import opened, refuse_link
+from dpro.folders import made_whole, opened, refuse_link
 from dpro.words import from_json
 
+INJECT, _INSIDE = (Path(__file__).resolve().parents[1] / name for name in ("inject", "inside"))
 MARKERS = ".recording"
 RAW = ".raw"
 _NAME = re.compile(r"\w[\w.-]*")  # of a launch
 _SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # what the processes of all launches share
-_LAUNCH = f"{INJECT}/launch="  # see `inject/_dpro_autoload.py`
+_LAUNCH = f"{INJECT}/launch="  # see `inject/_dpro_autoload.py`, as for the next two
+ALIAS, ARCHIVE = "_dpro_inside_the_job", "inside.zip"
+COPY = "recorder"  # in the folder of a launch
 
 
 @dataclass(frozen=True)
@@ -170,3 +175,41 @@ def is_locked(recording: Launch) -> bool:
             return folders.is_locked(marker)
     except OSError:
         return False
+
+
+# A copy of what runs inside the job, for containers that dpro is not in: `recorder/` in the launcher's
+# folder, to be put on the job's `PYTHONPATH` behind the folder of dpro's installation, which comes first
+# wherever it exists. What lies on `PYTHONPATH` is run before any code of ours can look whose it is. So there
+# is a copy only where no other user can put something in its place: every folder above it belongs to this
+# user or to root, and lets no other user rename what it holds.
+
+
+def write_copy(raw: Path) -> None:
+    """Copy what runs inside the job, where that is safe; a job without containers does not need it."""
+    if not is_out_of_reach(raw) or os.pathsep in str(raw):
+        return
+    with suppress(OSError), made_whole(raw / COPY, mode=0o700) as copy:
+        _fill(copy)
+
+
+def _fill(copy: Path) -> None:
+    for path in sorted(INJECT.rglob("*")):
+        if path.suffix in (".py", ".txt") or path.name == "METADATA":
+            to = copy / path.relative_to(INJECT)
+            to.parent.mkdir(0o700, exist_ok=True)
+            shutil.copyfile(path, to)
+    with zipfile.ZipFile(copy / ARCHIVE, "w") as archive:  # one file: there may be a launcher per rank
+        for path in sorted(_INSIDE.rglob("*.py")):
+            archive.write(path, Path(ALIAS, path.relative_to(_INSIDE)))
+
+
+def is_out_of_reach(folder: Path) -> bool:
+    """Whether no other user can put something in the place of a folder, of this user and closed to others."""
+    with suppress(OSError):
+        for above in folder.resolve(strict=True).parents:
+            status = above.lstat()
+            theirs = status.st_uid not in (0, os.geteuid())
+            if theirs or (status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX):
+                return False
+        return True
+    return False

@@ -5,7 +5,7 @@ signals and exit code are its own, and a sidecar process that turns what the rec
 `recording` says what a run holds meanwhile.
 
 What gets the recorder into the job is the folder `inject/`, on its `PYTHONPATH`, and behind it, for
-containers that dpro is not in, the copy that `portable` makes where no other user can change it.
+containers that dpro is not in, the copy that `recording` makes where no other user can change it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ from typing import IO, Any, NoReturn
 
 from dpro.collectors.inside.process.environment import MASK, masked_command
 from dpro.collectors.inside.process.kernel import host_clock, name_of
-from dpro.collectors.launch import inspector
 from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
-from dpro.collectors.launch.portable import COPY, INJECT, write_copy
 from dpro.collectors.launch.pretended import Pretended, run_ranks
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
-from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
+from dpro.collectors.launch.recording import (
+    COPY,
+    INJECT,
+    MARKERS,
+    RAW,
+    Launch,
+    is_locked,
+    launches,
+    write_copy,
+)
 from dpro.errors import DproError, UsageError
 from dpro.folders import lock, locked, written_whole
 from dpro.words import one_line
@@ -209,7 +216,7 @@ def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[
     write_copy(mine.raw)
     (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
     if options.nccl_inspector:
-        (mine.raw / inspector.LOGS).mkdir()
+        (mine.raw / INSPECTOR_LOGS).mkdir()
     return marker
 
 
@@ -226,8 +233,8 @@ def job_environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     if options.nccl_inspector:
-        logs = mine.raw / inspector.LOGS
-        environment |= inspector.variables(options.nccl_inspector, logs, environment)
+        logs = mine.raw / INSPECTOR_LOGS
+        environment |= inspector_variables(options.nccl_inspector, logs, environment)
     if options.nccl_timing:
         environment[TIMING] = "1"
     wanted = (change["arguments"] for change in options.apply if change["family"] == "environment")
@@ -347,3 +354,48 @@ def _without_places(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         else:
             words.append(word)
     return words, places
+
+
+# NCCL's Inspector, a profiler plug-in that comes with the sources of NCCL 2.28 and later.
+
+INSPECTOR_LOGS = "nccl"  # the folder of its logs, in that of the launch
+INSPECTOR_PLUGIN = "NCCL_PROFILER_PLUGIN"
+_INSPECTOR_FOLDER = "NCCL_INSPECTOR_DUMP_DIR"
+
+
+def check_plugin(plugin: str, given: Mapping[str, str]) -> str:
+    """Return the value of the variable that names the plug-in to NCCL.
+
+    Args:
+        plugin: the path of a library, or a name by which NCCL finds one: `inspector` is
+            libnccl-profiler-inspector.so on the library path of the job.
+
+    Raises:
+        UsageError: there is no such library, or the job has a plug-in or a folder of its own.
+    """
+    for name in (INSPECTOR_PLUGIN, _INSPECTOR_FOLDER):
+        if name in given:
+            raise UsageError(f"--nccl-inspector: {name} is set already; unset it, or leave the option out")
+    if "/" not in plugin and not plugin.endswith(".so"):
+        return plugin
+    if not Path(plugin).is_file():
+        raise UsageError(f"--nccl-inspector {plugin}: no such file")
+    return str(Path(plugin).resolve())
+
+
+def inspector_variables(plugin: str, logs: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """What makes NCCL load the Inspector and the Inspector write; how often and how much is the user's say.
+
+    Args:
+        plugin: the library, or the name by which NCCL finds it itself.
+        logs: where the logs go.
+    """
+    wanted = {
+        INSPECTOR_PLUGIN: plugin,
+        "NCCL_INSPECTOR_ENABLE": "1",
+        _INSPECTOR_FOLDER: str(logs),
+        "NCCL_INSPECTOR_DUMP_VERBOSE": "1",  # otherwise its lines lack times
+        # The first versions keep only the latest collective of each communicator between two dumps.
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
+    }
+    return {name: value for name, value in wanted.items() if name not in given}

@@ -25,8 +25,7 @@ from dpro.collectors.launch.processes import close_descriptors
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.connections import by_peer, established, inodes_of
 from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
-from dpro.collectors.telemetry.nic import find_ports
-from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process
+from dpro.collectors.telemetry.node import find_cgroup, find_ports, read_node, read_node_rarely, read_process
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.folders import lock
 

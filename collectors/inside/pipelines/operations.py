@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import records
-from ..names import OPERATIONS
+from ..names import OPERATIONS, PIPELINE
 from ..recorder import Recorder
-from .facts import PIPELINE
 
 
 class PipelineOperations:

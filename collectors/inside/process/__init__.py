@@ -1,1 +1,1 @@
-"""The process itself: its settings, its GPU, its threads, and how it ends."""
+"""The process itself: its settings, its threads, and how it ends."""

@@ -28,8 +28,7 @@ from torch.nn import Module
 from ..main_thread import MainThreadCall
 from ..recorder import Recorder
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
-from .looking import LookingThread
-from .model_calls import outermost_call
+from .model_calls import LookingThread, outermost_call
 from .stepping import MODEL_CALL
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none

@@ -1,7 +1,8 @@
 """The end of a recording: the tables of what one launcher started, then the run's manifest.
 
-In: a launch whose job has ended. Out: a run that opens. Several launchers may share a run; each adds its
-ranks to the manifest that is there. The manifest is written last, and the marker goes after it.
+In: a launch whose job has ended. Out: a run that opens, whose manifest says which changes were made to the
+job. Several launchers may share a run; each adds its ranks to the manifest that is there. The manifest is
+written last, and the marker goes after it.
 """
 
 from __future__ import annotations
@@ -9,34 +10,34 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
+from msgspec.structs import replace
 
 from dpro._version import __version__
 from dpro.collectors.convert.endings import Ending, ending, exited, first_error
 from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
-from dpro.collectors.convert.readers import Readers
-from dpro.collectors.convert.recorded import RecordedProcess, processes, unreadable
+from dpro.collectors.convert.recorded import Readers, RecordedProcess, attempts, processes, unreadable
 from dpro.collectors.convert.served import add_logged, write_engines
-from dpro.collectors.convert.windows.cost import worst
+from dpro.collectors.convert.tables import convert_samples
+from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
-from dpro.collectors.job.applied import applied
-from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.absence import why_no_steps
 from dpro.collectors.launch.ownership import ensure_mine, keep_others_out
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
-from dpro.collectors.telemetry.samples import convert_samples
 from dpro.errors import DproError
 from dpro.folders import locked
 from dpro.schema import COUNTERS, STEPS, TABLES, WORKERS
-from dpro.store import Manifest, is_run, merge_counts, open_run, part_files, write_manifest
+from dpro.store import AppliedChange, Manifest, is_run, merge_counts, open_run, part_files, write_manifest
 from dpro.units import NS_PER_S
 from dpro.words import from_json
 
@@ -387,3 +388,37 @@ def disagreement(run: Path) -> list[str]:
         f"rank {more_rank} ended {more} steps in a time in which rank {fewer_rank} ended {fewer}: if they "
         "train together, they count differently; name the step with --step"
     ]
+
+
+# Which of the requested changes were made to the job; a process that reported nothing of one has not made it.
+
+SILENT = "it ended before it could report whether that was done"
+
+
+def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[AppliedChange]:
+    """Return what a process that has ended reported of each requested change.
+
+    Returns:
+        A record for each; a change has either been applied or refused.
+    """
+    said = {change.edit: change for change in _said(process)}
+    found = []
+    for change in options.get("apply", []):
+        mine = said.get(change["edit"], AppliedChange(change["edit"], process.rank, [], []))
+        found.append(mine if mine.applied or mine.refused else replace(mine, refused=[SILENT]))
+    return found
+
+
+def refused_so_far(launch: Launch) -> Iterator[str]:
+    """Yield why changes could not be made so far in a running job: `rank 0: bucket:mb=1: …`."""
+    for process in processes(launch):
+        for change in _said(process):
+            for reason in change.refused:
+                yield f"rank {process.rank}: {change.edit}: {reason}"
+
+
+def _said(process: RecordedProcess) -> list[AppliedChange]:
+    with suppress(OSError, ValueError, TypeError):
+        said = from_json((process.folder / "applied.json").read_bytes())
+        return msgspec.convert([{**each, "rank": process.rank} for each in said], list[AppliedChange])
+    return []

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from .. import records
-from ..process.kernel import host_clock
-from ..recorder import SECOND_S, Recorder, identity
+from . import records
+from .process.kernel import host_clock
+from .recorder import SECOND_S, Recorder, identity
 
 FAN_OUT = 8
 FIRST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 60.0

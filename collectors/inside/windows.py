@@ -23,12 +23,13 @@ import torch
 from torch.autograd import profiler
 from torch.autograd.profiler import profile, record_function
 
-from .. import captures, records
-from ..files import write_whole
-from ..main_thread import MainThreadCall
-from ..patching import patch
-from ..recorder import Recorder, identity
-from ..torch_internals import (
+from . import captures, records
+from .files import write_whole
+from .kineto import OwnProfile, Recording, leave_out_destructors, start_in_main_thread, stop_left
+from .main_thread import MainThreadCall
+from .patching import patch
+from .recorder import Recorder, identity
+from .torch_internals import (
     end_range,
     has_context,
     has_profiler,
@@ -37,8 +38,7 @@ from ..torch_internals import (
     prepare_profiler,
     profiler_hooks,
 )
-from .kineto import OwnProfile, Recording, leave_out_destructors, start_in_main_thread, stop_left
-from .plan import Budget, Window, WindowPlan
+from .window_plan import Budget, Window, WindowPlan
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
 MIN_PERIOD = 200  # steps from one window to the next, where their cost decides

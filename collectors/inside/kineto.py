@@ -18,8 +18,8 @@ import torch
 from torch.autograd.profiler import profile, record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..files import written_whole
-from ..torch_internals import experimental_config, observe_execution, start_profiler
+from .files import written_whole
+from .torch_internals import experimental_config, observe_execution, start_profiler
 
 _running: list[Recording] = []
 
