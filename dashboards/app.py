@@ -23,15 +23,15 @@ from dpro.analysis.unanswered import pretended_in_words
 from dpro.dashboards.guard import LOOPBACK, check_bodies, guard, harden, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import in_cell
 from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun, StillOpening, runs_of
-from dpro.dashboards.theme import css_variables
-from dpro.dashboards.timeline import view as timeline
+from dpro.dashboards.theme import css_variables, in_cell
 from dpro.dashboards.views import (
     breakdown,
     collectives,
     difference,
+    fabric,
+    goodput,
     hang,
     heatmap,
     kernels,
@@ -39,13 +39,12 @@ from dpro.dashboards.views import (
     matrix,
     pipeline,
     plan,
+    serving,
     telemetry,
+    timeline,
     verdict,
+    whatif,
 )
-from dpro.dashboards.views import fabric as fabric
-from dpro.dashboards.views import goodput as goodput
-from dpro.dashboards.views import serving as serving
-from dpro.dashboards.whatif import workbench
 from dpro.errors import DproError, UsageError
 from dpro.schema import STEPS
 from dpro.selection import is_in_ranges, ranges_of, ranges_text
@@ -59,7 +58,7 @@ VIEWS: tuple[View, ...] = (
     collectives.VIEW,
     matrix.VIEW,
     kernels.VIEW,
-    workbench.VIEW,
+    whatif.VIEW,
     telemetry.VIEW,
     hang.VIEW,
     difference.VIEW,

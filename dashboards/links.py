@@ -74,6 +74,21 @@ class Link:
             frame = frame.filter(is_in_ranges("step", self.steps))
         return frame
 
+    def extent_ms(self, steps: pl.DataFrame) -> tuple[float, float] | None:
+        """From and to: the link's own time, else that of its steps, else of the first deep window.
+
+        Args:
+            steps: `window`, `step`, `begin_ms`, `end_ms`.
+        """
+        if self.time_ms is not None:
+            return self.time_ms
+        chosen = self.chosen(steps)
+        if not self.steps and not chosen.is_empty():
+            chosen = chosen.filter(pl.col("window") == chosen["window"].min())
+        if chosen.is_empty():
+            return None
+        return float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
+
 
 def parse_link(query: str) -> Link:
     """Parse a query.

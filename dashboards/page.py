@@ -57,6 +57,42 @@ class View:
     register: Callable[[Dash, Runs], None] = _nothing_more
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A framed part of a view with one section.
+
+    Attributes:
+        section: id of the section.
+        doing: what is being computed until it is filled, as `following which rank waits for which`.
+        fill: fills the section.
+        wide: whether it spans all columns of the grid.
+    """
+
+    title: str
+    section: str
+    doing: str
+    fill: Filler
+    wide: bool = False
+
+
+def view(
+    name: str,
+    title: str,
+    missing: Callable[[Loaded, Link], str],
+    *panels: Panel,
+    tables: Mapping[str, Tabler],
+    register: Callable[[Dash, Runs], None] = _nothing_more,
+) -> View:
+    """Return a view of panels in a grid, or of a single one; arguments as those of `View`."""
+
+    def layout() -> Component:
+        framed = [panel(part.title, section(part.section, part.doing), wide=part.wide) for part in panels]
+        return grid(*framed) if len(framed) > 1 else framed[0]
+
+    sections = {part.section: part.fill for part in panels}
+    return View(name, title, missing, layout, sections, tables, register)
+
+
 def changes(runs: Runs) -> list[Input]:
     """Return the inputs that refill a section: the link and, where a run is recorded, its version."""
     return [Input("url", "search"), *([Input("version", "data")] if runs.change else [])]

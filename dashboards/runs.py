@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.withdrawn import shown_by
 from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.remote import is_url
 from dpro.selection import quoted
@@ -204,7 +203,7 @@ class ShownRun:
             for state in self._later:
                 if self._left:
                     return
-                state.earlier, state.others = shown_by(self.loaded), self.loaded.others
+                state.earlier, state.others = self.loaded.findings_so_far(), self.loaded.others
                 state.offered = self.loaded.offered
                 self.loaded = state
                 self.version += 1

@@ -1,4 +1,4 @@
-"""Colours and the look of figures: one palette, light and dark, in one place.
+"""Colours, names and the look of figures: one palette, light and dark, in one place.
 
 The hues are those of Okabe and Ito (Color Universal Design, 2008), which people with colour vision
 deficiencies can distinguish; the dark theme uses lighter ones. The style sheet gets them as variables, so
@@ -14,6 +14,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dpro.units import NS_PER_MS, NS_PER_US, duration_unit
+from dpro.words import shortened
 
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
@@ -168,3 +169,26 @@ def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
     return figure
+
+
+# Names from traces, escaped. Plotly interprets a subset of HTML in its texts: a kernel called `<b>` would
+# turn text bold, and a name could contain a link. Text of the page itself is never parsed as HTML.
+
+LONGEST_NAME = 90  # characters of a name that a figure shows
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # first characters of a formula in spreadsheets
+_SPACE = ("\t", "\r", "\n")  # leading ones, which spreadsheets ignore
+
+
+def plain(name: object) -> str:
+    """Escape a name so that a figure shows it literally."""
+    return shortened(str(name), LONGEST_NAME).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def plain_all(names: Iterable[object]) -> list[str]:
+    """Apply `plain` to each name."""
+    return [plain(name) for name in names]
+
+
+def in_cell(text: str) -> str:
+    """Escape a name in a CSV file so that no spreadsheet evaluates it as a formula."""
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) or text.startswith(_SPACE) else text

@@ -6,23 +6,24 @@ per kind of work, segments separated by gaps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
+from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.theme import colour, styled
-from dpro.dashboards.timeline.detail import PIXELS, Segments
-from dpro.dashboards.timeline.lanes import KINDS
-from dpro.dashboards.timeline.tracks import Tracks, segments_of
+from dpro.dashboards.theme import colour, plain, styled
+from dpro.dashboards.timeline.detail import PIXELS, DetailLevel, Segments, chosen, levels, segments
+from dpro.dashboards.timeline.lanes import KINDS, SIDES
 from dpro.export.slices import CRITICAL, MEASURED, PATHS, REPLAYED
 from dpro.units import NS_PER_MS
 
-SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
 BESIDE = 0.3  # share of the visible range that is drawn on each side of it, for panning
 MAX_ROWS = 160  # at once
 _STEP_LABELS = 60
@@ -84,22 +85,14 @@ def row_info(tracks: Tracks, link: Link) -> FigureRows:
 
 
 def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) -> tuple[float, float]:
-    """From and to, ms: what the link says, else the selected steps, else the first deep window.
+    """From and to, ms: what the link says, with a little room, else all slices.
 
     Args:
         steps: as from `step_info`.
         everything: first start and last end of all slices, ns.
     """
-    if link.time_ms is not None:
-        return link.time_ms
-    chosen = link.chosen(steps)
-    if not link.steps and not chosen.is_empty():
-        chosen = chosen.filter(pl.col("window") == chosen["window"].min())
-    if chosen.is_empty():
-        begin, end = (ns / NS_PER_MS for ns in everything)
-    else:
-        begin, end = float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
-    room = max(end - begin, 1e-3) / 100
+    begin, end = link.extent_ms(steps) or tuple(ns / NS_PER_MS for ns in everything)
+    room = 0.0 if link.time_ms is not None else max(end - begin, 1e-3) / 100
     return begin - room, end + room
 
 
@@ -192,15 +185,76 @@ def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, flo
     figure.update_layout(shapes=lines, annotations=labels)  # at once: one by one each would copy the others
 
 
-def _shown(loaded: Loaded, link: Link) -> tuple[FigureRows, tuple[float, float]]:
-    tracks = loaded.tracks
+def drawn_timeline(tracks: Tracks, steps: pl.DataFrame, link: Link) -> go.Figure:
+    """Draw the figure of a selection.
+
+    Args:
+        steps: as from `step_info`.
+    """
     everything = (int(tracks.start.min()), int(tracks.end.max())) if tracks.start.size else (0, NS_PER_MS)
-    return row_info(tracks, link), extent_info(loaded.step_extents, link, everything)
+    rows, extent = row_info(tracks, link), extent_info(steps, link, everything)
+    return timeline_figure(rows, timeline_info(tracks, rows, *extent), steps, extent, link)
 
 
-def drawn_timeline(loaded: Loaded, link: Link) -> go.Figure:
-    """Draw the figure of a selection."""
-    rows, extent = _shown(loaded, link)
-    return timeline_figure(
-        rows, timeline_info(loaded.tracks, rows, *extent), loaded.step_extents, extent, link
-    )
+# The slices of a replayed graph in arrays.
+
+MAX_SEGMENTS = 16_000  # of a figure
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """All slices, track by track; those of a track never overlap.
+
+    Attributes:
+        tracks: `group`, `track`, `rank`, in the order in which they are shown.
+        first: [T + 1] slices of track i are first[i]:first[i + 1].
+        start, end: [N] ns, ascending within a track.
+        kind: [N] index into `KINDS`.
+        later: [N] ns by which the replay begins it later than it was measured.
+        whole, path: all slices, and those on the critical path, the coarsest level first.
+    """
+
+    tracks: pl.DataFrame
+    first: Ints
+    start: Ints
+    end: Ints
+    kind: Ints
+    later: Ints
+    whole: Sequence[DetailLevel] = ()
+    path: Sequence[DetailLevel] = ()
+
+    @cached_property
+    def kinds(self) -> list[int]:
+        """Which kinds there are."""
+        return [int(kind) for kind in np.unique(self.kind)]
+
+
+def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
+    """Put slices into arrays.
+
+    Args:
+        rows: as from `dpro.export.slices.slices`.
+    """
+    tracks = rows.group_by("group", "track", maintain_order=True).agg(pl.col("rank").first(), pl.len())
+    first = np.concatenate([[0], np.cumsum(tracks["len"].to_numpy())]).astype(np.int64)
+    kind = pl.col("kind").replace_strict(KINDS, range(len(KINDS)), default=0, return_dtype=pl.Int64)
+    start, end = (rows[name].to_numpy() - origin_ns for name in ("start_ns", "end_ns"))
+    kinds = rows.select(kind).to_series().to_numpy()
+    critical: NDArray[np.bool_] = rows["critical"].to_numpy()
+    everything = DetailLevel(0.0, first, start, end, kinds)
+    length = int(end.max() - start.min()) if start.size else 0
+    whole, path = levels(everything, length), levels(chosen(everything, critical), length)
+    return Tracks(tracks.drop("len"), first, start, end, kinds, rows["later_ns"].to_numpy(), whole, path)
+
+
+def segments_of(
+    tracks: Tracks, rows: Sequence[int], begin: int, end: int, pixel_ns: float, *, critical: bool = False
+) -> Segments:
+    """Compute the segments of some tracks between two times.
+
+    Args:
+        begin, end: ns.
+        critical: only what is on the critical path.
+    """
+    known = tracks.path if critical else tracks.whole
+    return segments(known, rows, begin, end, pixel_ns, MAX_SEGMENTS)

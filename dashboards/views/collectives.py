@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
+from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
+from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import CollectiveKind, LinkCost
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
@@ -189,27 +187,16 @@ def _duration(ns: int | None) -> str:
     return "?" if ns is None else format_duration(ns)
 
 
-def _layout() -> Component:
-    return grid(
-        panel(
-            "Transfers by size, and the fitted lines", section("collectives-transfers", "building the graph")
-        ),
-        panel("Which rank comes last", section("collectives-last", "building the graph")),
-        panel(
-            "By operation and size, whole run",
-            section("collectives-sizes", "matching collectives"),
-            wide=True,
-        ),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Collectives",
     needs.calls,
-    _layout,
-    {"collectives-transfers": _transfers, "collectives-last": _last, "collectives-sizes": _sizes},
-    {
+    Panel(
+        "Transfers by size, and the fitted lines", "collectives-transfers", "building the graph", _transfers
+    ),
+    Panel("Which rank comes last", "collectives-last", "building the graph", _last),
+    Panel("By operation and size, whole run", "collectives-sizes", "matching collectives", _sizes, wide=True),
+    tables={
         "transfers": lambda loaded, link: transfer_info(loaded.outline.graph, link),
         "last": lambda loaded, link: last_info(loaded.outline.graph, link),
         "sizes": lambda loaded, _link: loaded.sizes,

@@ -12,21 +12,21 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import html
-from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
-from dpro.dashboards.theme import colour, styled, time_unit
-from dpro.dashboards.whatif.waterfall import waterfall_figure
+from dpro.dashboards.page import Panel, csv_link, facts, graph, table, view
+from dpro.dashboards.theme import colour, plain, styled, time_unit
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument
 from dpro.replay.steps.durations import step_series
 from dpro.units import format_duration, format_ms
+from dpro.words import shortened
 
 NAME = "difference"
+_DOING = "replaying both runs with each other's work"
 BARS = 15  # of single kinds of work
 MIN_SHARE = 0.002  # of the step: what contributes less is taken together
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
@@ -156,20 +156,60 @@ def _rank_table(loaded: Loaded, link: Link) -> pl.DataFrame:
     return pl.DataFrame({"rank": list(by_rank), "delta_ms": list(by_rank.values())})
 
 
-def _layout() -> Component:
-    doing = "replaying both runs with each other's work"
-    return grid(
-        panel("This run and the other", section("difference-summary", doing), wide=True),
-        panel("What explains it", section("difference-waterfall", doing), wide=True),
-        panel("Work of each rank, taken for itself", section("difference-ranks", doing), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Difference",
     needs.another,
-    _layout,
-    {"difference-summary": _summary, "difference-waterfall": _waterfall, "difference-ranks": _ranks},
-    {"contributions": _contributions, "ranks": _rank_table},
+    Panel("This run and the other", "difference-summary", _DOING, _summary, wide=True),
+    Panel("What explains it", "difference-waterfall", _DOING, _waterfall, wide=True),
+    Panel("Work of each rank, taken for itself", "difference-ranks", _DOING, _ranks, wide=True),
+    tables={"contributions": _contributions, "ranks": _rank_table},
 )
+
+
+# A waterfall: contributions that add up to a difference.
+
+_LONGEST = 44  # characters beside a bar
+_ROW = 24  # pixels
+_ROOM = 0.3  # of the width of the bars: beside them, for their values
+
+
+def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
+    """Draw parts from top to bottom, then their sum; increases have the bad colour, decreases the good one.
+
+    Args:
+        parts: `name`, `kind` and `delta_ms`.
+        title: of the axis, with `{}` for the unit.
+    """
+    names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
+    labels = [plain(shortened(name, _LONGEST)) for name in names]
+    rows = list(range(len(labels) + 1))
+    deltas = parts["delta_ms"].to_numpy()
+    scale, unit = time_unit(float(np.abs(deltas).max(initial=0.0)))
+    deltas = deltas / scale
+    reached = np.append(np.cumsum(deltas), 0.0)
+    room = _ROOM * float(np.ptp(reached))
+    low, high = (float(reached.min()) - room * bool((deltas < 0).any()), float(reached.max()) + room)
+    figure = go.Figure()
+    figure.add_waterfall(
+        orientation="h",
+        y=rows,
+        x=[*deltas, deltas.sum()],
+        measure=["relative"] * len(labels) + ["total"],
+        increasing={"marker": {"color": colour("bad", theme)}},
+        decreasing={"marker": {"color": colour("good", theme)}},
+        totals={"marker": {"color": colour("idle", theme)}},
+        connector={"line": {"color": colour("soft", theme), "width": 1, "dash": "dot"}},
+        texttemplate="%{delta:+.3~f}",
+        textposition="outside",
+        textfont={"size": 11},
+        cliponaxis=False,
+        customdata=[*map(plain, names), "in all"],
+        hovertemplate=f"%{{customdata}}: %{{delta:+.4~g}} {unit} per step<extra></extra>",
+    )
+    styled(figure, theme, height=90 + _ROW * len(rows))
+    figure.update_xaxes(title_text=title.format(unit), zeroline=True, nticks=6)
+    figure.update_xaxes(range=[low, high] if room else None)
+    figure.update_yaxes(tickvals=rows, ticktext=[*labels, "in all"], autorange="reversed")
+    figure.update_yaxes(showgrid=False, zeroline=False)
+    return figure.update_layout(showlegend=False, margin_r=70)

@@ -12,7 +12,6 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import html
-from dash.development.base_component import Component
 
 from dpro.analysis.answers.fabric.topology import distance_from_hosts
 from dpro.analysis.answers.fabric.traffic import TrafficDocument, load_now, usage_of
@@ -20,7 +19,7 @@ from dpro.arrays import Floats, Ints
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, choices, csv_link, graph, grid, panel, section, table
+from dpro.dashboards.page import Panel, choices, csv_link, graph, table, view
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
 from dpro.replay.fabric.connections import connections_of, known_paths
@@ -123,20 +122,13 @@ def _collisions(loaded: Loaded, _link: Link) -> Any:
     return [table(header, rows, numbers_from=2), html.P(saved)]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Load of the cables", section("fabric-cables", "following flows over the fabric"), wide=True),
-        panel("Connections that meet", section("fabric-collisions", "replaying each collision"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Fabric",
     needs.fabric,
-    _layout,
-    {"fabric-cables": _drawn, "fabric-collisions": _collisions},
-    {"cables": _cables},
+    Panel("Load of the cables", "fabric-cables", "following flows over the fabric", _drawn, wide=True),
+    Panel("Connections that meet", "fabric-collisions", "replaying each collision", _collisions, wide=True),
+    tables={"cables": _cables},
 )
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 from plotly.subplots import make_subplots
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section, table
+from dpro.dashboards.page import Panel, choices, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.goodput.account import totals
 from dpro.goodput.attempts import DOWN
@@ -380,19 +379,12 @@ def _attempts(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Life of the job", section("goodput-life", "accounting for its time"), wide=True),
-        panel("Attempts", section("goodput-attempts", "finding what each resumed from"), wide=True),
-        panel("Where the time went", section("goodput-classes", "adding up its time"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Goodput",
     needs.moments,
-    _layout,
-    {"goodput-life": _life, "goodput-classes": _classes, "goodput-attempts": _attempts},
-    {"life": life_info, "classes": class_info, "attempts": attempt_info, "progress": progress_info},
+    Panel("Life of the job", "goodput-life", "accounting for its time", _life, wide=True),
+    Panel("Attempts", "goodput-attempts", "finding what each resumed from", _attempts, wide=True),
+    Panel("Where the time went", "goodput-classes", "adding up its time", _classes, wide=True),
+    tables={"life": life_info, "classes": class_info, "attempts": attempt_info, "progress": progress_info},
 )

@@ -14,14 +14,13 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import Dash, Input, State, html
-from dash.development.base_component import Component
 from numpy.typing import NDArray
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
-from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
+from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
 from dpro.errors import DproError
@@ -220,22 +219,17 @@ def _heat(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return panel("Steps × ranks", section("heatmap-values", "reading the steps"))
-
-
 def _register(app: Dash, _runs: Runs) -> None:
     figure = State("heat-figure", "figure")
     in_browser(app, "cell", Input("heat-figure", "clickData"), figure)
     in_browser(app, "cells", Input("heat-figure", "relayoutData"), figure)
 
 
-VIEW = View(
+VIEW = view(
     NAME,
     "Steps × ranks",
     needs.steps,
-    _layout,
-    {"heatmap-values": _heat},
-    {"values": lambda loaded, link: heat_info(loaded, _metric(loaded, link))},
-    _register,
+    Panel("Steps × ranks", "heatmap-values", "reading the steps", _heat),
+    tables={"values": lambda loaded, link: heat_info(loaded, _metric(loaded, link))},
+    register=_register,
 )

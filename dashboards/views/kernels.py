@@ -18,10 +18,9 @@ from dpro.classify import classify
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import colour, log_ticks, series, styled
+from dpro.dashboards.theme import colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind

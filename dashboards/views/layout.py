@@ -13,13 +13,12 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import Dash, Input, State, html
-from dash.development.base_component import Component
 
 from dpro.analysis.mean_step import mean_steps
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
+from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
@@ -173,20 +172,15 @@ def _table(loaded: Loaded, link: Link) -> pl.DataFrame:
     return place_info(loaded.mesh).join(values, on="rank", how="left").drop("row", "column")
 
 
-def _layout() -> Component:
-    return panel("Layout of the ranks", section("layout-ranks", "finding the axes of the job"))
-
-
 def _register(app: Dash, _runs: Runs) -> None:
     in_browser(app, "place", Input("layout-figure", "clickData"), State("layout-figure", "figure"))
 
 
-VIEW = View(
+VIEW = view(
     NAME,
     "Layout",
     needs.layout,
-    _layout,
-    {"layout-ranks": _layout_of},
-    {"ranks": _table},
-    _register,
+    Panel("Layout of the ranks", "layout-ranks", "finding the axes of the job", _layout_of),
+    tables={"ranks": _table},
+    register=_register,
 )

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
 from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
-from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
+from dpro.dashboards.theme import colour, log_ticks, plain, plain_all, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of

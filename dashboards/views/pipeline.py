@@ -10,12 +10,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section
+from dpro.dashboards.page import Panel, csv_link, graph, message, view
 from dpro.dashboards.theme import colour, ink_on, styled, time_unit
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.pipeline.operations import INPUTS_NAME, Role
@@ -167,18 +166,11 @@ def _bubbles(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Micro-batches", section("pipeline-operations", "finding the operations"), wide=True),
-        panel("Bubbles", section("pipeline-bubbles", "adding up where stages stand still"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Pipeline",
     needs.operations,
-    _layout,
-    {"pipeline-operations": _operations, "pipeline-bubbles": _bubbles},
-    {"operations": operation_info, "bubbles": bubble_info},
+    Panel("Micro-batches", "pipeline-operations", "finding the operations", _operations, wide=True),
+    Panel("Bubbles", "pipeline-bubbles", "adding up where stages stand still", _bubbles, wide=True),
+    tables={"operations": operation_info, "bubbles": bubble_info},
 )

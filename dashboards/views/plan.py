@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.arrays import Bools, Floats
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.page import View, choices, csv_link, graph, message, panel, section
-from dpro.dashboards.theme import colour, series, styled
+from dpro.dashboards.page import Panel, choices, csv_link, graph, message, view
+from dpro.dashboards.theme import colour, plain, series, styled
 from dpro.errors import DproError, UsageError
 from dpro.replay.layouts.recorded.job import RecordedJob
 from dpro.replay.layouts.recorded.ranking import is_own, ranked, usual_batch
@@ -166,15 +164,10 @@ def _shown(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return panel("Layouts of the job", section("plan-ranked", "ranking layouts"))
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Plan",
     needs.products,
-    _layout,
-    {"plan-ranked": _shown},
-    {"layouts": _rows},
+    Panel("Layouts of the job", "plan-ranked", "ranking layouts", _shown),
+    tables={"layouts": _rows},
 )

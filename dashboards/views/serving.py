@@ -10,12 +10,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
+from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import series, styled, time_unit
 from dpro.serving.document import serving_document
 from dpro.serving.latency import MEASURES, PARTS, number
@@ -108,19 +107,12 @@ def _latency(loaded: Loaded, link: Link) -> Any:
     return [table(header, cells), csv_link(NAME, "latency", link)]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("What limits the server", section("serving-limits", "reading requests"), wide=True),
-        panel("The slowest requests", section("serving-waits", "finding what they waited for")),
-        panel("Latency", section("serving-latency", "sorting requests")),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Serving",
     needs.serving,
-    _layout,
-    {"serving-limits": _limits, "serving-waits": _waits, "serving-latency": _latency},
-    {"waits": waits_info, "latency": latency_info},
+    Panel("What limits the server", "serving-limits", "reading requests", _limits, wide=True),
+    Panel("The slowest requests", "serving-waits", "finding what they waited for", _waits),
+    Panel("Latency", "serving-latency", "sorting requests", _latency),
+    tables={"waits": waits_info, "latency": latency_info},
 )

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 from plotly.subplots import make_subplots
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.page import View, csv_link, graph, message, panel, section
-from dpro.dashboards.theme import series, styled, time_unit
+from dpro.dashboards.page import Panel, csv_link, graph, message, view
+from dpro.dashboards.theme import plain, series, styled, time_unit
 from dpro.export.counters import Quantity, readable_unit, sampled_counters
 from dpro.units import NS_PER_MS
 
@@ -145,8 +143,10 @@ def _extent(loaded: Loaded, link: Link) -> tuple[float, float] | None:
     return float(begin.min() - origin) / NS_PER_MS, float(end.max() - origin) / NS_PER_MS
 
 
-def _layout() -> Component:
-    return panel("Telemetry", section("telemetry-values", "reading what was sampled"))
-
-
-VIEW = View(NAME, "Telemetry", needs.telemetry, _layout, {"telemetry-values": _shown}, {"values": _values})
+VIEW = view(
+    NAME,
+    "Telemetry",
+    needs.telemetry,
+    Panel("Telemetry", "telemetry-values", "reading what was sampled", _shown),
+    tables={"values": _values},
+)

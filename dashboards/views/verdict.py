@@ -20,9 +20,8 @@ from dpro.analysis.summary import finding_info, gain_info, health_info, run_info
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
+from dpro.dashboards.page import Panel, csv_link, facts, graph, message, table, view
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
-from dpro.dashboards.withdrawn import withdrawn_in_words, withdrawn_of
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.hang.evidence import HANGS
@@ -32,6 +31,7 @@ from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, format_ms
 
 NAME = "verdict"
+_DOING = "adding up where the time went"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
 BEST = 5  # what-ifs that are shown
 ROOM = 0.12  # of the bar: a wider part has its name inside
@@ -141,7 +141,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     earlier = describe_logged(logged_findings(loaded.run.path))
     listed = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
-    withdrawn = [html.Li(withdrawn_in_words(each)) for each in withdrawn_of(loaded)]
+    withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
     return [state, *listed, csv_link(NAME, "findings", link)]
 
@@ -270,33 +270,22 @@ def _bar(loaded: Analysis, width: float, theme: str) -> list[Component]:
     return [html.P(title), bar, html.Ul(items, className="legend"), *said]
 
 
-def _layout() -> Component:
-    return grid(
-        panel(
-            "Where the mean step of a rank goes",
-            section("verdict-mean", "adding up where the time went"),
-            wide=True,
-        ),
-        panel("Is it healthy?", section("verdict-findings", "looking for what is slow")),
-        panel("How far to believe it", section("verdict-trust", "replaying")),
-        panel("What would help?", section("verdict-gains", "predicting what would help"), wide=True),
-        panel("Step time", section("verdict-run", "reading the steps"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Verdict",
     needs.anything,
-    _layout,
-    {
-        "verdict-mean": _mean,
-        "verdict-run": _run,
-        "verdict-findings": _findings,
-        "verdict-gains": _gains,
-        "verdict-trust": _trust,
-    },
-    {
+    Panel(
+        "Where the mean step of a rank goes",
+        "verdict-mean",
+        "adding up where the time went",
+        _mean,
+        wide=True,
+    ),
+    Panel("Is it healthy?", "verdict-findings", "looking for what is slow", _findings),
+    Panel("How far to believe it", "verdict-trust", "replaying", _trust),
+    Panel("What would help?", "verdict-gains", "predicting what would help", _gains, wide=True),
+    Panel("Step time", "verdict-run", "reading the steps", _run, wide=True),
+    tables={
         "steps": lambda loaded, link: step_info(loaded.steps, link),
         "findings": lambda loaded, _link: finding_info(loaded.verdict[0]),
         "gains": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),

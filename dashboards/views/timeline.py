@@ -20,12 +20,11 @@ from dpro.dashboards.order import BY_NUMBER, KEY, orders_of
 from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, panel, section
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.detail import PIXELS, segments
-from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
+from dpro.dashboards.timeline.lanes import KINDS, MEASURED, SIDES, RankLanes
 from dpro.dashboards.timeline.routes import register
 from dpro.units import NS_PER_MS
 
 NAME = "timeline"
-SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
 COLOURS = {"kind": "by kind", "phase": "forward / backward", "micro": "by micro-batch", "name": "by name"}
 _MAX_WINDOWS = 12  # that are links; more are a list
 LEGEND = {  # kind -> variable of its colour, what it is called
@@ -115,26 +114,11 @@ def shown_info(
     return pl.concat(frames)
 
 
-def extent_info(steps: pl.DataFrame, link: Link, end_ms: float) -> tuple[float, float]:
-    """From and to, ms: what the link says, else the selected steps, else the first deep window.
-
-    Args:
-        steps: `window`, `step`, `begin_ms`, `end_ms`.
-    """
-    if link.time_ms is not None:
-        return link.time_ms
-    chosen = link.chosen(steps)
-    if not link.steps and not chosen.is_empty():
-        chosen = chosen.filter(pl.col("window") == chosen["window"].min())
-    if chosen.is_empty():
-        return 0.0, max(end_ms, 1e-3)
-    return float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
-
-
 def _segments(loaded: Loaded, link: Link) -> pl.DataFrame:
     measured, of = loaded.measured, loaded.measured.clocks
     ranks = [lanes for rank, lanes in sorted(measured.all().items()) if not link.ranks or rank in link.ranks]
-    return shown_info(ranks, measured.names.texts, *extent_info(of.steps, link, of.end_ns / NS_PER_MS))
+    extent_ms = link.extent_ms(of.steps) or (0.0, max(of.end_ns / NS_PER_MS, 1e-3))
+    return shown_info(ranks, measured.names.texts, *extent_ms)
 
 
 def _legend(link: Link) -> list[Component]:

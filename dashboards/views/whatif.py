@@ -21,21 +21,10 @@ from dpro.analysis.summary import gain_info
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import (
-    View,
-    csv_link,
-    facts,
-    graph,
-    grid,
-    in_browser,
-    message,
-    panel,
-    section,
-    table,
-)
+from dpro.dashboards.page import Panel, csv_link, facts, graph, in_browser, message, table, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, series, styled, time_unit
-from dpro.dashboards.whatif.waterfall import waterfall_figure
+from dpro.dashboards.views.difference import waterfall_figure
 from dpro.errors import Unanswerable
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
@@ -380,41 +369,27 @@ def _edits(predictions: Sequence[Prediction], link: Link) -> Component:
     return table(["if", "speed-up", "step", "interval", "proof"], rows)
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Edits", section("whatif-form", "listing edits")),
-        panel("Prediction", section("whatif-answer", "building the graph")),
-        panel("What would help", section("whatif-ranked", "predicting what would help"), wide=True),
-        panel("What is a faster machine worth?", section("whatif-limits", "making each part faster")),
-        panel("The critical path", section("whatif-path", "building the graph")),
-        panel("What was tried on this machine", section("whatif-tries", "reading the ledger"), wide=True),
-    )
-
-
 def _register(app: Dash, _runs: Runs) -> None:
     in_browser(app, "predict", Input("predict", "n_clicks"), State("edits", "value"))
     in_browser(app, "unedited", Input("no-edits", "n_clicks"))
 
 
-VIEW = View(
+VIEW = view(
     NAME,
     "What if",
     needs.windows,
-    _layout,
-    {
-        "whatif-form": _form,
-        "whatif-answer": _answer,
-        "whatif-ranked": _ranked,
-        "whatif-limits": _limits,
-        "whatif-path": _path,
-        "whatif-tries": _tries,
-    },
-    {
+    Panel("Edits", "whatif-form", "listing edits", _form),
+    Panel("Prediction", "whatif-answer", "building the graph", _answer),
+    Panel("What would help", "whatif-ranked", "predicting what would help", _ranked, wide=True),
+    Panel("What is a faster machine worth?", "whatif-limits", "making each part faster", _limits),
+    Panel("The critical path", "whatif-path", "building the graph", _path),
+    Panel("What was tried on this machine", "whatif-tries", "reading the ledger", _tries, wide=True),
+    tables={
         "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
         "limits": lambda loaded, _link: curve_info(loaded.curves),
         "tries": lambda _loaded, _link: ledger_info(read()[0]),
         "path": lambda loaded, link: path_info(loaded, edits_of(link)),
         "ranked": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),
     },
-    _register,
+    register=_register,
 )
