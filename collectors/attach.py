@@ -47,7 +47,6 @@ class Answers:
     """What the ranks of a job said to a request.
 
     Attributes:
-        given: answers, by rank.
         silent: ranks that did not answer in time.
     """
 
@@ -69,9 +68,9 @@ def run_of(pid: int) -> Path | None:
         raise InputError(f"process {pid}: {error.strerror}") from error
     for variable in environment.split(b"\0"):
         name, _, value = variable.partition(b"=")
-        found = launch_on(value) if name == b"PYTHONPATH" else None
-        if found:
-            return found.run
+        launch = launch_on(value) if name == b"PYTHONPATH" else None
+        if launch:
+            return launch.run
     return None
 
 
@@ -81,15 +80,15 @@ def training(run: Path) -> list[RecordedProcess]:
     Raises:
         InputError: the run is not being recorded, or nothing trains yet.
     """
-    live = [each for each in launches(run) if is_running(each)]
+    live = [launch for launch in launches(run) if is_running(launch)]
     if not live:
         raise InputError(f"{run}: is not being recorded now" if run.exists() else f"{run}: no such run")
     ensure_mine([run / RAW], within=False)
-    trying = attempts([process for each in live for process in processes(each)])
-    found = [process for process in (trying[-1] if trying else []) if lives(process.facts) is not False]
-    if not found:
+    trying = attempts([process for launch in live for process in processes(launch)])
+    recorded = [process for process in (trying[-1] if trying else []) if lives(process.facts) is not False]
+    if not recorded:
         raise InputError(f"{run}: none of its processes trains yet; try again in a moment")
-    return found
+    return recorded
 
 
 def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool], **facts: Any) -> Answers:
@@ -97,7 +96,6 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
 
     Args:
         kind: `window` (with `steps`), `off`, `on`, `stacks`.
-        timeout_s: how long to wait at most.
         done: whether the answers so far are enough.
 
     Raises:
@@ -122,9 +120,6 @@ def stacks(run: Path, timeout_s: float) -> Answers:
     """Where all threads of all ranks are now.
 
     Ranks whose interpreter is held by a call in C are asked by a signal, where they are on this host.
-
-    Args:
-        timeout_s: how long to wait for answers, s.
 
     Raises:
         InputError: the run is not being recorded.
@@ -165,8 +160,8 @@ def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
         with TemporaryDirectory(dir=to, prefix=".copy-") as made:
             copied = Path(made) / "run"
             _copy_while_it_changes(run, copied)
-            for each in launches(copied):
-                finish(each)
+            for launch in launches(copied):
+                finish(launch)
             for path in sorted(copied.iterdir(), key=lambda path: path.name == MANIFEST):  # that last
                 path.rename(to / path.name)
     except OSError as error:
@@ -198,9 +193,9 @@ def _parts(run: Path) -> list[Path]:
     return sorted(path for table in TABLES.values() for path in part_files(run, table))
 
 
-def _answers(asked: Sequence[RecordedProcess], name: str, known: Mapping[int, Answer]) -> Answers:
+def _answers(asked: Sequence[RecordedProcess], name: str, earlier: Mapping[int, Answer]) -> Answers:
     """The answers that are known, and those that have come since."""
-    given = dict(known)
+    given = dict(earlier)
     for process in asked:
         if process.rank in given:
             continue

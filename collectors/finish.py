@@ -65,11 +65,7 @@ ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where 
 
 
 def convert_waiting(launch: Launch, readers: Readers) -> None:
-    """Convert the windows, calls and samples that are whole while the job still runs.
-
-    Args:
-        launch: one launcher's part of the recording.
-    """
+    """Convert the windows, calls and samples that are whole while the job still runs."""
     convert_samples(launch, whole=True)
     for process in processes(launch):
         convert_so_far(launch.run, process, readers)
@@ -111,7 +107,7 @@ def finish(
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
             move_process(launch.run, process, folder)
-        notes = [_converted(folder, each, readers, statuses, launched_ns) for each in recorded]
+        notes = [_converted(folder, process, readers, statuses, launched_ns) for process in recorded]
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
             notes += [{"warnings": warnings}, _sampled(launch, recorded)]
@@ -297,7 +293,7 @@ def _manifest(
 def _seen_of_steps(launch: Launch, recorded: Sequence[RecordedProcess]) -> tuple[list[int], bool, list[str]]:
     """What `why_no_steps` is to know: ends of steps of each process, and what was seen of the others."""
     written = [records.read_records(process.folder / "records.bin") for process in recorded]
-    updates = [sum(each.kind == records.UPDATE for each in found) for found in written]
+    updates = [sum(record.kind == records.UPDATE for record in of_process) for of_process in written]
     return updates, (launch.raw / IMPORTED).exists(), _lines(launch.raw / ABSENCE)
 
 
@@ -310,45 +306,45 @@ def _job_ending(launch: Launch, status: int | None) -> Ending:
     return seen if seen.known else exited(launch.raw / "exit")
 
 
-def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
+def _joined(earlier: Manifest, added: Manifest) -> Manifest:
     """The manifest of a run that several launchers record: the exit status is that of the first to fail."""
-    statuses = (earlier.exit_status, mine.exit_status)
+    statuses = (earlier.exit_status, added.exit_status)
     failed = [status for status in statuses if status]
-    twice = sorted({*earlier.ranks} & {*mine.ranks})
+    twice = sorted({*earlier.ranks} & {*added.ranks})
     mixed = [
         f"several launchers recorded rank {', '.join(map(str, twice))}: jobs, or attempts of one, are mixed "
         "here; record each into a folder of its own"
     ]
     return dataclasses.replace(
         earlier,
-        world_size=max(earlier.world_size, mine.world_size),
-        ranks=sorted({*earlier.ranks, *mine.ranks}),
-        hosts=_distinct([*earlier.hosts, *mine.hosts]),
-        gpus=_distinct([*earlier.gpus, *mine.gpus]),
-        versions=mine.versions | earlier.versions,
-        environment=_common([earlier.environment, mine.environment]) if earlier.ranks else mine.environment,
+        world_size=max(earlier.world_size, added.world_size),
+        ranks=sorted({*earlier.ranks, *added.ranks}),
+        hosts=_distinct([*earlier.hosts, *added.hosts]),
+        gpus=_distinct([*earlier.gpus, *added.gpus]),
+        versions=added.versions | earlier.versions,
+        environment=_common([earlier.environment, added.environment]) if earlier.ranks else added.environment,
         exit_status=failed[0] if failed else None if None in statuses else 0,
-        warnings=_distinct([*(mixed if twice else []), *earlier.warnings, *mine.warnings]),
-        skipped=merge_counts([earlier.skipped, mine.skipped]),
-        windows=worst([earlier.windows, mine.windows]),
-        applied=[*earlier.applied, *mine.applied],
-        error=earlier.error or mine.error,
-        unrecorded=earlier.unrecorded and mine.unrecorded,
+        warnings=_distinct([*(mixed if twice else []), *earlier.warnings, *added.warnings]),
+        skipped=merge_counts([earlier.skipped, added.skipped]),
+        windows=worst([earlier.windows, added.windows]),
+        applied=[*earlier.applied, *added.applied],
+        error=earlier.error or added.error,
+        unrecorded=earlier.unrecorded and added.unrecorded,
     )
 
 
-def _write_manifest(run: Path, mine: Manifest) -> None:
+def _write_manifest(run: Path, added: Manifest) -> None:
     """Write the manifest of what one launch recorded, or add to that of the other launches."""
     run.mkdir(parents=True, exist_ok=True)
     with locked(run):  # launchers that end together join their manifests in turn
         earlier = open_run(run).manifest if is_run(run) else None
-        write_manifest(run, mine if earlier is None else _joined(earlier, mine))
+        write_manifest(run, added if earlier is None else _joined(earlier, added))
 
 
 def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """The variables that all have with the same value; those of each rank by itself, as `RANK`, are none."""
-    first, *others = [dict(each) for each in environments] or [{}]
-    return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+    first, *others = [dict(environment) for environment in environments] or [{}]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def _lines(path: Path) -> list[str]:
@@ -402,11 +398,11 @@ def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[Applie
         A record for each; a change has either been applied or refused.
     """
     said = {change.edit: change for change in _said(process)}
-    found = []
+    outcomes = []
     for change in options.get("apply", []):
-        mine = said.get(change["edit"], AppliedChange(change["edit"], process.rank, [], []))
-        found.append(mine if mine.applied or mine.refused else replace(mine, refused=[SILENT]))
-    return found
+        outcome = said.get(change["edit"], AppliedChange(change["edit"], process.rank, [], []))
+        outcomes.append(outcome if outcome.applied or outcome.refused else replace(outcome, refused=[SILENT]))
+    return outcomes
 
 
 def refused_so_far(launch: Launch) -> Iterator[str]:
@@ -420,5 +416,5 @@ def refused_so_far(launch: Launch) -> Iterator[str]:
 def _said(process: RecordedProcess) -> list[AppliedChange]:
     with suppress(OSError, ValueError, TypeError):
         said = from_json((process.folder / "applied.json").read_bytes())
-        return msgspec.convert([{**each, "rank": process.rank} for each in said], list[AppliedChange])
+        return msgspec.convert([{**change, "rank": process.rank} for change in said], list[AppliedChange])
     return []

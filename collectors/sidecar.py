@@ -42,7 +42,6 @@ def attend(
     """Watch a job to its end.
 
     Args:
-        recording: where its processes write.
         job: the launcher's process, which became the job.
         convert: turns whole windows into tables; called in a child, at idle priority.
         finish: makes the run whole, from the wait status of the job, None where unknown, and those of its

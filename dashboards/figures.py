@@ -73,9 +73,9 @@ class Figures:
     def collectives(self, **selected: Any) -> go.Figure:
         """Draw transfer times by size, with the fitted latency and bandwidth."""
         link = selection(**selected)
-        known = collectives.transfer_info(self._run.outline.graph, link)
+        transfers = collectives.transfer_info(self._run.outline.graph, link)
         return collectives.transfer_figure(
-            _some(known, "transfer of known size"), self._run.costs, link.theme
+            _some(transfers, "transfer of known size"), self._run.costs, link.theme
         )
 
     def waiting(self, **selected: Any) -> go.Figure:

@@ -28,13 +28,11 @@ class Link:
     """A view and its selection.
 
     Attributes:
-        view: name of the view.
         run: name of the run that is shown; empty for the one that was opened.
         against: name of the run that it is compared with; empty for none.
         steps: selected steps, ranges with first and last included; empty for all.
         ranks: selected ranks, ascending; empty for all.
         time_ms: from and to, ms since the beginning of the graph; None for the time of the selected steps.
-        theme: light or dark.
         own: parameters of one view alone: its filter, its order, …
     """
 

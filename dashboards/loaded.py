@@ -53,9 +53,7 @@ class Withdrawn(NamedTuple):
     """A finding that an earlier copy of a run showed which is still being recorded, and that holds no longer.
 
     Attributes:
-        finding: as it was shown last.
         time_ns: when the copy that does not show it was there.
-        why: it was withdrawn.
     """
 
     finding: Finding
@@ -87,7 +85,7 @@ class Loaded(Analysis):
         offered: returns all runs that the page offers.
     """
 
-    def __init__(self, run: Run, as_tried: Tried = lambda found: (list(found), [])) -> None:
+    def __init__(self, run: Run, as_tried: Tried = lambda predictions: (list(predictions), [])) -> None:
         """Make an analysis; it reads the run when it is first asked for something."""
         super().__init__(run)
         self.as_tried = as_tried
@@ -129,9 +127,9 @@ class Loaded(Analysis):
     @cached
     def of_same_job(self) -> list[Run]:
         """The other runs that are offered and that the same command made."""
-        command, own = self.run.manifest.command, self.run.path.resolve()
-        found = [each for each in self.offered() if each.manifest.command == command]
-        return [each for each in found if each.path.resolve() != own] if command else []
+        command, path = self.run.manifest.command, self.run.path.resolve()
+        of_command = [other for other in self.offered() if other.manifest.command == command]
+        return [other for other in of_command if other.path.resolve() != path] if command else []
 
     @cached
     def life_with_others(self) -> JobLife:
@@ -277,8 +275,8 @@ class Loaded(Analysis):
         """
         with self.lock_of("difference"):
             if self._difference is None or self._difference[0]() is not other:
-                found = explain(other.built.predictive, self.built.predictive)
-                self._difference = ref(other), found  # which may be closed meanwhile
+                document = explain(other.built.predictive, self.built.predictive)
+                self._difference = ref(other), document  # which may be closed meanwhile
             return self._difference[1]
 
 

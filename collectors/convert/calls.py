@@ -30,11 +30,7 @@ _STATE = "calls.json"
 
 
 def keep_dumps(folder: Path, read: Callable[[Path], Mapping[str, pl.DataFrame]]) -> None:
-    """Read the dumps that have come since.
-
-    Args:
-        folder: where the process writes.
-    """
+    """Read the dumps that have come since."""
     for dump in sorted([*folder.glob("flight-*.json"), *folder.glob("flight-*.pickle")]):
         status = dump.stat()
         _, backend, _ = dump.stem.split("-")
@@ -59,18 +55,14 @@ def entries(folder: Path) -> pl.DataFrame:
     frames = [frame for path in _kept(folder) if (frame := with_texts(pl.read_parquet(path))).height]
     if not frames:
         return COLLECTIVES.empty()
-    found = without_evicted_states(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
-    found = found.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
+    rows = without_evicted_states(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
+    rows = rows.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     passed, _ = _state(folder)
-    return with_group_ranks(found.filter(~_below(passed)), folder)
+    return with_group_ranks(rows.filter(~_below(passed)), folder)
 
 
 def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
-    """Return the entries as saved in the last stall of the process; none if a step ended after it.
-
-    Args:
-        folder: where the process writes.
-    """
+    """Return the entries as saved in the last stall of the process; none if a step ended after it."""
     paths = [path for path in _kept(folder) if path.stem.endswith(f"-{STALL}")]
     frames = [with_texts(pl.read_parquet(path)) for path in paths if path.stat().st_mtime_ns > since_ns]
     return pl.concat([frame for frame in frames if frame.height] or [COLLECTIVES.empty()], how="diagonal")
@@ -83,7 +75,6 @@ def write_calls(
 
     Args:
         part: beginning of the names of the process's parts.
-        folder: where the process writes.
         until_ns: entries from then on are left for windows to come, as are those of each latest dump, whose
             state may still change; None where nothing comes any more.
         stalls: the calls in which a process that failed was stalled, as from `latest_stall`.
@@ -119,15 +110,15 @@ def _kept(folder: Path) -> list[Path]:
 
 def _bound(folder: Path, waiting: pl.DataFrame, number: int, passed: int, until_ns: int | None) -> int:
     """The id from which on entries of one backend have to wait."""
-    mine = waiting.filter(pl.col("collective_id") % 2 == number)
+    of_backend = waiting.filter(pl.col("collective_id") % 2 == number)
     if until_ns is None:
-        last = mine["collective_id"].max()
+        last = of_backend["collective_id"].max()
         return passed if last is None else int(str(last)) + 2
     dumps = [path for path in _kept(folder) if path.name.startswith(f"flight-{BACKENDS[number]}-")]
-    if not dumps or mine.is_empty():
+    if not dumps or of_backend.is_empty():
         return passed
     latest = pl.read_parquet(max(dumps, key=lambda path: path.stat().st_mtime_ns), columns=["collective_id"])
-    wanted = mine.filter(pl.col("enqueued_ns") >= until_ns)["collective_id"]
+    wanted = of_backend.filter(pl.col("enqueued_ns") >= until_ns)["collective_id"]
     firsts = [first for first in (latest["collective_id"].min(), wanted.min()) if first is not None]
     return max(passed, min((int(str(first)) for first in firsts), default=passed))
 
@@ -179,11 +170,7 @@ def stall_of(folder: Path) -> Mapping[str, Any]:
 
 
 def stack_of(folder: Path, since_ns: int = -1) -> str:
-    """Return the main thread's stack during the stall, innermost call first; empty if older than a moment.
-
-    Args:
-        folder: where the process writes.
-    """
+    """Return the main thread's stack during the stall, innermost call first; empty if older than a moment."""
     stall = stall_of(folder)
     return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
 
@@ -192,7 +179,6 @@ def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.Data
     """Return the latest gloo messages of each pair of ranks, and all that were not delivered.
 
     Args:
-        folder: where the process writes.
         stalled_ns: the later of the last step's end and the last collective's begin. A message whose handle
             was released during the stall was delivered if it was enqueued before this.
     """
@@ -258,7 +244,6 @@ def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
     """Save the groups of a dump, if it is the latest of its backend.
 
     Args:
-        backend: as `nccl`.
         said: rows of `process_groups` in the dump, all with its `saved_ns`; None or no rows change nothing.
     """
     path = folder / f"said-{backend}.parquet"
@@ -278,11 +263,7 @@ def process_groups(folder: Path, rank: int) -> pl.DataFrame:
 
 
 def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
-    """Add to rows of `process_groups` the ranks that the process itself recorded, and when it last looked.
-
-    Args:
-        folder: where it writes.
-    """
+    """Add to rows of `process_groups` the ranks that the process itself recorded, and when it last looked."""
     path = folder / "checked"
     checked_ns = int(path.read_text()) if path.is_file() else -1
     saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
@@ -294,7 +275,6 @@ def with_group_ranks(rows: pl.DataFrame, folder: Path) -> pl.DataFrame:
 
     Args:
         rows: with `group`, which begins with a name, and `group_ranks`.
-        folder: where the process writes.
     """
     path = folder / "groups.json"
     named: Mapping[str, list[int]] = from_json(path.read_text()) if path.is_file() else {}

@@ -117,8 +117,8 @@ def convert_process(
 
 def _lost(process: RecordedProcess, notes: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the deep windows of a process lack of its GPU's work."""
-    found = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
-    lost = {what: [window for each, window in found if each == what] for what, _ in found}
+    pairs = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
+    lost = {what: [window for kind, window in pairs if kind == what] for what, _ in pairs}
     return sentences(process.rank, process.facts["gpu_name"] or "its GPU", lost)
 
 

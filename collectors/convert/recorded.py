@@ -46,17 +46,17 @@ class RecordedProcess:
 
 def processes(launch: Launch) -> list[RecordedProcess]:
     """The processes that recorded, by rank and then by start."""
-    found = []
+    recorded = []
     for path in launch.raw.glob("*/facts.json"):
         with suppress(ValueError):
-            found.append(RecordedProcess(path.parent, process_facts(path.parent)))
-    return sorted(found, key=lambda process: (process.rank, process.facts["started_ns"]))
+            recorded.append(RecordedProcess(path.parent, process_facts(path.parent)))
+    return sorted(recorded, key=lambda process: (process.rank, process.facts["started_ns"]))
 
 
 def unreadable(launch: Launch) -> list[str]:
     """The folders of processes whose facts are damaged, as after a power failure."""
-    known = {process.folder for process in processes(launch)}
-    return sorted(path.parent.name for path in launch.raw.glob("*/facts.json") if path.parent not in known)
+    readable = {process.folder for process in processes(launch)}
+    return sorted(path.parent.name for path in launch.raw.glob("*/facts.json") if path.parent not in readable)
 
 
 def process_facts(folder: Path) -> dict[str, Any]:
@@ -84,12 +84,12 @@ def attempts(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]
     A new attempt begins with a process whose rank the attempt has already, that knows of another number of
     ranks, or that its torchrun has started again since (`--max-restarts`): each host's counts for itself.
     """
-    found: list[dict[int, RecordedProcess]] = []
-    for process in sorted(processes, key=lambda each: int(each.facts["started_ns"])):
-        if not found or _begins_anew(process, found[-1]):
-            found.append({})
-        found[-1][process.rank] = process
-    return [[attempt[rank] for rank in sorted(attempt)] for attempt in found]
+    trainings: list[dict[int, RecordedProcess]] = []
+    for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):
+        if not trainings or _begins_anew(process, trainings[-1]):
+            trainings.append({})
+        trainings[-1][process.rank] = process
+    return [[attempt[rank] for rank in sorted(attempt)] for attempt in trainings]
 
 
 def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess]) -> bool:
@@ -97,10 +97,10 @@ def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess
     if process.rank in attempt:
         return True
     return any(
-        each.facts["world_size"] != process.facts["world_size"]
-        or (_known(each, "launcher") == _known(process, "launcher")
-            and _known(each, "attempt") != _known(process, "attempt"))
-        for each in attempt.values()
+        member.facts["world_size"] != process.facts["world_size"]
+        or (_known(member, "launcher") == _known(process, "launcher")
+            and _known(member, "attempt") != _known(process, "attempt"))
+        for member in attempt.values()
     )  # fmt: skip
 
 

@@ -59,10 +59,10 @@ def requests(process: RecordedProcess) -> pl.DataFrame:
             rows[str(row["name"]), int(row["arrival_ns"])] = {"source": HOOK, **row}
     if not rows:
         return REQUESTS.empty()
-    known = {name: dtype for name, dtype in REQUESTS.dtypes.items() if name not in ("replica", "request")}
-    frame = pl.DataFrame(list(rows.values()), schema=known).sort("arrival_ns", "name")
+    dtypes = {name: dtype for name, dtype in REQUESTS.dtypes.items() if name not in ("replica", "request")}
+    frame = pl.DataFrame(list(rows.values()), schema=dtypes).sort("arrival_ns", "name")
     return frame.with_columns(
-        *(pl.col(name).fill_null(REQUESTS.columns[name].default) for name in known),
+        *(pl.col(name).fill_null(REQUESTS.columns[name].default) for name in dtypes),
         replica=pl.lit(_replica(process), pl.Int64),
         request=pl.int_range(pl.len(), dtype=pl.Int64) + (process.rank << REQUEST_BITS),
     )
@@ -100,11 +100,11 @@ def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
         why = f"{log.requests.height} requests of logs were not added: the engine's own were recorded"
         return said | {"warnings": [*said["warnings"], why]}
     last = pl.max_horizontal("arrival_ns", "end_ns")
-    mine = log.requests.filter((last >= launched_ns) | (last < FIRST_DATE_NS))
-    earlier = log.requests.height - mine.height
+    in_job = log.requests.filter((last >= launched_ns) | (last < FIRST_DATE_NS))
+    earlier = log.requests.height - in_job.height
     if earlier:
         said["skipped"].append({"requests that ended before the job began": earlier})
-    numbered = mine.with_columns(request=pl.int_range(pl.len(), dtype=pl.Int64))
+    numbered = in_job.with_columns(request=pl.int_range(pl.len(), dtype=pl.Int64))
     if numbered.height:
         write_part(run, REQUESTS, "log-00000", numbered)
     return said
@@ -117,10 +117,12 @@ def _replica(process: RecordedProcess) -> int:
 def _facts(path: Path) -> dict[str, int]:
     """What an engine says of itself, as far as it is a number; nothing where the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        found = from_json(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
+        document = from_json(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict):
             return {
-                name: value for name, value in found.items() if type(value) is int and 0 <= value < MAX_FACT
+                name: value
+                for name, value in document.items()
+                if type(value) is int and 0 <= value < MAX_FACT
             }
     return {}
 

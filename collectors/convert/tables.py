@@ -108,9 +108,9 @@ def _counters(process: RecordedProcess, recorded: Sequence[records.Record]) -> p
 
 
 def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    own = [(rank, r.a, r.b, -1, 0, 0) for r in recorded if r.kind == records.CLOCK]
+    taken = [(rank, r.a, r.b, -1, 0, 0) for r in recorded if r.kind == records.CLOCK]
     compared = [(rank, r.a, -1, r.b, r.c, r.d) for r in recorded if r.kind == records.PEER]
-    return pl.DataFrame(own + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
+    return pl.DataFrame(taken + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 
 def buckets(process: RecordedProcess) -> pl.DataFrame:
@@ -118,9 +118,9 @@ def buckets(process: RecordedProcess) -> pl.DataFrame:
     path = process.folder / "buckets.json"
     modules = from_json(path.read_text()) if path.is_file() else []
     rows = [
-        {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **each}
+        {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **facts}
         for number, module in enumerate(modules)
-        for bucket, each in enumerate(module["buckets"])
+        for bucket, facts in enumerate(module["buckets"])
     ]
     return pl.DataFrame(rows, schema={name: BUCKETS.dtypes[name] for name in BUCKETS.columns})
 
@@ -157,11 +157,7 @@ def _worker(process: RecordedProcess, recorded: Sequence[records.Record], status
 def worker_row(
     process: RecordedProcess, recorded: Sequence[records.Record], status: int | None
 ) -> dict[str, Any]:
-    """The row of `workers` of a process; arguments as those of `frames_of`.
-
-    Args:
-        status: its wait status, None where unknown.
-    """
+    """The row of `workers` of a process; arguments as those of `frames_of`."""
     facts = process.facts
     ended = ending(process.folder, recorded, status)
     # UPDATE and WINDOW records end with a time, CLOCK and ENDING records begin with one.
@@ -203,7 +199,7 @@ def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, B
     """
     frames = [_intervals(recorded)]
     for kind, counters in _TOTALS.items():
-        totals = np.array([tuple(each[:4]) for each in recorded if each.kind == kind], np.int64)
+        totals = np.array([tuple(record[:4]) for record in recorded if record.kind == kind], np.int64)
         if len(totals) and boundaries:
             frames.append(_per_step(totals, boundaries, counters))
     return pl.concat(frames)
@@ -215,11 +211,11 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
     The process numbers steps before it knows for sure what ends them: its records say when a step began and
     ended, and count where that is at two boundaries in a row.
     """
-    timed = np.array([tuple(each[:3]) for each in recorded if each.kind == records.GPU_STEP], np.int64)
+    timed = np.array([tuple(record[:3]) for record in recorded if record.kind == records.GPU_STEP], np.int64)
     if not len(timed) or not boundaries:
         return {}
     numbers = np.array(list(boundaries), np.int64)
-    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    ends, resumes = np.array([tuple(boundary) for boundary in boundaries.values()], np.int64).T
     begun, ended = (np.searchsorted(resumes, timed[:, column]) for column in (0, 1))
     last = len(numbers) - 1
     at_ends = (ended == begun + 1) & (ended <= last)
@@ -232,7 +228,7 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
 
 def _intervals(recorded: Sequence[records.Record]) -> pl.DataFrame:
     """Single long intervals."""
-    rows = [row for each in recorded for row in _interval(each)]
+    rows = [row for record in recorded for row in _interval(record)]
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -264,7 +260,7 @@ def _per_step(
         totals: `[N, 4]` int64: time, then the totals so far; -1 where unknown.
     """
     numbers = np.array(list(boundaries), np.int64)
-    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    ends, resumes = np.array([tuple(boundary) for boundary in boundaries.values()], np.int64).T
     times = totals[:, 0]
     # At a boundary there is one sample, or two where our own work was long: the first ends a step, the last
     # begins the next.
@@ -274,12 +270,12 @@ def _per_step(
     begin, end = totals[last[:-1][whole]], totals[first[1:][whole]]
     frames = []
     for column, counter in enumerate(counters, start=1):
-        known = (begin[:, column] >= 0) & (end[:, column] >= 0)
-        value = (end[:, column] - begin[:, column])[known]
+        counted = (begin[:, column] >= 0) & (end[:, column] >= 0)
+        value = (end[:, column] - begin[:, column])[counted]
         columns = {
             "device": pl.repeat("", len(value), eager=True),
             "counter": pl.repeat(counter, len(value), eager=True),
-            "time_ns": resumes[:-1][whole][known],
+            "time_ns": resumes[:-1][whole][counted],
             "value": value.astype(np.float64),
         }
         frames.append(pl.DataFrame(columns, schema=_SCHEMA))
@@ -310,20 +306,20 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
         By axis its coordinate, and by `dp_size`, … the axis's size.
     """
     meshes: list[dict[str, Any]] = from_json(path.read_text()) if path.is_file() else []
-    known: dict[str, int] = {}
+    coordinates: dict[str, int] = {}
     for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
-        known = _coordinates(mesh) | known
-    return known
+        coordinates = _coordinates(mesh) | coordinates
+    return coordinates
 
 
 def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    place: dict[str, int] = {}
     for name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
         axis = next((axis for axis, names in AXES.items() if name.lower() in names), None)
         if axis is not None:
-            found[axis] = found.get(axis, 0) * size + coordinate
-            found[f"{axis}_size"] = found.get(f"{axis}_size", 1) * size
-    return found
+            place[axis] = place.get(axis, 0) * size + coordinate
+            place[f"{axis}_size"] = place.get(f"{axis}_size", 1) * size
+    return place
 
 
 # From what a process left to its rows of `starts` and `checkpoints`: its life beside its steps.
@@ -370,11 +366,7 @@ MICRO_BATCH_BITS = 32
 def operations(
     process: RecordedProcess, recorded: Sequence[records.Record], steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """The operations of a process, as rows of `operations`.
-
-    Args:
-        steps: its rows of `steps`.
-    """
+    """The operations of a process, as rows of `operations`."""
     path = process.folder / PIPELINE
     facts: dict[str, Any] = from_json(path.read_text()) if path.is_file() else {}
     rows = [
@@ -385,8 +377,8 @@ def operations(
     if not facts or not rows:
         return OPERATIONS.empty()
     chunks = {int(place): chunk for place, chunk in facts["chunks"].items()}
-    found = pl.DataFrame(rows, _RECORDED, orient="row").sort("start_ns")
-    return _with_losses(_in_steps(found, steps)).select(
+    frame = pl.DataFrame(rows, _RECORDED, orient="row").sort("start_ns")
+    return _with_losses(_in_steps(frame, steps)).select(
         "step",
         "place",
         "micro_batch",
@@ -405,21 +397,21 @@ _RECORDED = {
 }  # fmt: skip
 
 
-def _in_steps(found: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _in_steps(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """The rows, sorted by start, with the `step` that each began in."""
     begun = steps.select("step", "duration_ns", begin="start_ns").sort("begin")
-    joined = found.join_asof(begun, left_on="start_ns", right_on="begin", strategy="backward")
+    joined = rows.join_asof(begun, left_on="start_ns", right_on="begin", strategy="backward")
     within = pl.col("start_ns") < pl.col("begin") + pl.col("duration_ns")
     return joined.with_columns(step=pl.when(within).then("step").otherwise(-1).fill_null(-1))
 
 
-def _with_losses(found: pl.DataFrame) -> pl.DataFrame:
+def _with_losses(rows: pl.DataFrame) -> pl.DataFrame:
     """Forwards until their loss is there, and all else but losses; outside steps losses are left out."""
     key = ["step", "place", "micro_batch"]
-    losses = found.filter((pl.col("kind") == LOSS) & (pl.col("step") >= 0))
+    losses = rows.filter((pl.col("kind") == LOSS) & (pl.col("step") >= 0))
     until = losses.group_by(key).agg(kind=pl.lit(FORWARD), loss_ns=pl.col("end_ns").max())
     return (
-        found.filter(pl.col("kind") != LOSS)
+        rows.filter(pl.col("kind") != LOSS)
         .join(until, on=[*key, "kind"], how="left", maintain_order="left")
         .with_columns(end_ns=pl.max_horizontal("end_ns", "loss_ns"))
     )

@@ -65,9 +65,9 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
         batch.mkdir()
         for path in waiting:
             beside = [path.with_name(path.name.replace("window", what)) for what in _BESIDE]
-            for each in (*beside, path):  # in this order: a window in a batch has all that belongs to it
-                if each.exists():
-                    each.rename(batch / each.name)
+            for file in (*beside, path):  # in this order: a window in a batch has all that belongs to it
+                if file.exists():
+                    file.rename(batch / file.name)
     for batch in sorted(process.folder.glob("batch-*")):
         convert_batch(run, process, batch, readers)
         shutil.rmtree(batch.rename(batch.with_name(f"done-{batch.name}")))
@@ -96,10 +96,10 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
         sent = messages_in_window(
             path.with_name(path.name.replace("window", "messages")), process.rank, window
         )
-        found = _window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window))
+        tables = _window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window))
         calls_of = path.with_name(path.name.replace("window", PRETENDED))
         first = (window + 1) * _WINDOW_IDS
-        frames.append(with_pretended_calls(found, calls_of, process.rank, window, first))
+        frames.append(with_pretended_calls(tables, calls_of, process.rank, window, first))
         lost = lost_in(frames[-1][SPANS.name]) if process.facts["gpu_name"] else []
         lost += [TAIL] if window in unseen else []
         notes.append(
@@ -107,7 +107,7 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
             | {"lost": {what: [window] for what in lost}}
         )
     for table in WINDOW_TABLES if frames else ():
-        whole = pl.concat([each[table.name] for each in frames], how="vertical")
+        whole = pl.concat([tables[table.name] for tables in frames], how="vertical")
         write_part(run, table, f"{process.part}-{batch.name}", whole)
     (process.folder / f"notes-{batch.name}.json").write_text(json.dumps(notes))
 
@@ -180,8 +180,8 @@ def _host(spans: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
     begun = (pl.col("start_ns") >= start_ns) | (python & _END.gt(start_ns))
     within = spans.filter(begun & (pl.col("start_ns") < end_ns))
     start, end = pl.col("start_ns").clip(start_ns), pl.min_horizontal(_END, pl.lit(end_ns))
-    known = pl.when(pl.col("duration_ns") >= 0)
-    return within.with_columns(start_ns=start, duration_ns=known.then(end - start).otherwise("duration_ns"))
+    lasting = pl.when(pl.col("duration_ns") >= 0)
+    return within.with_columns(start_ns=start, duration_ns=lasting.then(end - start).otherwise("duration_ns"))
 
 
 def _gpu(spans: pl.DataFrame, host: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
@@ -189,19 +189,21 @@ def _gpu(spans: pl.DataFrame, host: pl.DataFrame, start_ns: int, end_ns: int) ->
     work = spans.filter(_GPU)
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
     launched = pl.col("correlation").is_in(calls["correlation"].implode())
-    mine = pl.col("correlation").is_in(host.filter(pl.col("kind") == "runtime")["correlation"].implode())
-    own = work.filter((pl.col("correlation") >= 0) & mine)
-    first, last = own["start_ns"].min(), own.select(_END.max()).item()
+    from_host = pl.col("correlation").is_in(host.filter(pl.col("kind") == "runtime")["correlation"].implode())
+    caused = work.filter((pl.col("correlation") >= 0) & from_host)
+    first, last = caused["start_ns"].min(), caused.select(_END.max()).item()
     meanwhile = (pl.col("start_ns") >= (start_ns if first is None else first)) & (
         pl.col("start_ns") < (end_ns if last is None else last)
     )
-    return pl.concat([own, work.filter(~launched & meanwhile)])
+    return pl.concat([caused, work.filter(~launched & meanwhile)])
 
 
 def _collectives(rows: pl.DataFrame, ids: pl.Series, start_ns: int, end_ns: int) -> pl.DataFrame:
     linked = (pl.col("span_id") >= 0) | (pl.col("launch_span_id") >= 0)
-    mine = pl.col("span_id").is_in(ids) | pl.col("launch_span_id").is_in(ids)
-    return rows.filter(pl.when(linked).then(mine).otherwise(pl.col("start_ns").is_between(start_ns, end_ns)))
+    issued = pl.col("span_id").is_in(ids) | pl.col("launch_span_id").is_in(ids)
+    return rows.filter(
+        pl.when(linked).then(issued).otherwise(pl.col("start_ns").is_between(start_ns, end_ns))
+    )
 
 
 def _counters(rows: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
@@ -238,13 +240,13 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
     met = met.unique("entry", keep="first", maintain_order=True).unique(
         "row", keep="first", maintain_order=True
     )
-    known = entries.select(
+    recorded = entries.select(
         pl.col("collective_id").alias("entry"), *(pl.col(n).alias(f"{n}_fr") for n in ("op", *_FACTS))
     )
     joined = (
         collectives.rename({"collective_id": "row"})
         .join(met, on="row", how="left", maintain_order="left")
-        .join(known, on="entry", how="left", maintain_order="left")
+        .join(recorded, on="entry", how="left", maintain_order="left")
     )
     # A reduce-scatter that was run as an all-reduce of all that it was given brings a part of it.
     part = pl.col("bytes_out_fr") // num_members("group_ranks_fr").clip(lower_bound=1)
@@ -331,11 +333,11 @@ def window_costs(steps: pl.DataFrame) -> dict[str, float]:
         .with_columns(after=pl.col("recorded").shift(fill_value=-1))
     )
     disturbed = pl.max_horizontal("recorded", "after")
-    known = pl.col("time_ns") > 0
-    plain_ns = ordered.filter(known & (disturbed < 0))["time_ns"].median()
+    timed = pl.col("time_ns") > 0
+    plain_ns = ordered.filter(timed & (disturbed < 0))["time_ns"].median()
     if not isinstance(plain_ns, float | int):
         return {}
-    slower_ns = pl.col("time_ns").filter(known).sum() - known.sum() * plain_ns
+    slower_ns = pl.col("time_ns").filter(timed).sum() - timed.sum() * plain_ns
     costs = (
         ordered.filter(disturbed >= 0)
         .group_by(number=disturbed)
@@ -408,11 +410,7 @@ def _calls_stop(spans: pl.DataFrame, begun: pl.Series) -> bool:
 
 
 def sentences(rank: int, gpu: str, lost: Mapping[str, Sequence[int]]) -> list[str]:
-    """What is missing in the windows of a rank.
-
-    Args:
-        gpu: what its GPU is called.
-    """
+    """What is missing in the windows of a rank."""
     return [
         said.format(windows=_have(lost[what], rank), gpu=gpu)
         for what, said in _SAID.items()

@@ -37,9 +37,6 @@ def written_whole(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all.
 
-    Args:
-        path: where; a file that is there is replaced.
-
     Raises:
         OSError: it cannot be written.
     """
@@ -48,11 +45,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def is_still(descriptor: int, identity: tuple[int, int]) -> bool:
-    """Whether a descriptor is still that of a file: a job may close all, and have its own under that number.
-
-    Args:
-        identity: of the file, as from `identity_of`.
-    """
+    """Whether a descriptor is still that of a file: a job may close all, and reuse its number."""
     with suppress(OSError):
         return identity_of(descriptor) == identity
     return False

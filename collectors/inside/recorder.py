@@ -168,11 +168,7 @@ class Recorder:
         self._log_identity = identity_of(self._log)
 
     def listen(self, occasion: str, action: Callable[..., None]) -> None:
-        """Have an action of a probe called on an occasion, as by `call`.
-
-        Args:
-            occasion: what the action waits for, as `step`.
-        """
+        """Have an action of a probe called on an occasion, as by `call`."""
         self._listeners[occasion].append(action)
 
     def on_import(self, module: str, action: Callable[[Any], object]) -> None:
@@ -203,8 +199,8 @@ class Recorder:
 
     def on_joining(self) -> None:
         """A rank asks for its process group, and may end before it has it."""
-        known = any(rank in os.environ and size in os.environ for rank, size in RANK_VARIABLES)
-        if known and not self.is_helper and self.folder is None and self.joining is None:
+        has_rank = any(rank in os.environ and size in os.environ for rank, size in RANK_VARIABLES)
+        if has_rank and not self.is_helper and self.folder is None and self.joining is None:
             self.joining = self._made()
 
     def on_process_group(self) -> None:
@@ -305,8 +301,8 @@ class Recorder:
     def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
         """What differs once there are new gradients: the graph has grown, whatever computes them."""
         grown = sequence_number()
-        known = (grown or self.num_backward) and not isinstance(optimizer, stepping.StepSignal)
-        return (self.num_backward, grown) if known else None
+        are_seen = (grown or self.num_backward) and not isinstance(optimizer, stepping.StepSignal)
+        return (self.num_backward, grown) if are_seen else None
 
     def _weigh(self, optimizer: Any) -> float:
         """The number of elements an optimizer updates."""
@@ -314,7 +310,7 @@ class Recorder:
             self._sources.append(optimizer.source)
             return optimizer.weight
         self._sources.append(0)
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.device = self.device or next((p.device for p in parameters if p.device.type not in HOSTS), None)
         return float(sum(parameter.numel() for parameter in parameters))
 
@@ -387,9 +383,9 @@ class Recorder:
         }
         write_whole(folder / "facts.json", json.dumps(facts).encode())
 
-    def _every_second(self, own: records.RecordWriter) -> None:
+    def _every_second(self, writer: records.RecordWriter) -> None:
         exiting = self._exiting
-        while self.enabled and self.records is own:
+        while self.enabled and self.records is writer:
             self._notify("second")
             if exiting.wait(SECOND_S):
                 return

@@ -29,7 +29,6 @@ class LaunchedProcess:
     """A process to watch.
 
     Attributes:
-        pid: its pid.
         status: its wait status once it has ended, as from `os.waitpid`; None where unknown.
     """
 
@@ -76,17 +75,13 @@ def close_descriptors(keep: Collection[int]) -> None:
 def oom_kills() -> int:
     """How many processes the kernel has killed on this host since boot, for lack of memory."""
     with suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        match = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
     return 0
 
 
 def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float) -> None:
-    """Sleep until one of the processes that still live ends, or the time is over.
-
-    Args:
-        timeout_s: at most, s.
-    """
+    """Sleep until one of the processes that still live ends, or the time is over."""
     poll = select.poll()
     descriptors = [process.descriptor for process in processes if not process.ended()]
     for descriptor in descriptors:

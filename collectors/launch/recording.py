@@ -45,7 +45,6 @@ class Launch:
     """One launcher's part of a recording.
 
     Attributes:
-        run: the run directory.
         name: unique among the launchers of the run.
     """
 
@@ -123,7 +122,7 @@ def _is_a_launchers(facts: dict[str, Any]) -> bool:
     place = [facts.get("clock", ""), facts.get("pid_namespace", "")]
     changes = facts.get("options", {}).get("apply", [])
     return (
-        all(isinstance(each, str) for each in (host, *place))
+        all(isinstance(text, str) for text in (host, *place))
         and "/" not in host
         and type(pid) is type(ticks) is int
         and isinstance(facts.get("command", []), list)
@@ -152,13 +151,13 @@ def launches(run: Path) -> list[Launch]:
         names = sorted(os.listdir(run / MARKERS))
     except (FileNotFoundError, NotADirectoryError):  # over, perhaps only just now
         return []
-    found = [name.removesuffix(".json") for name in names if name.endswith(".json")]
-    for name in found:
+    launched = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    for name in launched:
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"{run / MARKERS}: {f'{name}.json'!a} is no name that a recording has; remove it"
             )
-    return [Launch(run, name) for name in found]
+    return [Launch(run, name) for name in launched]
 
 
 @contextmanager

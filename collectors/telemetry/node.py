@@ -38,11 +38,7 @@ def read_node(proc: Path = Path("/proc")) -> dict[str, float]:
 
 
 def read_node_rarely(run: Path, proc: Path = Path("/proc")) -> dict[str, float]:
-    """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk.
-
-    Args:
-        proc: where procfs is mounted.
-    """
+    """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk."""
     kernel = read_pairs(proc / "vmstat")
     names = {"pswpin": "swapped_in_pages", "pswpout": "swapped_out_pages", "oom_kill": "oom_kills"}
     values: dict[str, float] = {names[name]: kernel[name] for name in names if name in kernel}
@@ -87,12 +83,7 @@ class Cgroup:
 
 
 def find_cgroup(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> Cgroup:
-    """Where this process is limited: for CPU time the innermost cgroup around it that has a limit.
-
-    Args:
-        sys: where sysfs is mounted.
-        proc: where procfs is mounted.
-    """
+    """Where this process is limited: for CPU time the innermost cgroup around it that has a limit."""
     cpu = list(_folders("cpu", ["cpu.stat"], sys, proc))
     memory = _folders("memory", ["memory.current", "memory.usage_in_bytes"], sys, proc)
     limited = (folder for folder in cpu if _quota(folder) is not None)
@@ -138,9 +129,6 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> dict[str, float]:
 
     The kernel gives run-queue waits and context switches per thread; the main thread is the one that runs the
     training loop. Nothing is asked of the other threads.
-
-    Args:
-        proc: where procfs is mounted.
 
     Returns:
         Values by counter; none if it is gone.
@@ -263,10 +251,6 @@ def find_ports(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Por
 
     An interface is in use if it is up, and is hardware or has a route: of the many virtual ones of a node of
     containers few are. An InfiniBand port is named as NCCL names it, `mlx5_0:1`.
-
-    Args:
-        sys: where sysfs is mounted.
-        proc: where procfs is mounted.
     """
     ports = [*_infiniband(sys / "class" / "infiniband"), *_interfaces(sys / "class" / "net", proc)]
     return [port for port in ports if port.traffic or port.others]

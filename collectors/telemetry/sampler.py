@@ -83,12 +83,7 @@ def _fork(recording: Launch, period_s: float) -> Sampler:
 
 
 def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) -> None:
-    """Sample until the sidecar closes the lifeline or dies.
-
-    Args:
-        recording: this launcher's part of the recording.
-        period_s: from one sample to the next, s.
-    """
+    """Sample until the sidecar closes the lifeline or dies."""
     os.nice(_NICENESS)
     host = socket.gethostname()
 
@@ -184,11 +179,7 @@ def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
 def sample_gpus(
     open_: Callable[[Complain], SampledGpus], period_s: float, output: _Output, complain: Complain
 ) -> None:
-    """Sample the GPUs that one library knows for as long as the process lives.
-
-    Args:
-        period_s: from one sample to the next, s.
-    """
+    """Sample the GPUs that one library knows for as long as the process lives."""
     try:
         try:
             gpus = open_(complain)
@@ -235,7 +226,7 @@ class LocalProcesses:
         """One sample per process and peer that it sends to over TCP."""
         running = [(self._rank(path), pid) for path, pid in self._running()]
         connections = established() if running else []
-        there = {each.inode for each in connections}
+        there = {connection.inode for connection in connections}
         if there != self._there:  # whose they are is looked up where any is new
             self._there, self._sockets = there, {pid: inodes_of(pid) for _, pid in running}
         now = time.time_ns()
@@ -248,8 +239,8 @@ class LocalProcesses:
     def _running(self) -> Iterator[tuple[Path, int]]:
         """The latest facts of processes that were running when they were read last, and their ids."""
         paths = self._folder.glob(f"{self._host}-*/facts.json")
-        found = sorted((*pid_and_image(path.parent.name), path) for path in paths)
-        latest = {pid: path for pid, _, path in found}
+        images = sorted((*pid_and_image(path.parent.name), path) for path in paths)
+        latest = {pid: path for pid, _, path in images}
         for pid, path in latest.items():
             if path not in self._ended:
                 yield path, pid
@@ -266,7 +257,6 @@ class Election:
     """One of several samplers on a node holds a lock file; when it ends, another gets the lock."""
 
     def __init__(self, path: Path) -> None:
-        """Not won yet."""
         self._path = path
         self._descriptor = -1
 

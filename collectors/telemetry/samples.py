@@ -38,11 +38,6 @@ class SampleWriter:
     """Appends samples to files `telemetry-N.z` of a folder."""
 
     def __init__(self, folder: Path, host: str) -> None:
-        """Nothing is written yet.
-
-        Args:
-            folder: where the files go.
-        """
         self._folder, self._host = folder, host
         self._files, self._written = 0, 0
         self._descriptor = -1

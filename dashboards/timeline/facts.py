@@ -37,7 +37,6 @@ def span_info(
     """Collect the facts and arrows of a measured span.
 
     Args:
-        item: its index among the rank's spans.
         timeline: the replay, where it is ready.
 
     Returns:
@@ -62,18 +61,13 @@ def span_info(
     return {
         "place": place_of(measured, rank, item),
         "facts": [[name, value] for name, value in facts if value],
-        "stack": [_name(measured, lanes, each) for each in stack],
+        "stack": [_name(measured, lanes, outer) for outer in stack],
         "arrows": _distinct(arrows),
     }
 
 
 def place_of(measured: MeasuredLanes, rank: int, item: int) -> dict[str, Any]:
-    """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`.
-
-    Args:
-        rank: the span's.
-        item: the span's place among those of the rank.
-    """
+    """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`."""
     lanes = measured.ranks[rank]
     same = np.flatnonzero(lanes.ident == lanes.ident[item])
     return {
@@ -123,8 +117,8 @@ def _sizes(
     shapes = row["shapes"]
     if not shapes and row["stream"] >= 0 and stack:
         around = pl.DataFrame({"span_id": lanes.ident[list(stack)].astype(np.int64)})
-        known = around.join(rows, on="span_id", how="left", maintain_order="left")["shapes"]
-        shapes = next((each for each in known.to_list() if each), "")
+        recorded = around.join(rows, on="span_id", how="left", maintain_order="left")["shapes"]
+        shapes = next((text for text in recorded.to_list() if text), "")
     yield "shapes", shortened(shapes, LONGEST)
 
 
@@ -140,7 +134,7 @@ def _recorded(
     measured: MeasuredLanes, rows: pl.DataFrame, row: dict[str, Any], launch: int
 ) -> Iterable[dict[str, Any]]:
     """Yield arrows between launches and their GPU work, and between forward and backward operators."""
-    rank, own = row["rank"], pl.col("span_id") != row["span_id"]
+    rank, is_another = row["rank"], pl.col("span_id") != row["span_id"]
     if launch >= 0:
         yield from _arrow(measured, rank, launch, False, "launched it")
     elif row["kind"] == "runtime" and row["correlation"] >= 0:
@@ -149,39 +143,39 @@ def _recorded(
             yield from _arrow(measured, rank, other, True, "is launched by it")
     if row["sequence_number"] >= 0 and row["kind"] == "cpu_op":
         same = rows.filter(
-            (pl.col("sequence_number") == row["sequence_number"]) & own & (pl.col("kind") == "cpu_op")
+            (pl.col("sequence_number") == row["sequence_number"]) & is_another & (pl.col("kind") == "cpu_op")
         )
         backward = row["forward_thread"] > 0
         other = same.filter((pl.col("forward_thread") > 0) != backward)["span_id"].head(1).to_list()
-        for each in other:
+        for partner in other:
             why = "is its forward operator" if backward else "is its backward operator"
-            yield from _arrow(measured, rank, each, not backward, why)
+            yield from _arrow(measured, rank, partner, not backward, why)
 
 
 def _members(measured: MeasuredLanes, rank: int, ident: int) -> list[dict[str, Any]]:
     """Return all members of the collective that a span is a part of, itself first."""
     rows = measured.clocks.members
-    own = rows.filter((pl.col("rank") == rank) & (pl.col("span_id") == ident)).head(1)
-    same = rows.filter(pl.col("instance").is_in(own["instance"].implode())) if own.height else own
-    return sorted(same.to_dicts(), key=lambda each: (each["rank"] != rank, each["start_ns"]))
+    asked = rows.filter((pl.col("rank") == rank) & (pl.col("span_id") == ident)).head(1)
+    same = rows.filter(pl.col("instance").is_in(asked["instance"].implode())) if asked.height else asked
+    return sorted(same.to_dicts(), key=lambda member: (member["rank"] != rank, member["start_ns"]))
 
 
 def _collective(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[tuple[str, str]]:
     members = _members(measured, rank, ident)
     if not members:
         return
-    own = members[0]
-    size, waited = max(own["bytes_in"], own["bytes_out"]), wait_ns(own)
-    moving = own["duration_ns"] - waited
-    yield "collective", f"{own['op']} of {own['members']} recorded ranks {own['dtype']}".rstrip()
-    yield "group", own["key"]
+    asked = members[0]
+    size, waited = max(asked["bytes_in"], asked["bytes_out"]), wait_ns(asked)
+    moving = asked["duration_ns"] - waited
+    yield "collective", f"{asked['op']} of {asked['members']} recorded ranks {asked['dtype']}".rstrip()
+    yield "group", asked["key"]
     yield "payload", format_bytes(size) if size >= 0 else ""
     speed = f", {size / moving:.3g} GB/s" if size > 0 and moving > 0 else ""
     yield "transfer", f"{format_duration(moving)}{speed}"
-    if own["members"] > 1:
-        last = max(members, key=lambda each: each["start_ns"])
-        whose = "came last" if last is own else f"for rank {last['rank']}, which came last"
-        yield "waited", whose if last is own else f"{format_duration(waited)} {whose}"
+    if asked["members"] > 1:
+        last = max(members, key=lambda member: member["start_ns"])
+        whose = "came last" if last is asked else f"for rank {last['rank']}, which came last"
+        yield "waited", whose if last is asked else f"{format_duration(waited)} {whose}"
 
 
 def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, Any]]:
@@ -189,9 +183,9 @@ def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, A
     members = _members(measured, rank, ident)
     if len(members) < 2:
         return
-    last = max(members, key=lambda each: each["start_ns"])
+    last = max(members, key=lambda member: member["start_ns"])
     if last is members[0]:
-        for other in sorted(members[1:], key=lambda each: each["start_ns"])[:MAX_ARROWS]:
+        for other in sorted(members[1:], key=lambda member: member["start_ns"])[:MAX_ARROWS]:
             waited = f"waited {format_duration(wait_ns(other))} for it"
             yield from _arrow(measured, other["rank"], other["span_id"], True, waited)
     else:
@@ -206,9 +200,9 @@ def _replayed(measured: MeasuredLanes, timeline: Timeline, rank: int, ident: int
         return
     parts = parts[np.argsort(nodes.measured_start[parts], kind="stable")]
     cause, why = cause_of(timeline, int(parts[0]))
-    found = [(cause, why, False)] if why is not None else []
-    found += [(node, kind, True) for node, kind in waiters_of(timeline, int(parts[-1]), MAX_ARROWS)]
-    for node, kind, out in found:
+    ends = [(cause, why, False)] if why is not None else []
+    ends += [(node, kind, True) for node, kind in waiters_of(timeline, int(parts[-1]), MAX_ARROWS)]
+    for node, kind, out in ends:
         if node >= 0 and nodes.span[node] >= 0 and (nodes.rank[node], nodes.span[node]) != (rank, ident):
             words = why_in_words(kind, out)
             yield from _arrow(measured, int(nodes.rank[node]), int(nodes.span[node]), out, words)
@@ -223,10 +217,10 @@ def _arrow(measured: MeasuredLanes, rank: int, ident: int, out: bool, why: str) 
 
 def _distinct(arrows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keep one arrow per other end and direction."""
-    found: dict[Any, dict[str, Any]] = {}
+    kept: dict[Any, dict[str, Any]] = {}
     for arrow in arrows:
-        found.setdefault((arrow["place"]["rank"], arrow["place"]["id"], arrow["out"]), arrow)
-    return list(found.values())
+        kept.setdefault((arrow["place"]["rank"], arrow["place"]["id"], arrow["out"]), arrow)
+    return list(kept.values())
 
 
 # The facts of a node of the replay, its binding dependency, and the nodes that waited for it.
@@ -274,9 +268,9 @@ def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
 def waiters_of(timeline: Timeline, node: int, most: int) -> list[tuple[int, EdgeKind]]:
     """Find the work that a node delayed in the replay, and the kind of edge; skip nodes without duration."""
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
-    found: list[tuple[int, EdgeKind]] = []
+    waiters: list[tuple[int, EdgeKind]] = []
     ahead = [(node, EdgeKind.THREAD)]
-    while ahead and len(found) < most:
+    while ahead and len(waiters) < most:
         source, before = ahead.pop(0)
         for edge in np.flatnonzero(edges.source == source).tolist():
             target, kind = int(edges.target[edge]), EdgeKind(int(edges.kind[edge]))
@@ -284,16 +278,12 @@ def waiters_of(timeline: Timeline, node: int, most: int) -> list[tuple[int, Edge
                 continue
             kind = EdgeKind.RENDEZVOUS if before == EdgeKind.RENDEZVOUS else kind
             instant = nodes.kind[target] in (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
-            (ahead if instant else found).append((target, kind))
-    return found[:most]
+            (ahead if instant else waiters).append((target, kind))
+    return waiters[:most]
 
 
 def why_in_words(kind: EdgeKind, out: bool) -> str:
-    """Describe an edge from the side of its source (`out`) or of its target.
-
-    Args:
-        out: whether it is seen from its source.
-    """
+    """Describe an edge from the side of its source (`out`) or of its target."""
     return (_WHY_OUT if out else _WHY)[kind]
 
 
@@ -341,5 +331,5 @@ def _member(graph: Graph, node: int) -> tuple[int, int]:
     if nodes.kind[node] not in (NodeKind.ARRIVE, NodeKind.TRANSFER):
         return -1, node
     same = np.flatnonzero((nodes.collective == nodes.collective[node]) & (nodes.rank == nodes.rank[node]))
-    parts = {int(nodes.kind[each]): int(each) for each in same}
+    parts = {int(nodes.kind[other]): int(other) for other in same}
     return parts.get(NodeKind.ARRIVE, -1), parts.get(NodeKind.TRANSFER, node)

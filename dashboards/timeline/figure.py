@@ -63,10 +63,10 @@ def row_info(tracks: Tracks, link: Link) -> FigureRows:
     """Return the tracks that a link selects: the critical path, at measured times, then rank by rank."""
     asked = link.own.get("show", MEASURED)
     side = asked if asked in SIDES else MEASURED
-    found: list[int] = []
+    selected: list[int] = []
     height: list[float] = []
     labels: list[str] = []
-    before, at = None, 0.0
+    before, y = None, 0.0
     for number, (group, track, rank) in enumerate(tracks.tracks.iter_rows()):
         path = group in PATHS.values()
         of_side = REPLAYED if group == PATHS[REPLAYED] or group.endswith(REPLAYED) else MEASURED
@@ -74,14 +74,14 @@ def row_info(tracks: Tracks, link: Link) -> FigureRows:
         if not wanted or not (path or not link.ranks or rank in link.ranks):
             continue
         lane = (path, -1 if path else rank)
-        at -= 1 + (_BETWEEN_RANKS if before is not None and lane != before else 0)
+        y -= 1 + (_BETWEEN_RANKS if before is not None and lane != before else 0)
         replayed = f" ({REPLAYED})" if side == "both" and of_side == REPLAYED else ""
-        found.append(number)
-        height.append(at)
+        selected.append(number)
+        height.append(y)
         labels.append(plain(f"{track if path else f'rank {rank} {track}'}{replayed}"))
         before = lane
     shown = MAX_ROWS
-    return FigureRows(found[:shown], height[:shown], labels[:shown], max(len(found) - shown, 0))
+    return FigureRows(selected[:shown], height[:shown], labels[:shown], max(len(selected) - shown, 0))
 
 
 def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) -> tuple[float, float]:
@@ -131,9 +131,9 @@ def timeline_figure(
     figure = go.Figure()
     line = {"mode": "lines", "hoverinfo": "skip", "connectgaps": False}
     for kind, (what, title) in _LOOKS.items():
-        mine = everything.kind == KINDS.index(kind)
-        if mine.any():
-            x, y = _lines(everything, heights, mine, 0.0, pixel_ns)
+        of_kind = everything.kind == KINDS.index(kind)
+        if of_kind.any():
+            x, y = _lines(everything, heights, of_kind, 0.0, pixel_ns)
             style = {"color": colour(what, link.theme), "width": _BAR}
             figure.add_scattergl(x=x, y=y, name=title, line=style, **line)
     x, y = _lines(path, heights, np.ones(path.row.size, bool), -(_BAR + _PATH) / 2 / _ROW, pixel_ns)
@@ -158,13 +158,13 @@ def timeline_figure(
     return figure.update_layout(uirevision=link.query(), dragmode="zoom", hovermode=False, showlegend=False)
 
 
-def _lines(drawn: Segments, heights: Any, mine: Any, below: float, pixel_ns: float) -> tuple[Any, Any]:
+def _lines(drawn: Segments, heights: Any, which: Any, below: float, pixel_ns: float) -> tuple[Any, Any]:
     """x (ms) and y of segments: begin, end, gap; long ones end a hairline earlier, where the next begins."""
-    start, end = drawn.start[mine], drawn.end[mine]
+    start, end = drawn.start[which], drawn.end[which]
     x = np.full((start.size, 3), np.nan)
     x[:, 0] = start / NS_PER_MS
     x[:, 1] = np.where(end - start >= _HAIRLINE * pixel_ns, end - pixel_ns / 2, end) / NS_PER_MS
-    y = np.repeat((heights[drawn.row[mine]] + below).astype(np.float32), 3)
+    y = np.repeat((heights[drawn.row[which]] + below).astype(np.float32), 3)
     return x.ravel(), y
 
 
@@ -178,7 +178,7 @@ def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, flo
     labels: list[dict[str, Any]] = []
     for _, step, begin, end in seen.select("window", "step", "begin_ms", "end_ms").iter_rows():
         line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": edge, "layer": "below"}
-        lines += [line | {"x0": at, "x1": at} for at in (begin, end)]
+        lines += [line | {"x0": x, "x1": x} for x in (begin, end)]
         middle = (max(begin, extent[0]) + min(end, extent[1])) / 2
         above = {"x": middle, "yref": "paper", "y": 1, "yanchor": "bottom", "text": f"step {step}"}
         labels.append(above | {"showarrow": False, "font": {"size": 11, "color": edge["color"]}})
@@ -186,11 +186,7 @@ def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, flo
 
 
 def drawn_timeline(tracks: Tracks, steps: pl.DataFrame, link: Link) -> go.Figure:
-    """Draw the figure of a selection.
-
-    Args:
-        steps: as from `step_info`.
-    """
+    """Draw the figure of a selection."""
     everything = (int(tracks.start.min()), int(tracks.end.max())) if tracks.start.size else (0, NS_PER_MS)
     rows, extent = row_info(tracks, link), extent_info(steps, link, everything)
     return timeline_figure(rows, timeline_info(tracks, rows, *extent), steps, extent, link)
@@ -254,7 +250,6 @@ def segments_of(
 
     Args:
         begin, end: ns.
-        critical: only what is on the critical path.
     """
-    known = tracks.path if critical else tracks.whole
-    return segments(known, rows, begin, end, pixel_ns, MAX_SEGMENTS)
+    detail = tracks.path if critical else tracks.whole
+    return segments(detail, rows, begin, end, pixel_ns, MAX_SEGMENTS)

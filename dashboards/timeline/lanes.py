@@ -35,9 +35,7 @@ class Lane:
 
     Attributes:
         label: as `stream 7`, `main thread`.
-        gpu: whether it is a stream.
         rows: the first of its rows in the rank, and the one after its last; a row is a depth of nesting.
-        spans: how many it has.
     """
 
     label: str
@@ -52,11 +50,10 @@ class RankLanes:
 
     Attributes:
         rank: the rank; -1 for the critical path of all.
-        lanes: its lanes, as they are shown.
         levels: of detail, the coarsest first; the last has all spans.
         name: [N] index into the names.
         ident: [N] span_id within the rank; of a replay the node.
-        phase: [N] index into `phases.PHASES`.
+        phase: [N] index into `PHASES`.
         micro_batch: [N] -1 where unknown.
     """
 
@@ -83,26 +80,25 @@ class RankLanes:
 
     def find(self, ident: int) -> int:
         """The span of an id, the last of its parts; -1 where there is none."""
-        found = np.flatnonzero(self.ident == ident)
-        return int(found[-1]) if found.size else -1
+        items = np.flatnonzero(self.ident == ident)
+        return int(items[-1]) if items.size else -1
 
     def around(self, item: int) -> list[int]:
         """The spans around a span, innermost first."""
-        row, level, found = self.row_of(item), self.all, list[int]()
+        row, level, enclosing = self.row_of(item), self.all, list[int]()
         begin, end = level.start[item], level.end[item]
         for outer in range(row - 1, self.lanes[self.lane_of(row)].rows[0] - 1, -1):
             low, high = int(level.first[outer]), int(level.first[outer + 1])
             place = low + int(np.searchsorted(level.start[low:high], begin, "right")) - 1
             if place >= low and level.end[place] >= end:
-                found.append(place)
-        return found
+                enclosing.append(place)
+        return enclosing
 
 
 class SpanNames:
     """The names of all spans, each once."""
 
     def __init__(self) -> None:
-        """Start without names."""
         self.texts: list[str] = []
         self._codes: dict[str, int] = {}
 
@@ -113,8 +109,8 @@ class SpanNames:
             if text not in self._codes:
                 self._codes[text] = len(self.texts)
                 self.texts.append(text)
-        own = pl.Series([self._codes[text] for text in unique.to_list()], dtype=pl.Int32)
-        return column.replace_strict(unique, own, return_dtype=pl.Int32).to_numpy()
+        numbers = pl.Series([self._codes[text] for text in unique.to_list()], dtype=pl.Int32)
+        return column.replace_strict(unique, numbers, return_dtype=pl.Int32).to_numpy()
 
 
 def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns: int) -> RankLanes:
@@ -162,7 +158,7 @@ def _lane() -> pl.Expr:
 
 def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
     """Lanes as they are shown: streams, the busiest first, then the main thread, then other threads."""
-    found = spans.group_by("lane").agg(
+    lanes = spans.group_by("lane").agg(
         pl.col("device", "stream", "tid").first(),
         shadow=(pl.col("kind") == "gpu_annotation").first(),
         gpu=(pl.col("stream") >= 0).first(),
@@ -170,11 +166,11 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
         marks=pl.col("name").str.contains(_STEP_MARKS).sum(),
         spans=pl.len(),
     )
-    devices = found.filter("gpu")["device"].n_unique()
+    devices = lanes.filter("gpu")["device"].n_unique()
     stream = pl.format("stream {}", pl.col("stream") % _STREAMS)
     stream = pl.format("GPU {} {}", "device", stream) if devices > 1 else stream
     stream = pl.when("shadow").then(pl.format("{} ranges", stream)).otherwise(stream)
-    order = found.sort(
+    order = lanes.sort(
         "gpu", "shadow", "busy", "marks", "spans", "lane", descending=[True, False, *[True] * 3, False]
     )
     main = ~pl.col("gpu") & (pl.int_range(pl.len()).over("gpu") == 0)
@@ -297,10 +293,10 @@ def phases_of(
 
 def _of_names(names: Sequence[str]) -> NDArray[np.uint8]:
     texts = pl.Series(names, dtype=pl.String)
-    found = np.zeros(texts.len(), np.uint8)
+    phases = np.zeros(texts.len(), np.uint8)
     for pattern, phase in ((_FORWARD, FORWARD), (_BACKWARD, BACKWARD), (_OPTIMIZER, OPTIMIZER)):
-        found[texts.str.contains(pattern).to_numpy()] = phase
-    return found
+        phases[texts.str.contains(pattern).to_numpy()] = phase
+    return phases
 
 
 def _inherit(phase: NDArray[np.uint8], place: NDArray[Any], depth: NDArray[Any], start: Ints) -> None:
@@ -326,5 +322,5 @@ def _launched(phase: NDArray[np.uint8], spans: pl.DataFrame, kind: pl.Series) ->
         return
     calls = calls[np.argsort(correlation[calls], kind="stable")]
     near = np.minimum(np.searchsorted(correlation[calls], correlation[work]), calls.size - 1)
-    known = correlation[calls[near]] == correlation[work]
-    phase[work[known]] = phase[calls[near[known]]]
+    matches = correlation[calls[near]] == correlation[work]
+    phase[work[matches]] = phase[calls[near[matches]]]

@@ -41,15 +41,11 @@ class MeasuredLanes(Cached):
     """The lanes that have been read so far.
 
     Attributes:
-        run: what is read.
-        names: of all spans.
-        search: cached searches in them.
         ranks: rank -> its lanes; grows until `complete`.
         failed: the reason why reading ended early; empty where it did not.
     """
 
     def __init__(self, run: Run) -> None:
-        """Nothing is read yet."""
         super().__init__()
         self.run, self.names = run, SpanNames()
         self.search = Search(self.names)
@@ -112,7 +108,6 @@ class Clocked:
     """What all lanes of a run share: clocks, collectives, steps.
 
     Attributes:
-        alignment: the clock of each rank.
         members: a row per member of a collective, on the aligned clock: `rank`, `window`, `span_id`, `op`,
             `key` (its group), `instance`, `members`, `start_ns`, `duration_ns`, `rendezvous_ns`, `bytes_in`,
             `bytes_out`, `dtype`, `launch_span_id`.
@@ -122,7 +117,6 @@ class Clocked:
         window_ns: duration of the longest deep window.
         steps: `window`, `step`, `begin_ms`, `end_ms` since the origin.
         lateness_ms: rank -> by how much it comes later to collectives than the first member, on average.
-        spans: how many there are.
     """
 
     alignment: Alignment
@@ -213,13 +207,9 @@ def _lateness(members: pl.DataFrame) -> dict[int, float]:
 
 
 def arrivals(of: Clocked, rank: int) -> pl.DataFrame:
-    """Return the arrival of the last member of each collective of a rank: `span_id`, `until_ns` (aligned).
-
-    Args:
-        of: what the lanes of the run share.
-    """
-    own = of.members.filter((pl.col("rank") == rank) & (pl.col("span_id") >= 0))
-    return own.group_by("span_id").agg(until_ns=pl.col("rendezvous_ns").max())
+    """Return the arrival of the last member of each collective of a rank: `span_id`, `until_ns` (aligned)."""
+    members = of.members.filter((pl.col("rank") == rank) & (pl.col("span_id") >= 0))
+    return members.group_by("span_id").agg(until_ns=pl.col("rendezvous_ns").max())
 
 
 def wait_ns(member: dict[str, int]) -> int:

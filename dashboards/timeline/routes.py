@@ -102,7 +102,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
                 "side": side[0],
                 "rank": rank,
                 "late": of.lateness_ms.get(rank),
-                "place": {axis: own[rank] for axis, own in places.items() if rank in own},
+                "place": {axis: by_rank[rank] for axis, by_rank in places.items() if rank in by_rank},
                 "lanes": [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
             }
             for side, ranks in sides
@@ -136,26 +136,25 @@ def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[i
         if lanes is None:
             continue
         number = lanes.all.first.size - 1
-        mine = [
-            (at, row) for at, (s, r, row) in enumerate(view.rows) if (s, r) == (side, rank) and row < number
+        shown = [
+            (place, row)
+            for place, (s, r, row) in enumerate(view.rows)
+            if (s, r) == (side, rank) and row < number
         ]
-        places, rows = np.array([at for at, _ in mine], np.int64), [row for _, row in mine]
+        places, rows = np.array([place for place, _ in shown], np.int64), [row for _, row in shown]
         layers: list[tuple[int, Sequence[DetailLevel]]] = [(SPAN, lanes.levels)]
         if pattern:
             layers.append((MATCH, loaded.measured.search.of_rank(pattern, lanes, window_ns)))
         if replayed is not None and side == "m":
             layers.append((ON_PATH, replayed.critical.get(rank, ())))
-        for layer, known in layers:
-            if known and rows:
-                found = segments(known, rows, view.begin, view.end, pixel_ns, most)
-                yield layer, lanes, replace(found, row=places[found.row])
+        for layer, detail in layers:
+            if detail and rows:
+                visible = segments(detail, rows, view.begin, view.end, pixel_ns, most)
+                yield layer, lanes, replace(visible, row=places[visible.row])
 
 
 def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
     """Segments of a viewport as the page reads them: header, arrays one after the other.
-
-    Args:
-        pattern: what is searched for; empty for nothing.
 
     Returns:
         Four bytes with the length of the header; the header in JSON, padded to a multiple of four bytes:
@@ -164,21 +163,22 @@ def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
     pixel_ns = (view.end - view.begin) / view.pixels
     parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, dtype)] for name, dtype in _ARRAYS}
     named: set[int] = set()
-    for layer, lanes, found in drawn(loaded, view, pattern):
+    for layer, lanes, visible in drawn(loaded, view, pattern):
         path = layer == ON_PATH
-        length = np.maximum(found.end - found.start, 1)
-        name = np.full(found.row.size, -1) if path else lanes.name[found.item]
+        length = np.maximum(visible.end - visible.start, 1)
+        name = np.full(visible.row.size, -1) if path else lanes.name[visible.item]
         columns = {
-            "x": (found.start - view.begin) / pixel_ns, "width": length / pixel_ns,
-            "density": np.minimum(found.busy / length, 1), "row": found.row, "item": found.item, "name": name,
-            "count": found.count, "kind": found.kind, "layer": np.full(found.row.size, layer),
-            "micro": name if path else lanes.micro_batch[found.item],
-            "phase": np.zeros_like(name) if path else lanes.phase[found.item],
+            "x": (visible.start - view.begin) / pixel_ns, "width": length / pixel_ns,
+            "density": np.minimum(visible.busy / length, 1), "row": visible.row, "item": visible.item,
+            "name": name, "count": visible.count, "kind": visible.kind,
+            "layer": np.full(visible.row.size, layer),
+            "micro": name if path else lanes.micro_batch[visible.item],
+            "phase": np.zeros_like(name) if path else lanes.phase[visible.item],
         }  # fmt: skip
-        for each, dtype in _ARRAYS:
-            parts[each].append(columns[each].astype(dtype))
+        for array, dtype in _ARRAYS:
+            parts[array].append(columns[array].astype(dtype))
         seen = np.minimum(columns["x"] + columns["width"], view.pixels) - np.maximum(columns["x"], 0)
-        named.update(np.unique(name[(seen >= NAMED_PIXELS) & (found.count == 1)]).tolist())
+        named.update(np.unique(name[(seen >= NAMED_PIXELS) & (visible.count == 1)]).tolist())
     arrays = {name: np.concatenate(parts[name]) for name, _ in _ARRAYS}
     texts = loaded.measured.names.texts
     header = {
@@ -200,9 +200,7 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
     """Count the spans that match, and find the next one, or the one before.
 
     Args:
-        pattern: a regular expression.
         rank: of the span to go on from, -1 for none.
-        item: which of the rank's.
         direction: `next`, `previous`, or empty: only count.
 
     Raises:
@@ -214,8 +212,8 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
     answer: dict[str, Any] = {"count": count, "ms": total / 1e6, "complete": measured.complete}
     if direction:
         lanes = ranks.get(rank)
-        known = lanes is not None and 0 <= item < lanes.name.size
-        start = int(lanes.all.start[item]) if known and lanes is not None else -(1 << 62)
+        is_there = lanes is not None and 0 <= item < lanes.name.size
+        start = int(lanes.all.start[item]) if is_there and lanes is not None else -(1 << 62)
         place, number = measured.search.next(
             pattern, ranks, FoundSpan(start, rank, item), direction == "previous"
         )
@@ -228,7 +226,6 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
 
     Args:
         rank: whose it is, -1 for the critical path.
-        item: which of the rank's.
     """
     replayed, lanes = loaded.replay_lanes.value, _lanes(loaded, "r", rank)
     if replayed is None or lanes is None or not 0 <= item < lanes.name.size:
@@ -240,9 +237,9 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
     ends += [(cause, "the replay had it wait for this", False)] if why is not None else []
     for other, words, out in ends:
         owner = measured.ranks.get(int(nodes.rank[other]))
-        found = -1 if owner is None or nodes.span[other] < 0 else owner.find(int(nodes.span[other]))
-        if owner is not None and found >= 0:
-            arrows.append({"place": place_of(measured, owner.rank, found), "out": out, "why": words})
+        measured_item = -1 if owner is None or nodes.span[other] < 0 else owner.find(int(nodes.span[other]))
+        if owner is not None and measured_item >= 0:
+            arrows.append({"place": place_of(measured, owner.rank, measured_item), "out": out, "why": words})
     place = {
         "rank": rank, "item": item, "id": node, "row": lanes.row_of(item),
         "start": int(lanes.all.start[item]), "end": int(lanes.all.end[item]),
@@ -270,21 +267,16 @@ def _chosen(loaded: Loaded, query: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def register(server: Flask, runs: Runs) -> None:
-    """Register the routes of the timeline.
-
-    Args:
-        server: gets routes below `/timeline/`.
-        runs: those that requests may name.
-    """
+    """Register the routes of the timeline."""
 
     def answered(work: Any) -> Response:
         try:
-            found = work(runs.loaded(request.args.get("run", "")))
+            answer = work(runs.loaded(request.args.get("run", "")))
         except DproError as error:
             return _json({"error": str(error)}, 400)
         except (KeyError, ValueError, OverflowError):
             return _json({"error": "not understood"}, 400)
-        return found if isinstance(found, Response) else _json(found)
+        return answer if isinstance(answer, Response) else _json(answer)
 
     @server.get("/timeline/lanes")
     def lanes() -> Response:

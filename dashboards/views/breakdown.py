@@ -65,8 +65,6 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     """Draw stacked bars of the parts; which colour is which part is said beside them.
 
     Args:
-        parts: as from `part_info`.
-        by: `rank` or `step`.
         longest_ms: the longest step that the axis has room for, at least.
     """
     figure = go.Figure()
@@ -80,8 +78,8 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
         share = 100 * parts[column].to_numpy() / parts["duration_ms"].to_numpy()
         value = parts[column].to_numpy() / scale
         named = [
-            f"{format_duration(each * NS_PER_MS)}, {of:.0f} %" if of >= MIN_NAMED else ""
-            for each, of in zip(parts[column], share)
+            f"{format_duration(part_ms * NS_PER_MS)}, {of:.0f} %" if of >= MIN_NAMED else ""
+            for part_ms, of in zip(parts[column], share)
         ]
         figure.add_bar(
             x=places,
@@ -150,7 +148,7 @@ def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> list[Compo
         why = "" if others.height else _NONE
     except DproError as error:
         others, why = parts.clear(), str(error)
-    longest = max(float(each["duration_ms"].to_numpy().max(initial=0)) for each in (parts, others))
+    longest = max(float(frame["duration_ms"].to_numpy().max(initial=0)) for frame in (parts, others))
     here = graph(f"breakdown-{by}-figure", part_figure(parts, by, link.theme, longest))
     there: Component = message(why)
     if not why:

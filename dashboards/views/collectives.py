@@ -31,15 +31,15 @@ _NONE = "No collective of this selection was recorded in depth."
 def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
     """List transfers of known size: `rank`, `step`, `op`, `group`, `bytes`, `transfer_us`, `payload_gbps`."""
     nodes = graph.nodes
-    known = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
-    chosen = np.flatnonzero(known & (nodes.duration > 0))
+    sized = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
+    chosen = np.flatnonzero(sized & (nodes.duration > 0))
     sorts = [graph.messages[message] for message in nodes.message[chosen]]
     frame = pl.DataFrame(
         {
             "rank": nodes.rank[chosen],
             "step": nodes.step[chosen],
-            "op": pl.Series([each.op for each in sorts], dtype=pl.String),
-            "group": pl.Series([each.group for each in sorts], dtype=pl.String),
+            "op": pl.Series([message.op for message in sorts], dtype=pl.String),
+            "group": pl.Series([message.group for message in sorts], dtype=pl.String),
             "bytes": nodes.bytes[chosen],
             "transfer_us": nodes.duration[chosen] / NS_PER_US,
             "payload_gbps": nodes.bytes[chosen] / nodes.duration[chosen],
@@ -52,26 +52,25 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     """Draw time against bytes, both logarithmic, with the line that was fitted to each operation and group.
 
     Args:
-        transfers: as from `transfer_info`.
         lines: as from `dpro.replay.models.link_costs.fit_costs`.
     """
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
-    for number, ((op, group), own) in enumerate(few.group_by("op", "group", maintain_order=True)):
+    for number, ((op, group), rows) in enumerate(few.group_by("op", "group", maintain_order=True)):
         ink = series(number, theme)
         figure.add_scattergl(
-            x=own["bytes"],
-            y=own["transfer_us"] * S_PER_US,
+            x=rows["bytes"],
+            y=rows["transfer_us"] * S_PER_US,
             mode="markers",
             marker={"size": 5, "color": ink, "opacity": 0.55},
             name=plain(f"{op} {group}"),
-            customdata=np.stack([own["rank"], own["step"], own["payload_gbps"]], axis=1),
+            customdata=np.stack([rows["rank"], rows["step"], rows["payload_gbps"]], axis=1),
             hovertemplate="%{x:.3s}B in %{y:.3s}s, %{customdata[2]:.3g} GB/s of payload<br>"
             "rank %{customdata[0]}, step %{customdata[1]}",
         )
         line = lines.get((str(op), str(group)))
         if line is not None:
-            ends = own["bytes"].to_numpy().min(), own["bytes"].to_numpy().max()
+            ends = rows["bytes"].to_numpy().min(), rows["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
             y = line.time_ns(x) / NS_PER_S
             fitted = f"fitted curve: latency {format_duration(line.latency_ns)}, up to {line.gbps:.3g} GB/s"
@@ -123,11 +122,7 @@ def last_info(graph: Graph, link: Link) -> pl.DataFrame:
 
 
 def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw bars by rank: how long it waited, and how long others waited for it.
-
-    Args:
-        ranks: as from `last_info`.
-    """
+    """Draw bars by rank: how long it waited, and how long others waited for it."""
     figure = go.Figure()
     scale, unit = time_unit(float(ranks.select("kept_waiting_ms", "waited_ms").to_numpy().max()))
     looks = {

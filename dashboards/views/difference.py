@@ -32,7 +32,7 @@ MIN_SHARE = 0.002  # of the step: what contributes less is taken together
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
 
 
-def difference_info(found: DifferenceDocument) -> pl.DataFrame:
+def difference_info(difference: DifferenceDocument) -> pl.DataFrame:
     """What contributes to the difference, largest first; it adds up to that.
 
     Args:
@@ -43,24 +43,27 @@ def difference_info(found: DifferenceDocument) -> pl.DataFrame:
         `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
         are the rest.
     """
-    listed = [each for each in found.contributors if abs(each.delta_ms) >= MIN_SHARE * found.a_ms][:BARS]
-    less = sum(each.delta_ms for each in found.contributors) - sum(each.delta_ms for each in listed)
+    listed = [
+        contributor
+        for contributor in difference.contributors
+        if abs(contributor.delta_ms) >= MIN_SHARE * difference.a_ms
+    ][:BARS]
+    less = sum(contributor.delta_ms for contributor in difference.contributors) - sum(
+        contributor.delta_ms for contributor in listed
+    )
     rows: list[tuple[str, str, float, float | None, float | None]] = [
-        (each.name, each.kind, each.delta_ms, each.a_ms, each.b_ms) for each in listed
+        (contributor.name, contributor.kind, contributor.delta_ms, contributor.a_ms, contributor.b_ms)
+        for contributor in listed
     ]
-    rows += [(LESS, "", less, None, None)] if len(listed) < len(found.contributors) else []
-    rows += [(UNEXPLAINED, "", found.unexplained_ms, None, None)]
+    rows += [(LESS, "", less, None, None)] if len(listed) < len(difference.contributors) else []
+    rows += [(UNEXPLAINED, "", difference.unexplained_ms, None, None)]
     numbers = ("delta_ms", "before_ms", "after_ms")
     schema = {"name": pl.String, "kind": pl.String} | dict.fromkeys(numbers, pl.Float64)
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
-    """A waterfall from the step of the other run to that of this one.
-
-    Args:
-        contributions: as from `difference_info`.
-    """
+    """A waterfall from the step of the other run to that of this one."""
     return waterfall_figure(contributions, "{} per step more than in the other run", theme)
 
 
@@ -73,7 +76,7 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
     delta_ms = np.array(list(by_rank.values()))
     scale, unit = time_unit(float(np.abs(delta_ms).max(initial=0.0)))
     delta = delta_ms / scale
-    ink = [colour("bad" if each > 0 else "good", theme) for each in delta]
+    ink = [colour("bad" if change > 0 else "good", theme) for change in delta]
     figure = go.Figure()
     figure.add_bar(
         x=list(map(str, by_rank)), y=delta, marker={"color": ink, "line": {"width": 0}},
@@ -97,23 +100,23 @@ def _difference(loaded: Loaded, link: Link) -> tuple[DifferenceDocument, Loaded]
 
 
 def _summary(loaded: Loaded, link: Link) -> Any:
-    found, other = _difference(loaded, link)
-    delta = found.delta_ms
+    difference, other = _difference(loaded, link)
+    delta = difference.delta_ms
     sign = "-" if delta < 0 else "+"
     rows = [
-        ("this run", f"{format_ms(found.b_ms)} per step: {loaded.run.label}"),
-        ("the other", f"{format_ms(found.a_ms)} per step: {other.run.label}"),
-        ("difference", f"{sign}{format_ms(abs(delta))} ({delta / found.a_ms:+.1%})"),
+        ("this run", f"{format_ms(difference.b_ms)} per step: {loaded.run.label}"),
+        ("the other", f"{format_ms(difference.a_ms)} per step: {other.run.label}"),
+        ("difference", f"{sign}{format_ms(abs(delta))} ({delta / difference.a_ms:+.1%})"),
         *_medians(loaded, other),
     ]
     named = (("this run", loaded), ("the other run", other))
-    doubts = [f"{name}: {reason}" for name, each in named for reason in each.trust.reasons]
+    doubts = [f"{name}: {reason}" for name, run in named for reason in run.trust.reasons]
     return [facts(rows), html.Ul([html.Li(doubt) for doubt in doubts], className="unknown")]
 
 
 def _medians(*runs: Analysis) -> list[tuple[str, str]]:
     """The typical step of each run as measured outside of deep windows, where both have such."""
-    timed = [step_series(each.steps) for each in runs]
+    timed = [step_series(run.steps) for run in runs]
     typical = [series.typical_ns for series in timed if series is not None and not series.recorded]
     if len(typical) < 2:
         return []
@@ -122,7 +125,7 @@ def _medians(*runs: Analysis) -> list[tuple[str, str]]:
 
 
 def _waterfall(loaded: Loaded, link: Link) -> Any:
-    found = difference_info(_difference(loaded, link)[0])
+    contributions = difference_info(_difference(loaded, link)[0])
     rows = [
         [
             row["name"],
@@ -130,11 +133,11 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
             f"{'+' * (row['delta_ms'] > 0)}{format_ms(row['delta_ms'])}",
             *("" if row[side] is None else format_ms(row[side]) for side in ("before_ms", "after_ms")),
         ]
-        for row in found.iter_rows(named=True)
+        for row in contributions.iter_rows(named=True)
     ]
     header = ["what", "kind", "contributes", "in the other", "in this run"]
     return [
-        graph("difference-figure", difference_figure(found, link.theme)),
+        graph("difference-figure", difference_figure(contributions, link.theme)),
         html.Details([html.Summary("As a table"), table(header, rows, 2)]),
         csv_link(NAME, "contributions", link),
     ]

@@ -65,7 +65,7 @@ def standing_info(case: Case) -> pl.DataFrame:
     rows = case.records.members.with_columns(pl.col("key").cast(pl.String)).with_columns(
         group=pl.col("key").str.split("|").list.first(), ranks=pl.col("key").str.split("|").list.last()
     )
-    known = [
+    progress = [
         pl.DataFrame(
             {
                 "rank": [rank for rank, _ in numbers],
@@ -76,8 +76,8 @@ def standing_info(case: Case) -> pl.DataFrame:
         )
         for name, numbers in (("issued", case.known.issued), ("finished", case.known.done))
     ]
-    for each in known:
-        rows = rows.join(each, on=["rank", "key"], how="left", maintain_order="left")
+    for frame in progress:
+        rows = rows.join(frame, on=["rank", "key"], how="left", maintain_order="left")
     current = pl.col("rank").is_in(list(case.known.current))
     rows = rows.with_columns(
         pl.when(current).then(pl.col("issued", "finished").fill_null(-1)).otherwise(None)
@@ -106,26 +106,22 @@ def _open_calls(case: Case, rank: pl.DataType) -> pl.DataFrame:
 
 
 def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
-    """Groups × ranks: which are behind, which wait, and which did not come.
-
-    Args:
-        standing: as from `standing_info`.
-    """
+    """Groups × ranks: which are behind, which wait, and which did not come."""
     names = {ranks: numbers_in_words(members_of(ranks)) for ranks in standing["ranks"].unique() if ranks}
     members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
-    known = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
-    named = standing.with_columns(row=pl.col("group") + known)
+    suffix = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
+    named = standing.with_columns(row=pl.col("group") + suffix)
     rows = named["row"].unique(maintain_order=True).to_list()[:MAX_GROUPS]
     named = named.filter(pl.col("row").is_in(rows))
     ranks = named["rank"].unique().sort().to_list()
-    at = {rank: place for place, rank in enumerate(ranks)}
+    column_of = {rank: place for place, rank in enumerate(ranks)}
     behind = np.full((len(rows), len(ranks)), np.nan)
     facts = np.full(behind.shape, "", object)
     place = {row: number for number, row in enumerate(rows)}
-    for each in named.iter_rows(named=True):
-        cell = place[each["row"]], at[each["rank"]]
-        behind[cell] = np.nan if each["behind"] is None else each["behind"]
-        facts[cell] = _cell_in_words(each)
+    for entry in named.iter_rows(named=True):
+        cell = place[entry["row"]], column_of[entry["rank"]]
+        behind[cell] = np.nan if entry["behind"] is None else entry["behind"]
+        facts[cell] = _cell_in_words(entry)
     figure = go.Figure()
     calm, worse = colour("cpu", theme), colour("bad", theme)
     figure.add_heatmap(
@@ -137,10 +133,10 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
     )  # fmt: skip
     marks = (("waits_in", "waits here", "circle", "ink"), ("absent", "others wait for it here", "x", "bad"))
     for column, title, symbol, ink in marks:
-        mine = named.filter(pl.col(column) != "") if column == "waits_in" else named.filter(column)
+        marked = named.filter(pl.col(column) != "") if column == "waits_in" else named.filter(column)
         figure.add_scatter(
-            x=[at[rank] + (0.28 if len(ranks) <= FEW else 0) for rank in mine["rank"]],
-            y=[place[row] for row in mine["row"]], mode="markers", name=title, hoverinfo="skip",
+            x=[column_of[rank] + (0.28 if len(ranks) <= FEW else 0) for rank in marked["rank"]],
+            y=[place[row] for row in marked["row"]], mode="markers", name=title, hoverinfo="skip",
             marker={"symbol": symbol, "size": 6, "color": colour(ink, theme)},
         )  # fmt: skip
     labels = [wrapped_label(row, LABEL) for row in rows]
@@ -173,9 +169,6 @@ def _cell_in_words(row: Mapping[str, Any]) -> str:
 def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) -> pl.DataFrame:
     """What each rank of the job does.
 
-    Args:
-        workers: table `workers`.
-
     Returns:
         `rank`, `host`, `pid`, `state` (at fault, waits, not waiting, unknown), `waits_in` (its oldest
         unfinished call), `since`; those at fault first.
@@ -185,14 +178,14 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
     oldest: dict[int, tuple[int, str, int]] = {}
     for operation in case.waits.operations:
         for rank, call in operation.unfinished.items():
-            mine = (call.order, name_of(operation), call.enqueued_ns)
-            oldest[rank] = min(oldest.get(rank, mine), mine)
+            waiting_call = (call.order, name_of(operation), call.enqueued_ns)
+            oldest[rank] = min(oldest.get(rank, waiting_call), waiting_call)
     where = {rank: (host, pid) for rank, host, pid in workers.select("rank", "host", "pid").iter_rows()}
     states = (FAULT, WAITS, GOES_ON, UNKNOWN)
     rows = []
     for rank in range(case.records.world_size):
-        known = rank in case.known.current
-        state = FAULT if rank in blamed else WAITS if rank in waiting else GOES_ON if known else UNKNOWN
+        is_current = rank in case.known.current
+        state = FAULT if rank in blamed else WAITS if rank in waiting else GOES_ON if is_current else UNKNOWN
         _, name, since_ns = oldest.get(rank, (0, "", -1))
         host, pid = where.get(rank, ("", -1))
         since = time_in_words(since_ns) if since_ns >= 0 else ""
@@ -207,22 +200,19 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
 def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
     """Where threads stood: those that stood at the same place as one.
 
-    Args:
-        workers: table `workers`.
-
     Returns:
         `thread`, `ranks`, `stack` (innermost call first, one a line), the rarest first: a rank that
         stands where no other does is looked at first.
     """
-    found = [
+    stacks = [
         ("main thread, at the end", rank, stack)
         for rank, stack in workers.select("rank", "stack").iter_rows()
         if stack
     ]
     for path in sorted(folder.glob("findings/hang-*/stacks.json")):
-        found += list(_kept(path))
+        stacks += list(_kept(path))
     schema = {"thread": pl.String, "rank": pl.Int64, "stack": pl.String}
-    frame = pl.DataFrame(found, schema=schema, orient="row").unique()
+    frame = pl.DataFrame(stacks, schema=schema, orient="row").unique()
     distinct = frame.group_by("thread", "stack").agg(ranks=pl.col("rank").sort())
     order = [pl.col("thread").str.starts_with("main").not_(), pl.col("ranks").list.len(), "thread", "stack"]
     return distinct.sort(order).select("thread", "ranks", "stack")
@@ -234,7 +224,9 @@ def _kept(path: Path) -> Iterable[tuple[str, int, str]]:
         answers = json.loads(path.read_text(encoding="utf-8"))["ranks"]
         for answer in answers:
             for thread in answer["threads"]:
-                frames = [f"{each['file']}:{each['line']} {each['function']}" for each in thread["frames"]]
+                frames = [
+                    f"{frame['file']}:{frame['line']} {frame['function']}" for frame in thread["frames"]
+                ]
                 yield f"{thread['name']}, {path.parent.name}", int(answer["rank"]), "\n".join(frames)
     except (OSError, ValueError, KeyError, TypeError):
         return
@@ -250,7 +242,7 @@ def _verdict(loaded: Loaded, _link: Link) -> Any:
     findings = _hangs(loaded)
     if not findings:
         return html.P("Nothing hangs that the calls of this run can show.", className="health good")
-    return [each for finding in findings for each in _finding(finding, loaded.workers)]
+    return [part for finding in findings for part in _finding(finding, loaded.workers)]
 
 
 def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
@@ -284,7 +276,7 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     apart = (pl.col("waits_in") != "") | pl.col("absent") | (pl.col("behind") > 0)
     shown = standing.filter(apart.any().over("group", "ranks"))
     shown = standing if shown.is_empty() else shown
-    groups, drawn = (each.select("group", "ranks").n_unique() for each in (standing, shown))
+    groups, drawn = (frame.select("group", "ranks").n_unique() for frame in (standing, shown))
     left_out = groups - min(drawn, MAX_GROUPS)
     more = f" {left_out} more groups are in the CSV." if left_out else ""
     note = f"Numbers are calls fewer than the rank of the group that made most.{more}"
@@ -382,11 +374,8 @@ class Box:
     Attributes:
         kind: `rank` or `operation`.
         members: ranks, or indices into the list of operations.
-        at_fault: whether a finding names these ranks.
         x: column, 0 for the ends of chains, -1 for what waits for those, and so on to the left.
         y: position in its column, 0 in the middle.
-        label: short text.
-        facts: lines of the tooltip.
     """
 
     kind: str
@@ -405,7 +394,6 @@ class Chains:
     Attributes:
         boxes: those nearest to the cause.
         arrows: pairs of boxes: the first waits for the second.
-        left_out: how many boxes there is no room for.
     """
 
     boxes: tuple[Box, ...]
@@ -414,11 +402,7 @@ class Chains:
 
 
 def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
-    """Lay out which ranks wait for which.
-
-    Args:
-        case: the run's unfinished calls and their graph of waiting.
-    """
+    """Lay out which ranks wait for which."""
     roots = case.roots
     away = lead_to(case.waits, roots)
     cyclic = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
@@ -507,11 +491,7 @@ def _short_name(operation: Operation) -> str:
 
 
 def chain_figure(chains: Chains, theme: str) -> go.Figure:
-    """Draw circles for ranks and squares for operations, with arrows to what each waits for.
-
-    Args:
-        chains: as from `chain_info`.
-    """
+    """Draw circles for ranks and squares for operations, with arrows to what each waits for."""
     figure = go.Figure()
     columns = {box.x for box in chains.boxes}
     room = min(max(_COLUMN_CHARACTERS // max(len(columns), 1), 12), _LONGEST_LINE)
@@ -523,13 +503,13 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
         ("operation", False, "what they wait in", "square", "idle"),
     )
     for kind, blamed, title, symbol, ink in looks:
-        mine = [box for box in chains.boxes if (box.kind, box.at_fault) == (kind, blamed)]
-        if mine:
+        of_kind = [box for box in chains.boxes if (box.kind, box.at_fault) == (kind, blamed)]
+        if of_kind:
             figure.add_scatter(
-                x=[box.x for box in mine], y=[box.y for box in mine], mode="markers", name=title,
+                x=[box.x for box in of_kind], y=[box.y for box in of_kind], mode="markers", name=title,
                 marker={"symbol": symbol, "size": 15, "color": colour(ink, theme)},
-                text=[labels[box] for box in mine], cliponaxis=False,
-                hovertext=["<br>".join(map(_wrapped, box.facts)) for box in mine],
+                text=[labels[box] for box in of_kind], cliponaxis=False,
+                hovertext=["<br>".join(map(_wrapped, box.facts)) for box in of_kind],
                 hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
     for source, target in chains.arrows:
@@ -561,4 +541,4 @@ def wrapped_label(text: str, width: int) -> str:
 
 def _wrapped(text: str, width: int = 90) -> str:
     """Wrap long text for a tooltip."""
-    return "<br>".join(plain(text[at : at + width]) for at in range(0, len(text), width))
+    return "<br>".join(plain(text[start : start + width]) for start in range(0, len(text), width))

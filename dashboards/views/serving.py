@@ -25,17 +25,13 @@ _NO_WAITS = "What requests waited for is not known: none of them lies within rec
 
 
 def waits_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """The slowest requests: `request`, `name`, `latency_ms`, and ms of what each waited for.
-
-    Args:
-        link: not used: requests belong to no rank.
-    """
+    """The slowest requests: `request`, `name`, `latency_ms`, and ms of what each waited for."""
     schema = {"request": pl.Int64, "name": pl.String, **dict.fromkeys(("latency_ms", *PARTS), pl.Float64)}
     if needs.serving(loaded, link):
         return pl.DataFrame(schema=schema)
     rows = [
-        {"request": each.request, "name": each.name, "latency_ms": each.latency_ms, **each.waited}
-        for each in serving_document(loaded.run).slowest
+        {"request": request.request, "name": request.name, "latency_ms": request.latency_ms, **request.waited}
+        for request in serving_document(loaded.run).slowest
     ]
     return pl.DataFrame(rows, schema=schema)
 
@@ -64,27 +60,27 @@ def waits_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def latency_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms.
-
-    Args:
-        link: not used: requests belong to no rank.
-    """
+    """Percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms."""
     columns = ("mean", "p50", "p90", "p99")
     schema = {"measure": pl.String, "requests": pl.Int64, **dict.fromkeys(columns, pl.Float64)}
     if needs.serving(loaded, link):
         return pl.DataFrame(schema=schema)
-    found = serving_document(loaded.run).latency
+    latency = serving_document(loaded.run).latency
     rows = [
-        (name.removesuffix("_ms"), found[name].requests, *(getattr(found[name], each) for each in columns))
+        (
+            name.removesuffix("_ms"),
+            latency[name].requests,
+            *(getattr(latency[name], column) for column in columns),
+        )
         for name in MEASURES
-        if name in found
+        if name in latency
     ]
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _limits(loaded: Loaded, _link: Link) -> Any:
     document = serving_document(loaded.run)
-    evidence = [f"{each.class_}: {line}" for each in document.findings for line in each.evidence]
+    evidence = [f"{finding.class_}: {line}" for finding in document.findings for line in finding.evidence]
     unknown = [f"Not known: {line}." for line in document.unknown]
     return [message(line) for line in (*document.sentences, *evidence, *unknown)]
 

@@ -68,11 +68,11 @@ def _tools(loaded: Loaded, link: Link) -> Any:
 
 def _windows(steps: pl.DataFrame, link: Link) -> Component:
     """A link to each deep window; its steps become the selection."""
-    found = steps.group_by("window", maintain_order=True).agg(
+    windows = steps.group_by("window", maintain_order=True).agg(
         first=pl.col("step").min(), last=pl.col("step").max()
     )
     links = []
-    for _window, first, last in found.iter_rows():
+    for _window, first, last in windows.iter_rows():
         chosen = link.steps == ((first, last),)
         words = f"step {first}" if first == last else f"steps {first}–{last}"
         address = link.query(steps=((first, last),), time_ms=None)
@@ -95,20 +95,20 @@ def shown_info(
     frames = [pl.DataFrame(schema=_TABLE)]
     for lanes in ranks:
         rows = range(lanes.all.first.size - 1)
-        found = segments(lanes.levels, rows, low, high, max((high - low) / PIXELS, 1.0))
-        lane = [n for n, each in enumerate(lanes.lanes) for _ in range(*each.rows)]
-        labels = pl.Series([each.label for each in lanes.lanes], dtype=pl.String)
-        places = pl.Series(lane, dtype=pl.Int64).gather(found.row)
-        texts = pl.Series(names, dtype=pl.String).gather(lanes.name[found.item])
-        depth = pl.Series(found.row) - pl.Series(
-            [each.rows[0] for each in lanes.lanes], dtype=pl.Int64
+        visible = segments(lanes.levels, rows, low, high, max((high - low) / PIXELS, 1.0))
+        lane = [n for n, one_lane in enumerate(lanes.lanes) for _ in range(*one_lane.rows)]
+        labels = pl.Series([one_lane.label for one_lane in lanes.lanes], dtype=pl.String)
+        places = pl.Series(lane, dtype=pl.Int64).gather(visible.row)
+        texts = pl.Series(names, dtype=pl.String).gather(lanes.name[visible.item])
+        depth = pl.Series(visible.row) - pl.Series(
+            [one_lane.rows[0] for one_lane in lanes.lanes], dtype=pl.Int64
         ).gather(places)
         columns = {
-            "rank": pl.Series([lanes.rank]).new_from_index(0, found.row.size), "lane": labels.gather(places),
-            "row": depth, "kind": pl.Series(KINDS).gather(found.kind),
-            "name": texts.set(pl.Series(found.count > 1), ""),
-            "start_ms": found.start / NS_PER_MS, "end_ms": found.end / NS_PER_MS, "spans": found.count,
-            "busy_ms": found.busy / NS_PER_MS,
+            "rank": pl.Series([lanes.rank]).new_from_index(0, visible.row.size),
+            "lane": labels.gather(places), "row": depth, "kind": pl.Series(KINDS).gather(visible.kind),
+            "name": texts.set(pl.Series(visible.count > 1), ""),
+            "start_ms": visible.start / NS_PER_MS, "end_ms": visible.end / NS_PER_MS, "spans": visible.count,
+            "busy_ms": visible.busy / NS_PER_MS,
         }  # fmt: skip
         frames.append(pl.DataFrame(columns, schema=_TABLE))
     return pl.concat(frames)

@@ -29,7 +29,6 @@ class DeepSpeedHooks:
     """Hooks on the engines of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._operations = PipelineOperations(recorder)
         self._set = False

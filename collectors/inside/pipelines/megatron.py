@@ -36,7 +36,6 @@ class MegatronHooks:
     """Hooks on the schedules of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._operations = PipelineOperations(recorder)
         self._set = False

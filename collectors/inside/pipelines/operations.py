@@ -19,7 +19,6 @@ class PipelineOperations:
     """What one process does for micro-batches."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is known yet."""
         self._recorder = recorder
         self._facts: dict[str, Any] = {}
         self._saved = False
@@ -53,12 +52,11 @@ class PipelineOperations:
         Args:
             kind: one of `OPERATIONS`.
             place: of its chunk in the order of the model.
-            start_ns, end_ns: on the host's clock.
         """
-        own = self._recorder.records
-        if own is not None:
+        writer = self._recorder.records
+        if writer is not None:
             where = place << 32 | micro_batch
-            own.write(records.OPERATION, start_ns, end_ns, where, OPERATIONS.index(kind))
+            writer.write(records.OPERATION, start_ns, end_ns, where, OPERATIONS.index(kind))
 
     def _save(self) -> None:
         if self._facts and not self._saved and self._recorder.folder is not None:

@@ -28,7 +28,6 @@ class PipelineHooks:
     """Hooks on the stages of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._operations = PipelineOperations(recorder)
         self._known: dict[int, int] = {}  # number of each chunk of ours, by its place in the model
@@ -104,7 +103,7 @@ class PipelineHooks:
     def _describe(self, stage: Any, place: int) -> None:
         """A chunk of ours was met."""
         self._known[place] = 0
-        self._known = {each: number for number, each in enumerate(sorted(self._known))}
+        self._known = {chunk_place: number for number, chunk_place in enumerate(sorted(self._known))}
         source = f"{SOURCE} {self._schedule}".strip()
         self._operations.describe(source, int(stage.group_rank), self._known, int(stage.num_stages))
 

@@ -26,7 +26,6 @@ class Stacks:
     """The stacks of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start without a request."""
         self._recorder = recorder
         self._file: IO[bytes] | None = None
         self._has_announced = False

@@ -35,7 +35,6 @@ class SglangHooks:
     """Hooks on the scheduler of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._served = Served(recorder)
         self._knows_tokens = False
@@ -151,34 +150,34 @@ class SglangHooks:
     def _on_prompts(self, scheduler: Any, batch: Any, prompts: list[Any], start_ns: int) -> None:
         if self._shares:
             return  # another rank has the same requests
-        for each, cached in zip(prompts, batch.prefix_lens):
-            if each.rid in self._retracted:
-                self._retracted.discard(each.rid)
-                self._served.on_resumed(each.rid, start_ns)
-            elif not self._served.knows(each.rid):
-                arrival_ns = self._arrivals.pop(each.rid, -1)
+        for request, cached in zip(prompts, batch.prefix_lens):
+            if request.rid in self._retracted:
+                self._retracted.discard(request.rid)
+                self._served.on_resumed(request.rid, start_ns)
+            elif not self._served.knows(request.rid):
+                arrival_ns = self._arrivals.pop(request.rid, -1)
                 self._served.on_request(
-                    each.rid, arrival_ns, start_ns, len(each.origin_input_ids), int(cached)
+                    request.rid, arrival_ns, start_ns, len(request.origin_input_ids), int(cached)
                 )
-                self._without_token[each.rid] = each
+                self._without_token[request.rid] = request
         if len(self._arrivals) > len(scheduler.waiting_queue) + MAX_GONE:
-            present = {each.rid for each in scheduler.waiting_queue}
-            self._arrivals = {name: at for name, at in self._arrivals.items() if name in present}
+            present = {request.rid for request in scheduler.waiting_queue}
+            self._arrivals = {name: came_ns for name, came_ns in self._arrivals.items() if name in present}
 
     def _on_processed(self, batch: Any) -> None:
         if batch.forward_mode.is_idle() or not self._in_flight:
             return
         done, end_ns = self._in_flight.popleft(), time.time_ns()
-        for each in done.prompts:
-            if each.rid in self._without_token and len(each.output_ids):
-                del self._without_token[each.rid]
-                self._served.on_first_token(each.rid, end_ns)
-        for each in batch.reqs:
-            if each.finished() and self._served.knows(each.rid):
-                reason = type(each.finished_reason).__name__
+        for request in done.prompts:
+            if request.rid in self._without_token and len(request.output_ids):
+                del self._without_token[request.rid]
+                self._served.on_first_token(request.rid, end_ns)
+        for request in batch.reqs:
+            if request.finished() and self._served.knows(request.rid):
+                reason = type(request.finished_reason).__name__
                 outcome = "aborted" if "ABORT" in reason.upper() else "finished"
-                self._without_token.pop(each.rid, None)
-                self._served.on_request_end(each.rid, end_ns, len(each.output_ids), outcome)
+                self._without_token.pop(request.rid, None)
+                self._served.on_request_end(request.rid, end_ns, len(request.output_ids), outcome)
         self._served.on_iteration(done.start_ns, end_ns, done.batch)
 
 

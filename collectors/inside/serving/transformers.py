@@ -27,7 +27,6 @@ class TransformersHooks:
     """Hooks on the batch processors of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._served = Served(recorder)
         self._set = False
@@ -146,28 +145,30 @@ class TransformersHooks:
 
     def _on_prepared(self, requests: Sequence[Any]) -> None:
         """Positions are those after the batch; a request in its prompt was before the end of it."""
-        lengths = [each.query_length for each in requests]
+        lengths = [request.query_length for request in requests]
         prompts = [
-            each
-            for each in requests
-            if each.state.position_offset - each.query_length < len(each.state.initial_tokens)
+            request
+            for request in requests
+            if request.state.position_offset - request.query_length < len(request.state.initial_tokens)
         ]
         processor = self._preparing
         drives = getattr(processor, "input_queue", None) is not None  # of ranks that share the work, one
-        for each in prompts:
-            if drives and not self._served.knows(each.state.request_id):
-                self._meet(each.state, self._begun_ns, each.state.position_offset - each.query_length)
-        prefill = sum(each.query_length for each in prompts)
-        context = sum(each.state.position_offset for each in requests)
+        for request in prompts:
+            if drives and not self._served.knows(request.state.request_id):
+                self._meet(
+                    request.state, self._begun_ns, request.state.position_offset - request.query_length
+                )
+        prefill = sum(request.query_length for request in prompts)
+        context = sum(request.state.position_offset for request in requests)
         waiting = len(processor.scheduler.waiting_requests) if processor is not None else -1
-        for each in requests if self._served.evicted else ():
-            self._served.on_resumed(each.state.request_id, self._begun_ns)
+        for request in requests if self._served.evicted else ():
+            self._served.on_resumed(request.state.request_id, self._begun_ns)
         blocks = (
             (waiting if self._refused else 0, self._evicted) if self._served.knows_evictions else (-1, -1)
         )
         self._evicted = 0
         batch = ServedBatch(prefill, sum(lengths) - prefill, len(requests), context, waiting, *blocks)
-        first = [each.state.request_id for each in prompts if each.has_new_token]
+        first = [request.state.request_id for request in prompts if request.has_new_token]
         self._in_flight.append((self._begun_ns, batch, first))
 
     def _meet(self, state: Any, scheduled_ns: int, cached_tokens: int) -> None:

@@ -35,7 +35,6 @@ class VllmHooks:
     """Hooks on the scheduler and the worker of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._served = Served(recorder)
         self._knows_blocks = False
@@ -139,12 +138,14 @@ class VllmHooks:
             replica = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
             self._served.on_engine(replica, replica * parallel.world_size)
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
-        for each in new:
-            self._meet(scheduler.requests[each.req_id], start_ns, each.num_computed_tokens)
+        for request in new:
+            self._meet(scheduler.requests[request.req_id], start_ns, request.num_computed_tokens)
         for name in getattr(cached, "resumed_req_ids", ()):
             self._served.on_resumed(name, start_ns)
         prefill = _prompt_tokens(output)
-        context = total + sum(cached.num_computed_tokens) + sum(each.num_computed_tokens for each in new)
+        context = (
+            total + sum(cached.num_computed_tokens) + sum(request.num_computed_tokens for request in new)
+        )
         waiting = sum(len(getattr(scheduler, queue, ())) for queue in QUEUES)
         batch = ServedBatch(
             prefill, total - prefill, len(output.num_scheduled_tokens), context, waiting,
@@ -162,7 +163,7 @@ class VllmHooks:
             self._served.on_request(name, arrival_ns, scheduled_ns, request.num_prompt_tokens, cached_tokens)
 
     def _on_updated(self, output: Any, results: Any) -> None:
-        done = next((each for each in self._in_flight if each.output is output), None)
+        done = next((scheduled for scheduled in self._in_flight if scheduled.output is output), None)
         if done is None:
             return  # an empty batch
         while self._in_flight.popleft() is not done:
@@ -170,12 +171,12 @@ class VllmHooks:
         end_ns = time.time_ns()
         waiting = self._without_token
         for result in results.values():
-            for each in result.outputs:
-                if waiting and each.new_token_ids and each.request_id in waiting:
-                    waiting.discard(each.request_id)
-                    self._served.on_first_token(each.request_id, end_ns)
-                if each.finish_reason is not None:
-                    self._on_end(each.request_id, end_ns, str(each.finish_reason))
+            for reply in result.outputs:
+                if waiting and reply.new_token_ids and reply.request_id in waiting:
+                    waiting.discard(reply.request_id)
+                    self._served.on_first_token(reply.request_id, end_ns)
+                if reply.finish_reason is not None:
+                    self._on_end(reply.request_id, end_ns, str(reply.finish_reason))
         self._served.on_iteration(done.start_ns, end_ns, done.batch)
 
     def _on_end(self, name: str, end_ns: int, reason: str) -> None:
@@ -189,8 +190,8 @@ class VllmHooks:
         """Requests were ended from outside; older versions do not say which."""
         now_ns = time.time_ns()
         if isinstance(requests, list):
-            for each in requests:
-                request = each[0] if isinstance(each, tuple) else each
+            for entry in requests:
+                request = entry[0] if isinstance(entry, tuple) else entry
                 if hasattr(request, "arrival_time"):
                     self._meet(request, -1, -1)
         for name in [name for name, request in self._known.items() if request.is_finished()]:
@@ -204,7 +205,7 @@ class VllmHooks:
 def _prompt_tokens(output: Any) -> int:
     """Tokens of prompts in a batch, and of those that are computed again after an eviction."""
     lengths, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
-    prefill: int = sum(lengths[each.req_id] for each in output.scheduled_new_reqs)
+    prefill: int = sum(lengths[request.req_id] for request in output.scheduled_new_reqs)
     others = output.total_num_scheduled_tokens - prefill
     if others == len(cached.req_ids) and 0 not in cached.num_output_tokens:
         return prefill  # the usual case: all others have one token, and made some before

@@ -41,7 +41,6 @@ class ModelCalls:
     """The model calls of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start without looking for models."""
         self._recorder, self._thread = recorder, LookingThread(recorder, "dpro-calls")
         self.on_fork()
 
