@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from ..patching import wrap
+from ..patching import told_after, told_before, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -57,46 +57,17 @@ class SglangHooks:
         if missing:
             raise LookupError(f"SGLang's scheduler has no {missing[0]}: its iterations are not recorded")
         self._parallel = getattr(module, "get_parallel", None)
-        wrap(scheduler, "run_batch", self._around_run)
-        wrap(scheduler, "process_batch_result", self._around_process)
+        call = self._recorder.call
+        wrap(scheduler, "run_batch", told_before(call, self._on_run))
+        wrap(scheduler, "process_batch_result", told_after(call, self._on_processed))
         if hasattr(scheduler, "_add_request_to_queue"):
-            wrap(scheduler, "_add_request_to_queue", self._around_add)
+            wrap(scheduler, "_add_request_to_queue", told_before(call, self._on_arrival))
         if hasattr(getattr(module, "ScheduleBatch", None), "retract_decode"):
             self._served.knows_evictions = True
-            wrap(module.ScheduleBatch, "retract_decode", self._around_retract)
+            wrap(module.ScheduleBatch, "retract_decode", told_after(call, self._on_retracted))
         if hasattr(getattr(module, "PrefillAdder", None), "add_one_req"):
             self._knows_tokens = True
             wrap(module.PrefillAdder, "add_one_req", self._around_attempt)
-
-    def _around_run(self, original: Any) -> Any:
-        def run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self._recorder.call(self._on_run, scheduler, batch)
-            return original(scheduler, batch, *args, **kwargs)
-
-        return run_batch
-
-    def _around_process(self, original: Any) -> Any:
-        def process_batch_result(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, batch, *args, **kwargs)
-            self._recorder.call(self._on_processed, batch)
-            return result
-
-        return process_batch_result
-
-    def _around_add(self, original: Any) -> Any:
-        def add_request_to_queue(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._recorder.call(self._on_arrival, scheduler, request)
-            return original(scheduler, request, *args, **kwargs)
-
-        return add_request_to_queue
-
-    def _around_retract(self, original: Any) -> Any:
-        def retract_decode(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(batch, *args, **kwargs)
-            self._recorder.call(self._on_retracted, result)
-            return result
-
-        return retract_decode
 
     def _around_attempt(self, original: Any) -> Any:
         def add_one_req(adder: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,18 +85,18 @@ class SglangHooks:
             self._shares = any(getattr(place, name, None) for name in RANKS)
             self._served.on_engine(getattr(place, "dp_rank", None) or 0, 0)
 
-    def _on_arrival(self, scheduler: Any, request: Any) -> None:
+    def _on_arrival(self, scheduler: Any, request: Any, *_: Any) -> None:
         self._begin(scheduler)
         if not self._shares and request.rid not in self._retracted:
             self._arrivals.setdefault(request.rid, time.time_ns())
 
-    def _on_retracted(self, result: Any) -> None:
+    def _on_retracted(self, result: Any, *_: Any) -> None:
         for request in result[0]:
             self._evicted += 1
             self._retracted.add(request.rid)
             self._served.on_evicted(request.rid)
 
-    def _on_run(self, scheduler: Any, batch: Any) -> None:
+    def _on_run(self, scheduler: Any, batch: Any, *_: Any) -> None:
         mode, start_ns = batch.forward_mode, time.time_ns()
         self._begin(scheduler)
         if mode.is_idle():
@@ -164,7 +135,7 @@ class SglangHooks:
             present = {request.rid for request in scheduler.waiting_queue}
             self._arrivals = {name: came_ns for name, came_ns in self._arrivals.items() if name in present}
 
-    def _on_processed(self, batch: Any) -> None:
+    def _on_processed(self, _result: Any, _scheduler: Any, batch: Any, *_: Any) -> None:
         if batch.forward_mode.is_idle() or not self._in_flight:
             return
         done, end_ns = self._in_flight.popleft(), time.time_ns()

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from ..patching import wrap
+from ..patching import told_after, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -54,8 +54,8 @@ class VllmHooks:
         scheduler = getattr(module, "Scheduler", None)
         wanted = (
             ("schedule", self._around_schedule),
-            ("update_from_output", self._around_update),
-            ("finish_requests", self._around_finish),
+            ("update_from_output", told_after(self._recorder.call, self._on_updated)),
+            ("finish_requests", told_after(self._recorder.call, self._on_finished)),
         )
         missing = [name for name, _ in wanted if not hasattr(scheduler, name)]
         if missing:
@@ -64,7 +64,7 @@ class VllmHooks:
             wrap(scheduler, name, around)
         if hasattr(scheduler, "_preempt_request"):
             self._served.knows_evictions = True
-            wrap(scheduler, "_preempt_request", self._around_preempt)
+            wrap(scheduler, "_preempt_request", told_after(self._recorder.call, self._on_preempted))
         manager = getattr(module, "KVCacheManager", None)
         if hasattr(manager, "allocate_slots"):
             self._knows_blocks = True
@@ -85,30 +85,6 @@ class VllmHooks:
             return output
 
         return schedule
-
-    def _around_update(self, original: Any) -> Any:
-        def update_from_output(scheduler: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, output, *args, **kwargs)
-            self._recorder.call(self._on_updated, output, result)
-            return result
-
-        return update_from_output
-
-    def _around_finish(self, original: Any) -> Any:
-        def finish_requests(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, *args, **kwargs)
-            self._recorder.call(self._on_finished, result)
-            return result
-
-        return finish_requests
-
-    def _around_preempt(self, original: Any) -> Any:
-        def preempt_request(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, request, *args, **kwargs)
-            self._recorder.call(self._on_preempted, request)
-            return result
-
-        return preempt_request
 
     def _around_allocate(self, original: Any) -> Any:
         def allocate_slots(manager: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +138,7 @@ class VllmHooks:
             self._without_token.add(name)
             self._served.on_request(name, arrival_ns, scheduled_ns, request.num_prompt_tokens, cached_tokens)
 
-    def _on_updated(self, output: Any, results: Any) -> None:
+    def _on_updated(self, results: Any, _scheduler: Any, output: Any, *_: Any) -> None:
         done = next((scheduled for scheduled in self._in_flight if scheduled.output is output), None)
         if done is None:
             return  # an empty batch
@@ -186,7 +162,7 @@ class VllmHooks:
             outcome = "aborted" if reason in ABORTED else "finished"
             self._served.on_request_end(name, end_ns, request.num_output_tokens, outcome)
 
-    def _on_finished(self, requests: Any) -> None:
+    def _on_finished(self, requests: Any, *_: Any) -> None:
         """Requests were ended from outside; older versions do not say which."""
         now_ns = time.time_ns()
         if isinstance(requests, list):
@@ -197,7 +173,7 @@ class VllmHooks:
         for name in [name for name, request in self._known.items() if request.is_finished()]:
             self._on_end(name, now_ns, str(self._known[name].get_finished_reason()))
 
-    def _on_preempted(self, request: Any) -> None:
+    def _on_preempted(self, _result: Any, _scheduler: Any, request: Any, *_: Any) -> None:
         self._evicted += 1
         self._served.on_evicted(request.request_id)
 
