@@ -50,25 +50,11 @@ from dpro.schema import STEPS
 from dpro.selection import is_in_ranges, ranges_of, ranges_text
 from dpro.words import printable, shortened
 
-VIEWS: tuple[View, ...] = (
-    verdict.VIEW,
-    heatmap.VIEW,
-    breakdown.VIEW,
-    timeline.VIEW,
-    collectives.VIEW,
-    matrix.VIEW,
-    kernels.VIEW,
-    whatif.VIEW,
-    telemetry.VIEW,
-    hang.VIEW,
-    difference.VIEW,
-    layout.VIEW,
-    plan.VIEW,
-    pipeline.VIEW,
-    fabric.VIEW,
-    goodput.VIEW,
-    serving.VIEW,
-)
+_MODULES = (  # in the order of the navigation
+    verdict, heatmap, breakdown, timeline, collectives, matrix, kernels, whatif, telemetry, hang, difference,
+    layout, plan, pipeline, fabric, goodput, serving,
+)  # fmt: skip
+VIEWS: tuple[View, ...] = tuple(module.VIEW for module in _MODULES)
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
 _UNOPENED = -1  # version of a run that is still being opened

@@ -172,11 +172,6 @@ def plain(name: object) -> str:
     return shortened(str(name), LONGEST_NAME).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def plain_all(names: Iterable[object]) -> list[str]:
-    """Apply `plain` to each name."""
-    return [plain(name) for name in names]
-
-
 def in_cell(text: str) -> str:
     """Escape a name in a CSV file so that no spreadsheet evaluates it as a formula."""
     return f"'{text}" if text.lstrip().startswith(_FORMULA) or text.startswith(_SPACE) else text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,6 @@ class Segments:
     busy: Ints
     item: Ints
 
-    @property
-    def merged(self) -> int:
-        """The number of spans that are not segments of their own."""
-        return int(self.count[self.count > 1].sum())
-
 
 def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
     """Select spans of a level without merging.
@@ -112,16 +108,13 @@ def levels(finest: DetailLevel, length_ns: int) -> list[DetailLevel]:
 
 def _coarser(level: DetailLevel, grain_ns: float) -> DetailLevel:
     rows = level.first.size - 1
-    drawn = _at_scale(_gathered(level, range(rows), [slice(*p) for p in _pairs(level.first)]), 0, grain_ns)
+    whole = [slice(*ends) for ends in pairwise(level.first.tolist())]
+    drawn = _at_scale(_gathered(level, range(rows), whole), 0, grain_ns)
     order = np.lexsort((drawn.start, drawn.row))
     first = np.concatenate([[0], np.cumsum(np.bincount(drawn.row, minlength=rows))]).astype(np.int64)
     kind = drawn.kind[order].astype(level.kind.dtype)
     columns = (column[order] for column in (drawn.count, drawn.busy, drawn.item))
     return DetailLevel(grain_ns, first, drawn.start[order], drawn.end[order], kind, *columns)
-
-
-def _pairs(first: Ints) -> list[tuple[int, int]]:
-    return list(zip(first[:-1].tolist(), first[1:].tolist()))
 
 
 def segments(

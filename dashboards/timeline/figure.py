@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,7 +205,6 @@ class Tracks:
         first: [T + 1] slices of track i are first[i]:first[i + 1].
         start, end: [N] ns, ascending within a track.
         kind: [N] index into `KINDS`.
-        later: [N] ns by which the replay begins it later than it was measured.
         whole, path: all slices, and those on the critical path, the coarsest level first.
     """
 
@@ -215,14 +213,8 @@ class Tracks:
     start: Ints
     end: Ints
     kind: Ints
-    later: Ints
     whole: Sequence[DetailLevel] = ()
     path: Sequence[DetailLevel] = ()
-
-    @cached_property
-    def kinds(self) -> list[int]:
-        """Which kinds there are."""
-        return [int(kind) for kind in np.unique(self.kind)]
 
 
 def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
@@ -240,7 +232,7 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
     everything = DetailLevel(0.0, first, start, end, kinds)
     length = int(end.max() - start.min()) if start.size else 0
     whole, path = levels(everything, length), levels(chosen(everything, critical), length)
-    return Tracks(tracks.drop("len"), first, start, end, kinds, rows["later_ns"].to_numpy(), whole, path)
+    return Tracks(tracks.drop("len"), first, start, end, kinds, whole, path)
 
 
 def segments_of(

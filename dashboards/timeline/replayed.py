@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.dashboards.timeline.detail import DetailLevel, levels
-from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, laid
+from dpro.dashboards.timeline.lanes import KINDS, RankLanes, depths, laid
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.errors import DproError
 from dpro.export.slices import CRITICAL
@@ -58,17 +58,12 @@ def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
     path = path[~np.isin(nodes.kind[path], _INSTANTS)]
     later = timeline.start[path] - nodes.measured_start[path]
     offset = (int(later.min()), int(later.max())) if later.size else (0, 0)
-    codes = _codes(timeline, measured.names)
+    codes = measured.names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
     everything = {
         rank: _rank_lanes(timeline, rank, lanes, codes, shift, of.window_ns) for rank, lanes in ranks.items()
     }
     critical = {rank: _critical(timeline, path, lanes, shift, of.window_ns) for rank, lanes in ranks.items()}
     return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offset)
-
-
-def _codes(timeline: Timeline, names: SpanNames) -> NDArray[np.int32]:
-    """The numbers of the graph's names among those of all spans."""
-    return names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
 
 
 def _columns(

@@ -25,7 +25,7 @@ from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
-from dpro.dashboards.theme import colour, plain, plain_all, styled
+from dpro.dashboards.theme import colour, plain, styled
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case
 from dpro.detect.hang.evidence import (
@@ -163,7 +163,7 @@ def _cell_in_words(row: Mapping[str, Any]) -> str:
     said += [f"{row['behind']} behind the furthest"] if row["behind"] else []
     said += [f"waits in {row['waits_in']}"] if row["waits_in"] else []
     said += ["others wait for it to come"] if row["absent"] else []
-    return "<br>".join(plain_all(said))
+    return "<br>".join(map(plain, said))
 
 
 def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) -> pl.DataFrame:
@@ -409,7 +409,7 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
     groups, ends = _grouped(case, away, at_fault)
     shown = groups[:MAX_BOXES]
     columns = [
-        -away[nodes[0]] + (nodes[0][0] == OPERATION and _operation(case, nodes[0]) in cyclic)
+        -away[nodes[0]] + (nodes[0][0] == OPERATION and id(case.waits.operations[nodes[0][1]]) in cyclic)
         for nodes in shown
     ]
     heights = _heights(columns, ends)
@@ -444,10 +444,6 @@ def _grouped(
     for node in (node for node, distance in away.items() if not distance):  # the nodes of a cyclic wait
         ends[group_of[node]] |= {group_of[end] for end in case.waits.successors(node) if away.get(end) == 0}
     return groups, ends
-
-
-def _operation(case: Case, node: Node) -> int:
-    return id(case.waits.operations[node[1]])
 
 
 def _heights(columns: Sequence[int], ends: Sequence[set[int]]) -> list[float]:

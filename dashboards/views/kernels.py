@@ -106,7 +106,10 @@ def _table(loaded: Loaded, link: Link) -> Any:
     largest = float(rows["total_ms"].to_numpy().max()) or 1.0
     body = [
         [
-            [_bar(row["total_ms"] / largest), _named(row["name"], link)],
+            [
+                html.Span(className="bar", style={"width": f"{100 * (row['total_ms'] / largest):.0f}%"}),
+                _named(row["name"], link),
+            ],
             row["class"],
             f"{row['count']:,}",
             format_duration(row["total_ms"] * NS_PER_MS),
@@ -129,10 +132,6 @@ def _named(name: str, link: Link) -> Component:
     """Return a name with a link to its spans in the timeline."""
     address = link.query(view="timeline", own={"find": exactly(name)})
     return dcc.Link(name, href=address, className="name", title=f"{name}: show its spans")
-
-
-def _bar(share: float) -> Component:
-    return html.Span(className="bar", style={"width": f"{100 * share:.0f}%"})
 
 
 def _header(link: Link, column: str, title: str) -> Component:

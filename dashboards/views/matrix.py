@@ -24,7 +24,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
 from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
-from dpro.dashboards.theme import colour, log_ticks, plain, plain_all, series, styled, time_unit
+from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
@@ -160,7 +160,7 @@ def square_figure(
     values = np.full((len(names), len(names)), np.nan, np.float32)
     for row, column, value in cells:
         values[place[row], place[column]] = np.nan if value is None else value
-    labels, unit, few = plain_all(names), metric.unit, len(names) <= _FEW
+    labels, unit, few = list(map(plain, names)), metric.unit, len(names) <= _FEW
     if unit == "ms":
         scale, unit = time_unit(float(np.nanmax(values)))
         values /= scale
@@ -171,7 +171,7 @@ def square_figure(
         zmin=None if metric.least is None else min(metric.least, float(np.nanmin(values))),
         zmax=None if metric.most is None else max(metric.most, float(np.nanmax(values))),
         texttemplate=f"%{{z:,.{_decimals(values)}~f}}" if few else "",
-        customdata=np.array(_ways(labels), object),
+        customdata=np.array([[f"{row} → {column}" for column in labels] for row in labels], object),
         hovertemplate="%{customdata}: %{z:,.4~r} " + unit + f"<extra>{metric.title}</extra>",
     )  # fmt: skip
     if few:  # a narrow page scrolls
@@ -187,10 +187,6 @@ def _decimals(values: NDArray[np.float32]) -> int:
     """Digits after the point, as the largest value needs to have three: small ones take no more room."""
     largest = float(np.nanmax(values))
     return max(1, 2 - math.floor(math.log10(largest))) if largest > 0 else 1
-
-
-def _ways(labels: Sequence[str]) -> list[list[str]]:
-    return [[f"{row} → {column}" for column in labels] for row in labels]
 
 
 def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:

@@ -132,7 +132,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.num_rows(SPANS) > 0
     trust, unrecorded = loaded.trust if replayed else None, loaded.run.manifest.unrecorded
-    state = _health(*health_info(findings, unknown, trust, loaded.end, what_binds(loaded), unrecorded))
+    state, sentence = health_info(findings, unknown, trust, loaded.end, what_binds(loaded), unrecorded)
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = describe_logged(logged_findings(loaded.run.path))
     listed = [
@@ -142,11 +142,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    return [state, *listed, csv_link(NAME, "findings", link)]
-
-
-def _health(state: str, sentence: str) -> Component:
-    return html.P(sentence, className=f"health {state}")
+    return [html.P(sentence, className=f"health {state}"), *listed, csv_link(NAME, "findings", link)]
 
 
 def _finding(finding: Finding, link: Link) -> Component:
