@@ -23,9 +23,10 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
-from dpro.collectors.inside.process import tracebacks
-from dpro.collectors.inside.process.kernel import lives
+from dpro.collectors.inside import tracebacks
+from dpro.collectors.inside.kernel import lives
 from dpro.collectors.launch.ownership import ensure_mine
+from dpro.collectors.launch.processes import environment_of
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launch_on, launches
 from dpro.collectors.liveness import is_running
 from dpro.documents import Document, DocumentPart
@@ -60,18 +61,8 @@ def run_of(pid: int) -> Path | None:
     Raises:
         InputError: there is no such process, or it belongs to another user.
     """
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"process {pid}: there is none on this host") from error
-    except OSError as error:
-        raise InputError(f"process {pid}: {error.strerror}") from error
-    for variable in environment.split(b"\0"):
-        name, _, value = variable.partition(b"=")
-        launch = launch_on(value) if name == b"PYTHONPATH" else None
-        if launch:
-            return launch.run
-    return None
+    launch = launch_on(environment_of(pid).get("PYTHONPATH", ""))
+    return launch.run if launch else None
 
 
 def training(run: Path) -> list[RecordedProcess]:

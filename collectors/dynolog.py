@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dpro.collectors.launch.processes import environment_of
 from dpro.errors import InputError
 
 HEAD = struct.Struct("<Q32s")
@@ -149,14 +150,3 @@ def _daemon(folder: str) -> Iterator[socket.socket]:
                 os.unlink(address)
     finally:
         daemon.close()
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError as error:
-        raise InputError(f"process {pid}: {error.strerror}") from error
-    return {
-        os.fsdecode(name): os.fsdecode(value) for name, _, value in (v.partition(b"=") for v in variables)
-    }

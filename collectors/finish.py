@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,16 @@ def finish(
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
             move_process(launch.run, process, folder)
-        notes = [_converted(folder, process, readers, statuses, launched_ns) for process in recorded]
+        notes = []
+        for process in recorded:
+            doubt = f"rank {process.rank}: not all of .raw was converted"
+            notes.append(_noted(doubt, _converted, folder, process, readers, statuses, launched_ns))
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
-            notes += [{"warnings": warnings}, _sampled(launch, recorded)]
-            notes += [_inspected(launch, recorded, readers), _logged(launch, readers)]
+            doubt = "not all logs of NCCL's Inspector were converted"
+            notes += [{"warnings": warnings}]
+            notes += [_noted("not all telemetry was converted", _sampled, launch, recorded)]
+            notes += [_noted(doubt, convert_logs, launch, recorded, readers.log), _logged(launch, readers)]
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
@@ -134,41 +139,34 @@ def _ensure_mine(launch: Launch) -> None:
         keep_others_out(launch.run, launch.raw.parent)
 
 
-def _converted(
-    run: Path, process: RecordedProcess, readers: Readers, statuses: Mapping[int, int], launched_ns: int
-) -> dict[str, Any]:
-    """Convert one process; whatever is wrong with it does not keep the others from the run.
+def _noted(doubt: str, convert: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What a conversion says, or that it failed: that does not keep the others from the run.
 
     Raises:
         OSError: the tables cannot be written; a later `finish` may succeed.
     """
-    status = None if _followed(process) else statuses.get(process.facts["pid"])
     try:
-        note = convert_process(run, process, readers, status, launched_ns)
-        further = [*_replaced(process), *_cut_off(process), *_lines(process.folder / LACKS)]
-        return note | {"warnings": [*note["warnings"], *further]}
+        return convert(*arguments)
     except OSError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        return {"warnings": [f"rank {process.rank}: not all of .raw was converted: {what}"], "whole": False}
+        return {"warnings": [f"{doubt}: {type(error).__name__}: {error}"], "whole": False}
+
+
+def _converted(
+    run: Path, process: RecordedProcess, readers: Readers, statuses: Mapping[int, int], launched_ns: int
+) -> dict[str, Any]:
+    status = None if _followed(process) else statuses.get(process.facts["pid"])
+    note = convert_process(run, process, readers, status, launched_ns)
+    further = [*_replaced(process), *_cut_off(process), *_lines(process.folder / LACKS)]
+    return note | {"warnings": [*note["warnings"], *further]}
 
 
 def _sampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> dict[str, Any]:
-    """Convert what was sampled beside the processes, which have been converted.
-
-    Raises:
-        OSError: as `_converted`.
-    """
-    try:
-        convert_samples(launch)
-        forget_elections(launch.raw.parent)
-        return {"warnings": _unsampled(launch, recorded)}
-    except OSError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        return {"warnings": [f"not all telemetry was converted: {what}"], "whole": False}
+    """Convert what was sampled beside the processes, which have been converted."""
+    convert_samples(launch)
+    forget_elections(launch.raw.parent)
+    return {"warnings": _unsampled(launch, recorded)}
 
 
 def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]:
@@ -190,21 +188,6 @@ def _latest_ns(parts: Iterable[Path], column: str) -> int:
     """The largest value of a column in some parts; -1 for none."""
     values = [pl.read_parquet(part, columns=[column])[column].max() for part in parts if part.exists()]
     return max((value for value in values if isinstance(value, int)), default=-1)
-
-
-def _inspected(launch: Launch, recorded: list[RecordedProcess], readers: Readers) -> dict[str, Any]:
-    """Convert what NCCL's Inspector wrote.
-
-    Raises:
-        OSError: as `_converted`.
-    """
-    try:
-        return convert_logs(launch, recorded, readers.log)
-    except OSError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        return {"warnings": [f"not all logs of NCCL's Inspector were converted: {what}"], "whole": False}
 
 
 def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpro.collectors.convert.recorded import processes
-from dpro.collectors.inside.process.kernel import lives
+from dpro.collectors.inside.kernel import lives
 from dpro.collectors.launch.recording import Launch, is_locked, launches
 from dpro.errors import InputError
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import polars as pl
 
+from dpro.collectors.convert.recorded import saved
 from dpro.collectors.inside.names import STALL
 from dpro.folders import written_whole
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.schema.members import with_texts
 from dpro.store import part_files, write_part
-from dpro.words import from_json
 
 BACKENDS = ("fr", "nccl")  # their entries are numbered apart: ids of the one are even, of the other odd
 LOST = "collective calls lost between dumps of the flight recorder"
@@ -164,8 +164,7 @@ NEVER_NS = (1 << 63) - 1
 
 def stall_of(folder: Path) -> Mapping[str, Any]:
     """What the process wrote when no step had ended for long; empty where it never did."""
-    path = folder / "stall.json"
-    stall: Mapping[str, Any] = from_json(path.read_text()) if path.is_file() else {}
+    stall: Mapping[str, Any] = saved(folder / "stall.json", {})
     return stall
 
 
@@ -203,10 +202,10 @@ def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
     Args:
         path: `messagesNNNN.json`.
     """
-    saved = from_json(path.read_text()) if path.is_file() else []
-    if isinstance(saved, list):  # of an earlier version
-        saved = {"groups": {}, "messages": saved}
-    rows = _rows(saved["messages"], saved["groups"], rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS)
+    content = saved(path, [])
+    if isinstance(content, list):  # of an earlier version
+        content = {"groups": {}, "messages": content}
+    rows = _rows(content["messages"], content["groups"], rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS)
     return conform(COLLECTIVES, rows)
 
 
@@ -276,8 +275,7 @@ def with_group_ranks(rows: pl.DataFrame, folder: Path) -> pl.DataFrame:
     Args:
         rows: with `group`, which begins with a name, and `group_ranks`.
     """
-    path = folder / "groups.json"
-    named: Mapping[str, list[int]] = from_json(path.read_text()) if path.is_file() else {}
+    named: Mapping[str, list[int]] = saved(folder / "groups.json", {})
     texts = {name: members_text(ranks) for name, ranks in named.items()}
     name = pl.col("group").str.split(" ").list.first()
     recorded = name.replace_strict(texts, default="", return_dtype=pl.String)

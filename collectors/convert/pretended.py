@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.collectors.convert.recorded import saved
 from dpro.collectors.inside.names import PRETENDED
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, conform
-from dpro.words import from_json
 
 SOURCE = "pretended"
 CALL_IDS = 1 << 60  # ids of calls outside of windows begin here
@@ -60,6 +60,7 @@ def with_pretended_calls(
     issuers = spans.filter(pl.col("name").str.starts_with("c10d::"))
     issued = _around(issuers, begun)
     backward = spans.filter(name=_BACKWARD)
+    backward_ends = backward["start_ns"] + backward["duration_ns"]
     within = _around(backward, begun)
     lanes = {name: _LANES + number for number, name in enumerate(sorted(set(map(_lane, calls))))}
     pid, ids = int(spans["pid"][0]), first + _WINDOW_SHARE
@@ -69,7 +70,7 @@ def with_pretended_calls(
         asked = call["asked_ns"]
         if asked < 0:
             inside = call["future"] and within[number] >= 0
-            asked = _end_of(backward, int(within[number])) if inside else end
+            asked = int(backward_ends[int(within[number])]) if inside else end
         rows.append(
             _row(call, rank, window)
             | {"collective_id": ids + number, "span_id": ids + number, "start_ns": call["begun_ns"]}
@@ -104,10 +105,6 @@ def _inside(spans: pl.DataFrame, calls: Sequence[Mapping[str, Any]]) -> pl.Serie
 def _lane(call: Mapping[str, Any]) -> tuple[str, str, int]:
     """What is done in order: the collectives of a group, and its messages to, or from, one peer."""
     return call["group"], call["op"] if call["peer"] >= 0 else "", call["peer"]
-
-
-def _end_of(spans: pl.DataFrame, row: int) -> int:
-    return int(spans["start_ns"][row] + spans["duration_ns"][row])
 
 
 def _around(spans: pl.DataFrame, times: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, Any]:
@@ -149,8 +146,8 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """The calls in a file, each with the ranks of its group as text."""
-    saved = from_json(path.read_text()) if path.is_file() else []
-    if isinstance(saved, list):  # of an earlier version
-        return [call | {"ranks": members_text(call["ranks"])} for call in saved]
-    texts = {name: members_text(ranks) for name, ranks in saved["groups"].items()}
-    return [call | {"ranks": texts[call["group"]]} for call in saved["calls"]]
+    content = saved(path, [])
+    if isinstance(content, list):  # of an earlier version
+        return [call | {"ranks": members_text(call["ranks"])} for call in content]
+    texts = {name: members_text(ranks) for name, ranks in content["groups"].items()}
+    return [call | {"ranks": texts[call["group"]]} for call in content["calls"]]

@@ -109,6 +109,33 @@ def _known(process: RecordedProcess, fact: str) -> str:
     return str(process.facts.get(fact, ""))
 
 
+# What processes left in files of JSON.
+
+
+def saved(path: Path, otherwise: Any) -> Any:
+    """What a file holds, or something else where it is missing.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return from_json(path.read_text()) if path.is_file() else otherwise
+
+
+def latest_lines(path: Path, key: Callable[[dict[str, Any]], tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """The objects of a file that has one a line; of those with one key the last.
+
+    Args:
+        key: a line for which it raises an error is left out, as one that is damaged.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        with suppress(ValueError, LookupError, TypeError):
+            row = from_json(line)
+            rows[key(row)] = row
+    return list(rows.values())
+
+
 # What reads the files of PyTorch and NCCL for the recorder: handed in, since importers are not its concern.
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.recorded import RecordedProcess, latest_lines
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import ENGINE, ENGINES
 from dpro.collectors.inside.names import REQUESTS as LINES
@@ -50,17 +50,12 @@ def iterations(process: RecordedProcess, recorded: Sequence[records.Record]) -> 
 
 def requests(process: RecordedProcess) -> pl.DataFrame:
     """The requests that a process served, as rows of `requests`, numbered in order of arrival."""
-    path = process.folder / LINES
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in lines:
-        with suppress(ValueError, LookupError, TypeError):
-            row = from_json(line)
-            rows[str(row["name"]), int(row["arrival_ns"])] = {"source": HOOK, **row}
-    if not rows:
+    lines = latest_lines(process.folder / LINES, lambda line: (str(line["name"]), int(line["arrival_ns"])))
+    if not lines:
         return REQUESTS.empty()
     dtypes = {name: dtype for name, dtype in REQUESTS.dtypes.items() if name not in ("replica", "request")}
-    frame = pl.DataFrame(list(rows.values()), schema=dtypes).sort("arrival_ns", "name")
+    rows = [{"source": HOOK, **line} for line in lines]
+    frame = pl.DataFrame(rows, schema=dtypes).sort("arrival_ns", "name")
     return frame.with_columns(
         *(pl.col(name).fill_null(REQUESTS.columns[name].default) for name in dtypes),
         replica=pl.lit(_replica(process), pl.Int64),

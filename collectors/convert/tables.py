@@ -17,12 +17,12 @@ import polars as pl
 
 from dpro.collectors.convert.calls import NEVER_NS, stack_of
 from dpro.collectors.convert.endings import ending, exception, left_ns
-from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.recorded import RecordedProcess, latest_lines, saved
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import CHECKPOINTS as LINES
 from dpro.collectors.inside.names import FORWARD, LOSS, PIPELINE, STARTED, TENSOR_AXES
 from dpro.collectors.inside.names import OPERATIONS as KINDS
-from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_steps
+from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.sidecar import GONE
 from dpro.collectors.telemetry.samples import TelemetrySample, read_samples, sample_files
@@ -115,26 +115,24 @@ def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFram
 
 def buckets(process: RecordedProcess) -> pl.DataFrame:
     """The gradient buckets that a process recorded, as rows of `buckets`."""
-    path = process.folder / "buckets.json"
-    modules = from_json(path.read_text()) if path.is_file() else []
+    modules = saved(process.folder / "buckets.json", [])
     rows = [
         {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **facts}
         for number, module in enumerate(modules)
         for bucket, facts in enumerate(module["buckets"])
     ]
-    return pl.DataFrame(rows, schema={name: BUCKETS.dtypes[name] for name in BUCKETS.columns})
+    return pl.DataFrame(rows, schema=BUCKETS.dtypes)
 
 
 def model_calls(process: RecordedProcess) -> pl.DataFrame:
     """The calls of models that a process met, as rows of `model_calls`."""
-    path = process.folder / "model.json"
-    met = from_json(path.read_text()) if path.is_file() else {"models": [], "calls": []}
+    met = saved(process.folder / "model.json", {"models": [], "calls": []})
     rows = [
         {"rank": process.rank, "source": SOURCE} | model | call
         for call in met["calls"]
         if (model := met["models"][call["model"]]) is not None
     ]
-    return pl.DataFrame(rows, schema={name: MODEL_CALLS.dtypes[name] for name in MODEL_CALLS.columns})
+    return pl.DataFrame(rows, schema=MODEL_CALLS.dtypes)
 
 
 def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
@@ -143,9 +141,7 @@ def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
     Args:
         table: `codecs` or `sensitivities`.
     """
-    path = process.folder / f"{table.name}.json"
-    rows = from_json(path.read_text()) if path.is_file() else []
-    whole = [{"rank": process.rank, **row} for row in rows]
+    whole = [{"rank": process.rank, **row} for row in saved(process.folder / f"{table.name}.json", [])]
     return pl.DataFrame(whole, schema=table.dtypes).sort(table.sort_by)
 
 
@@ -305,7 +301,7 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
     Returns:
         By axis its coordinate, and by `dp_size`, … the axis's size.
     """
-    meshes: list[dict[str, Any]] = from_json(path.read_text()) if path.is_file() else []
+    meshes: list[dict[str, Any]] = saved(path, [])
     coordinates: dict[str, int] = {}
     for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
         coordinates = _coordinates(mesh) | coordinates
@@ -346,14 +342,9 @@ def starts(process: RecordedProcess, recorded: Sequence[records.Record], launche
 
 def checkpoints(process: RecordedProcess) -> pl.DataFrame:
     """What a process saved and loaded, as rows of `checkpoints`."""
-    path = process.folder / LINES
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    rows: dict[tuple[int, str], dict[str, Any]] = {}
-    for line in lines:
-        with suppress(ValueError, LookupError, TypeError):
-            row = from_json(line)
-            rows[int(row["start_ns"]), str(row["path"])] = {"rank": process.rank, **row}
-    return pl.DataFrame(list(rows.values()), schema=CHECKPOINTS.dtypes).with_columns(
+    lines = latest_lines(process.folder / LINES, lambda line: (int(line["start_ns"]), str(line["path"])))
+    rows = [{"rank": process.rank, **line} for line in lines]
+    return pl.DataFrame(rows, schema=CHECKPOINTS.dtypes).with_columns(
         pl.col(name).fill_null(CHECKPOINTS.columns[name].default) for name in CHECKPOINTS.columns
     )
 
@@ -367,8 +358,7 @@ def operations(
     process: RecordedProcess, recorded: Sequence[records.Record], steps: pl.DataFrame
 ) -> pl.DataFrame:
     """The operations of a process, as rows of `operations`."""
-    path = process.folder / PIPELINE
-    facts: dict[str, Any] = from_json(path.read_text()) if path.is_file() else {}
+    facts: dict[str, Any] = saved(process.folder / PIPELINE, {})
     rows = [
         (r.a, r.b, r.c >> MICRO_BATCH_BITS, r.c & ((1 << MICRO_BATCH_BITS) - 1), KINDS[r.d])
         for r in recorded
@@ -428,7 +418,8 @@ def convert_samples(launch: Launch, *, whole: bool = False) -> None:
     """
     for path in sample_files(launch.raw, whole=whole):
         host, samples = read_samples(path)
-        write_part(launch.run, COUNTERS, _part(launch, path), counters(host, samples))
+        part = f"{path.name.partition('.')[0]}-{launch.name}"
+        write_part(launch.run, COUNTERS, part, counters(host, samples))
         path.unlink()
 
 
@@ -444,7 +435,3 @@ def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
             rows["value"].append(float(value))
     schema = {name: COUNTERS.dtypes[name] for name in rows}
     return pl.DataFrame(rows, schema=schema).with_columns(host=pl.lit(host))
-
-
-def _part(launch: Launch, path: Path) -> str:
-    return f"{path.name.partition('.')[0]}-{launch.name}"

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from . import records
-from .process.kernel import host_clock
+from .kernel import host_clock
 from .recorder import SECOND_S, Recorder, identity
 
 FAN_OUT = 8

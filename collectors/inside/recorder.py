@@ -41,14 +41,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import records
+from . import environment, records, stepping
 from .files import identity_of, is_own, is_still, write_whole
 from .imports import AwaitedModules
+from .kernel import name_of
 from .main_thread import is_of_a_handler
 from .names import image_folder, next_image
-from .process import environment
-from .process.kernel import name_of
-from .steps import stepping
 from .store import JobStore
 from .torch_internals import is_within_backward, sequence_number
 

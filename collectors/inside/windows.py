@@ -51,6 +51,7 @@ CAPTURED = "a CUDA graph was captured"
 UNPREPARED = "the loop runs beside the main thread, which ran no Python before that to start Kineto"
 DROPPED = "a profiler or another process was started meanwhile"
 _REASONS = {LATE: records.MISSED_LATE, UNPREPARED: records.MISSED_UNPREPARED}
+REQUESTS = ("window", "off", "on")
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
 ENDED = "the job ended before it began"
 
@@ -260,7 +261,7 @@ class Windows:
 
     def on_request(self, request: dict[str, Any]) -> None:
         """A request came for one window, or to switch windows off or on; rank 0 handles it."""
-        if identity()[0] == 0 and request["kind"] in ("window", "off", "on"):
+        if identity()[0] == 0 and request["kind"] in REQUESTS:
             self._requests.append(request)
 
     def on_second(self) -> None:
@@ -326,22 +327,16 @@ def _lead() -> int:
     return int(torch.cuda.is_initialized())
 
 
-class NoWindows:
-    """A process whose user wants no deep windows."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def on_request(self, request: dict[str, Any]) -> None:
-        """A request came from outside; say that there are no windows."""
-        if request["kind"] in ("window", "off", "on"):
-            self._recorder.answer(request["id"], {"why_not": UNWANTED})
+def _refuse(recorder: Recorder, request: dict[str, Any]) -> None:
+    """A request came from outside the job, whose user wants no deep windows."""
+    if request["kind"] in REQUESTS:
+        recorder.answer(request["id"], {"why_not": UNWANTED})
 
 
 def install(recorder: Recorder) -> None:
     """Record deep windows."""
     if not recorder.config.get("windows", True):
-        recorder.listen("request", NoWindows(recorder).on_request)
+        recorder.listen("request", lambda request: _refuse(recorder, request))
         return
     windows = Windows(recorder)
     recorder.listen("work", windows.on_work)

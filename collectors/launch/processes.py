@@ -15,7 +15,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.collectors.inside.process.kernel import START_TICKS, start_ticks, stat_fields
+from dpro.collectors.inside.kernel import START_TICKS, start_ticks, stat_fields
+from dpro.errors import InputError
 
 VMSTAT = Path("/proc/vmstat")
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit status
@@ -62,6 +63,22 @@ class LaunchedProcess:
             mask, *_, status = _PIDFD_INFO.unpack(info)
             return status if mask & _PIDFD_INFO_EXIT else None
         return None
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with.
+
+    Raises:
+        InputError: there is no such process, or it belongs to another user.
+    """
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except FileNotFoundError as error:
+        raise InputError(f"process {pid}: there is none on this host") from error
+    except OSError as error:
+        raise InputError(f"process {pid}: {error.strerror}") from error
+    pairs = (variable.partition(b"=") for variable in variables)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
 def close_descriptors(keep: Collection[int]) -> None:

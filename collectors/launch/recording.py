@@ -84,6 +84,11 @@ class Launch:
             f"{self.marker}: is not what a launcher writes; remove it, and read the run as it is"
         )
 
+    def log(self, line: str) -> None:
+        """Write a line that becomes a warning of the run, if there is room and the run is still there."""
+        with suppress(OSError), (self.raw / "log.txt").open("a", errors="backslashreplace") as log:
+            log.write(line.replace("\n", " ") + "\n")
+
     def remove_raw(self) -> None:
         """Delete what the recorder wrote: its tables are whole.
 
@@ -130,11 +135,11 @@ def _is_a_launchers(facts: dict[str, Any]) -> bool:
     )
 
 
-def launch_on(python_path: bytes) -> Launch | None:
+def launch_on(python_path: str) -> Launch | None:
     """The launch that a process is recorded by, from its `PYTHONPATH`; None for none."""
-    for entry in python_path.split(os.fsencode(os.pathsep)):
-        if entry.startswith(os.fsencode(_LAUNCH)):
-            raw = Path(os.fsdecode(unquote_to_bytes(entry.removeprefix(os.fsencode(_LAUNCH)))))
+    for entry in python_path.split(os.pathsep):
+        if entry.startswith(_LAUNCH):
+            raw = Path(os.fsdecode(unquote_to_bytes(entry.removeprefix(_LAUNCH))))
             return Launch(raw.parents[1], raw.name)
     return None
 

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from dpro.collectors.inside.process.environment import MASK, masked_command
-from dpro.collectors.inside.process.kernel import host_clock, name_of
+from dpro.collectors.inside.environment import MASK, masked_command
+from dpro.collectors.inside.kernel import host_clock, name_of
 from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
 from dpro.collectors.launch.pretended import Pretended, run_ranks
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors

@@ -55,7 +55,7 @@ class Sampler:
                     return
                 time.sleep(0.005)
             os.kill(self._pid, signal.SIGKILL)
-            _log(self._recording, "telemetry: the sampler had to be killed: it did not end")
+            self._recording.log("telemetry: the sampler had to be killed: it did not end")
 
 
 def start(recording: Launch) -> Sampler | None:
@@ -77,7 +77,7 @@ def _fork(recording: Launch, period_s: float) -> Sampler:
         close_descriptors(keep={lifeline_end})  # the marker's, too: its lock says that the sidecar lives
         sample_until_ended(recording, period_s, lifeline_end)
     except Exception as error:
-        _log(recording, f"telemetry ended: {_in_words(error)}")
+        recording.log(f"telemetry ended: {_in_words(error)}")
     finally:
         os._exit(0)
 
@@ -88,7 +88,7 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
     host = socket.gethostname()
 
     def complain(line: str) -> None:
-        _log(recording, f"{host}: {line}")
+        recording.log(f"{host}: {line}")
 
     output = _Output(SampleWriter(recording.raw, host), complain)
     processes = LocalProcesses(recording.raw, host)
@@ -293,12 +293,6 @@ def forget_elections(folder: Path) -> None:
         with suppress(OSError):
             if election.try_to_win():
                 election.withdraw()
-
-
-def _log(recording: Launch, line: str) -> None:
-    """Write one line to the log of a launch: it will be a warning in the manifest."""
-    with suppress(OSError), (recording.raw / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(line.replace("\n", " ") + "\n")
 
 
 def _in_words(error: Exception) -> str:

@@ -19,9 +19,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ..patching import patch
-from ..process.tracebacks import stacks
 from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks, internal, is_profiling
+from ..tracebacks import stacks
 from .flight import STALL_S
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten

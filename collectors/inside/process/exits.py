@@ -26,12 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import records
+from .. import environment, records
 from ..files import write_whole
 from ..names import FAILED, RAISED, REPLACED, image_folder, next_image
 from ..patching import patch, wrap
 from ..recorder import Recorder
-from . import environment
 
 UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost

@@ -24,7 +24,7 @@ from .. import records
 from ..files import write_whole
 from ..names import ENGINE, ENGINES, REQUESTS
 from ..recorder import Recorder, identity
-from ..steps.stepping import ITERATION
+from ..stepping import ITERATION
 
 SHORT_NS = 100_000_000  # a step takes at least this
 

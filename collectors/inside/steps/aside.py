@@ -103,10 +103,7 @@ class OtherWork:
         self._recorder.call(self._compiling.start)
 
     def _on_compiled(self, *_: Any) -> None:
-        self._recorder.call(self._compiled)
-
-    def _compiled(self) -> None:
-        self._compiling.stop()
+        self._recorder.call(self._compiling.stop)
 
     def watch_mode(self, mode: Any) -> None:
         """Time a context in which no gradients are kept.

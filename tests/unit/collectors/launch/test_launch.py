@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.collectors import liveness
-from dpro.collectors.inside.process.kernel import name_of
+from dpro.collectors.inside.kernel import name_of
 from dpro.collectors.launch.recording import Launch, launches
 from dpro.collectors.launch.start import TIMING, RecordOptions, claim, job_environment
 from dpro.collectors.liveness import is_running, unseen, wait_until_finished
