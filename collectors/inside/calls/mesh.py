@@ -1,7 +1,7 @@
 """Device meshes: which axes of parallelism the job has, and where on them this rank is.
 
-In: meshes as they are made, and what Megatron-core and DeepSpeed say instead (`coordinates.py`). Out:
-`mesh.json`, a list of their axes' names, sizes and this rank's coordinates.
+In: meshes as they are made, and what Megatron-core and DeepSpeed say instead. Out: `mesh.json`, a
+list of their axes' names, sizes and this rank's coordinates.
 """
 
 from __future__ import annotations
