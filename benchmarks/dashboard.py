@@ -28,8 +28,8 @@ from dpro.analysis.report import make_report
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.links import Link
-from dpro.dashboards.report.page import html_of
-from dpro.dashboards.whatif import workbench
+from dpro.dashboards.report import html_of
+from dpro.dashboards.views import whatif
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
@@ -103,7 +103,7 @@ def whatifs(run: Path) -> list[float]:
     """ms on the server from edits to an answer, for edits that were not asked for before."""
     loaded = load(open_run(run))
     loaded.warm()
-    fill = workbench.VIEW.sections["whatif-answer"]
+    fill = whatif.VIEW.sections["whatif-answer"]
     texts = ("heal:rank=1", "network:bandwidth=2", "no-launch", "scale:name=gemm,kind=kernel,factor=0.5")
     texts += ("heal:rank=2\nnetwork:bandwidth=4", "scale:name=gemm,kind=kernel,factor=0.9\nheal:rank=3")
     fill(loaded, Link(view="whatif", own={"edit": "no-comm"}))

@@ -20,13 +20,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dpro.collectors.convert.recorded import RecordedProcess, processes
-from dpro.collectors.inside.process import tracebacks
-from dpro.collectors.inside.process.kernel import lives
-from dpro.collectors.job.attempts import attempts
-from dpro.collectors.job.liveness import is_running
+from msgspec import UNSET, UnsetType
+
+from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
+from dpro.collectors.inside import tracebacks
+from dpro.collectors.inside.kernel import lives
 from dpro.collectors.launch.ownership import ensure_mine
+from dpro.collectors.launch.processes import environment_of
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launch_on, launches
+from dpro.collectors.liveness import is_running
+from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError, UsageError
 from dpro.folders import written_whole
 from dpro.schema import TABLES
@@ -45,7 +48,6 @@ class Answers:
     """What the ranks of a job said to a request.
 
     Attributes:
-        given: answers, by rank.
         silent: ranks that did not answer in time.
     """
 
@@ -59,18 +61,8 @@ def run_of(pid: int) -> Path | None:
     Raises:
         InputError: there is no such process, or it belongs to another user.
     """
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"process {pid}: there is none on this host") from error
-    except OSError as error:
-        raise InputError(f"process {pid}: {error.strerror}") from error
-    for variable in environment.split(b"\0"):
-        name, _, value = variable.partition(b"=")
-        found = launch_on(value) if name == b"PYTHONPATH" else None
-        if found:
-            return found.run
-    return None
+    launch = launch_on(environment_of(pid).get("PYTHONPATH", ""))
+    return launch.run if launch else None
 
 
 def training(run: Path) -> list[RecordedProcess]:
@@ -79,15 +71,15 @@ def training(run: Path) -> list[RecordedProcess]:
     Raises:
         InputError: the run is not being recorded, or nothing trains yet.
     """
-    live = [each for each in launches(run) if is_running(each)]
+    live = [launch for launch in launches(run) if is_running(launch)]
     if not live:
         raise InputError(f"{run}: is not being recorded now" if run.exists() else f"{run}: no such run")
     ensure_mine([run / RAW], within=False)
-    trying = attempts([process for each in live for process in processes(each)])
-    found = [process for process in (trying[-1] if trying else []) if lives(process.facts) is not False]
-    if not found:
+    trying = attempts([process for launch in live for process in processes(launch)])
+    recorded = [process for process in (trying[-1] if trying else []) if lives(process.facts) is not False]
+    if not recorded:
         raise InputError(f"{run}: none of its processes trains yet; try again in a moment")
-    return found
+    return recorded
 
 
 def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool], **facts: Any) -> Answers:
@@ -95,7 +87,6 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
 
     Args:
         kind: `window` (with `steps`), `off`, `on`, `stacks`.
-        timeout_s: how long to wait at most.
         done: whether the answers so far are enough.
 
     Raises:
@@ -120,9 +111,6 @@ def stacks(run: Path, timeout_s: float) -> Answers:
     """Where all threads of all ranks are now.
 
     Ranks whose interpreter is held by a call in C are asked by a signal, where they are on this host.
-
-    Args:
-        timeout_s: how long to wait for answers, s.
 
     Raises:
         InputError: the run is not being recorded.
@@ -163,8 +151,8 @@ def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
         with TemporaryDirectory(dir=to, prefix=".copy-") as made:
             copied = Path(made) / "run"
             _copy_while_it_changes(run, copied)
-            for each in launches(copied):
-                finish(each)
+            for launch in launches(copied):
+                finish(launch)
             for path in sorted(copied.iterdir(), key=lambda path: path.name == MANIFEST):  # that last
                 path.rename(to / path.name)
     except OSError as error:
@@ -196,9 +184,9 @@ def _parts(run: Path) -> list[Path]:
     return sorted(path for table in TABLES.values() for path in part_files(run, table))
 
 
-def _answers(asked: Sequence[RecordedProcess], name: str, known: Mapping[int, Answer]) -> Answers:
+def _answers(asked: Sequence[RecordedProcess], name: str, earlier: Mapping[int, Answer]) -> Answers:
     """The answers that are known, and those that have come since."""
-    given = dict(known)
+    given = dict(earlier)
     for process in asked:
         if process.rank in given:
             continue
@@ -236,3 +224,124 @@ def _is_ours(frames: Sequence[Mapping[str, Any]]) -> bool:
     package = str(Path(__file__).resolve().with_name("inside"))
     started = bool(frames) and frames[-1]["function"].endswith("_bootstrap")
     return started and any(frame["file"].startswith(package) for frame in frames)
+
+
+# What `dpro attach` answers, as typed documents.
+
+
+class StackFrame(DocumentPart, frozen=True):
+    """A call that has not returned.
+
+    Attributes:
+        file: of the function.
+        line: that it is at.
+        function: its name.
+    """
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadStack(DocumentPart, frozen=True):
+    """A thread of a process.
+
+    Attributes:
+        name: of the thread.
+        frames: its calls, innermost first.
+    """
+
+    name: str
+    frames: list[StackFrame]
+
+
+class RankStacks(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Where the threads of a rank are.
+
+    Attributes:
+        rank: the rank.
+        by_signal: true where a handler in C replied, since a call in C holds the interpreter; else absent.
+        threads: its threads, without those of the recorder.
+    """
+
+    rank: int
+    by_signal: bool | UnsetType = UNSET
+    threads: list[ThreadStack]
+
+
+class RankWindow(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """What became of a requested deep window on one rank.
+
+    Attributes:
+        rank: the rank.
+        window: number of the window; absent where the job records none.
+        steps: its first step, and the one after its last; likewise.
+        why_not: why it was not recorded; empty where it was.
+    """
+
+    rank: int
+    window: int | UnsetType = UNSET
+    steps: tuple[int, int] | UnsetType = UNSET
+    why_not: str
+
+
+class AttachDocument(Document, frozen=True, kw_only=True):
+    """A copy of what a running job has recorded so far.
+
+    Attributes:
+        run: the run directory of the job.
+        copy: the run that was made of what is recorded so far; absent where none was asked for.
+    """
+
+    run: str
+    copy: str | UnsetType = UNSET
+
+
+class WindowDocument(AttachDocument, frozen=True, kw_only=True):
+    """A deep window that was requested of a running job.
+
+    Attributes:
+        ranks: what became of it on each rank that replied.
+        silent_ranks: ranks that did not reply in time.
+        window: number of the window.
+    """
+
+    ranks: list[RankWindow]
+    silent_ranks: list[int]
+    window: int
+
+
+class StacksDocument(AttachDocument, frozen=True, kw_only=True):
+    """Where all threads of a running job are.
+
+    Attributes:
+        ranks: those that replied.
+        silent_ranks: ranks that did not reply in time.
+    """
+
+    ranks: list[RankStacks]
+    silent_ranks: list[int]
+
+
+class SwitchDocument(AttachDocument, frozen=True, kw_only=True):
+    """Deep windows of a running job were switched off or on.
+
+    Attributes:
+        from_step: the step from which that counts.
+    """
+
+    from_step: int
+
+
+class ProfileDocument(Document, frozen=True, kw_only=True):
+    """A run that was made of the profile of a job which dpro does not record.
+
+    Attributes:
+        run: the run that was made.
+        ranks: ranks that it has.
+        warnings: of the importer.
+    """
+
+    run: str
+    ranks: list[int]
+    warnings: list[str]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dpro.collectors.launch.processes import environment_of
 from dpro.errors import InputError
 
 HEAD = struct.Struct("<Q32s")
@@ -40,10 +41,6 @@ def listens(pid: int) -> bool:
 def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
     """Have a process, and those it started, profile some steps.
 
-    Args:
-        folder: where to write.
-        timeout_s: how long to wait at most.
-
     Returns:
         Kineto files, one per process, named after ranks.
 
@@ -64,7 +61,10 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
         asked = _answer(daemon, pid, text, min(deadline, time.monotonic() + 4 * ASKS_EVERY_S))
     if not asked:
         raise InputError(f"process {pid}: it did not ask for a profile; did it import torch?")
-    return [_named(_written(traces.with_name(f"trace_{each}.json"), each, deadline), each) for each in asked]
+    return [
+        _named(_written(traces.with_name(f"trace_{asking_pid}.json"), asking_pid, deadline), asking_pid)
+        for asking_pid in asked
+    ]
 
 
 def parse_request(datagram: bytes) -> list[int]:
@@ -82,18 +82,18 @@ def parse_request(datagram: bytes) -> list[int]:
 def _answer(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list[int]:
     """Answer the processes that train, once all have asked: launchers ask, too. Returns their pids."""
     asking: dict[int, None] = {}
-    known = deadline
-    while time.monotonic() < min(known, deadline):
-        for each, _ in _requests(daemon, pid):
-            known = min(known, time.monotonic() + 1.2 * ASKS_EVERY_S)
-            asking[each] = None
-    chosen = [each for each in asking if "RANK" in environment_of(each)] or list(asking)
+    complete_s = deadline
+    while time.monotonic() < min(complete_s, deadline):
+        for asking_pid, _ in _requests(daemon, pid):
+            complete_s = min(complete_s, time.monotonic() + 1.2 * ASKS_EVERY_S)
+            asking[asking_pid] = None
+    chosen = [asking_pid for asking_pid in asking if "RANK" in environment_of(asking_pid)] or list(asking)
     waiting = set(chosen)
     while waiting and time.monotonic() < deadline:
-        for each, answer in _requests(daemon, pid):
-            if each in waiting:
+        for asking_pid, answer in _requests(daemon, pid):
+            if asking_pid in waiting:
                 answer(text)
-                waiting.discard(each)
+                waiting.discard(asking_pid)
     return chosen
 
 
@@ -150,14 +150,3 @@ def _daemon(folder: str) -> Iterator[socket.socket]:
                 os.unlink(address)
     finally:
         daemon.close()
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError as error:
-        raise InputError(f"process {pid}: {error.strerror}") from error
-    return {
-        os.fsdecode(name): os.fsdecode(value) for name, _, value in (v.partition(b"=") for v in variables)
-    }

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dpro.collectors.launch.absence import OLDEST_TORCH
-from dpro.collectors.telemetry import amd, nic
+from dpro.collectors.telemetry import amd
 from dpro.collectors.telemetry.gpus import Unavailable
+from dpro.collectors.telemetry.node import PortCounters, find_ports
 from dpro.documents import Document
 from dpro.folders import lock, written_whole
 from dpro.units import format_bytes
@@ -107,8 +108,8 @@ def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
 
 def environment(variables: Mapping[str, str]) -> Iterator[Check]:
     """Variables that keep the recorder out, or make it see less; one good answer where there are none."""
-    found = list(_hindrances(variables))
-    yield from found or [Check("environment", READY, "nothing in it keeps the recorder out")]
+    hindrances = list(_hindrances(variables))
+    yield from hindrances or [Check("environment", READY, "nothing in it keeps the recorder out")]
 
 
 def _hindrances(variables: Mapping[str, str]) -> Iterator[Check]:
@@ -132,12 +133,7 @@ def _hindrances(variables: Mapping[str, str]) -> Iterator[Check]:
 
 
 def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check]:
-    """The GPUs that torch sees, what their driver lets any user see, and whether telemetry can ask it.
-
-    Args:
-        facts: torch's facts, as `torch_of` returns them.
-        proc: where the kernel shows the driver.
-    """
+    """The GPUs that torch sees, what their driver lets any user see, and whether telemetry can ask it."""
     driver = proc / "driver" / "nvidia"
     of_amd = amd.DRIVER.exists()
     if not driver.exists() and not of_amd and not facts.get("gpus"):
@@ -194,7 +190,7 @@ def _amd() -> Check:
     return Check("telemetry", READY, "AMD SMI answers")
 
 
-def network(find: Callable[[], list[nic.PortCounters]] = nic.find_ports) -> Check:
+def network(find: Callable[[], list[PortCounters]] = find_ports) -> Check:
     """The ports whose counters can be read."""
     ports = [port.device for port in find()]
     if not ports:
@@ -243,7 +239,6 @@ def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
 
     Args:
         path: the folder, which must exist.
-        mounts: where the kernel lists file systems.
     """
     name = "folder"
     kind = _file_system(path.resolve(), mounts)

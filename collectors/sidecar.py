@@ -42,7 +42,6 @@ def attend(
     """Watch a job to its end.
 
     Args:
-        recording: where its processes write.
         job: the launcher's process, which became the job.
         convert: turns whole windows into tables; called in a child, at idle priority.
         finish: makes the run whole, from the wait status of the job, None where unknown, and those of its
@@ -77,17 +76,10 @@ def attend(
 
 def _note_oom(recording: Launch, killed: int) -> None:
     if killed > 0:
-        _log(
-            recording,
+        recording.log(
             f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
             "job or of others, while the job ran",
         )
-
-
-def _log(recording: Launch, line: str) -> None:
-    """Write a line that becomes a warning of the run, if there is room and the run is still there."""
-    with suppress(OSError), (recording.raw / "log.txt").open("a", errors="backslashreplace") as log:
-        log.write(f"{line}\n")
 
 
 def _enough_waits(recording: Launch) -> bool:
@@ -134,7 +126,7 @@ def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     alive = sorted(pid for pid, rank in ranks.items() if not rank.ended())
     if alive:
         pids = ", ".join(map(str, alive))
-        _log(recording, f"the job's own process ended before process {pids}: what came later is not recorded")
+        recording.log(f"the job's own process ended before process {pids}: what came later is not recorded")
     _meet(recording, ranks)
 
 

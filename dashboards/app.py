@@ -23,15 +23,15 @@ from dpro.analysis.unanswered import pretended_in_words
 from dpro.dashboards.guard import LOOPBACK, check_bodies, guard, harden, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import in_cell
 from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun, StillOpening, runs_of
-from dpro.dashboards.theme import css_variables
-from dpro.dashboards.timeline import view as timeline
+from dpro.dashboards.theme import css_variables, in_cell
 from dpro.dashboards.views import (
     breakdown,
     collectives,
     difference,
+    fabric,
+    goodput,
     hang,
     heatmap,
     kernels,
@@ -39,37 +39,22 @@ from dpro.dashboards.views import (
     matrix,
     pipeline,
     plan,
+    serving,
     telemetry,
+    timeline,
     verdict,
+    whatif,
 )
-from dpro.dashboards.views import fabric as fabric
-from dpro.dashboards.views import goodput as goodput
-from dpro.dashboards.views import serving as serving
-from dpro.dashboards.whatif import workbench
 from dpro.errors import DproError, UsageError
 from dpro.schema import STEPS
 from dpro.selection import is_in_ranges, ranges_of, ranges_text
 from dpro.words import printable, shortened
 
-VIEWS: tuple[View, ...] = (
-    verdict.VIEW,
-    heatmap.VIEW,
-    breakdown.VIEW,
-    timeline.VIEW,
-    collectives.VIEW,
-    matrix.VIEW,
-    kernels.VIEW,
-    workbench.VIEW,
-    telemetry.VIEW,
-    hang.VIEW,
-    difference.VIEW,
-    layout.VIEW,
-    plan.VIEW,
-    pipeline.VIEW,
-    fabric.VIEW,
-    goodput.VIEW,
-    serving.VIEW,
-)
+_MODULES = (  # in the order of the navigation
+    verdict, heatmap, breakdown, timeline, collectives, matrix, kernels, whatif, telemetry, hang, difference,
+    layout, plan, pipeline, fabric, goodput, serving,
+)  # fmt: skip
+VIEWS: tuple[View, ...] = tuple(module.VIEW for module in _MODULES)
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
 _UNOPENED = -1  # version of a run that is still being opened
@@ -106,12 +91,7 @@ _THEME = """(() => {
 def make_app(
     run: Loaded | ShownRun | Runs, token: str | None = None, names: Collection[str] | None = LOOPBACK
 ) -> Dash:
-    """Make the application.
-
-    Args:
-        token: the secret that requests must carry; None for none.
-        names: host names that are accepted without a token; None for any.
-    """
+    """Make the application; `token` and `names` are those of `guard`."""
     runs = runs_of(run)
     app = Dash(
         __name__,
@@ -306,10 +286,10 @@ def _pickers(runs: Runs, link: Link) -> list[Component]:
     shown = link.run or runs.name
     others = [offer for offer in offers if offer.name != shown]
     # The opened run has no name in a link.
-    values = ["" if each.name == runs.name else each.name for each in offers]
-    run = [_option(each, value, each.name == shown) for each, value in zip(offers, values, strict=True)]
+    values = ["" if offer.name == runs.name else offer.name for offer in offers]
+    run = [_option(offer, value, offer.name == shown) for offer, value in zip(offers, values, strict=True)]
     other: list[Any] = [html.Option("no other run", value="", selected=not link.against)]
-    other += [_option(each, each.name, each.name == link.against) for each in others]
+    other += [_option(offer, offer.name, offer.name == link.against) for offer in others]
     return [
         html.Label(["run", html.Select(run, id="pick-run")]),
         html.Label(["compared with", html.Select(other, id="pick-against")]),
@@ -362,18 +342,20 @@ def _register_refresh(app: Dash, runs: Runs) -> None:
         Input("url", "search"),
         State("version", "data"),
     )
-    def refresh(_ticks: int | None, search: str | None, known: int | None) -> tuple[Any, ...]:
+    def refresh(_ticks: int | None, search: str | None, last_version: int | None) -> tuple[Any, ...]:
         try:
             link = parse_link(search or "")
-            both = [runs.shown(name) for name in dict.fromkeys([link.run, *filter(None, [link.against])])]
+            shown_runs = [
+                runs.shown(name) for name in dict.fromkeys([link.run, *filter(None, [link.against])])
+            ]
         except StillOpening:
-            return no_update if known == _UNOPENED else _UNOPENED, "", False
+            return no_update if last_version == _UNOPENED else _UNOPENED, "", False
         except DproError:  # the content says it
             return no_update, "", True
-        lives = [each.lives for each in both]  # before the versions: the last version is not missed
-        version = sum(each.version for each in both)
-        new = no_update if version == (known or 0) else version
-        ended = "recorded" if both[0].version else ""
+        lives = [run.lives for run in shown_runs]  # before the versions: the last version is not missed
+        version = sum(run.version for run in shown_runs)
+        new = no_update if version == (last_version or 0) else version
+        ended = "recorded" if shown_runs[0].version else ""
         return new, "recording" if lives[0] else ended, not any(lives)
 
 

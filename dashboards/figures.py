@@ -12,15 +12,13 @@ from typing import Any
 import plotly.graph_objects as go
 import polars as pl
 
-from dpro.dashboards.chains import chain_figure
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.dashboards.timeline.figure import drawn_timeline
-from dpro.dashboards.views import breakdown, collectives, heatmap, telemetry, verdict
+from dpro.dashboards.views import breakdown, collectives, heatmap, telemetry, verdict, whatif
 from dpro.dashboards.views.goodput import attempt_info, life_figure, life_info, progress_info
-from dpro.dashboards.views.hang import chains_of
-from dpro.dashboards.whatif import workbench
+from dpro.dashboards.views.hang import chain_figure, chains_of
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_ranges
@@ -67,7 +65,7 @@ class Figures:
         Args:
             selected: steps, ranks, theme, and `time_ms`: from and to, ms since the first span.
         """
-        figure = drawn_timeline(self._run, selection(**selected))
+        figure = drawn_timeline(self._run.tracks, self._run.step_extents, selection(**selected))
         legend = {"yref": "container", "y": 0, "yanchor": "bottom"}
         room = {"height": figure.layout.height + _LEGEND, "margin_b": figure.layout.margin.b + _LEGEND}
         return figure.update_layout(showlegend=True, legend=legend, **room)
@@ -75,9 +73,9 @@ class Figures:
     def collectives(self, **selected: Any) -> go.Figure:
         """Draw transfer times by size, with the fitted latency and bandwidth."""
         link = selection(**selected)
-        known = collectives.transfer_info(self._run.outline.graph, link)
+        transfers = collectives.transfer_info(self._run.outline.graph, link)
         return collectives.transfer_figure(
-            _some(known, "transfer of known size"), self._run.costs, link.theme
+            _some(transfers, "transfer of known size"), self._run.costs, link.theme
         )
 
     def waiting(self, **selected: Any) -> go.Figure:
@@ -107,13 +105,13 @@ class Figures:
 
     def whatif(self, *edits: str, theme: str = LIGHT) -> go.Figure:
         """Draw the mean step now and under edits (as `dpro whatif --edit` takes them), with its interval."""
-        predicted = workbench.prediction_info(self._run, [parse_edit(edit) for edit in edits])
-        return workbench.prediction_figure(ms(self._run.baseline_ns), predicted, selection(theme=theme).theme)
+        predicted = whatif.prediction_info(self._run, [parse_edit(edit) for edit in edits])
+        return whatif.prediction_figure(ms(self._run.baseline_ns), predicted, selection(theme=theme).theme)
 
     def critical_path(self, *edits: str, theme: str = LIGHT) -> go.Figure:
         """Draw what the critical path consists of, now and under edits."""
-        path = workbench.path_info(self._run, [parse_edit(edit) for edit in edits])
-        return workbench.path_figure(path, selection(theme=theme).theme)
+        path = whatif.path_info(self._run, [parse_edit(edit) for edit in edits])
+        return whatif.path_figure(path, selection(theme=theme).theme)
 
 
 def selection(

@@ -44,8 +44,8 @@ def guard(server: Flask, token: str | None, names: Collection[str] | None = LOOP
     @server.before_request
     def check() -> Response | None:
         if token is None:
-            known = names is None or urlsplit(f"//{request.host}").hostname in names
-            return None if known else _refusal("open the address that `dpro dashboard` printed")
+            is_accepted = names is None or urlsplit(f"//{request.host}").hostname in names
+            return None if is_accepted else _refusal("open the address that `dpro dashboard` printed")
         if _same(request.args.get("token", ""), token):
             return _exchanged(token) if request.method == "GET" else None
         if _same(request.cookies.get(cookie_of(token), ""), token):
@@ -140,11 +140,11 @@ def check_bodies(app: Dash) -> None:
         return "no such file\n", 404
 
 
-def _is_for_a_callback(body: Any, known: dict[str, Any]) -> bool:
+def _is_for_a_callback(body: Any, callbacks: dict[str, Any]) -> bool:
     """Return whether a body names a callback with all its inputs and outputs, and gives values for them."""
     if not isinstance(body, dict) or not isinstance(body.get("output"), str):
         return False
-    callback = known.get(body["output"], {})
+    callback = callbacks.get(body["output"], {})
     if "callback" not in callback:
         return False
     outputs, changed = body.get("outputs"), body.get("changedPropIds", [])
@@ -153,23 +153,23 @@ def _is_for_a_callback(body: Any, known: dict[str, Any]) -> bool:
         and _are_values(body.get("inputs", []), callback["inputs"])
         and _are_values(body.get("state", []), callback["state"])
         and isinstance(changed, list)
-        and all(isinstance(each, str) for each in changed)
+        and all(isinstance(name, str) for name in changed)
     )
 
 
 def _parts(output: str) -> list[tuple[str, str]]:
     """Split `a.children` or `..a.figure...b.style..` into ids and properties."""
     several = output.removeprefix("..").removesuffix("..").split("...") if output[:2] == ".." else [output]
-    return [(name, prop) for name, _, prop in (each.rpartition(".") for each in several)]
+    return [(name, prop) for name, _, prop in (part.rpartition(".") for part in several)]
 
 
 def _names(given: Sequence[Any]) -> list[Any]:
-    return [(each.get("id"), each.get("property")) if isinstance(each, dict) else None for each in given]
+    return [(entry.get("id"), entry.get("property")) if isinstance(entry, dict) else None for entry in given]
 
 
 def _are_values(given: Any, wanted: Sequence[dict[str, Any]]) -> bool:
     return (
         isinstance(given, list)
         and _names(given) == _names(wanted)
-        and all(isinstance(each.get("value"), _TYPES.get(each["property"], object)) for each in given)
+        and all(isinstance(entry.get("value"), _TYPES.get(entry["property"], object)) for entry in given)
     )

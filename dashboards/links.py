@@ -28,13 +28,11 @@ class Link:
     """A view and its selection.
 
     Attributes:
-        view: name of the view.
         run: name of the run that is shown; empty for the one that was opened.
         against: name of the run that it is compared with; empty for none.
         steps: selected steps, ranges with first and last included; empty for all.
         ranks: selected ranks, ascending; empty for all.
         time_ms: from and to, ms since the beginning of the graph; None for the time of the selected steps.
-        theme: light or dark.
         own: parameters of one view alone: its filter, its order, …
     """
 
@@ -73,6 +71,21 @@ class Link:
         if self.steps and "step" in frame.columns:
             frame = frame.filter(is_in_ranges("step", self.steps))
         return frame
+
+    def extent_ms(self, steps: pl.DataFrame) -> tuple[float, float] | None:
+        """From and to: the link's own time, else that of its steps, else of the first deep window.
+
+        Args:
+            steps: `window`, `step`, `begin_ms`, `end_ms`.
+        """
+        if self.time_ms is not None:
+            return self.time_ms
+        chosen = self.chosen(steps)
+        if not self.steps and not chosen.is_empty():
+            chosen = chosen.filter(pl.col("window") == chosen["window"].min())
+        if chosen.is_empty():
+            return None
+        return float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
 
 
 def parse_link(query: str) -> Link:

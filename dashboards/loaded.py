@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from weakref import ref
 
 import polars as pl
@@ -15,10 +16,11 @@ from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
+from dpro.dashboards.timeline.figure import Tracks, make_tracks
 from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
 from dpro.dashboards.timeline.replayed import BackgroundResult, make_replayed
-from dpro.dashboards.timeline.tracks import Tracks, make_tracks
-from dpro.dashboards.withdrawn import EarlierFindings
+from dpro.detect.findings import Finding
+from dpro.detect.findings_log import identity_of, time_of_day
 from dpro.detect.hang.records import with_known_state
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
@@ -44,6 +46,35 @@ from dpro.selection import quoted
 from dpro.store import Run
 
 Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
+_VERDICTS = ("verdict_on_hangs", "verdict_by_calls", "verdict_by_replay")  # of `Analysis`, in its order
+
+
+class Withdrawn(NamedTuple):
+    """A finding that an earlier copy of a run showed which is still being recorded, and that holds no longer.
+
+    Attributes:
+        time_ns: when the copy that does not show it was there.
+    """
+
+    finding: Finding
+    time_ns: int
+    why: str
+
+    def __str__(self) -> str:
+        """A line that says what was withdrawn, when and why."""
+        return f"{self.finding.title}: withdrawn at {time_of_day(self.time_ns)} because {self.why}"
+
+
+class EarlierFindings(NamedTuple):
+    """What readers of earlier copies of a run were shown, of those whose findings were computed.
+
+    Attributes:
+        findings: of the latest of those copies.
+        withdrawn: what was withdrawn until then.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    withdrawn: tuple[Withdrawn, ...] = ()
 
 
 class Loaded(Analysis):
@@ -54,7 +85,7 @@ class Loaded(Analysis):
         offered: returns all runs that the page offers.
     """
 
-    def __init__(self, run: Run, as_tried: Tried = lambda found: (list(found), [])) -> None:
+    def __init__(self, run: Run, as_tried: Tried = lambda predictions: (list(predictions), [])) -> None:
         """Make an analysis; it reads the run when it is first asked for something."""
         super().__init__(run)
         self.as_tried = as_tried
@@ -96,9 +127,9 @@ class Loaded(Analysis):
     @cached
     def of_same_job(self) -> list[Run]:
         """The other runs that are offered and that the same command made."""
-        command, own = self.run.manifest.command, self.run.path.resolve()
-        found = [each for each in self.offered() if each.manifest.command == command]
-        return [each for each in found if each.path.resolve() != own] if command else []
+        command, path = self.run.manifest.command, self.run.path.resolve()
+        of_command = [other for other in self.offered() if other.manifest.command == command]
+        return [other for other in of_command if other.path.resolve() != path] if command else []
 
     @cached
     def life_with_others(self) -> JobLife:
@@ -204,6 +235,30 @@ class Loaded(Analysis):
         """The layers of the job, of which other layouts are computed."""
         return recorded_job(self.built.predictive)
 
+    def findings_so_far(self) -> EarlierFindings:
+        """What this copy and those before it showed; nothing is computed for it."""
+        if not any(isinstance(self.values.get(name), tuple) for name in _VERDICTS):
+            return self.earlier
+        return EarlierFindings(tuple(self.verdict[0]), self.withdrawn())
+
+    def withdrawn(self) -> tuple[Withdrawn, ...]:
+        """What was withdrawn until this copy of the run, the earliest first.
+
+        Raises:
+            DproError: the findings of the copy cannot be computed.
+        """
+        if not any(self.earlier):
+            return ()
+        findings, unknown = self.verdict
+        now = {identity_of(finding) for finding in findings}
+        steps = self.steps["step"].to_numpy()
+        last = f"the steps up to {steps.max()}" if steps.size else "its steps"
+        why = f"{last} do not show it" if not unknown else f"not known now: {unknown[0]}"
+        gone = [Withdrawn(finding, self.opened_ns, why) for finding in self.earlier.findings]
+        return tuple(
+            past for past in (*self.earlier.withdrawn, *gone) if identity_of(past.finding) not in now
+        )
+
     def against(self, link: Link) -> Loaded | None:
         """Return the run that a link compares this one with; None where it names none.
 
@@ -220,8 +275,8 @@ class Loaded(Analysis):
         """
         with self.lock_of("difference"):
             if self._difference is None or self._difference[0]() is not other:
-                found = explain(other.built.predictive, self.built.predictive)
-                self._difference = ref(other), found  # which may be closed meanwhile
+                document = explain(other.built.predictive, self.built.predictive)
+                self._difference = ref(other), document  # which may be closed meanwhile
             return self._difference[1]
 
 

@@ -93,11 +93,7 @@ def call_states(loaded: Loaded, _link: Link) -> str:
 
 
 def fabric(loaded: Loaded, link: Link) -> str:
-    """Need a topology, and deep windows.
-
-    Args:
-        link: not used.
-    """
+    """Need a topology, and deep windows."""
     if not (loaded.run.path / FILE).is_file():
         return _NO_TOPOLOGY
     return windows(loaded, link)
@@ -109,22 +105,14 @@ def layout(loaded: Loaded, _link: Link) -> str:
 
 
 def pairs(loaded: Loaded, link: Link) -> str:
-    """Need several ranks in deep windows.
-
-    Args:
-        link: not used.
-    """
+    """Need several ranks in deep windows."""
     if len(loaded.run.manifest.ranks) == 1:
         return "One rank was recorded: there are no pairs of ranks to compare."
     return windows(loaded, link)
 
 
 def products(loaded: Loaded, link: Link) -> str:
-    """Need products, forward and backward, in deep windows.
-
-    Args:
-        link: not used.
-    """
+    """Need products, forward and backward, in deep windows."""
     if why := windows(loaded, link):
         return why
     return "" if loaded.has_products else _NO_PRODUCTS
@@ -132,13 +120,13 @@ def products(loaded: Loaded, link: Link) -> str:
 
 def operations(loaded: Loaded, _link: Link) -> str:
     """Need whole operations of a pipeline of several stages."""
-    known = loaded.pipeline
-    if known is None or known.rows.is_empty():
+    pipeline = loaded.pipeline
+    if pipeline is None or pipeline.rows.is_empty():
         return (
             "No forward and backward of micro-batches is known: `dpro record` keeps them of jobs that "
             "pipeline, traces hold them as whole operations or as ranges."
         )
-    return "" if known.num_stages > 1 else "The job has one stage: there is no pipeline."
+    return "" if pipeline.num_stages > 1 else "The job has one stage: there is no pipeline."
 
 
 def moments(loaded: Loaded, _link: Link) -> str:

@@ -43,8 +43,8 @@ class RankOrder(NamedTuple):
 
     def label(self, rank: int) -> str:
         """A rank on an axis of a figure: `tp 1: 3`, or its number alone."""
-        at = self.place(rank)
-        return f"{self.axis} {at if at >= 0 else '?'}: {rank}" if self.axis else str(rank)
+        place = self.place(rank)
+        return f"{self.axis} {place if place >= 0 else '?'}: {rank}" if self.axis else str(rank)
 
 
 NUMBERED = RankOrder()
@@ -74,16 +74,14 @@ def draw_groups(figure: go.Figure, ranks: list[int], order: RankOrder, theme: st
 
     Args:
         figure: a heatmap that has a row, a column, or both, for each rank.
-        ranks: in the order in which they are drawn.
-        order: by which they are.
         across: the axes of the figure that ranks are on: `x`, `y` or `xy`.
     """
     places = [order.place(rank) for rank in ranks]
     line: dict[str, Any] = {"color": colour("ink", theme), "width": 1}
     for number in range(1, len(ranks)):
         if places[number] != places[number - 1]:
-            at = number - 0.5
+            border = number - 0.5
             if "y" in across:
-                figure.add_shape(type="line", xref="paper", x0=0, x1=1, y0=at, y1=at, line=line)
+                figure.add_shape(type="line", xref="paper", x0=0, x1=1, y0=border, y1=border, line=line)
             if "x" in across:
-                figure.add_shape(type="line", yref="paper", y0=0, y1=1, x0=at, x1=at, line=line)
+                figure.add_shape(type="line", yref="paper", y0=0, y1=1, x0=border, x1=border, line=line)

@@ -42,10 +42,8 @@ class View:
         title: in the navigation.
         missing: why there is nothing to show of a run, in one sentence; empty where there may be something.
             It is asked with every link, so it must be cheap.
-        layout: makes its panels without slow computations.
         sections: id -> function that fills the section, called whenever the link changes.
         tables: name -> function that returns the data of a figure, for its CSV.
-        register: adds further callbacks.
     """
 
     name: str
@@ -57,17 +55,46 @@ class View:
     register: Callable[[Dash, Runs], None] = _nothing_more
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A framed part of a view with one section.
+
+    Attributes:
+        doing: what is being computed until it is filled, as `following which rank waits for which`.
+    """
+
+    title: str
+    section: str
+    doing: str
+    fill: Filler
+    wide: bool = False
+
+
+def view(
+    name: str,
+    title: str,
+    missing: Callable[[Loaded, Link], str],
+    *panels: Panel,
+    tables: Mapping[str, Tabler],
+    register: Callable[[Dash, Runs], None] = _nothing_more,
+) -> View:
+    """Return a view of panels in a grid, or of a single one; arguments as those of `View`."""
+
+    def layout() -> Component:
+        framed = [panel(part.title, section(part.section, part.doing), wide=part.wide) for part in panels]
+        return grid(*framed) if len(framed) > 1 else framed[0]
+
+    sections = {part.section: part.fill for part in panels}
+    return View(name, title, missing, layout, sections, tables, register)
+
+
 def changes(runs: Runs) -> list[Input]:
     """Return the inputs that refill a section: the link and, where a run is recorded, its version."""
     return [Input("url", "search"), *([Input("version", "data")] if runs.change else [])]
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
-    """Return a framed part of a view.
-
-    Args:
-        wide: span all columns of the grid.
-    """
+    """Return a framed part of a view."""
     return html.Section([html.H2(title), *content], className="panel wide" if wide else "panel")
 
 
@@ -77,12 +104,7 @@ def grid(*panels: Component) -> Component:
 
 
 def section(name: str, doing: str) -> Component:
-    """Return an element that a callback fills; until then it shows what is being computed.
-
-    Args:
-        name: id of the element, by which a view names what fills it.
-        doing: what is being computed, as `following which rank waits for which`.
-    """
+    """Return an element that a callback fills; until then it shows what is being computed."""
     return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
 
 
@@ -97,11 +119,7 @@ def empty(why: str) -> Component:
 
 
 def csv_link(view: str, table: str, link: Link) -> Component:
-    """Return links that download the data of a figure as CSV or Parquet.
-
-    Args:
-        table: name of the data among the view's `tables`.
-    """
+    """Return links that download the data of a figure as CSV or Parquet."""
     kinds = (("CSV", "csv"), ("Parquet", "parquet"))
     address = f"{view}/{table}{link.query()}"
     return html.Span(
@@ -173,11 +191,7 @@ def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> C
 
 
 def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Callable[[str], Any]) -> Any:
-    """Compute a view's answer to a link; errors become messages.
-
-    Args:
-        search: the link's query.
-    """
+    """Compute a view's answer to a link; errors become messages."""
     try:
         link = parse_link(search or "")
         if link.view != view:
@@ -193,10 +207,6 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
 
 
 def in_browser(app: Dash, function: str, *inputs: Input | State) -> None:
-    """Call a function of `assets/dpro.js` when an input changes; it can only change the link.
-
-    Args:
-        inputs: what is passed to it, in this order.
-    """
+    """Call a function of `assets/dpro.js` when an input changes; it can only change the link."""
     call: Any = app.clientside_callback
     call(ClientsideFunction("dpro", function), *inputs, prevent_initial_call=True)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.withdrawn import shown_by
 from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.remote import is_url
 from dpro.selection import quoted
@@ -37,7 +36,6 @@ class OfferedRun(NamedTuple):
         name: in links; each run has another.
         path: of the run, or of traces.
         why: it cannot be opened, in one line; empty where it can.
-        lives: whether it is still being recorded.
     """
 
     name: str
@@ -85,14 +83,11 @@ class Runs:
 
     def whole(self) -> list[Run]:
         """All runs that are offered, opened: without traces, and without what is still being recorded."""
-        known = [each for each in self._offers() if not each.why and not each.lives]
-        return [open_run(each.path) for each in known if not is_url(each.path) and is_run(each.path)]
+        finished = [offer for offer in self._offers() if not offer.why and not offer.lives]
+        return [open_run(offer.path) for offer in finished if not is_url(offer.path) and is_run(offer.path)]
 
     def loaded(self, name: str) -> Loaded:
         """The latest state of a run.
-
-        Args:
-            name: as in a link; empty for the opened run.
 
         Raises:
             DproError: as `shown`.
@@ -130,7 +125,7 @@ class Runs:
 
     def _begin(self, name: str) -> Future[ShownRun]:
         """Open a run in a thread."""
-        offer = next((each for each in self._offers() if each.name == name), None)
+        offer = next((offered for offered in self._offers() if offered.name == name), None)
         if offer is None or self._show is None:
             raise UsageError(f"no run {quoted(name)} is offered here: choose one of the list above")
         if offer.why:
@@ -179,7 +174,6 @@ class ShownRun:
     """A run in its latest state.
 
     Attributes:
-        loaded: the state.
         version: how many states came before it.
         lives: whether later states may follow.
     """
@@ -204,7 +198,7 @@ class ShownRun:
             for state in self._later:
                 if self._left:
                     return
-                state.earlier, state.others = shown_by(self.loaded), self.loaded.others
+                state.earlier, state.others = self.loaded.findings_so_far(), self.loaded.others
                 state.offered = self.loaded.offered
                 self.loaded = state
                 self.version += 1

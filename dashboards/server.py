@@ -50,8 +50,6 @@ def serve(
     """Serve a run's dashboard.
 
     Args:
-        port: port to listen on, 0 for any that is free.
-        token: as of `listen`.
         say: called with the address once the server listens.
 
     Raises:

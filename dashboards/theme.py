@@ -1,4 +1,4 @@
-"""Colours and the look of figures: one palette, light and dark, in one place.
+"""Colours, names and the look of figures: one palette, light and dark, in one place.
 
 The hues are those of Okabe and Ito (Color Universal Design, 2008), which people with colour vision
 deficiencies can distinguish; the dark theme uses lighter ones. The style sheet gets them as variables, so
@@ -14,6 +14,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dpro.units import NS_PER_MS, NS_PER_US, duration_unit
+from dpro.words import shortened
 
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
@@ -53,11 +54,7 @@ _ON_LIGHT = {  # ink on a light page and on a dark one -> that on a light page, 
 
 
 def colour(what: str, theme: str) -> str:
-    """Return the colour of a name of the palette, as a hexadecimal number.
-
-    Args:
-        what: a name of the palette, as `compute`.
-    """
+    """Return the colour of a name of the palette, as a hexadecimal number."""
     return _PALETTE[what][THEMES.index(theme)]
 
 
@@ -65,17 +62,16 @@ def ink_on(what: str, theme: str) -> str:
     """Return black or white, whichever has more contrast on a colour of the palette.
 
     Args:
-        what: the colour's name.
         theme: light or dark; for a light page it is a shade that `dark_counterparts` knows.
     """
-    light, dark = (_contrasting(colour(what, each)) for each in THEMES)
+    light, dark = (_contrasting(colour(what, page)) for page in THEMES)
     return dark if theme == DARK else _ON_LIGHT[light, dark]
 
 
 def _contrasting(shade: str) -> str:
     """Return black or white by the contrast of the Web Content Accessibility Guidelines 2.2."""
-    shades = [int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in shades]
+    shades = [int(shade[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in shades]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     on_white, on_black = 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05
     return _WHITE if on_white > on_black else _BLACK
@@ -87,11 +83,7 @@ def css_name(part: str) -> str:
 
 
 def series(number: int, theme: str) -> str:
-    """Return the colour of the n-th series of a figure; colours repeat.
-
-    Args:
-        number: from 0.
-    """
+    """Return the colour of the n-th series of a figure; colours repeat."""
     hues = ("compute", "exposed_comm", "overlapped_comm", "host_bound", "wait", "cpu", "runtime")
     return colour(hues[number % len(hues)], theme)
 
@@ -107,9 +99,6 @@ def css_variables() -> str:
 
 def time_unit(largest_ms: float) -> tuple[float, str]:
     """Choose the unit of an axis of times.
-
-    Args:
-        largest_ms: the largest value on it, ms.
 
     Returns:
         How many ms the unit has, and its name, us to h: the unit in which its largest value is written.
@@ -135,8 +124,8 @@ def whole_ticks(count: int) -> dict[str, Any]:
 
 def log_ticks(values: Iterable[float]) -> dict[str, Any]:
     """Tick settings for a logarithmic axis: 1, 2 and 5 of each power of ten, of many the powers only."""
-    known = [value for value in values if value > 0]
-    decades = math.log10(max(known) / min(known)) if known else 0.0
+    positive = [value for value in values if value > 0]
+    decades = math.log10(max(positive) / min(positive)) if positive else 0.0
     if decades < 1:
         return {}
     return {"dtick": "D2" if decades <= MAX_DIVIDED else math.ceil(decades / FEW_POWERS)}
@@ -168,3 +157,21 @@ def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
     return figure
+
+
+# Names from traces, escaped. Plotly interprets a subset of HTML in its texts: a kernel called `<b>` would
+# turn text bold, and a name could contain a link. Text of the page itself is never parsed as HTML.
+
+LONGEST_NAME = 90  # characters of a name that a figure shows
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # first characters of a formula in spreadsheets
+_SPACE = ("\t", "\r", "\n")  # leading ones, which spreadsheets ignore
+
+
+def plain(name: object) -> str:
+    """Escape a name so that a figure shows it literally."""
+    return shortened(str(name), LONGEST_NAME).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def in_cell(text: str) -> str:
+    """Escape a name in a CSV file so that no spreadsheet evaluates it as a formula."""
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) or text.startswith(_SPACE) else text

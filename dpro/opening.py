@@ -21,7 +21,7 @@ from dpro.errors import DproError, InputError
 from dpro.remote import is_url, local_copy
 
 if TYPE_CHECKING:
-    from dpro.collectors.convert.readers import Readers
+    from dpro.collectors.convert.recorded import Readers
     from dpro.ingest.importer import Progress
     from dpro.ingest.trace import RankTrace
     from dpro.store import Run
@@ -100,11 +100,11 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
     Raises:
         InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
     """
-    from dpro.collectors.job.liveness import unseen, wait_until_finished
+    from dpro.collectors.liveness import unseen, wait_until_finished
 
     abandoned = wait_until_finished(run, timeout_s)
     if abandoned:
-        from dpro.collectors.job.finish import finish
+        from dpro.collectors.finish import finish
 
         for recording in abandoned:
             try:
@@ -117,7 +117,7 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
 
 def readers() -> Readers:
     """How to read what PyTorch writes."""
-    from dpro.collectors.convert.readers import Readers
+    from dpro.collectors.convert.recorded import Readers
     from dpro.ingest.execution_trace import combine, read_execution_trace
     from dpro.ingest.flight_recorder import read_dump
     from dpro.ingest.kineto import read_trace

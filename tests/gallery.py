@@ -19,7 +19,7 @@ from typing import Any
 from dpro.analysis.report import make_report
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.report.page import html_of
+from dpro.dashboards.report import html_of
 from dpro.opening import open_path
 from tests.browser import served, settle, start_browser, wait
 from tests.conftest import REPOSITORY

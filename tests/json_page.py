@@ -19,7 +19,7 @@ from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
 from dpro.check.answer import CheckDocument
-from dpro.collectors.answers import (
+from dpro.collectors.attach import (
     AttachDocument,
     ProfileDocument,
     StacksDocument,

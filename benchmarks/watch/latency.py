@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.recording import ENVIRONMENT, ROOT, TORCHRUN
-from dpro.collectors.job.liveness import wait_until_finished
+from dpro.collectors.liveness import wait_until_finished
 
 DPRO = [sys.executable, "-m", "dpro"]
 # What is tried: name, number of ranks, program and its arguments; MARK is where it notes the moment.

@@ -1,26 +1,25 @@
-"""Every call that a process's flight recorder knows, once: from overlapping dumps to rows.
+"""Every call that a process's flight recorder knows, once, its messages, and where it was stalled.
 
-In: the dumps a process has left so far. Out: entries for windows to be joined with and, once no window can
-want them any more, parts of `collectives`. A dump is read once and kept as Parquet, which is some thirty
-times smaller, until all its entries are in a part. Doing it again after a crash gives the same parts.
+In: the dumps a process has left so far, `stall.json`, `messagesNNNN.json`. Out: entries for windows to be
+joined with and, once no window can want them any more, parts of `collectives`; rows of messages, which the
+flight recorder leaves out, and of `process_groups`; the stack of the main thread. A dump is read once and
+kept as Parquet, which is some thirty times smaller, until all its entries are in a part. Doing it again after
+a crash gives the same parts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
-from dpro.collectors.convert.stall import (
-    keep_groups,
-    with_group_ranks,
-    with_stalled_states,
-    without_evicted_states,
-)
+from dpro.collectors.convert.recorded import saved
 from dpro.collectors.inside.names import STALL
 from dpro.folders import written_whole
+from dpro.members import members_text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.schema.members import with_texts
 from dpro.store import part_files, write_part
@@ -31,11 +30,7 @@ _STATE = "calls.json"
 
 
 def keep_dumps(folder: Path, read: Callable[[Path], Mapping[str, pl.DataFrame]]) -> None:
-    """Read the dumps that have come since.
-
-    Args:
-        folder: where the process writes.
-    """
+    """Read the dumps that have come since."""
     for dump in sorted([*folder.glob("flight-*.json"), *folder.glob("flight-*.pickle")]):
         status = dump.stat()
         _, backend, _ = dump.stem.split("-")
@@ -60,18 +55,14 @@ def entries(folder: Path) -> pl.DataFrame:
     frames = [frame for path in _kept(folder) if (frame := with_texts(pl.read_parquet(path))).height]
     if not frames:
         return COLLECTIVES.empty()
-    found = without_evicted_states(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
-    found = found.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
+    rows = without_evicted_states(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
+    rows = rows.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     passed, _ = _state(folder)
-    return with_group_ranks(found.filter(~_below(passed)), folder)
+    return with_group_ranks(rows.filter(~_below(passed)), folder)
 
 
 def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
-    """Return the entries as saved in the last stall of the process; none if a step ended after it.
-
-    Args:
-        folder: where the process writes.
-    """
+    """Return the entries as saved in the last stall of the process; none if a step ended after it."""
     paths = [path for path in _kept(folder) if path.stem.endswith(f"-{STALL}")]
     frames = [with_texts(pl.read_parquet(path)) for path in paths if path.stat().st_mtime_ns > since_ns]
     return pl.concat([frame for frame in frames if frame.height] or [COLLECTIVES.empty()], how="diagonal")
@@ -84,7 +75,6 @@ def write_calls(
 
     Args:
         part: beginning of the names of the process's parts.
-        folder: where the process writes.
         until_ns: entries from then on are left for windows to come, as are those of each latest dump, whose
             state may still change; None where nothing comes any more.
         stalls: the calls in which a process that failed was stalled, as from `latest_stall`.
@@ -120,15 +110,15 @@ def _kept(folder: Path) -> list[Path]:
 
 def _bound(folder: Path, waiting: pl.DataFrame, number: int, passed: int, until_ns: int | None) -> int:
     """The id from which on entries of one backend have to wait."""
-    mine = waiting.filter(pl.col("collective_id") % 2 == number)
+    of_backend = waiting.filter(pl.col("collective_id") % 2 == number)
     if until_ns is None:
-        last = mine["collective_id"].max()
+        last = of_backend["collective_id"].max()
         return passed if last is None else int(str(last)) + 2
     dumps = [path for path in _kept(folder) if path.name.startswith(f"flight-{BACKENDS[number]}-")]
-    if not dumps or mine.is_empty():
+    if not dumps or of_backend.is_empty():
         return passed
     latest = pl.read_parquet(max(dumps, key=lambda path: path.stat().st_mtime_ns), columns=["collective_id"])
-    wanted = mine.filter(pl.col("enqueued_ns") >= until_ns)["collective_id"]
+    wanted = of_backend.filter(pl.col("enqueued_ns") >= until_ns)["collective_id"]
     firsts = [first for first in (latest["collective_id"].min(), wanted.min()) if first is not None]
     return max(passed, min((int(str(first)) for first in firsts), default=passed))
 
@@ -160,3 +150,170 @@ def _state(folder: Path) -> tuple[list[int], int]:
 def _write_state(folder: Path, passed: list[int], lost: int) -> None:
     with written_whole(folder, _STATE) as file:
         file.write(json.dumps({"passed": passed, "lost": lost}).encode())
+
+
+# What a stalled process was in, and the messages of windows. A call that was open during a stall stays
+# unfinished if no later call followed in its group: when the process ended, the call failed, which dumps do
+# not distinguish from finished.
+
+SOURCE = "dpro recorder"
+MESSAGE_IDS = 1 << 61  # ids of messages begin here: those of the flight recorder and of windows are below
+_WINDOW_IDS = 1 << 32  # those of window w begin at MESSAGE_IDS + (w + 1) * this
+NEVER_NS = (1 << 63) - 1
+
+
+def stall_of(folder: Path) -> Mapping[str, Any]:
+    """What the process wrote when no step had ended for long; empty where it never did."""
+    stall: Mapping[str, Any] = saved(folder / "stall.json", {})
+    return stall
+
+
+def stack_of(folder: Path, since_ns: int = -1) -> str:
+    """Return the main thread's stack during the stall, innermost call first; empty if older than a moment."""
+    stall = stall_of(folder)
+    return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
+
+
+def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.DataFrame:
+    """Return the latest gloo messages of each pair of ranks, and all that were not delivered.
+
+    Args:
+        stalled_ns: the later of the last step's end and the last collective's begin. A message whose handle
+            was released during the stall was delivered if it was enqueued before this.
+    """
+    stall = stall_of(folder)
+    messages = [
+        message | {"state": "scheduled" if message["enqueued_ns"] >= stalled_ns else "completed"}
+        if message.get("state") == "closed"
+        else message
+        for message in stall.get("messages", [])
+    ]
+    return _rows(messages, stall.get("groups", {}), rank, MESSAGE_IDS)
+
+
+def delivered(messages: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `message_rows` of a process that ended well: what it waited for has come."""
+    return messages.with_columns(state=pl.lit("completed"))
+
+
+def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
+    """Return all gloo messages that were begun in a window, in order; none where there is no such file.
+
+    Args:
+        path: `messagesNNNN.json`.
+    """
+    content = saved(path, [])
+    if isinstance(content, list):  # of an earlier version
+        content = {"groups": {}, "messages": content}
+    rows = _rows(content["messages"], content["groups"], rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS)
+    return conform(COLLECTIVES, rows)
+
+
+def _rows(
+    messages: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]], rank: int, first_id: int
+) -> pl.DataFrame:
+    rows = []
+    for number, message in enumerate(messages):
+        peer, size = message["peer"], message["bytes"]
+        ranks = message.get("ranks") or groups.get(message["group"], ())  # each had them in earlier versions
+        sends = message["op"] == "send"
+        rows.append(
+            {
+                "collective_id": first_id + number,
+                "rank": rank,
+                "window": -1,
+                "op": message["op"],
+                "group": message["group"],
+                "group_ranks": members_text(ranks),
+                "sequence": message["sequence"],
+                "bytes_in": size if sends else 0,
+                "bytes_out": 0 if sends else size,
+                "dtype": message["dtype"],
+                "peer": ranks[peer] if 0 <= peer < len(ranks) else -1,
+                "enqueued_ns": message["enqueued_ns"],
+                "source": SOURCE,
+                "state": message.get("state", ""),
+            }
+        )
+    schema = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if rows and name in rows[0]}
+    return pl.DataFrame(rows, schema=schema, orient="row") if rows else COLLECTIVES.empty()
+
+
+def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
+    """Save the groups of a dump, if it is the latest of its backend.
+
+    Args:
+        said: rows of `process_groups` in the dump, all with its `saved_ns`; None or no rows change nothing.
+    """
+    path = folder / f"said-{backend}.parquet"
+    if said is None or said.is_empty():
+        return
+    said = conform(PROCESS_GROUPS, said)
+    if not path.is_file() or pl.read_parquet(path)["saved_ns"][0] <= said["saved_ns"][0]:
+        said.write_parquet(path)
+
+
+def process_groups(folder: Path, rank: int) -> pl.DataFrame:
+    """Return the groups in the latest dumps, with their ranks filled in where the dumps lack them."""
+    frames = [with_texts(pl.read_parquet(path)) for path in sorted(folder.glob("said-*.parquet"))]
+    if not frames:
+        return PROCESS_GROUPS.empty()
+    return with_known_ranks(pl.concat(frames), folder).with_columns(rank=pl.lit(rank, pl.Int32))
+
+
+def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
+    """Add to rows of `process_groups` the ranks that the process itself recorded, and when it last looked."""
+    path = folder / "checked"
+    checked_ns = int(path.read_text()) if path.is_file() else -1
+    saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
+    return with_group_ranks(said, folder).with_columns(saved_ns=saved_ns)
+
+
+def with_group_ranks(rows: pl.DataFrame, folder: Path) -> pl.DataFrame:
+    """Add the ranks of groups that the process itself recorded where a dump lacks them.
+
+    Args:
+        rows: with `group`, which begins with a name, and `group_ranks`.
+    """
+    named: Mapping[str, list[int]] = saved(folder / "groups.json", {})
+    texts = {name: members_text(ranks) for name, ranks in named.items()}
+    name = pl.col("group").str.split(" ").list.first()
+    recorded = name.replace_strict(texts, default="", return_dtype=pl.String)
+    return rows.with_columns(
+        group_ranks=pl.when(pl.col("group_ranks") != "").then("group_ranks").otherwise(recorded)
+    )
+
+
+def with_stalled_states(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
+    """Keep the calls unfinished in which a process that failed was stalled.
+
+    Args:
+        entries: rows of `collectives`, each as it was last seen.
+        stalls: the same as saved in the last stall, after which no step ended.
+
+    Returns:
+        The entries; those unfinished in the stall keep that state, unless their group made later calls.
+    """
+    last = entries.group_by("group").agg(last=pl.col("collective_id").max())
+    known = stalls.group_by("group").agg(known=pl.col("collective_id").max())
+    stuck = stalls.filter(pl.col("state").is_in(["scheduled", "started"]))
+    stuck = stuck.join(last, on="group").join(known, on="group").filter(pl.col("last") <= pl.col("known"))
+    joined = entries.join(
+        stuck.select("collective_id", stuck="state"), on="collective_id", how="left", maintain_order="left"
+    )
+    return joined.with_columns(state=pl.coalesce("stuck", "state")).drop("stuck")
+
+
+def without_evicted_states(entries: pl.DataFrame) -> pl.DataFrame:
+    """Clear the state of calls that were unfinished in an earlier dump and are evicted from the latest.
+
+    Args:
+        entries: rows of `collectives` with `saved_ns`, even ids of one backend and odd ones of another.
+    """
+    backend = pl.col("collective_id") % 2
+    latest = entries.filter(pl.col("saved_ns") == pl.col("saved_ns").max().over(backend))
+    first = latest.group_by(backend=backend).agg(first=pl.col("collective_id").min())
+    joined = entries.with_columns(backend=backend).join(first, on="backend", how="left")
+    lost = (pl.col("collective_id") < pl.col("first")) & (pl.col("state") != "completed")
+    state = pl.when(lost).then(pl.lit("")).otherwise("state")
+    return joined.with_columns(state=state).drop("backend", "first")

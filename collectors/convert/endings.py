@@ -57,10 +57,10 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
     """
     announced = [Ending(r.b, r.c) for r in recorded if r.kind == records.ENDING]
     reported = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
-    own = exited(folder / "exit")
-    seen = [reported, _reaped(folder / "reaped"), own, *announced[-1:]]
-    found = next((each for each in seen if each.known), UNKNOWN)
-    return own if own.known and found.signal == signal.SIGTERM else found
+    by_libc = exited(folder / "exit")
+    seen = [reported, _reaped(folder / "reaped"), by_libc, *announced[-1:]]
+    ended = next((end for end in seen if end.known), UNKNOWN)
+    return by_libc if by_libc.known and ended.signal == signal.SIGTERM else ended
 
 
 def exception(folder: Path) -> dict[str, Any]:
@@ -82,18 +82,15 @@ def left_ns(folder: Path) -> int:
 def first_error(folder: Path) -> str:
     """The first exception that ended a process of the job, in a line: `ValueError: no (train.py:7)`.
 
-    Args:
-        folder: where the processes of a launch write.
-
     Returns:
         The line; empty where no exception did, or only those by which launchers report other processes.
     """
-    found = []
+    errors = []
     for path in [*folder.glob(f"{FAILED}*.json"), *folder.glob(f"*/{RAISED}")]:
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             facts = from_json(path.read_text(encoding="utf-8"))
-            found.append((int(facts["time_ns"]), _in_a_line(**facts)))
-    return next((error for _, error in sorted(found) if error), "")
+            errors.append((int(facts["time_ns"]), _in_a_line(**facts)))
+    return next((error for _, error in sorted(errors) if error), "")
 
 
 def _in_a_line(type: str, message: str, calls: Sequence[str], time_ns: int) -> str:

@@ -7,16 +7,16 @@ the calls that the flight recorder saw: NCCL counts per communicator and operati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from dpro.collectors.convert.readers import LogReader
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
-from dpro.collectors.launch.inspector import LOGS
 from dpro.collectors.launch.recording import Launch
+from dpro.collectors.launch.start import INSPECTOR_LOGS
 from dpro.errors import DproError
 from dpro.schema import COLLECTIVES, SENDS, conform
 from dpro.store import write_part
@@ -28,13 +28,15 @@ NOTHING = (
 _FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
 
 
-def convert_logs(launch: Launch, processes: Sequence[RecordedProcess], read: LogReader) -> dict[str, Any]:
+def convert_logs(
+    launch: Launch, processes: Sequence[RecordedProcess], read: Callable[[Path], Sequence[Any]]
+) -> dict[str, Any]:
     """Add what the Inspector measured in processes of a launch to their collectives.
 
     Returns:
         What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
     """
-    folder = launch.raw / LOGS
+    folder = launch.raw / INSPECTOR_LOGS
     if not folder.is_dir():
         return {}
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -61,18 +63,18 @@ def convert_logs(launch: Launch, processes: Sequence[RecordedProcess], read: Log
                 sends.setdefault(whose, []).append(conform(SENDS, sent))
             else:
                 skipped.append({"collectives of NCCL's Inspector in processes without a rank": rows.height})
-    for whose, found in frames.items():
+    for whose, measured in frames.items():
         process = by_pid[whose]
-        write_part(launch.run, COLLECTIVES, f"{process.part}-nccl", _rows(process, found))
+        write_part(launch.run, COLLECTIVES, f"{process.part}-nccl", _rows(process, measured))
         sent = pl.concat(sends[whose]).with_columns(rank=pl.lit(process.rank, pl.Int32))
         if sent.height:
             write_part(launch.run, SENDS, f"{process.part}-nccl", sent)
     return {"warnings": warnings, "skipped": skipped, "versions": versions}
 
 
-def _rows(process: RecordedProcess, found: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def _rows(process: RecordedProcess, measured: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The rows of a process, as its rank's, without those that a deep window saw run."""
-    rows = pl.concat([conform(COLLECTIVES, frame) for frame in found]).with_columns(
+    rows = pl.concat([conform(COLLECTIVES, frame) for frame in measured]).with_columns(
         rank=pl.lit(process.rank, pl.Int32),
         collective_id=pl.int_range(pl.len()) + _FIRST_ID,
         window=pl.lit(-1, pl.Int32),
@@ -80,4 +82,6 @@ def _rows(process: RecordedProcess, found: Sequence[pl.DataFrame]) -> pl.DataFra
     began_ns = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
     recorded = records.read_records(process.folder / "records.bin")
     windows = [(r.b, r.c) for r in recorded if r.kind == records.WINDOW]
-    return rows.filter(~pl.any_horizontal(pl.lit(False), *(began_ns.is_between(*each) for each in windows)))
+    return rows.filter(
+        ~pl.any_horizontal(pl.lit(False), *(began_ns.is_between(*window) for window in windows))
+    )

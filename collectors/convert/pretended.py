@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.collectors.convert.recorded import saved
 from dpro.collectors.inside.names import PRETENDED
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, conform
-from dpro.words import from_json
 
 SOURCE = "pretended"
 CALL_IDS = 1 << 60  # ids of calls outside of windows begin here
@@ -33,13 +33,9 @@ def is_pretended(folder: Path) -> bool:
 
 
 def outside_windows(folder: Path, rank: int) -> pl.DataFrame:
-    """Rows of the calls outside of windows.
-
-    Args:
-        folder: where the process wrote.
-    """
+    """Rows of the calls outside of windows."""
     calls = _read(folder / f"{PRETENDED}.json")
-    rows = [_row(call, rank, -1) | {"collective_id": CALL_IDS + at} for at, call in enumerate(calls)]
+    rows = [_row(call, rank, -1) | {"collective_id": CALL_IDS + number} for number, call in enumerate(calls)]
     return _frame(rows)
 
 
@@ -64,31 +60,32 @@ def with_pretended_calls(
     issuers = spans.filter(pl.col("name").str.starts_with("c10d::"))
     issued = _around(issuers, begun)
     backward = spans.filter(name=_BACKWARD)
+    backward_ends = backward["start_ns"] + backward["duration_ns"]
     within = _around(backward, begun)
-    lanes = {name: _LANES + at for at, name in enumerate(sorted(set(map(_lane, calls))))}
+    lanes = {name: _LANES + number for number, name in enumerate(sorted(set(map(_lane, calls))))}
     pid, ids = int(spans["pid"][0]), first + _WINDOW_SHARE
     rows, made = [], []
-    for at, call in enumerate(calls):
+    for number, call in enumerate(calls):
         lasts = max(call["ended_ns"] - call["begun_ns"], 0)
         asked = call["asked_ns"]
         if asked < 0:
-            inside = call["future"] and within[at] >= 0
-            asked = _end_of(backward, int(within[at])) if inside else end
+            inside = call["future"] and within[number] >= 0
+            asked = int(backward_ends[int(within[number])]) if inside else end
         rows.append(
             _row(call, rank, window)
-            | {"collective_id": ids + at, "span_id": ids + at, "start_ns": call["begun_ns"]}
+            | {"collective_id": ids + number, "span_id": ids + number, "start_ns": call["begun_ns"]}
             | {"duration_ns": lasts, "asked_ns": max(asked, call["begun_ns"] + lasts)}
-            | {"launch_span_id": issuers["span_id"][int(issued[at])] if issued[at] >= 0 else -1}
+            | {"launch_span_id": issuers["span_id"][int(issued[number])] if issued[number] >= 0 else -1}
         )
         made.append(
-            {"span_id": ids + at, "rank": rank, "window": window, "kind": "annotation", "pid": pid}
+            {"span_id": ids + number, "rank": rank, "window": window, "kind": "annotation", "pid": pid}
             | {"name": f"pretended:{call['op']}", "start_ns": call["begun_ns"], "duration_ns": lasts}
             | {"tid": lanes[_lane(call)]}
         )
-    own = conform(SPANS, pl.DataFrame(made))
+    answers = conform(SPANS, pl.DataFrame(made))
     return {
         **frames,
-        SPANS.name: pl.concat([spans.filter(~_inside(spans, calls)), own]),
+        SPANS.name: pl.concat([spans.filter(~_inside(spans, calls)), answers]),
         COLLECTIVES.name: pl.concat([frames[COLLECTIVES.name], _frame(rows)]),
     }
 
@@ -99,9 +96,9 @@ def _inside(spans: pl.DataFrame, calls: Sequence[Mapping[str, Any]]) -> pl.Serie
     ended = np.array([call["ended_ns"] for call in calls], np.int64)
     order = np.argsort(begun, kind="stable")
     start = spans["start_ns"].to_numpy()
-    at = np.searchsorted(begun[order], start, side="right") - 1
-    over = ended[order][np.maximum(at, 0)]
-    made = (at >= 0) & (start + spans["duration_ns"].to_numpy() <= over)
+    latest = np.searchsorted(begun[order], start, side="right") - 1
+    over = ended[order][np.maximum(latest, 0)]
+    made = (latest >= 0) & (start + spans["duration_ns"].to_numpy() <= over)
     return pl.Series(made & (spans["kind"] == "cpu_op").to_numpy())
 
 
@@ -110,20 +107,16 @@ def _lane(call: Mapping[str, Any]) -> tuple[str, str, int]:
     return call["group"], call["op"] if call["peer"] >= 0 else "", call["peer"]
 
 
-def _end_of(spans: pl.DataFrame, at: int) -> int:
-    return int(spans["start_ns"][at] + spans["duration_ns"][at])
-
-
 def _around(spans: pl.DataFrame, times: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, Any]:
     """[T] index of the last of some spans that began before each time, if it was not over; else -1."""
     starts = spans["start_ns"].to_numpy()
     order = np.argsort(starts, kind="stable")
-    at = np.searchsorted(starts[order], times, side="right") - 1
+    place = np.searchsorted(starts[order], times, side="right") - 1
     if not order.size:
         return np.full(times.size, -1)
-    found = order[np.maximum(at, 0)]
-    ends = (spans["start_ns"] + spans["duration_ns"]).to_numpy()[found]
-    return np.where((at >= 0) & (ends >= times), found, -1)
+    latest = order[np.maximum(place, 0)]
+    ends = (spans["start_ns"] + spans["duration_ns"]).to_numpy()[latest]
+    return np.where((place >= 0) & (ends >= times), latest, -1)
 
 
 def _row(call: Mapping[str, Any], rank: int, window: int) -> dict[str, Any]:
@@ -153,8 +146,8 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """The calls in a file, each with the ranks of its group as text."""
-    saved = from_json(path.read_text()) if path.is_file() else []
-    if isinstance(saved, list):  # of an earlier version
-        return [call | {"ranks": members_text(call["ranks"])} for call in saved]
-    texts = {name: members_text(ranks) for name, ranks in saved["groups"].items()}
-    return [call | {"ranks": texts[call["group"]]} for call in saved["calls"]]
+    content = saved(path, [])
+    if isinstance(content, list):  # of an earlier version
+        return [call | {"ranks": members_text(call["ranks"])} for call in content]
+    texts = {name: members_text(ranks) for name, ranks in content["groups"].items()}
+    return [call | {"ranks": texts[call["group"]]} for call in content["calls"]]

@@ -13,12 +13,10 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert import calls
-from dpro.collectors.convert.operations import operations
+from dpro.collectors.convert.calls import NEVER_NS, delivered, message_rows, process_groups
 from dpro.collectors.convert.pretended import is_pretended, outside_windows
-from dpro.collectors.convert.readers import Readers
-from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.recorded import Readers, RecordedProcess
 from dpro.collectors.convert.served import iterations, requests
-from dpro.collectors.convert.stall import NEVER_NS, delivered, message_rows, process_groups
 from dpro.collectors.convert.tables import (
     RECORD_TABLES,
     buckets,
@@ -26,11 +24,10 @@ from dpro.collectors.convert.tables import (
     frames_of,
     measured,
     model_calls,
+    operations,
     starts,
 )
-from dpro.collectors.convert.windows.batches import convert_windows, first_window_ns
-from dpro.collectors.convert.windows.cost import window_costs
-from dpro.collectors.convert.windows.lost import sentences
+from dpro.collectors.convert.windows import convert_windows, first_window_ns, sentences, window_costs
 from dpro.collectors.inside import records
 from dpro.schema import (
     BUCKETS,
@@ -120,8 +117,8 @@ def convert_process(
 
 def _lost(process: RecordedProcess, notes: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the deep windows of a process lack of its GPU's work."""
-    found = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
-    lost = {what: [window for each, window in found if each == what] for what, _ in found}
+    pairs = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
+    lost = {what: [window for kind, window in pairs if kind == what] for what, _ in pairs}
     return sentences(process.rank, process.facts["gpu_name"] or "its GPU", lost)
 
 

@@ -1,11 +1,12 @@
-"""The processes that a launch recorded.
+"""The processes that a launch recorded, and which of them trained together.
 
-In: the folder that a launch wrote to. Out: one `RecordedProcess` per folder in it whose facts can be read.
+In: the folder that a launch wrote to. Out: one `RecordedProcess` per folder in it whose facts can be read,
+and groups of them, one per attempt of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,17 +46,17 @@ class RecordedProcess:
 
 def processes(launch: Launch) -> list[RecordedProcess]:
     """The processes that recorded, by rank and then by start."""
-    found = []
+    recorded = []
     for path in launch.raw.glob("*/facts.json"):
         with suppress(ValueError):
-            found.append(RecordedProcess(path.parent, process_facts(path.parent)))
-    return sorted(found, key=lambda process: (process.rank, process.facts["started_ns"]))
+            recorded.append(RecordedProcess(path.parent, process_facts(path.parent)))
+    return sorted(recorded, key=lambda process: (process.rank, process.facts["started_ns"]))
 
 
 def unreadable(launch: Launch) -> list[str]:
     """The folders of processes whose facts are damaged, as after a power failure."""
-    known = {process.folder for process in processes(launch)}
-    return sorted(path.parent.name for path in launch.raw.glob("*/facts.json") if path.parent not in known)
+    readable = {process.folder for process in processes(launch)}
+    return sorted(path.parent.name for path in launch.raw.glob("*/facts.json") if path.parent not in readable)
 
 
 def process_facts(folder: Path) -> dict[str, Any]:
@@ -72,3 +73,86 @@ def process_facts(folder: Path) -> dict[str, Any]:
     if any(type(facts.get(name)) is not kind for name, kind in _KINDS.items()):
         raise ValueError(f"{path}: is not what a process writes")
     return facts
+
+
+# A job that is restarted is several trainings, one after the other.
+
+
+def attempts(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
+    """The processes of each attempt, by rank.
+
+    A new attempt begins with a process whose rank the attempt has already, that knows of another number of
+    ranks, or that its torchrun has started again since (`--max-restarts`): each host's counts for itself.
+    """
+    trainings: list[dict[int, RecordedProcess]] = []
+    for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):
+        if not trainings or _begins_anew(process, trainings[-1]):
+            trainings.append({})
+        trainings[-1][process.rank] = process
+    return [[attempt[rank] for rank in sorted(attempt)] for attempt in trainings]
+
+
+def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess]) -> bool:
+    """Whether a process cannot have trained together with those of an attempt."""
+    if process.rank in attempt:
+        return True
+    return any(
+        member.facts["world_size"] != process.facts["world_size"]
+        or (_known(member, "launcher") == _known(process, "launcher")
+            and _known(member, "attempt") != _known(process, "attempt"))
+        for member in attempt.values()
+    )  # fmt: skip
+
+
+def _known(process: RecordedProcess, fact: str) -> str:
+    """What a process said of its torchrun; empty where there was none."""
+    return str(process.facts.get(fact, ""))
+
+
+# What processes left in files of JSON.
+
+
+def saved(path: Path, otherwise: Any) -> Any:
+    """What a file holds, or something else where it is missing.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return from_json(path.read_text()) if path.is_file() else otherwise
+
+
+def latest_lines(path: Path, key: Callable[[dict[str, Any]], tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """The objects of a file that has one a line; of those with one key the last.
+
+    Args:
+        key: a line for which it raises an error is left out, as one that is damaged.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        with suppress(ValueError, LookupError, TypeError):
+            row = from_json(line)
+            rows[key(row)] = row
+    return list(rows.values())
+
+
+# What reads the files of PyTorch and NCCL for the recorder: handed in, since importers are not its concern.
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Functions of `dpro.ingest`; all but those of logs read one file of one rank.
+
+    Attributes:
+        trace: `kineto.read_trace`, of a window.
+        dump: `flight_recorder.read_dump`.
+        log: `nccl.inspector.read_inspector_log`, whose file may be of several processes.
+        execution: adds to what `trace` returned what an execution trace of the same steps knows.
+        requests: `requests.read_requests`.
+    """
+
+    trace: Callable[..., Any]
+    dump: Callable[..., Any]
+    log: Callable[[Path], Sequence[Any]]
+    execution: Callable[..., Any]
+    requests: Callable[[Sequence[Path]], Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.recorded import RecordedProcess, latest_lines
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import ENGINE, ENGINES
 from dpro.collectors.inside.names import REQUESTS as LINES
@@ -50,19 +50,14 @@ def iterations(process: RecordedProcess, recorded: Sequence[records.Record]) -> 
 
 def requests(process: RecordedProcess) -> pl.DataFrame:
     """The requests that a process served, as rows of `requests`, numbered in order of arrival."""
-    path = process.folder / LINES
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in lines:
-        with suppress(ValueError, LookupError, TypeError):
-            row = from_json(line)
-            rows[str(row["name"]), int(row["arrival_ns"])] = {"source": HOOK, **row}
-    if not rows:
+    lines = latest_lines(process.folder / LINES, lambda line: (str(line["name"]), int(line["arrival_ns"])))
+    if not lines:
         return REQUESTS.empty()
-    known = {name: dtype for name, dtype in REQUESTS.dtypes.items() if name not in ("replica", "request")}
-    frame = pl.DataFrame(list(rows.values()), schema=known).sort("arrival_ns", "name")
+    dtypes = {name: dtype for name, dtype in REQUESTS.dtypes.items() if name not in ("replica", "request")}
+    rows = [{"source": HOOK, **line} for line in lines]
+    frame = pl.DataFrame(rows, schema=dtypes).sort("arrival_ns", "name")
     return frame.with_columns(
-        *(pl.col(name).fill_null(REQUESTS.columns[name].default) for name in known),
+        *(pl.col(name).fill_null(REQUESTS.columns[name].default) for name in dtypes),
         replica=pl.lit(_replica(process), pl.Int64),
         request=pl.int_range(pl.len(), dtype=pl.Int64) + (process.rank << REQUEST_BITS),
     )
@@ -100,11 +95,11 @@ def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
         why = f"{log.requests.height} requests of logs were not added: the engine's own were recorded"
         return said | {"warnings": [*said["warnings"], why]}
     last = pl.max_horizontal("arrival_ns", "end_ns")
-    mine = log.requests.filter((last >= launched_ns) | (last < FIRST_DATE_NS))
-    earlier = log.requests.height - mine.height
+    in_job = log.requests.filter((last >= launched_ns) | (last < FIRST_DATE_NS))
+    earlier = log.requests.height - in_job.height
     if earlier:
         said["skipped"].append({"requests that ended before the job began": earlier})
-    numbered = mine.with_columns(request=pl.int_range(pl.len(), dtype=pl.Int64))
+    numbered = in_job.with_columns(request=pl.int_range(pl.len(), dtype=pl.Int64))
     if numbered.height:
         write_part(run, REQUESTS, "log-00000", numbered)
     return said
@@ -117,10 +112,12 @@ def _replica(process: RecordedProcess) -> int:
 def _facts(path: Path) -> dict[str, int]:
     """What an engine says of itself, as far as it is a number; nothing where the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        found = from_json(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
+        document = from_json(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict):
             return {
-                name: value for name, value in found.items() if type(value) is int and 0 <= value < MAX_FACT
+                name: value
+                for name, value in document.items()
+                if type(value) is int and 0 <= value < MAX_FACT
             }
     return {}
 

@@ -1,13 +1,13 @@
-"""From the records of a process to its rows of steps, counters, clock samples and workers.
+"""From the records and files of a process to its rows of tables, but for its windows, calls and requests.
 
-In: the records of a process and its facts. Out: frames of the tables `RECORD_TABLES`, its buckets, and the
-calls of models that it met.
+In: its records, its facts and what its probes wrote. Out: frames of the tables `RECORD_TABLES`, and of
+others.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,30 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.collectors.convert.calls import NEVER_NS, stack_of
 from dpro.collectors.convert.endings import ending, exception, left_ns
-from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.stall import NEVER_NS, stack_of
+from dpro.collectors.convert.recorded import RecordedProcess, latest_lines, saved
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import CHECKPOINTS as LINES
-from dpro.collectors.inside.names import STARTED, TENSOR_AXES
-from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_steps
+from dpro.collectors.inside.names import FORWARD, LOSS, PIPELINE, STARTED, TENSOR_AXES
+from dpro.collectors.inside.names import OPERATIONS as KINDS
+from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
+from dpro.collectors.launch.recording import Launch
 from dpro.collectors.sidecar import GONE
+from dpro.collectors.telemetry.samples import TelemetrySample, read_samples, sample_files
 from dpro.schema import (
     BUCKETS,
     CHECKPOINTS,
     CLOCK_SAMPLES,
     COUNTERS,
     MODEL_CALLS,
+    OPERATIONS,
     STARTS,
     STEPS,
     WORKERS,
     conform,
 )
+from dpro.store import write_part
 from dpro.table import Table
 from dpro.words import from_json
 
@@ -103,33 +108,31 @@ def _counters(process: RecordedProcess, recorded: Sequence[records.Record]) -> p
 
 
 def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    own = [(rank, r.a, r.b, -1, 0, 0) for r in recorded if r.kind == records.CLOCK]
+    taken = [(rank, r.a, r.b, -1, 0, 0) for r in recorded if r.kind == records.CLOCK]
     compared = [(rank, r.a, -1, r.b, r.c, r.d) for r in recorded if r.kind == records.PEER]
-    return pl.DataFrame(own + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
+    return pl.DataFrame(taken + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 
 def buckets(process: RecordedProcess) -> pl.DataFrame:
     """The gradient buckets that a process recorded, as rows of `buckets`."""
-    path = process.folder / "buckets.json"
-    modules = from_json(path.read_text()) if path.is_file() else []
+    modules = saved(process.folder / "buckets.json", [])
     rows = [
-        {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **each}
+        {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **facts}
         for number, module in enumerate(modules)
-        for bucket, each in enumerate(module["buckets"])
+        for bucket, facts in enumerate(module["buckets"])
     ]
-    return pl.DataFrame(rows, schema={name: BUCKETS.dtypes[name] for name in BUCKETS.columns})
+    return pl.DataFrame(rows, schema=BUCKETS.dtypes)
 
 
 def model_calls(process: RecordedProcess) -> pl.DataFrame:
     """The calls of models that a process met, as rows of `model_calls`."""
-    path = process.folder / "model.json"
-    met = from_json(path.read_text()) if path.is_file() else {"models": [], "calls": []}
+    met = saved(process.folder / "model.json", {"models": [], "calls": []})
     rows = [
         {"rank": process.rank, "source": SOURCE} | model | call
         for call in met["calls"]
         if (model := met["models"][call["model"]]) is not None
     ]
-    return pl.DataFrame(rows, schema={name: MODEL_CALLS.dtypes[name] for name in MODEL_CALLS.columns})
+    return pl.DataFrame(rows, schema=MODEL_CALLS.dtypes)
 
 
 def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
@@ -138,9 +141,7 @@ def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
     Args:
         table: `codecs` or `sensitivities`.
     """
-    path = process.folder / f"{table.name}.json"
-    rows = from_json(path.read_text()) if path.is_file() else []
-    whole = [{"rank": process.rank, **row} for row in rows]
+    whole = [{"rank": process.rank, **row} for row in saved(process.folder / f"{table.name}.json", [])]
     return pl.DataFrame(whole, schema=table.dtypes).sort(table.sort_by)
 
 
@@ -152,11 +153,7 @@ def _worker(process: RecordedProcess, recorded: Sequence[records.Record], status
 def worker_row(
     process: RecordedProcess, recorded: Sequence[records.Record], status: int | None
 ) -> dict[str, Any]:
-    """The row of `workers` of a process; arguments as those of `frames_of`.
-
-    Args:
-        status: its wait status, None where unknown.
-    """
+    """The row of `workers` of a process; arguments as those of `frames_of`."""
     facts = process.facts
     ended = ending(process.folder, recorded, status)
     # UPDATE and WINDOW records end with a time, CLOCK and ENDING records begin with one.
@@ -180,7 +177,6 @@ def worker_row(
 
 # What the host did in each step, from the recorder's running totals.
 
-LOSS = "loss"
 FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
 _TOTALS = {  # kind of record -> what its values after the time are
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
@@ -199,7 +195,7 @@ def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, B
     """
     frames = [_intervals(recorded)]
     for kind, counters in _TOTALS.items():
-        totals = np.array([tuple(each[:4]) for each in recorded if each.kind == kind], np.int64)
+        totals = np.array([tuple(record[:4]) for record in recorded if record.kind == kind], np.int64)
         if len(totals) and boundaries:
             frames.append(_per_step(totals, boundaries, counters))
     return pl.concat(frames)
@@ -211,11 +207,11 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
     The process numbers steps before it knows for sure what ends them: its records say when a step began and
     ended, and count where that is at two boundaries in a row.
     """
-    timed = np.array([tuple(each[:3]) for each in recorded if each.kind == records.GPU_STEP], np.int64)
+    timed = np.array([tuple(record[:3]) for record in recorded if record.kind == records.GPU_STEP], np.int64)
     if not len(timed) or not boundaries:
         return {}
     numbers = np.array(list(boundaries), np.int64)
-    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    ends, resumes = np.array([tuple(boundary) for boundary in boundaries.values()], np.int64).T
     begun, ended = (np.searchsorted(resumes, timed[:, column]) for column in (0, 1))
     last = len(numbers) - 1
     at_ends = (ended == begun + 1) & (ended <= last)
@@ -228,7 +224,7 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
 
 def _intervals(recorded: Sequence[records.Record]) -> pl.DataFrame:
     """Single long intervals."""
-    rows = [row for each in recorded for row in _interval(each)]
+    rows = [row for record in recorded for row in _interval(record)]
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -244,7 +240,7 @@ def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
         persist = "persistent " if record.d else ""
         return [(f"{record.c} {persist}workers", "loader_start_ns", start, duration)]
     if record.kind == records.LOSS:
-        return [("", LOSS, start, FLOAT.unpack(INTEGER.pack(record.b))[0])]
+        return [("", "loss", start, FLOAT.unpack(INTEGER.pack(record.b))[0])]
     if record.kind == records.SAVED:
         size = [("", "checkpoint_save_bytes", start, float(record.c))] if record.c >= 0 else []
         return [("", "checkpoint_save_ns", start, duration), *size]
@@ -260,7 +256,7 @@ def _per_step(
         totals: `[N, 4]` int64: time, then the totals so far; -1 where unknown.
     """
     numbers = np.array(list(boundaries), np.int64)
-    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    ends, resumes = np.array([tuple(boundary) for boundary in boundaries.values()], np.int64).T
     times = totals[:, 0]
     # At a boundary there is one sample, or two where our own work was long: the first ends a step, the last
     # begins the next.
@@ -270,12 +266,12 @@ def _per_step(
     begin, end = totals[last[:-1][whole]], totals[first[1:][whole]]
     frames = []
     for column, counter in enumerate(counters, start=1):
-        known = (begin[:, column] >= 0) & (end[:, column] >= 0)
-        value = (end[:, column] - begin[:, column])[known]
+        counted = (begin[:, column] >= 0) & (end[:, column] >= 0)
+        value = (end[:, column] - begin[:, column])[counted]
         columns = {
             "device": pl.repeat("", len(value), eager=True),
             "counter": pl.repeat(counter, len(value), eager=True),
-            "time_ns": resumes[:-1][whole][known],
+            "time_ns": resumes[:-1][whole][counted],
             "value": value.astype(np.float64),
         }
         frames.append(pl.DataFrame(columns, schema=_SCHEMA))
@@ -305,21 +301,21 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
     Returns:
         By axis its coordinate, and by `dp_size`, … the axis's size.
     """
-    meshes: list[dict[str, Any]] = from_json(path.read_text()) if path.is_file() else []
-    known: dict[str, int] = {}
+    meshes: list[dict[str, Any]] = saved(path, [])
+    coordinates: dict[str, int] = {}
     for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
-        known = _coordinates(mesh) | known
-    return known
+        coordinates = _coordinates(mesh) | coordinates
+    return coordinates
 
 
 def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    place: dict[str, int] = {}
     for name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
         axis = next((axis for axis, names in AXES.items() if name.lower() in names), None)
         if axis is not None:
-            found[axis] = found.get(axis, 0) * size + coordinate
-            found[f"{axis}_size"] = found.get(f"{axis}_size", 1) * size
-    return found
+            place[axis] = place.get(axis, 0) * size + coordinate
+            place[f"{axis}_size"] = place.get(f"{axis}_size", 1) * size
+    return place
 
 
 # From what a process left to its rows of `starts` and `checkpoints`: its life beside its steps.
@@ -346,13 +342,96 @@ def starts(process: RecordedProcess, recorded: Sequence[records.Record], launche
 
 def checkpoints(process: RecordedProcess) -> pl.DataFrame:
     """What a process saved and loaded, as rows of `checkpoints`."""
-    path = process.folder / LINES
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    rows: dict[tuple[int, str], dict[str, Any]] = {}
-    for line in lines:
-        with suppress(ValueError, LookupError, TypeError):
-            row = from_json(line)
-            rows[int(row["start_ns"]), str(row["path"])] = {"rank": process.rank, **row}
-    return pl.DataFrame(list(rows.values()), schema=CHECKPOINTS.dtypes).with_columns(
+    lines = latest_lines(process.folder / LINES, lambda line: (int(line["start_ns"]), str(line["path"])))
+    rows = [{"rank": process.rank, **line} for line in lines]
+    return pl.DataFrame(rows, schema=CHECKPOINTS.dtypes).with_columns(
         pl.col(name).fill_null(CHECKPOINTS.columns[name].default) for name in CHECKPOINTS.columns
     )
+
+
+# Each forward and backward of a micro-batch; what the loss took is added to the forward that it belongs to.
+
+MICRO_BATCH_BITS = 32
+
+
+def operations(
+    process: RecordedProcess, recorded: Sequence[records.Record], steps: pl.DataFrame
+) -> pl.DataFrame:
+    """The operations of a process, as rows of `operations`."""
+    facts: dict[str, Any] = saved(process.folder / PIPELINE, {})
+    rows = [
+        (r.a, r.b, r.c >> MICRO_BATCH_BITS, r.c & ((1 << MICRO_BATCH_BITS) - 1), KINDS[r.d])
+        for r in recorded
+        if r.kind == records.OPERATION and 0 <= r.d < len(KINDS)
+    ]
+    if not facts or not rows:
+        return OPERATIONS.empty()
+    chunks = {int(place): chunk for place, chunk in facts["chunks"].items()}
+    frame = pl.DataFrame(rows, _RECORDED, orient="row").sort("start_ns")
+    return _with_losses(_in_steps(frame, steps)).select(
+        "step",
+        "place",
+        "micro_batch",
+        "kind",
+        "start_ns",
+        rank=pl.lit(process.rank, pl.Int32),
+        stage=pl.lit(int(facts["stage"]), pl.Int64),
+        chunk=pl.col("place").replace_strict(chunks, default=-1, return_dtype=pl.Int64),
+        duration_ns=pl.col("end_ns") - pl.col("start_ns"),
+        source=pl.lit(str(facts["source"])),
+    )
+
+
+_RECORDED = {
+    "start_ns": pl.Int64, "end_ns": pl.Int64, "place": pl.Int64, "micro_batch": pl.Int64, "kind": pl.String,
+}  # fmt: skip
+
+
+def _in_steps(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """The rows, sorted by start, with the `step` that each began in."""
+    begun = steps.select("step", "duration_ns", begin="start_ns").sort("begin")
+    joined = rows.join_asof(begun, left_on="start_ns", right_on="begin", strategy="backward")
+    within = pl.col("start_ns") < pl.col("begin") + pl.col("duration_ns")
+    return joined.with_columns(step=pl.when(within).then("step").otherwise(-1).fill_null(-1))
+
+
+def _with_losses(rows: pl.DataFrame) -> pl.DataFrame:
+    """Forwards until their loss is there, and all else but losses; outside steps losses are left out."""
+    key = ["step", "place", "micro_batch"]
+    losses = rows.filter((pl.col("kind") == LOSS) & (pl.col("step") >= 0))
+    until = losses.group_by(key).agg(kind=pl.lit(FORWARD), loss_ns=pl.col("end_ns").max())
+    return (
+        rows.filter(pl.col("kind") != LOSS)
+        .join(until, on=[*key, "kind"], how="left", maintain_order="left")
+        .with_columns(end_ns=pl.max_horizontal("end_ns", "loss_ns"))
+    )
+
+
+# What was sampled beside the processes.
+
+
+def convert_samples(launch: Launch, *, whole: bool = False) -> None:
+    """Convert what a launch sampled, one part per file; doing it again after a crash gives the same parts.
+
+    Args:
+        whole: only files that are whole; the job still runs.
+    """
+    for path in sample_files(launch.raw, whole=whole):
+        host, samples = read_samples(path)
+        part = f"{path.name.partition('.')[0]}-{launch.name}"
+        write_part(launch.run, COUNTERS, part, counters(host, samples))
+        path.unlink()
+
+
+def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
+    """Samples as rows of `counters`."""
+    rows: dict[str, list[object]] = {"rank": [], "device": [], "counter": [], "time_ns": [], "value": []}
+    for sample in samples:
+        for counter, value in sample.values.items():
+            rows["rank"].append(sample.rank)
+            rows["device"].append(sample.device)
+            rows["counter"].append(counter)
+            rows["time_ns"].append(sample.time_ns)
+            rows["value"].append(float(value))
+    schema = {name: COUNTERS.dtypes[name] for name in rows}
+    return pl.DataFrame(rows, schema=schema).with_columns(host=pl.lit(host))

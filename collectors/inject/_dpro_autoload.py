@@ -35,8 +35,8 @@ def _launch() -> str:
     from urllib.parse import unquote_to_bytes
 
     begins = os.path.join(os.path.dirname(__file__), LAUNCH)
-    found = [entry[len(begins) :] for entry in sys.path if entry.startswith(begins)]
-    return os.fsdecode(unquote_to_bytes(found[0])) if found else ""
+    folders = [entry[len(begins) :] for entry in sys.path if entry.startswith(begins)]
+    return os.fsdecode(unquote_to_bytes(folders[0])) if folders else ""
 
 
 def _install(launch: str, archive: str) -> None:

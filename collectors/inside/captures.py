@@ -26,7 +26,6 @@ class RunningCaptures:
     """What captures, and what keeps captures waiting."""
 
     def __init__(self) -> None:
-        """Nothing captures yet."""
         self.changed = threading.Condition()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # one that is deleted captures no more
         self.guards = 0

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import captures
+from . import captures, peers, wall, windows
 from .calls import buckets, coverage, flight, mesh, stalls
-from .clocks import peers, wall
 from .names import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .pipelines import deepspeed, megatron, pipelining
@@ -26,7 +25,6 @@ from .process import exits, preemption, requests, stacks, starting
 from .recorder import Recorder
 from .serving import sglang, transformers, vllm
 from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming
-from .windows import windows
 
 
 def install(launch: str) -> None:

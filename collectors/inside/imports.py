@@ -18,7 +18,6 @@ class AwaitedModules:
     """A finder that finds what the others find, and learns when it has been loaded."""
 
     def __init__(self) -> None:
-        """Nothing is awaited yet."""
         self._actions: dict[str, list[Callable[[Any], None]]] = {}
         self._asking: set[str] = set()
 

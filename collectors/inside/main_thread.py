@@ -28,7 +28,6 @@ class MainThreadCall:
     """A function for the main thread, which is asked for at most once at a time."""
 
     def __init__(self, action: Callable[[], None]) -> None:
-        """Nothing is asked yet."""
         self._action, self._process, self._is_asked = action, os.getpid(), False
         self._pending = _Pending(self._run)
         _KEPT.append(self._pending)

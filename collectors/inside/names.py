@@ -15,6 +15,7 @@ CHECKPOINTS = "checkpoints.jsonl"  # saves and loads of a process, a line each
 REQUESTS = "requests.jsonl"  # requests that a process served, a line each when scheduled and when ended
 ENGINE = "engine.json"  # which engine of a server a process drives
 ENGINES = "engine-"  # how names of folders begin, in that of the launch, of engines in a process without rank
+PIPELINE = "pipeline.json"  # which part of the model a process of a pipeline has
 STARTED = "started.json"  # when a process had got how far on its way to the first step
 RAISED = "raised.json"  # the exception that ended a process
 FAILED = (

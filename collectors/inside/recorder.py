@@ -41,16 +41,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import records
-from .files import identity_of, is_still, write_whole
+from . import environment, records, stepping
+from .files import identity_of, is_own, is_still, write_whole
 from .imports import AwaitedModules
+from .kernel import name_of
 from .main_thread import is_of_a_handler
 from .names import image_folder, next_image
-from .own import is_own
-from .process import environment
-from .process.gpu import gpu_facts
-from .process.kernel import name_of
-from .steps import stepping
 from .store import JobStore
 from .torch_internals import is_within_backward, sequence_number
 
@@ -170,11 +166,7 @@ class Recorder:
         self._log_identity = identity_of(self._log)
 
     def listen(self, occasion: str, action: Callable[..., None]) -> None:
-        """Have an action of a probe called on an occasion, as by `call`.
-
-        Args:
-            occasion: what the action waits for, as `step`.
-        """
+        """Have an action of a probe called on an occasion, as by `call`."""
         self._listeners[occasion].append(action)
 
     def on_import(self, module: str, action: Callable[[Any], object]) -> None:
@@ -205,8 +197,8 @@ class Recorder:
 
     def on_joining(self) -> None:
         """A rank asks for its process group, and may end before it has it."""
-        known = any(rank in os.environ and size in os.environ for rank, size in RANK_VARIABLES)
-        if known and not self.is_helper and self.folder is None and self.joining is None:
+        has_rank = any(rank in os.environ and size in os.environ for rank, size in RANK_VARIABLES)
+        if has_rank and not self.is_helper and self.folder is None and self.joining is None:
             self.joining = self._made()
 
     def on_process_group(self) -> None:
@@ -307,8 +299,8 @@ class Recorder:
     def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
         """What differs once there are new gradients: the graph has grown, whatever computes them."""
         grown = sequence_number()
-        known = (grown or self.num_backward) and not isinstance(optimizer, stepping.StepSignal)
-        return (self.num_backward, grown) if known else None
+        are_seen = (grown or self.num_backward) and not isinstance(optimizer, stepping.StepSignal)
+        return (self.num_backward, grown) if are_seen else None
 
     def _weigh(self, optimizer: Any) -> float:
         """The number of elements an optimizer updates."""
@@ -316,7 +308,7 @@ class Recorder:
             self._sources.append(optimizer.source)
             return optimizer.weight
         self._sources.append(0)
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.device = self.device or next((p.device for p in parameters if p.device.type not in HOSTS), None)
         return float(sum(parameter.numel() for parameter in parameters))
 
@@ -389,9 +381,9 @@ class Recorder:
         }
         write_whole(folder / "facts.json", json.dumps(facts).encode())
 
-    def _every_second(self, own: records.RecordWriter) -> None:
+    def _every_second(self, writer: records.RecordWriter) -> None:
         exiting = self._exiting
-        while self.enabled and self.records is own:
+        while self.enabled and self.records is writer:
             self._notify("second")
             if exiting.wait(SECOND_S):
                 return
@@ -405,3 +397,38 @@ def identity() -> tuple[int, int]:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
+
+
+# Which GPU this process computes on, so that samples of GPUs can be joined to it. Nothing is asked before the
+# job itself has started CUDA: asking would claim a GPU for this process.
+
+_UUID_CHARACTERS = 36
+_INSTANCE = "MIG-"
+
+
+def gpu_facts() -> dict[str, str]:
+    """Name, uuid and PCI address of the current GPU; empty where they are not known, as `0000:c1:00.0`."""
+    if not torch.cuda.is_initialized():
+        return {"gpu_name": "", "gpu_uuid": "", "gpu_pci": ""}
+    index = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(index)
+    uuid = _instance(index) or str(getattr(properties, "uuid", ""))
+    return {"gpu_name": properties.name, "gpu_uuid": uuid, "gpu_pci": _address(properties)}
+
+
+def _instance(index: int) -> str:
+    """The instance of a partitioned GPU that the environment names; CUDA may give that of the whole GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = visible[index].strip() if index < len(visible) else ""
+    return name if name.startswith(_INSTANCE) and len(name) == len(_INSTANCE) + _UUID_CHARACTERS else ""
+
+
+def _address(properties: Any) -> str:
+    """PyTorch 2.8 and later know it."""
+    try:
+        domain, bus, device = (
+            int(getattr(properties, f"pci_{part}_id")) for part in ("domain", "bus", "device")
+        )
+    except (AttributeError, TypeError, ValueError):
+        return ""
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"

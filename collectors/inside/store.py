@@ -19,14 +19,9 @@ Answer = TypeVar("Answer")
 
 
 class JobStore:
-    """The store that the job's processes met in.
-
-    Attributes:
-        gone: it is asked no more.
-    """
+    """The store that the job's processes met in."""
 
     def __init__(self) -> None:
-        """Nothing is asked yet."""
         self.gone = False
         self._asking = threading.Lock()
 

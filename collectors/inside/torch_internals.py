@@ -25,7 +25,6 @@ class Internal(NamedTuple):
     """A private attribute.
 
     Attributes:
-        path: where it is.
         without: what is recorded differently, or not at all, where it is lacking.
         since: the first version that has it; empty for all that are supported.
         until: the first version that lacks it again; empty for none so far.
@@ -84,12 +83,12 @@ INTERNALS = (
 
 def internal(path: str) -> Any:
     """Return an attribute of `INTERNALS`; None where this PyTorch lacks it."""
-    found: Any = torch
+    value: Any = torch
     for name in path.split(".")[1:]:
-        found = getattr(found, name, None)
-        if found is None:
+        value = getattr(value, name, None)
+        if value is None:
             return None
-    return found
+    return value
 
 
 # The engine of autograd.
@@ -136,11 +135,11 @@ def backend_configs() -> list[str]:
 
 def backends_of(group: Any) -> list[Any]:
     """Return the backends of a process group that can be asked."""
-    found = []
+    backends = []
     for device in getattr(group, "_device_types", ()):
         with suppress(Exception):
-            found.append(group._get_backend(device))
-    return found
+            backends.append(group._get_backend(device))
+    return backends
 
 
 def calls_of(backend: Any) -> int | None:
@@ -217,7 +216,7 @@ def assign_buckets(parameters: list[Any], limits: list[int]) -> list[list[int]]:
         limits: bytes of the first buckets; the last holds for all others.
     """
     assign = internal("torch.distributed._compute_bucket_assignment_by_size")
-    return [list(each) for each in assign(parameters, limits)[0]] if assign is not None else []
+    return [list(members) for members in assign(parameters, limits)[0]] if assign is not None else []
 
 
 def fsdp_states() -> dict[Any, Any]:
@@ -339,10 +338,10 @@ def end_range(record: Any) -> bool:
 def observe_execution(path: str) -> Callable[[], None] | None:
     """Have PyTorch write an execution trace. Returns how to end it; None where it cannot or already does."""
     names = ("add", "enable", "disable", "remove")
-    found = [internal(f"torch._C._profiler._{name}_execution_trace_observer") for name in names]
-    if None in found:
+    observers = [internal(f"torch._C._profiler._{name}_execution_trace_observer") for name in names]
+    if None in observers:
         return None
-    add, enable, disable, remove = found
+    add, enable, disable, remove = observers
     if not add(path):
         return None
     enable()
@@ -363,8 +362,8 @@ def module_calls() -> tuple[CodeType, ...]:
     """Return the code that every call of a module runs; none where a call cannot be replaced."""
     if not hasattr(torch.nn.Module, COMPILED_CALL) or internal("torch.nn.Module._call_impl") is None:
         return ()
-    found = [internal(f"torch.nn.Module.{name}") for name in ("_wrapped_call_impl", "_call_impl")]
-    return tuple(each.__code__ for each in found if each is not None)
+    functions = [internal(f"torch.nn.Module.{name}") for name in ("_wrapped_call_impl", "_call_impl")]
+    return tuple(function.__code__ for function in functions if function is not None)
 
 
 def call_of(module: Any) -> Callable[..., Any]:
@@ -402,9 +401,6 @@ def compile_call(module: Any, **how: str) -> None:
     """Compile the calls of a module in place, as `torch.compile` of a module does.
 
     `Module.compile`, the fallback, passes over modules of `torch.nn`.
-
-    Args:
-        how: arguments of `torch.compile`.
     """
     from torch._dynamo import external_utils
 

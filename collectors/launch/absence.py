@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.collectors.launch.portable import COPY
+from dpro.collectors.launch.recording import COPY
 
 OLDEST_TORCH = (2, 6)  # that is tested
 _LOADING = (2, 5)  # the first that loads entry points
@@ -32,19 +32,19 @@ def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
     Returns:
         The reasons, with the first process that each holds for; none where the recorder is in all of them.
     """
-    found: dict[str, int] = {}
+    first_pids: dict[str, int] = {}
     for pid in _tree(job):
         with suppress(OSError):  # it has ended, or is another user's
             torch = _TORCH.search(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
             reason = reason_of(pid, Path(torch[1]), inject, raw) if torch else None
             if reason:
-                found.setdefault(reason, pid)
-    return found
+                first_pids.setdefault(reason, pid)
+    return first_pids
 
 
-def in_words(found: Mapping[str, int]) -> list[str]:
+def in_words(first_pids: Mapping[str, int]) -> list[str]:
     """The same for people."""
-    return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in found.items()]
+    return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in first_pids.items()]
 
 
 def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], failure: str) -> str:
@@ -127,26 +127,26 @@ def seen_by(pid: int, path: Path) -> Path:
     Raises:
         PermissionError: this user may not look into it.
     """
-    root, left, found, links = Path(f"/proc/{pid}/root"), list(path.parts[1:]), Path("/"), 0
+    root, left, reached, links = Path(f"/proc/{pid}/root"), list(path.parts[1:]), Path("/"), 0
     os.stat(root)
     while left:
         name = left.pop(0)
-        here = found / name if name != ".." else found.parent
-        at = root / here.relative_to("/")
-        if name != ".." and at.is_symlink() and links < LINKS:
+        here = reached / name if name != ".." else reached.parent
+        link = root / here.relative_to("/")
+        if name != ".." and link.is_symlink() and links < LINKS:
             links += 1
-            target = Path(os.readlink(at))
+            target = Path(os.readlink(link))
             left = [*target.parts[target.is_absolute() :], *left]
-            found = Path("/") if target.is_absolute() else found
+            reached = Path("/") if target.is_absolute() else reached
         else:
-            found = here
-    return root / found.relative_to("/")
+            reached = here
+    return root / reached.relative_to("/")
 
 
 def _user(pid: int) -> int:
     """The effective user of a process."""
-    found = re.search(r"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(found[1]) if found else -1
+    match = re.search(r"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(match[1]) if match else -1
 
 
 def flags_of(words: list[str]) -> set[str]:

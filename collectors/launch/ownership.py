@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.collectors.inside.own import OTHERS_WRITE, owns
+from dpro.collectors.inside.files import OTHERS_WRITE, owns
 from dpro.errors import InputError, UsageError
 from dpro.folders import refuse_link
 

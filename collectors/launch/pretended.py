@@ -1,7 +1,8 @@
 """Run a command as ranks of a larger job, one after the other.
 
 In: a launch, a command, the ranks to pretend. Out: their exit code. A rank that waits for another's mail
-(`inside/pretend/mailbox.py`) has that one started, so that several may live at once; one computes at a time.
+(`inside/pretend/groups.py:Mailbox`) has that one started, so that several may live at once; one computes at a
+time.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ class Pretended:
     """Which ranks of which job one process after another is.
 
     Attributes:
-        world: ranks of the job.
         ranks: those that are pretended, ascending.
-        per_host: ranks of a host.
     """
 
     world: int
@@ -53,7 +52,7 @@ def parse_ranks(text: str, world: int) -> tuple[int, ...]:
     Raises:
         UsageError: it names none, or one that the job does not have.
     """
-    found: set[int] = set()
+    ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
@@ -66,8 +65,8 @@ def parse_ranks(text: str, world: int) -> tuple[int, ...]:
             )
         if low > high:
             raise UsageError(f"--pretend-ranks {text}: {part.strip()} names no rank")
-        found.update(range(low, high + 1))
-    return tuple(sorted(found))
+        ranks.update(range(low, high + 1))
+    return tuple(sorted(ranks))
 
 
 def refuse_launchers(command: Sequence[str]) -> None:
@@ -103,9 +102,8 @@ def environment_of(rank: int, options: Pretended) -> dict[str, str]:
 class Ranks:
     """The ranks of a job that are pretended, one after the other."""
 
-    def __init__(self, mine: Launch, options: Pretended, start: Callable[[int], Popen]) -> None:
-        """None has run."""
-        self._mail, self._options, self._start = mine.raw / MAIL, options, start
+    def __init__(self, launch: Launch, options: Pretended, start: Callable[[int], Popen]) -> None:
+        self._mail, self._options, self._start = launch.raw / MAIL, options, start
         self._left, self._alive = list(options.ranks), dict[int, Popen]()
         self._code = 0
         self._stuck_s = 0.0
@@ -143,7 +141,7 @@ class Ranks:
         if self._code or (self._alive and set(self._alive) - set(waits)):
             self._stuck_s = 0.0
         elif self._left:
-            rank = next((each for each in waits.values() if each in self._left), self._left[0])
+            rank = next((sender for sender in waits.values() if sender in self._left), self._left[0])
             self._left.remove(rank)
             done = len(self._options.ranks) - len(self._left)
             self._say(f"rank {rank} of {self._options.world} ({done} of {len(self._options.ranks)})")
@@ -157,11 +155,11 @@ class Ranks:
 
     def _waiting(self) -> dict[int, int]:
         """Ranks that wait for another's mail, and for whose."""
-        found = {}
+        senders = {}
         for rank in self._alive:
             with suppress(OSError, ValueError):
-                found[rank] = int((self._mail / f"{WAITS}{rank}").read_text())
-        return found
+                senders[rank] = int((self._mail / f"{WAITS}{rank}").read_text())
+        return senders
 
     def _end(self, code: int) -> None:
         self._code = self._code or code
@@ -173,7 +171,7 @@ class Ranks:
 
 
 def run_ranks(
-    mine: Launch, command: Sequence[str], environment: Mapping[str, str], options: Pretended
+    launch: Launch, command: Sequence[str], environment: Mapping[str, str], options: Pretended
 ) -> int:
     """Run a command as ranks of a larger job, one after the other.
 
@@ -184,7 +182,7 @@ def run_ranks(
     def start(rank: int) -> Popen:
         return subprocess.Popen(list(command), env={**environment, **environment_of(rank, options)})
 
-    return Ranks(mine, options, start).run()
+    return Ranks(launch, options, start).run()
 
 
 def _how(status: int) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.collectors.inside.process.kernel import START_TICKS, start_ticks, stat_fields
+from dpro.collectors.inside.kernel import START_TICKS, start_ticks, stat_fields
+from dpro.errors import InputError
 
 VMSTAT = Path("/proc/vmstat")
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit status
@@ -29,7 +30,6 @@ class LaunchedProcess:
     """A process to watch.
 
     Attributes:
-        pid: its pid.
         status: its wait status once it has ended, as from `os.waitpid`; None where unknown.
     """
 
@@ -65,6 +65,22 @@ class LaunchedProcess:
         return None
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with.
+
+    Raises:
+        InputError: there is no such process, or it belongs to another user.
+    """
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except FileNotFoundError as error:
+        raise InputError(f"process {pid}: there is none on this host") from error
+    except OSError as error:
+        raise InputError(f"process {pid}: {error.strerror}") from error
+    pairs = (variable.partition(b"=") for variable in variables)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
 def close_descriptors(keep: Collection[int]) -> None:
     """Close every file of this process but the standard ones and those to keep."""
     for entry in os.listdir("/proc/self/fd"):
@@ -76,17 +92,13 @@ def close_descriptors(keep: Collection[int]) -> None:
 def oom_kills() -> int:
     """How many processes the kernel has killed on this host since boot, for lack of memory."""
     with suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        match = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
     return 0
 
 
 def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float) -> None:
-    """Sleep until one of the processes that still live ends, or the time is over.
-
-    Args:
-        timeout_s: at most, s.
-    """
+    """Sleep until one of the processes that still live ends, or the time is over."""
     poll = select.poll()
     descriptors = [process.descriptor for process in processes if not process.ended()]
     for descriptor in descriptors:

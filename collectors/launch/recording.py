@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,16 +25,19 @@ from typing import IO, Any
 from urllib.parse import quote, unquote_to_bytes
 
 from dpro import folders
-from dpro.collectors.launch.portable import INJECT
+from dpro.collectors.inside.files import OTHERS_WRITE
 from dpro.errors import InputError
-from dpro.folders import opened, refuse_link
+from dpro.folders import made_whole, opened, refuse_link
 from dpro.words import from_json
 
+INJECT, _INSIDE = (Path(__file__).resolve().parents[1] / name for name in ("inject", "inside"))
 MARKERS = ".recording"
 RAW = ".raw"
 _NAME = re.compile(r"\w[\w.-]*")  # of a launch
 _SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # what the processes of all launches share
-_LAUNCH = f"{INJECT}/launch="  # see `inject/_dpro_autoload.py`
+_LAUNCH = f"{INJECT}/launch="  # see `inject/_dpro_autoload.py`, as for the next two
+ALIAS, ARCHIVE = "_dpro_inside_the_job", "inside.zip"
+COPY = "recorder"  # in the folder of a launch
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,6 @@ class Launch:
     """One launcher's part of a recording.
 
     Attributes:
-        run: the run directory.
         name: unique among the launchers of the run.
     """
 
@@ -80,6 +84,11 @@ class Launch:
             f"{self.marker}: is not what a launcher writes; remove it, and read the run as it is"
         )
 
+    def log(self, line: str) -> None:
+        """Write a line that becomes a warning of the run, if there is room and the run is still there."""
+        with suppress(OSError), (self.raw / "log.txt").open("a", errors="backslashreplace") as log:
+            log.write(line.replace("\n", " ") + "\n")
+
     def remove_raw(self) -> None:
         """Delete what the recorder wrote: its tables are whole.
 
@@ -118,7 +127,7 @@ def _is_a_launchers(facts: dict[str, Any]) -> bool:
     place = [facts.get("clock", ""), facts.get("pid_namespace", "")]
     changes = facts.get("options", {}).get("apply", [])
     return (
-        all(isinstance(each, str) for each in (host, *place))
+        all(isinstance(text, str) for text in (host, *place))
         and "/" not in host
         and type(pid) is type(ticks) is int
         and isinstance(facts.get("command", []), list)
@@ -126,11 +135,11 @@ def _is_a_launchers(facts: dict[str, Any]) -> bool:
     )
 
 
-def launch_on(python_path: bytes) -> Launch | None:
+def launch_on(python_path: str) -> Launch | None:
     """The launch that a process is recorded by, from its `PYTHONPATH`; None for none."""
-    for entry in python_path.split(os.fsencode(os.pathsep)):
-        if entry.startswith(os.fsencode(_LAUNCH)):
-            raw = Path(os.fsdecode(unquote_to_bytes(entry.removeprefix(os.fsencode(_LAUNCH)))))
+    for entry in python_path.split(os.pathsep):
+        if entry.startswith(_LAUNCH):
+            raw = Path(os.fsdecode(unquote_to_bytes(entry.removeprefix(_LAUNCH))))
             return Launch(raw.parents[1], raw.name)
     return None
 
@@ -147,13 +156,13 @@ def launches(run: Path) -> list[Launch]:
         names = sorted(os.listdir(run / MARKERS))
     except (FileNotFoundError, NotADirectoryError):  # over, perhaps only just now
         return []
-    found = [name.removesuffix(".json") for name in names if name.endswith(".json")]
-    for name in found:
+    launched = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    for name in launched:
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"{run / MARKERS}: {f'{name}.json'!a} is no name that a recording has; remove it"
             )
-    return [Launch(run, name) for name in found]
+    return [Launch(run, name) for name in launched]
 
 
 @contextmanager
@@ -170,3 +179,41 @@ def is_locked(recording: Launch) -> bool:
             return folders.is_locked(marker)
     except OSError:
         return False
+
+
+# A copy of what runs inside the job, for containers that dpro is not in: `recorder/` in the launcher's
+# folder, to be put on the job's `PYTHONPATH` behind the folder of dpro's installation, which comes first
+# wherever it exists. What lies on `PYTHONPATH` is run before any code of ours can look whose it is. So there
+# is a copy only where no other user can put something in its place: every folder above it belongs to this
+# user or to root, and lets no other user rename what it holds.
+
+
+def write_copy(raw: Path) -> None:
+    """Copy what runs inside the job, where that is safe; a job without containers does not need it."""
+    if not is_out_of_reach(raw) or os.pathsep in str(raw):
+        return
+    with suppress(OSError), made_whole(raw / COPY, mode=0o700) as copy:
+        _fill(copy)
+
+
+def _fill(copy: Path) -> None:
+    for path in sorted(INJECT.rglob("*")):
+        if path.suffix in (".py", ".txt") or path.name == "METADATA":
+            to = copy / path.relative_to(INJECT)
+            to.parent.mkdir(0o700, exist_ok=True)
+            shutil.copyfile(path, to)
+    with zipfile.ZipFile(copy / ARCHIVE, "w") as archive:  # one file: there may be a launcher per rank
+        for path in sorted(_INSIDE.rglob("*.py")):
+            archive.write(path, Path(ALIAS, path.relative_to(_INSIDE)))
+
+
+def is_out_of_reach(folder: Path) -> bool:
+    """Whether no other user can put something in the place of a folder, of this user and closed to others."""
+    with suppress(OSError):
+        for above in folder.resolve(strict=True).parents:
+            status = above.lstat()
+            theirs = status.st_uid not in (0, os.geteuid())
+            if theirs or (status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX):
+                return False
+        return True
+    return False

@@ -5,7 +5,7 @@ signals and exit code are its own, and a sidecar process that turns what the rec
 `recording` says what a run holds meanwhile.
 
 What gets the recorder into the job is the folder `inject/`, on its `PYTHONPATH`, and behind it, for
-containers that dpro is not in, the copy that `portable` makes where no other user can change it.
+containers that dpro is not in, the copy that `recording` makes where no other user can change it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from dpro.collectors.inside.process.environment import MASK, masked_command
-from dpro.collectors.inside.process.kernel import host_clock, name_of
-from dpro.collectors.launch import inspector
+from dpro.collectors.inside.environment import MASK, masked_command
+from dpro.collectors.inside.kernel import host_clock, name_of
 from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
-from dpro.collectors.launch.portable import COPY, INJECT, write_copy
 from dpro.collectors.launch.pretended import Pretended, run_ranks
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
-from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
+from dpro.collectors.launch.recording import (
+    COPY,
+    INJECT,
+    MARKERS,
+    RAW,
+    Launch,
+    is_locked,
+    launches,
+    write_copy,
+)
 from dpro.errors import DproError, UsageError
 from dpro.folders import lock, locked, written_whole
 from dpro.words import one_line
@@ -56,8 +63,6 @@ class RecordOptions:
     """What to record.
 
     Attributes:
-        windows: whether there are deep windows at all.
-        window_steps: steps of a deep window.
         every: steps from one deep window to the next; None for as many as it takes to keep to the budget.
         budget: the share of the job's time that windows may cost then.
         skip: steps before the first one.
@@ -72,7 +77,6 @@ class RecordOptions:
         mask_command: whether only the first word of the command is kept.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
         requests: logs of a server's requests, which it or its client writes while it is recorded.
-        losses: whether losses are recorded, for `dpro try`.
         apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
             that makes it, and what that takes as `arguments`.
         pretend: the ranks of a larger job that the command is run as; None for a job as it is.
@@ -124,15 +128,15 @@ def launch(
     claim(run)
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
-    mine = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
+    recording = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
     with locked(run):  # of launchers that begin together one is the first
         refuse_other_jobs(run, command)
-        make_raw(mine)
-        marker = prepare(mine, command, options)
-    _fork_sidecar(mine, marker, sidecar, beside)
-    environment = job_environment(mine, options)
+        make_raw(recording)
+        marker = prepare(recording, command, options)
+    _fork_sidecar(recording, marker, sidecar, beside)
+    environment = job_environment(recording, options)
     if options.pretend is not None:
-        sys.exit(run_ranks(mine, command, environment, options.pretend))
+        sys.exit(run_ranks(recording, command, environment, options.pretend))
     _become(command, environment)
 
 
@@ -152,16 +156,13 @@ def claim(run: Path) -> None:
 def refuse_other_jobs(run: Path, command: Sequence[str]) -> None:
     """Hold the launchers that record into a run now to be of this one's job.
 
-    Args:
-        command: this launcher's.
-
     Raises:
         UsageError: one cannot be.
     """
-    mine = part(command, os.environ)
+    here = part(command, os.environ)
     for other in filter(is_locked, launches(run)):
         with suppress(FileNotFoundError, LookupError, TypeError):  # it ends, or is of another version
-            why = difference(mine, other.facts()["job"])
+            why = difference(here, other.facts()["job"])
             if why:
                 raise UsageError(
                     f"{run}: another job is being recorded there ({one_line(why)}); name another folder "
@@ -171,71 +172,63 @@ def refuse_other_jobs(run: Path, command: Sequence[str]) -> None:
 
 def _is_of_this_job(run: Path) -> bool:
     """Whether another launcher of the same Slurm step was here, and has ended before this one began."""
-    mine = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
+    ids = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
     if os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":  # as of a shell, in which one job follows another
         return False
     with suppress(OSError, ValueError, KeyError):
         theirs = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["environment"]
-        return bool(mine["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in mine.items())
+        return bool(ids["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in ids.items())
     return False
 
 
-def make_raw(mine: Launch) -> None:
+def make_raw(recording: Launch) -> None:
     """Make the folder of a launch, which only this user may enter."""
     while True:
-        keep_others_out(mine.run, mine.raw.parent)
+        keep_others_out(recording.run, recording.raw.parent)
         with suppress(
             FileNotFoundError
         ):  # another launcher, which thought itself the last, removed it just now
-            return mine.raw.mkdir(PRIVATE)
+            return recording.raw.mkdir(PRIVATE)
 
 
-def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[bytes]:
-    """Write what the recorder and readers need to know; the marker comes back open and locked.
-
-    Args:
-        mine: this launcher's part of the recording.
-    """
-    mine.marker.parent.mkdir(0o755, exist_ok=True)
+def prepare(recording: Launch, command: Sequence[str], options: RecordOptions) -> IO[bytes]:
+    """Write what the recorder and readers need to know; the marker comes back open and locked."""
+    recording.marker.parent.mkdir(0o755, exist_ok=True)
     facts = {"host": socket.gethostname(), **name_of(os.getpid()), "launched_ns": time.time_ns()}
     facts |= {"job": part(command, os.environ)}
     shown = (
         [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
     )
-    with written_whole(mine.marker.parent, mine.marker.name) as file:
+    with written_whole(recording.marker.parent, recording.marker.name) as file:
         lock(file)  # before it has its name: no reader ever finds it unlocked
         file.write(json.dumps(facts | {"command": shown, "options": asdict(options)}).encode())
         marker = os.fdopen(os.dup(file.fileno()), "rb")
-    write_copy(mine.raw)
-    (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
+    write_copy(recording.raw)
+    (recording.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
     if options.nccl_inspector:
-        (mine.raw / inspector.LOGS).mkdir()
+        (recording.raw / INSPECTOR_LOGS).mkdir()
     return marker
 
 
-def job_environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
-    """The job's environment: torch finds the recorder, and Kineto does not talk on stderr.
-
-    Args:
-        mine: this launcher's part of the recording.
-    """
+def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]:
+    """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
     environment = dict(os.environ)
-    copy = mine.raw / COPY
+    copy = recording.raw / COPY
     copied = str(copy) if copy.is_dir() else ""
-    paths = [str(INJECT), mine.inject, copied, environment.get("PYTHONPATH", "")]
+    paths = [str(INJECT), recording.inject, copied, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     if options.nccl_inspector:
-        logs = mine.raw / inspector.LOGS
-        environment |= inspector.variables(options.nccl_inspector, logs, environment)
+        logs = recording.raw / INSPECTOR_LOGS
+        environment |= inspector_variables(options.nccl_inspector, logs, environment)
     if options.nccl_timing:
         environment[TIMING] = "1"
     wanted = (change["arguments"] for change in options.apply if change["family"] == "environment")
-    return environment | {each["name"]: each["value"] for each in wanted}
+    return environment | {variable["name"]: variable["value"] for variable in wanted}
 
 
 def _fork_sidecar(
-    mine: Launch,
+    recording: Launch,
     marker: IO[bytes],
     sidecar: Callable[[Launch, LaunchedProcess], None],
     beside: Callable[[Launch], None] | None,
@@ -252,18 +245,18 @@ def _fork_sidecar(
     try:
         if beside is not None:
             with suppress(OSError):
-                beside(mine)
-        _detach(mine, keep={marker.fileno(), job.descriptor})
-        sidecar(mine, job)
+                beside(recording)
+        _detach(recording, keep={marker.fileno(), job.descriptor})
+        sidecar(recording, job)
     finally:
         os._exit(0)
 
 
-def _detach(mine: Launch, keep: set[int]) -> None:
+def _detach(recording: Launch, keep: set[int]) -> None:
     """Release the terminal, every pipe and the folder: other processes wait until all are closed."""
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(mine.raw / "sidecar.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(recording.raw / "sidecar.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -294,12 +287,7 @@ _MEETING = re.compile(r"--rdzv[-_](id|endpoint)\b.*")  # of torchrun, which find
 
 
 def part(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a launcher is to be compared by, as JSON.
-
-    Args:
-        command: the job's.
-        environment: the launcher's.
-    """
+    """What a launcher is to be compared by, as JSON."""
     words, places = _without_places(masked_command(command))
     return {
         "host": [socket.gethostname(), host_clock()],
@@ -309,24 +297,20 @@ def part(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, An
     }
 
 
-def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Why two launchers that run at the same time are not of one job; empty where they may be.
-
-    Args:
-        mine: as of `part`.
-    """
-    shared = [name for name in mine["ids"] if name in theirs["ids"]]
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Why two launchers that run at the same time are not of one job; empty where they may be."""
+    shared = [name for name in ours["ids"] if name in theirs["ids"]]
     for name in shared:
-        if mine["ids"][name] != theirs["ids"][name]:
-            return f"its {name} is {theirs['ids'][name]}, and here it is {mine['ids'][name]}"
-    if mine["places"] and mine["places"] == theirs["places"]:
-        place = ", ".join(f"{name} {value}" for name, value in mine["places"].items())
+        if ours["ids"][name] != theirs["ids"][name]:
+            return f"its {name} is {theirs['ids'][name]}, and here it is {ours['ids'][name]}"
+    if ours["places"] and ours["places"] == theirs["places"]:
+        place = ", ".join(f"{name} {value}" for name, value in ours["places"].items())
         return f"it has the same {place}"
     meets = any(name in _JOBS for name in shared)
-    if mine["command"] != theirs["command"] and not meets:
+    if ours["command"] != theirs["command"] and not meets:
         return f"its command is {' '.join(theirs['command'])}"
-    meets = meets or any(map(_MEETING.fullmatch, mine["command"]))
-    if mine["host"] == theirs["host"] and not mine["places"] and not meets:
+    meets = meets or any(map(_MEETING.fullmatch, ours["command"]))
+    if ours["host"] == theirs["host"] and not ours["places"] and not meets:
         return "it is the same command on the same host"
     return ""
 
@@ -347,3 +331,43 @@ def _without_places(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         else:
             words.append(word)
     return words, places
+
+
+# NCCL's Inspector, a profiler plug-in that comes with the sources of NCCL 2.28 and later.
+
+INSPECTOR_LOGS = "nccl"  # the folder of its logs, in that of the launch
+INSPECTOR_PLUGIN = "NCCL_PROFILER_PLUGIN"
+_INSPECTOR_FOLDER = "NCCL_INSPECTOR_DUMP_DIR"
+
+
+def check_plugin(plugin: str, given: Mapping[str, str]) -> str:
+    """Return the value of the variable that names the plug-in to NCCL.
+
+    Args:
+        plugin: the path of a library, or a name by which NCCL finds one: `inspector` is
+            libnccl-profiler-inspector.so on the library path of the job.
+
+    Raises:
+        UsageError: there is no such library, or the job has a plug-in or a folder of its own.
+    """
+    for name in (INSPECTOR_PLUGIN, _INSPECTOR_FOLDER):
+        if name in given:
+            raise UsageError(f"--nccl-inspector: {name} is set already; unset it, or leave the option out")
+    if "/" not in plugin and not plugin.endswith(".so"):
+        return plugin
+    if not Path(plugin).is_file():
+        raise UsageError(f"--nccl-inspector {plugin}: no such file")
+    return str(Path(plugin).resolve())
+
+
+def inspector_variables(plugin: str, logs: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """What makes NCCL load the Inspector, and it write; how often and how much is the user's say."""
+    wanted = {
+        INSPECTOR_PLUGIN: plugin,
+        "NCCL_INSPECTOR_ENABLE": "1",
+        _INSPECTOR_FOLDER: str(logs),
+        "NCCL_INSPECTOR_DUMP_VERBOSE": "1",  # otherwise its lines lack times
+        # The first versions keep only the latest collective of each communicator between two dumps.
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
+    }
+    return {name: value for name, value in wanted.items() if name not in given}

@@ -96,7 +96,6 @@ class _Metrics:
     __name__ = "metrics"
 
     def __init__(self) -> None:
-        """Nothing was read yet."""
         self._last: tuple[float, float, dict[str, float]] | None = None
         self._held_s = dict.fromkeys(_RESIDENCIES, 0.0)
 
@@ -146,9 +145,6 @@ class AmdGpus(SampledGpus):
 
     def __init__(self, complain: Complain) -> None:
         """Open the library and find the GPUs.
-
-        Args:
-            complain: called with one line each, of what is worth knowing about GPUs that are sampled in part.
 
         Raises:
             Unavailable: there is no GPU, or none can be asked.
@@ -263,10 +259,10 @@ def _numbers(values: dict[str, Any]) -> Values:
 
 def _mean(several: Any, one: Any) -> Any:
     """The mean of the values of a GPU's parts; else the value of the whole."""
-    known = [value for value in several or () if _is_number(value)] if isinstance(several, list) else []
-    return fmean(known) if known else one
+    numbers = [value for value in several or () if _is_number(value)] if isinstance(several, list) else []
+    return fmean(numbers) if numbers else one
 
 
 def _sum(several: Any, factor: int) -> float | None:
-    known = [value for value in several if _is_number(value)] if isinstance(several, list) else []
-    return sum(known) * factor if known else None
+    numbers = [value for value in several if _is_number(value)] if isinstance(several, list) else []
+    return sum(numbers) * factor if numbers else None

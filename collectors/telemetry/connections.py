@@ -34,8 +34,6 @@ class TcpCounts(NamedTuple):
     """A connection, as the kernel counts it.
 
     Attributes:
-        inode: of the socket.
-        local, remote: addresses.
         sent_bytes: that the peer acknowledged.
         segments: with data, that were sent, with those sent again.
         again: that were sent again.
@@ -59,10 +57,10 @@ def established() -> list[TcpCounts]:
     Raises:
         OSError: the kernel does not answer.
     """
-    found = []
+    connections = []
     for family in (socket.AF_INET, socket.AF_INET6):
-        found += [counted for answer in _dump(family) if (counted := _counted(family, answer))]
-    return [each for each in found if leaves_host(each)]
+        connections += [counted for answer in _dump(family) if (counted := _counted(family, answer))]
+    return [connection for connection in connections if leaves_host(connection)]
 
 
 def leaves_host(connection: TcpCounts) -> bool:
@@ -78,20 +76,20 @@ def _dump(family: int) -> Iterator[bytes]:
         kernel.sendto(header + request, (0, 0))
         while True:
             data = kernel.recv(_READ_BYTES)
-            at = 0
-            while at + _MESSAGE.size <= len(data):
-                size, kind, *_ = _MESSAGE.unpack_from(data, at)
+            offset = 0
+            while offset + _MESSAGE.size <= len(data):
+                size, kind, *_ = _MESSAGE.unpack_from(data, offset)
                 if kind in (_DONE, _ERROR) or size < _MESSAGE.size:
                     return
-                yield data[at + _MESSAGE.size : at + size]
-                at += (size + 3) & ~3
+                yield data[offset + _MESSAGE.size : offset + size]
+                offset += (size + 3) & ~3
 
 
 def _counted(family: int, answer: bytes) -> TcpCounts | None:
     """A connection of an answer; None where an old kernel says too little."""
     _, _, source, target = _SOCKET.unpack_from(answer, 4)
     size = 4 if family == socket.AF_INET else 16
-    local, remote = (_address(family, each[:size]) for each in (source, target))
+    local, remote = (_address(family, packed[:size]) for packed in (source, target))
     inode = struct.unpack_from("=I", answer, _ANSWER_BYTES - 4)[0]
     info = _attribute(answer, _INFO)
     if len(info) < _RATE[0] + 8:
@@ -109,48 +107,44 @@ def _address(family: int, packed: bytes) -> str:
 
 
 def _attribute(answer: bytes, wanted: int) -> bytes:
-    at = _ANSWER_BYTES
-    while at + 4 <= len(answer):
-        size, kind = struct.unpack_from("=HH", answer, at)
+    offset = _ANSWER_BYTES
+    while offset + 4 <= len(answer):
+        size, kind = struct.unpack_from("=HH", answer, offset)
         if size < 4:
             break
         if kind == wanted:
-            return answer[at + 4 : at + size]
-        at += (size + 3) & ~3
+            return answer[offset + 4 : offset + size]
+        offset += (size + 3) & ~3
     return b""
 
 
 def inodes_of(pid: int, proc: Path = Path("/proc")) -> set[int]:
-    """Inodes of the sockets that a process has open; none if it is gone or another user's.
-
-    Args:
-        proc: where procfs is mounted.
-    """
-    found = set()
+    """Inodes of the sockets that a process has open; none if it is gone or another user's."""
+    inodes = set()
     with suppress(OSError):
         for entry in os.scandir(proc / str(pid) / "fd"):
             with suppress(OSError):
                 name = os.readlink(entry.path)
                 if name.startswith("socket:["):
-                    found.add(int(name[8:-1]))
-    return found
+                    inodes.add(int(name[8:-1]))
+    return inodes
 
 
 def by_peer(connections: Iterable[TcpCounts], inodes: set[int]) -> dict[str, dict[str, float]]:
     """Values by pair of addresses, `10.0.0.1>10.0.0.2`, of the connections of a process."""
-    own: dict[str, list[TcpCounts]] = {}
-    for each in connections:
-        if each.inode in inodes:
-            own.setdefault(f"{each.local}>{each.remote}", []).append(each)
+    by_pair: dict[str, list[TcpCounts]] = {}
+    for connection in connections:
+        if connection.inode in inodes:
+            by_pair.setdefault(f"{connection.local}>{connection.remote}", []).append(connection)
     values = {
         pair: {
-            "tcp_sent_bytes": float(sum(each.sent_bytes for each in several)),
-            "tcp_sent_segments": float(sum(each.segments for each in several)),
-            "tcp_retransmitted_segments": float(sum(each.again for each in several)),
-            "tcp_rtt_us": float(max(each.rtt_us for each in several)),
-            "tcp_delivered_gbps": max(each.rate for each in several) / 1e9,
+            "tcp_sent_bytes": float(sum(connection.sent_bytes for connection in several)),
+            "tcp_sent_segments": float(sum(connection.segments for connection in several)),
+            "tcp_retransmitted_segments": float(sum(connection.again for connection in several)),
+            "tcp_rtt_us": float(max(connection.rtt_us for connection in several)),
+            "tcp_delivered_gbps": max(connection.rate for connection in several) / 1e9,
         }
-        for pair, several in own.items()
+        for pair, several in by_pair.items()
     }
     kept = sorted(values, key=lambda pair: -values[pair]["tcp_sent_bytes"])[:MAX_PEERS]
     return {pair: values[pair] for pair in kept if values[pair]["tcp_sent_bytes"] >= MIN_BYTES}

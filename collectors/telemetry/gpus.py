@@ -61,7 +61,6 @@ class SampledGpus(ABC):
 
         Args:
             complain: called with one line each, of what is worth knowing about GPUs that are sampled in part.
-            library: the maker's binding, ready to be asked.
         """
         self._library, self._complain, self._errors = library, complain, errors
         self._gpus: list[SampledGpu] = []

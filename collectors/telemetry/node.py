@@ -1,17 +1,16 @@
-"""The node as the kernel sees it: CPUs, memory, pressure, limits of the cgroup, disk; and its processes.
+"""The node as the kernel sees it: CPUs, memory, pressure, limits, disk; its processes; its network ports.
 
-In: /proc and the cgroup file systems. Out: values by counter. Durations are cumulative, in seconds: what
-happened between two samples is their difference. A file that is not there leaves its counters out.
+In: /proc, the cgroup file systems, `/sys/class/infiniband` and `/sys/class/net`. Out: values by counter.
+Durations and counts are cumulative: what happened between two samples is their difference, and a count that
+goes down was reset. A file that cannot be read, absent or refused, leaves its counters out.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from dpro.collectors.telemetry.files import read_number, read_pairs, read_text
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -39,11 +38,7 @@ def read_node(proc: Path = Path("/proc")) -> dict[str, float]:
 
 
 def read_node_rarely(run: Path, proc: Path = Path("/proc")) -> dict[str, float]:
-    """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk.
-
-    Args:
-        proc: where procfs is mounted.
-    """
+    """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk."""
     kernel = read_pairs(proc / "vmstat")
     names = {"pswpin": "swapped_in_pages", "pswpout": "swapped_out_pages", "oom_kill": "oom_kills"}
     values: dict[str, float] = {names[name]: kernel[name] for name in names if name in kernel}
@@ -88,12 +83,7 @@ class Cgroup:
 
 
 def find_cgroup(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> Cgroup:
-    """Where this process is limited: for CPU time the innermost cgroup around it that has a limit.
-
-    Args:
-        sys: where sysfs is mounted.
-        proc: where procfs is mounted.
-    """
+    """Where this process is limited: for CPU time the innermost cgroup around it that has a limit."""
     cpu = list(_folders("cpu", ["cpu.stat"], sys, proc))
     memory = _folders("memory", ["memory.current", "memory.usage_in_bytes"], sys, proc)
     limited = (folder for folder in cpu if _quota(folder) is not None)
@@ -140,9 +130,6 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> dict[str, float]:
     The kernel gives run-queue waits and context switches per thread; the main thread is the one that runs the
     training loop. Nothing is asked of the other threads.
 
-    Args:
-        proc: where procfs is mounted.
-
     Returns:
         Values by counter; none if it is gone.
     """
@@ -168,3 +155,132 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> dict[str, float]:
         if (name := f"{kind}_ctxt_switches") in status:
             values[f"main_thread_switches_{kind}"] = status[name]
     return values
+
+
+# Small files of /proc and /sys.
+
+_MAX_BYTES = 1 << 16
+
+
+def read_text(path: str | Path) -> str | None:
+    """What a small file holds; None if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(descriptor, _MAX_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def read_number(path: str | Path) -> int | None:
+    """The number a file begins with; None if it cannot be read or does not begin with one."""
+    words = (read_text(path) or "").split(maxsplit=1)
+    try:
+        return int(words[0]) if words else None
+    except ValueError:
+        return None
+
+
+def read_pairs(path: str | Path) -> dict[str, int]:
+    """A file of lines `name value …`, with or without a colon; lines of another form are left out."""
+    lines = [line.split() for line in (read_text(path) or "").splitlines()]
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+# Network ports: InfiniBand, RoCE and the like, and Ethernet. What they move is read with every sample, what
+# else they count with every tenth, under the names their drivers give it: vendors count different things.
+
+_WORDS = 4  # InfiniBand counts data in words of four bytes
+# What moves, by the names of the specification, of drivers that count bytes, and of Ethernet.
+_TRAFFIC = {
+    "port_xmit_data": ("tx_bytes", _WORDS),
+    "port_rcv_data": ("rx_bytes", _WORDS),
+    "tx_bytes": ("tx_bytes", 1),
+    "rx_bytes": ("rx_bytes", 1),
+}
+_NOT_COUNTERS = frozenset(["lifespan"])
+_UP = 0x1  # IFF_UP
+_LOOPBACK = 0x8  # IFF_LOOPBACK
+
+
+@dataclass
+class PortCounters:
+    """One port: its files, by the counter's name, with what a value is to be multiplied by."""
+
+    device: str
+    folder: Path
+    traffic: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    others: dict[str, tuple[Path, int]] = field(default_factory=dict)
+
+    def add(self, folder: Path) -> None:
+        """Take all counters of a folder that can be read and are not known from an earlier one."""
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            name, factor = _TRAFFIC.get(path.name, (path.name, 1))
+            counters = self.traffic if path.name in _TRAFFIC else self.others
+            if name not in counters and path.name not in _NOT_COUNTERS and read_number(path) is not None:
+                counters[name] = (path, factor)
+
+    def read(self, everything: bool) -> dict[str, float]:
+        """Values now; those that cannot be read just now are left out."""
+        wanted = self.traffic | self.others if everything else self.traffic
+        values: dict[str, float] = {}
+        for name, (path, factor) in wanted.items():
+            if (value := read_number(path)) is not None:
+                values[name] = value * factor
+        return values | self._state() if everything else values
+
+    def _state(self) -> dict[str, float]:
+        """Whether the port is up, and how fast."""
+        infiniband = read_text(self.folder / "state")  # "4: ACTIVE"
+        if infiniband is not None:
+            rate = read_number(self.folder / "rate")  # "400 Gb/sec (4X NDR)"
+            state: dict[str, float] = {"up": float(infiniband.startswith("4:"))}
+            return state | ({"rate_gbps": float(rate)} if rate else {})
+        if read_text(self.folder / "flags") is None:
+            return {}
+        speed = read_number(self.folder / "speed") or 0  # Mb/s; -1 or an error where a device has none
+        return {"up": float(_is_up(self.folder))} | ({"rate_gbps": speed / 1e3} if speed > 0 else {})
+
+
+def find_ports(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[PortCounters]:
+    """All ports worth watching: InfiniBand devices, and network interfaces in use.
+
+    An interface is in use if it is up, and is hardware or has a route: of the many virtual ones of a node of
+    containers few are. An InfiniBand port is named as NCCL names it, `mlx5_0:1`.
+    """
+    ports = [*_infiniband(sys / "class" / "infiniband"), *_interfaces(sys / "class" / "net", proc)]
+    return [port for port in ports if port.traffic or port.others]
+
+
+def _infiniband(root: Path) -> Iterator[PortCounters]:
+    for folder in sorted(root.glob("*/ports/*")):
+        port = PortCounters(f"{folder.parents[1].name}:{folder.name}", folder)
+        port.add(folder / "counters")
+        port.add(folder / "hw_counters")
+        yield port
+
+
+def _interfaces(root: Path, proc: Path) -> Iterator[PortCounters]:
+    routed = _routed(proc)
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if _is_up(folder) and (folder.name in routed or (folder / "device").exists()):
+            port = PortCounters(folder.name, folder)
+            port.add(folder / "statistics")
+            yield port
+
+
+def _is_up(folder: Path) -> bool:
+    flags = int(read_text(folder / "flags") or "0", 16)
+    down = (read_text(folder / "operstate") or "").strip() in ("down", "lowerlayerdown", "notpresent")
+    return bool(flags & _UP) and not flags & _LOOPBACK and not down
+
+
+def _routed(proc: Path) -> set[str]:
+    """Interfaces that a route leads over."""
+    four = [line.split()[0] for line in (read_text(proc / "net/route") or "").splitlines()[1:] if line]
+    six = [line.split()[-1] for line in (read_text(proc / "net/ipv6_route") or "").splitlines() if line]
+    return {*four, *six}

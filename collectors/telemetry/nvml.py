@@ -146,9 +146,6 @@ class NvidiaGpus(SampledGpus):
     def __init__(self, complain: Complain) -> None:
         """Open the library and find the GPUs.
 
-        Args:
-            complain: called with one line each, of what is worth knowing about GPUs that are sampled in part.
-
         Raises:
             Unavailable: there is no GPU, or none can be asked.
         """
@@ -213,13 +210,13 @@ class NvidiaGpus(SampledGpus):
         calls: list[Call] = [_clocks, _reasons, _temperature, _utilization, _memory]
         gpu = SampledGpu(handle, device, calls, [_limits, _pcie_link, _address_of])
         gpu.fields = self._supported(gpu, [*_FIELDS, _LINK_COUNT])
-        known = {field.counter for field in gpu.fields}
+        counters = {field.counter for field in gpu.fields}
         links = int(self._values(gpu, [_LINK_COUNT])[_LINK_COUNT.counter]) if _LINK_COUNT in gpu.fields else 0
-        missing = [field for field in _LINK_FIELDS if field.counter not in known]
+        missing = [field for field in _LINK_FIELDS if field.counter not in counters]
         gpu.fields += self._supported(
             gpu, [field._replace(scope=link) for field in missing for link in range(links)]
         )
-        if "power_w" not in known:
+        if "power_w" not in counters:
             gpu.calls.append(_power)
         return gpu
 

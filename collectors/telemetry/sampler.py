@@ -25,8 +25,7 @@ from dpro.collectors.launch.processes import close_descriptors
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.connections import by_peer, established, inodes_of
 from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
-from dpro.collectors.telemetry.nic import find_ports
-from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process
+from dpro.collectors.telemetry.node import find_cgroup, find_ports, read_node, read_node_rarely, read_process
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.folders import lock
 
@@ -56,7 +55,7 @@ class Sampler:
                     return
                 time.sleep(0.005)
             os.kill(self._pid, signal.SIGKILL)
-            _log(self._recording, "telemetry: the sampler had to be killed: it did not end")
+            self._recording.log("telemetry: the sampler had to be killed: it did not end")
 
 
 def start(recording: Launch) -> Sampler | None:
@@ -78,23 +77,18 @@ def _fork(recording: Launch, period_s: float) -> Sampler:
         close_descriptors(keep={lifeline_end})  # the marker's, too: its lock says that the sidecar lives
         sample_until_ended(recording, period_s, lifeline_end)
     except Exception as error:
-        _log(recording, f"telemetry ended: {_in_words(error)}")
+        recording.log(f"telemetry ended: {_in_words(error)}")
     finally:
         os._exit(0)
 
 
 def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) -> None:
-    """Sample until the sidecar closes the lifeline or dies.
-
-    Args:
-        recording: this launcher's part of the recording.
-        period_s: from one sample to the next, s.
-    """
+    """Sample until the sidecar closes the lifeline or dies."""
     os.nice(_NICENESS)
     host = socket.gethostname()
 
     def complain(line: str) -> None:
-        _log(recording, f"{host}: {line}")
+        recording.log(f"{host}: {line}")
 
     output = _Output(SampleWriter(recording.raw, host), complain)
     processes = LocalProcesses(recording.raw, host)
@@ -185,11 +179,7 @@ def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
 def sample_gpus(
     open_: Callable[[Complain], SampledGpus], period_s: float, output: _Output, complain: Complain
 ) -> None:
-    """Sample the GPUs that one library knows for as long as the process lives.
-
-    Args:
-        period_s: from one sample to the next, s.
-    """
+    """Sample the GPUs that one library knows for as long as the process lives."""
     try:
         try:
             gpus = open_(complain)
@@ -236,7 +226,7 @@ class LocalProcesses:
         """One sample per process and peer that it sends to over TCP."""
         running = [(self._rank(path), pid) for path, pid in self._running()]
         connections = established() if running else []
-        there = {each.inode for each in connections}
+        there = {connection.inode for connection in connections}
         if there != self._there:  # whose they are is looked up where any is new
             self._there, self._sockets = there, {pid: inodes_of(pid) for _, pid in running}
         now = time.time_ns()
@@ -249,8 +239,8 @@ class LocalProcesses:
     def _running(self) -> Iterator[tuple[Path, int]]:
         """The latest facts of processes that were running when they were read last, and their ids."""
         paths = self._folder.glob(f"{self._host}-*/facts.json")
-        found = sorted((*pid_and_image(path.parent.name), path) for path in paths)
-        latest = {pid: path for pid, _, path in found}
+        images = sorted((*pid_and_image(path.parent.name), path) for path in paths)
+        latest = {pid: path for pid, _, path in images}
         for pid, path in latest.items():
             if path not in self._ended:
                 yield path, pid
@@ -267,7 +257,6 @@ class Election:
     """One of several samplers on a node holds a lock file; when it ends, another gets the lock."""
 
     def __init__(self, path: Path) -> None:
-        """Not won yet."""
         self._path = path
         self._descriptor = -1
 
@@ -304,12 +293,6 @@ def forget_elections(folder: Path) -> None:
         with suppress(OSError):
             if election.try_to_win():
                 election.withdraw()
-
-
-def _log(recording: Launch, line: str) -> None:
-    """Write one line to the log of a launch: it will be a warning in the manifest."""
-    with suppress(OSError), (recording.raw / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(line.replace("\n", " ") + "\n")
 
 
 def _in_words(error: Exception) -> str:

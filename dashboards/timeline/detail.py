@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,6 @@ class Segments:
     busy: Ints
     item: Ints
 
-    @property
-    def merged(self) -> int:
-        """The number of spans that are not segments of their own."""
-        return int(self.count[self.count > 1].sum())
-
 
 def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
     """Select spans of a level without merging.
@@ -102,30 +98,27 @@ def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
 
 def levels(finest: DetailLevel, length_ns: int) -> list[DetailLevel]:
     """Coarser levels, the coarsest first; only those with far fewer spans than the next finer one."""
-    found = [finest]
+    made = [finest]
     for grain_ns in (length_ns / PIXELS / COARSEST / COARSER**power for power in range(LEVELS - 1, -1, -1)):
-        level = _coarser(found[0], grain_ns) if grain_ns >= 1 else finest
-        if 2 * level.start.size < found[0].start.size:
-            found.insert(0, level)
-    return found
+        level = _coarser(made[0], grain_ns) if grain_ns >= 1 else finest
+        if 2 * level.start.size < made[0].start.size:
+            made.insert(0, level)
+    return made
 
 
 def _coarser(level: DetailLevel, grain_ns: float) -> DetailLevel:
     rows = level.first.size - 1
-    drawn = _at_scale(_gathered(level, range(rows), [slice(*p) for p in _pairs(level.first)]), 0, grain_ns)
+    whole = [slice(*ends) for ends in pairwise(level.first.tolist())]
+    drawn = _at_scale(_gathered(level, range(rows), whole), 0, grain_ns)
     order = np.lexsort((drawn.start, drawn.row))
     first = np.concatenate([[0], np.cumsum(np.bincount(drawn.row, minlength=rows))]).astype(np.int64)
     kind = drawn.kind[order].astype(level.kind.dtype)
-    columns = (each[order] for each in (drawn.count, drawn.busy, drawn.item))
+    columns = (column[order] for column in (drawn.count, drawn.busy, drawn.item))
     return DetailLevel(grain_ns, first, drawn.start[order], drawn.end[order], kind, *columns)
 
 
-def _pairs(first: Ints) -> list[tuple[int, int]]:
-    return list(zip(first[:-1].tolist(), first[1:].tolist()))
-
-
 def segments(
-    known: Sequence[DetailLevel],
+    available: Sequence[DetailLevel],
     rows: Sequence[int],
     begin: int,
     end: int,
@@ -139,7 +132,7 @@ def segments(
         begin, end: ns.
         most: maximum number of segments; where there are more, pixels are made larger.
     """
-    level = next((each for each in known if each.grain_ns * FINER <= pixel_ns), known[-1])
+    level = next((finer for finer in available if finer.grain_ns * FINER <= pixel_ns), available[-1])
     spans = _gathered(level, range(len(rows)), [level.seen(row, begin, end) for row in rows])
     while True:
         drawn = _at_scale(spans, begin, pixel_ns)
@@ -152,11 +145,11 @@ def _gathered(level: DetailLevel, rows: Sequence[int], seen: Sequence[slice]) ->
     """Concatenate slices of a level."""
 
     def of(column: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate([column[each] for each in seen] or [column[:0]])
+        return np.concatenate([column[part] for part in seen] or [column[:0]])
 
-    row = np.repeat(np.array(rows, np.int64), [max(each.stop - each.start, 0) for each in seen])
+    row = np.repeat(np.array(rows, np.int64), [max(part.stop - part.start, 0) for part in seen])
     start, end = of(level.start), of(level.end)
-    places = [np.arange(each.start, each.stop) for each in seen]
+    places = [np.arange(part.start, part.stop) for part in seen]
     item = np.concatenate(places or [row]) if level.item is None else of(level.item)
     count = np.ones(start.size, np.int64) if level.count is None else of(level.count)
     busy = end - start if level.busy is None else of(level.busy)
@@ -177,7 +170,7 @@ def _columns(spans: Segments) -> tuple[Ints, ...]:
 
 
 def _picked(spans: Segments, which: Bools | Ints) -> Segments:
-    return Segments(*(each[which] for each in _columns(spans)))
+    return Segments(*(column[which] for column in _columns(spans)))
 
 
 def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
@@ -185,7 +178,7 @@ def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
     pixel = ((spans.start - begin) // pixel_ns).astype(np.int64)
     new = np.flatnonzero(np.r_[True, (np.diff(spans.row) != 0) | (np.diff(pixel) != 0)])
     kinds = np.unique(spans.kind)
-    times = [np.add.reduceat(np.where(spans.kind == each, spans.busy, 0), new) for each in kinds]
+    times = [np.add.reduceat(np.where(spans.kind == candidate, spans.busy, 0), new) for candidate in kinds]
     kind = kinds[np.argmax(times, axis=0)]
     row, pixel, start = spans.row[new], pixel[new], spans.start[new]
     end, busy = np.maximum.reduceat(spans.end, new), np.add.reduceat(spans.busy, new)
@@ -204,6 +197,6 @@ def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
 def _largest(values: Ints, groups: Ints) -> Ints:
     """Return the index of the first maximum of each group; `groups` has the first index of each."""
     sizes = np.diff(np.r_[groups, values.size])
-    at = np.flatnonzero(values == np.repeat(np.maximum.reduceat(values, groups), sizes))
-    group = np.searchsorted(groups, at, "right")
-    return at[np.r_[True, np.diff(group) != 0]]
+    maxima = np.flatnonzero(values == np.repeat(np.maximum.reduceat(values, groups), sizes))
+    group = np.searchsorted(groups, maxima, "right")
+    return maxima[np.r_[True, np.diff(group) != 0]]

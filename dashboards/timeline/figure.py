@@ -6,23 +6,23 @@ per kind of work, segments separated by gaps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
+from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.theme import colour, styled
-from dpro.dashboards.timeline.detail import PIXELS, Segments
-from dpro.dashboards.timeline.lanes import KINDS
-from dpro.dashboards.timeline.tracks import Tracks, segments_of
+from dpro.dashboards.theme import colour, plain, styled
+from dpro.dashboards.timeline.detail import PIXELS, DetailLevel, Segments, chosen, levels, segments
+from dpro.dashboards.timeline.lanes import KINDS, SIDES
 from dpro.export.slices import CRITICAL, MEASURED, PATHS, REPLAYED
 from dpro.units import NS_PER_MS
 
-SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
 BESIDE = 0.3  # share of the visible range that is drawn on each side of it, for panning
 MAX_ROWS = 160  # at once
 _STEP_LABELS = 60
@@ -62,10 +62,10 @@ def row_info(tracks: Tracks, link: Link) -> FigureRows:
     """Return the tracks that a link selects: the critical path, at measured times, then rank by rank."""
     asked = link.own.get("show", MEASURED)
     side = asked if asked in SIDES else MEASURED
-    found: list[int] = []
+    selected: list[int] = []
     height: list[float] = []
     labels: list[str] = []
-    before, at = None, 0.0
+    before, y = None, 0.0
     for number, (group, track, rank) in enumerate(tracks.tracks.iter_rows()):
         path = group in PATHS.values()
         of_side = REPLAYED if group == PATHS[REPLAYED] or group.endswith(REPLAYED) else MEASURED
@@ -73,33 +73,25 @@ def row_info(tracks: Tracks, link: Link) -> FigureRows:
         if not wanted or not (path or not link.ranks or rank in link.ranks):
             continue
         lane = (path, -1 if path else rank)
-        at -= 1 + (_BETWEEN_RANKS if before is not None and lane != before else 0)
+        y -= 1 + (_BETWEEN_RANKS if before is not None and lane != before else 0)
         replayed = f" ({REPLAYED})" if side == "both" and of_side == REPLAYED else ""
-        found.append(number)
-        height.append(at)
+        selected.append(number)
+        height.append(y)
         labels.append(plain(f"{track if path else f'rank {rank} {track}'}{replayed}"))
         before = lane
     shown = MAX_ROWS
-    return FigureRows(found[:shown], height[:shown], labels[:shown], max(len(found) - shown, 0))
+    return FigureRows(selected[:shown], height[:shown], labels[:shown], max(len(selected) - shown, 0))
 
 
 def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) -> tuple[float, float]:
-    """From and to, ms: what the link says, else the selected steps, else the first deep window.
+    """From and to, ms: what the link says, with a little room, else all slices.
 
     Args:
         steps: as from `step_info`.
         everything: first start and last end of all slices, ns.
     """
-    if link.time_ms is not None:
-        return link.time_ms
-    chosen = link.chosen(steps)
-    if not link.steps and not chosen.is_empty():
-        chosen = chosen.filter(pl.col("window") == chosen["window"].min())
-    if chosen.is_empty():
-        begin, end = (ns / NS_PER_MS for ns in everything)
-    else:
-        begin, end = float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
-    room = max(end - begin, 1e-3) / 100
+    begin, end = link.extent_ms(steps) or tuple(ns / NS_PER_MS for ns in everything)
+    room = 0.0 if link.time_ms is not None else max(end - begin, 1e-3) / 100
     return begin - room, end + room
 
 
@@ -138,9 +130,9 @@ def timeline_figure(
     figure = go.Figure()
     line = {"mode": "lines", "hoverinfo": "skip", "connectgaps": False}
     for kind, (what, title) in _LOOKS.items():
-        mine = everything.kind == KINDS.index(kind)
-        if mine.any():
-            x, y = _lines(everything, heights, mine, 0.0, pixel_ns)
+        of_kind = everything.kind == KINDS.index(kind)
+        if of_kind.any():
+            x, y = _lines(everything, heights, of_kind, 0.0, pixel_ns)
             style = {"color": colour(what, link.theme), "width": _BAR}
             figure.add_scattergl(x=x, y=y, name=title, line=style, **line)
     x, y = _lines(path, heights, np.ones(path.row.size, bool), -(_BAR + _PATH) / 2 / _ROW, pixel_ns)
@@ -165,13 +157,13 @@ def timeline_figure(
     return figure.update_layout(uirevision=link.query(), dragmode="zoom", hovermode=False, showlegend=False)
 
 
-def _lines(drawn: Segments, heights: Any, mine: Any, below: float, pixel_ns: float) -> tuple[Any, Any]:
+def _lines(drawn: Segments, heights: Any, which: Any, below: float, pixel_ns: float) -> tuple[Any, Any]:
     """x (ms) and y of segments: begin, end, gap; long ones end a hairline earlier, where the next begins."""
-    start, end = drawn.start[mine], drawn.end[mine]
+    start, end = drawn.start[which], drawn.end[which]
     x = np.full((start.size, 3), np.nan)
     x[:, 0] = start / NS_PER_MS
     x[:, 1] = np.where(end - start >= _HAIRLINE * pixel_ns, end - pixel_ns / 2, end) / NS_PER_MS
-    y = np.repeat((heights[drawn.row[mine]] + below).astype(np.float32), 3)
+    y = np.repeat((heights[drawn.row[which]] + below).astype(np.float32), 3)
     return x.ravel(), y
 
 
@@ -185,22 +177,71 @@ def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, flo
     labels: list[dict[str, Any]] = []
     for _, step, begin, end in seen.select("window", "step", "begin_ms", "end_ms").iter_rows():
         line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": edge, "layer": "below"}
-        lines += [line | {"x0": at, "x1": at} for at in (begin, end)]
+        lines += [line | {"x0": x, "x1": x} for x in (begin, end)]
         middle = (max(begin, extent[0]) + min(end, extent[1])) / 2
         above = {"x": middle, "yref": "paper", "y": 1, "yanchor": "bottom", "text": f"step {step}"}
         labels.append(above | {"showarrow": False, "font": {"size": 11, "color": edge["color"]}})
     figure.update_layout(shapes=lines, annotations=labels)  # at once: one by one each would copy the others
 
 
-def _shown(loaded: Loaded, link: Link) -> tuple[FigureRows, tuple[float, float]]:
-    tracks = loaded.tracks
-    everything = (int(tracks.start.min()), int(tracks.end.max())) if tracks.start.size else (0, NS_PER_MS)
-    return row_info(tracks, link), extent_info(loaded.step_extents, link, everything)
-
-
-def drawn_timeline(loaded: Loaded, link: Link) -> go.Figure:
+def drawn_timeline(tracks: Tracks, steps: pl.DataFrame, link: Link) -> go.Figure:
     """Draw the figure of a selection."""
-    rows, extent = _shown(loaded, link)
-    return timeline_figure(
-        rows, timeline_info(loaded.tracks, rows, *extent), loaded.step_extents, extent, link
-    )
+    everything = (int(tracks.start.min()), int(tracks.end.max())) if tracks.start.size else (0, NS_PER_MS)
+    rows, extent = row_info(tracks, link), extent_info(steps, link, everything)
+    return timeline_figure(rows, timeline_info(tracks, rows, *extent), steps, extent, link)
+
+
+# The slices of a replayed graph in arrays.
+
+MAX_SEGMENTS = 16_000  # of a figure
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """All slices, track by track; those of a track never overlap.
+
+    Attributes:
+        tracks: `group`, `track`, `rank`, in the order in which they are shown.
+        first: [T + 1] slices of track i are first[i]:first[i + 1].
+        start, end: [N] ns, ascending within a track.
+        kind: [N] index into `KINDS`.
+        whole, path: all slices, and those on the critical path, the coarsest level first.
+    """
+
+    tracks: pl.DataFrame
+    first: Ints
+    start: Ints
+    end: Ints
+    kind: Ints
+    whole: Sequence[DetailLevel] = ()
+    path: Sequence[DetailLevel] = ()
+
+
+def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
+    """Put slices into arrays.
+
+    Args:
+        rows: as from `dpro.export.slices.slices`.
+    """
+    tracks = rows.group_by("group", "track", maintain_order=True).agg(pl.col("rank").first(), pl.len())
+    first = np.concatenate([[0], np.cumsum(tracks["len"].to_numpy())]).astype(np.int64)
+    kind = pl.col("kind").replace_strict(KINDS, range(len(KINDS)), default=0, return_dtype=pl.Int64)
+    start, end = (rows[name].to_numpy() - origin_ns for name in ("start_ns", "end_ns"))
+    kinds = rows.select(kind).to_series().to_numpy()
+    critical: NDArray[np.bool_] = rows["critical"].to_numpy()
+    everything = DetailLevel(0.0, first, start, end, kinds)
+    length = int(end.max() - start.min()) if start.size else 0
+    whole, path = levels(everything, length), levels(chosen(everything, critical), length)
+    return Tracks(tracks.drop("len"), first, start, end, kinds, whole, path)
+
+
+def segments_of(
+    tracks: Tracks, rows: Sequence[int], begin: int, end: int, pixel_ns: float, *, critical: bool = False
+) -> Segments:
+    """Compute the segments of some tracks between two times.
+
+    Args:
+        begin, end: ns.
+    """
+    detail = tracks.path if critical else tracks.whole
+    return segments(detail, rows, begin, end, pixel_ns, MAX_SEGMENTS)

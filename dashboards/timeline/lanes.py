@@ -1,4 +1,4 @@
-"""Rows of spans of one rank: a lane per CPU thread and GPU stream, a row per depth of nesting.
+"""Rows of spans of one rank: a lane per CPU thread and GPU stream, a row per depth of nesting, and phases.
 
 In: spans of a rank on the aligned clock. Out: a `RankLanes`, some 30 bytes per span. What overlaps its
 neighbour without lying inside it moves to a deeper row, so that no two spans of a row overlap.
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.dashboards.timeline.detail import DetailLevel, levels
-from dpro.dashboards.timeline.phases import phases_of
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
 MEASURED, REPLAYED = "measured", "replayed"
+SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}  # what of the timeline is shown
 # The kinds of bars. Measured lanes have no `gap`: where nothing is drawn, no span was recorded.
 KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
 _KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy": "copy", "memset": "copy"}
@@ -35,9 +35,7 @@ class Lane:
 
     Attributes:
         label: as `stream 7`, `main thread`.
-        gpu: whether it is a stream.
         rows: the first of its rows in the rank, and the one after its last; a row is a depth of nesting.
-        spans: how many it has.
     """
 
     label: str
@@ -52,11 +50,10 @@ class RankLanes:
 
     Attributes:
         rank: the rank; -1 for the critical path of all.
-        lanes: its lanes, as they are shown.
         levels: of detail, the coarsest first; the last has all spans.
         name: [N] index into the names.
         ident: [N] span_id within the rank; of a replay the node.
-        phase: [N] index into `phases.PHASES`.
+        phase: [N] index into `PHASES`.
         micro_batch: [N] -1 where unknown.
     """
 
@@ -83,26 +80,25 @@ class RankLanes:
 
     def find(self, ident: int) -> int:
         """The span of an id, the last of its parts; -1 where there is none."""
-        found = np.flatnonzero(self.ident == ident)
-        return int(found[-1]) if found.size else -1
+        items = np.flatnonzero(self.ident == ident)
+        return int(items[-1]) if items.size else -1
 
     def around(self, item: int) -> list[int]:
         """The spans around a span, innermost first."""
-        row, level, found = self.row_of(item), self.all, list[int]()
+        row, level, enclosing = self.row_of(item), self.all, list[int]()
         begin, end = level.start[item], level.end[item]
         for outer in range(row - 1, self.lanes[self.lane_of(row)].rows[0] - 1, -1):
             low, high = int(level.first[outer]), int(level.first[outer + 1])
             place = low + int(np.searchsorted(level.start[low:high], begin, "right")) - 1
             if place >= low and level.end[place] >= end:
-                found.append(place)
-        return found
+                enclosing.append(place)
+        return enclosing
 
 
 class SpanNames:
     """The names of all spans, each once."""
 
     def __init__(self) -> None:
-        """Start without names."""
         self.texts: list[str] = []
         self._codes: dict[str, int] = {}
 
@@ -113,8 +109,8 @@ class SpanNames:
             if text not in self._codes:
                 self._codes[text] = len(self.texts)
                 self.texts.append(text)
-        own = pl.Series([self._codes[text] for text in unique.to_list()], dtype=pl.Int32)
-        return column.replace_strict(unique, own, return_dtype=pl.Int32).to_numpy()
+        numbers = pl.Series([self._codes[text] for text in unique.to_list()], dtype=pl.Int32)
+        return column.replace_strict(unique, numbers, return_dtype=pl.Int32).to_numpy()
 
 
 def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns: int) -> RankLanes:
@@ -162,7 +158,7 @@ def _lane() -> pl.Expr:
 
 def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
     """Lanes as they are shown: streams, the busiest first, then the main thread, then other threads."""
-    found = spans.group_by("lane").agg(
+    lanes = spans.group_by("lane").agg(
         pl.col("device", "stream", "tid").first(),
         shadow=(pl.col("kind") == "gpu_annotation").first(),
         gpu=(pl.col("stream") >= 0).first(),
@@ -170,11 +166,11 @@ def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
         marks=pl.col("name").str.contains(_STEP_MARKS).sum(),
         spans=pl.len(),
     )
-    devices = found.filter("gpu")["device"].n_unique()
+    devices = lanes.filter("gpu")["device"].n_unique()
     stream = pl.format("stream {}", pl.col("stream") % _STREAMS)
     stream = pl.format("GPU {} {}", "device", stream) if devices > 1 else stream
     stream = pl.when("shadow").then(pl.format("{} ranges", stream)).otherwise(stream)
-    order = found.sort(
+    order = lanes.sort(
         "gpu", "shadow", "busy", "marks", "spans", "lane", descending=[True, False, *[True] * 3, False]
     )
     main = ~pl.col("gpu") & (pl.int_range(pl.len()).over("gpu") == 0)
@@ -261,3 +257,70 @@ def _small(values: Ints) -> NDArray[Any]:
     """Ids in as few bytes as they need."""
     fits = not values.size or values.max() < np.iinfo(np.int32).max
     return values.astype(np.int32) if fits else values
+
+
+# Which spans belong to the forward pass, the backward pass and the optimizer. The phase of a CPU span is that
+# of its name, or else of the span around it; GPU work has the phase of the call that launched it.
+
+PHASES = ("unknown", "forward", "backward", "optimizer")
+UNKNOWN, FORWARD, BACKWARD, OPTIMIZER = range(4)
+_OPTIMIZER = r"(?i)^Optimizer\.|optimizer[._ ]?step|clip_grad|zero_grad|adam|lamb"
+_BACKWARD = r"(?i)backward|autograd::engine|wgrad|dgrad"
+_FORWARD = r"(?i)forward"
+
+
+def phases_of(
+    spans: pl.DataFrame, place: NDArray[Any], depth: NDArray[Any], start: Ints, names: Sequence[str]
+) -> NDArray[np.uint8]:
+    """The phase of each span.
+
+    Args:
+        spans: `name_code`, `kind`, `correlation`, `forward_thread`, by lane and start.
+        place: [N] lane of each.
+        depth: [N] of nesting.
+        start: [N] ns.
+    """
+    phase: NDArray[np.uint8] = _of_names(names)[spans["name_code"].to_numpy()]
+    phase[(phase == UNKNOWN) & (spans["forward_thread"].to_numpy() > 0)] = BACKWARD
+    kind = spans["kind"].cast(pl.String)
+    _inherit(phase, place, depth, start)
+    host = kind.is_in(["cpu_op", "runtime"]).to_numpy()
+    phase[host & (phase == UNKNOWN)] = FORWARD
+    _inherit(phase, place, depth, start)  # ranges within operators
+    _launched(phase, spans, kind)
+    return phase
+
+
+def _of_names(names: Sequence[str]) -> NDArray[np.uint8]:
+    texts = pl.Series(names, dtype=pl.String)
+    phases = np.zeros(texts.len(), np.uint8)
+    for pattern, phase in ((_FORWARD, FORWARD), (_BACKWARD, BACKWARD), (_OPTIMIZER, OPTIMIZER)):
+        phases[texts.str.contains(pattern).to_numpy()] = phase
+    return phases
+
+
+def _inherit(phase: NDArray[np.uint8], place: NDArray[Any], depth: NDArray[Any], start: Ints) -> None:
+    """Give each span that has no phase that of the span around it, from the outside inwards."""
+    order = np.lexsort((start, depth, place))
+    edges = np.flatnonzero(np.r_[True, (np.diff(place[order]) != 0) | (np.diff(depth[order]) != 0), True])
+    outer: Ints = order[:0]
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist()):
+        row = order[low:high]
+        if depth[row[0]] > 0 and outer.size and place[outer[0]] == place[row[0]]:
+            around = outer[np.maximum(np.searchsorted(start[outer], start[row], "right") - 1, 0)]
+            phase[row] = np.where(phase[row] == UNKNOWN, phase[around], phase[row])
+        outer = row
+
+
+def _launched(phase: NDArray[np.uint8], spans: pl.DataFrame, kind: pl.Series) -> None:
+    """GPU work has the phase of its launch."""
+    on_gpu = kind.is_in(["kernel", "memcpy", "memset"]).to_numpy()
+    correlation = spans["correlation"].to_numpy()
+    calls = np.flatnonzero((kind == "runtime").to_numpy() & (correlation >= 0))
+    work = np.flatnonzero(on_gpu & (correlation >= 0) & (phase != OPTIMIZER))
+    if not calls.size or not work.size:
+        return
+    calls = calls[np.argsort(correlation[calls], kind="stable")]
+    near = np.minimum(np.searchsorted(correlation[calls], correlation[work]), calls.size - 1)
+    matches = correlation[calls[near]] == correlation[work]
+    phase[work[matches]] = phase[calls[near[matches]]]

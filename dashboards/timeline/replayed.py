@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.dashboards.timeline.detail import DetailLevel, levels
-from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, laid
+from dpro.dashboards.timeline.lanes import KINDS, RankLanes, depths, laid
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.errors import DproError
 from dpro.export.slices import CRITICAL
@@ -34,8 +34,6 @@ class Replayed:
     """The lanes that a replay adds to the measured ones.
 
     Attributes:
-        timeline: the replay.
-        ranks: rank -> its lanes as replayed.
         path: a lane of what is on the critical path, when it was measured.
         critical: rank -> levels of what of its measured rows is on the critical path.
         offset_ns: smallest and largest delay of the path's spans in the replay, relative to the measured
@@ -55,22 +53,17 @@ def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
     shift = timeline.graph.origin_ns - of.origin_ns
     windows = np.unique(nodes.window).tolist()
     path = np.unique(
-        np.concatenate([np.empty(0, np.int64), *(critical_nodes(timeline, each) for each in windows)])
+        np.concatenate([np.empty(0, np.int64), *(critical_nodes(timeline, window) for window in windows)])
     )
     path = path[~np.isin(nodes.kind[path], _INSTANTS)]
     later = timeline.start[path] - nodes.measured_start[path]
     offset = (int(later.min()), int(later.max())) if later.size else (0, 0)
-    codes = _codes(timeline, measured.names)
+    codes = measured.names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
     everything = {
         rank: _rank_lanes(timeline, rank, lanes, codes, shift, of.window_ns) for rank, lanes in ranks.items()
     }
     critical = {rank: _critical(timeline, path, lanes, shift, of.window_ns) for rank, lanes in ranks.items()}
     return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offset)
-
-
-def _codes(timeline: Timeline, names: SpanNames) -> NDArray[np.int32]:
-    """The numbers of the graph's names among those of all spans."""
-    return names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
 
 
 def _columns(
@@ -92,16 +85,16 @@ def _rank_lanes(
 ) -> RankLanes:
     """All nodes of a rank, with waits for other members between arrivals and transfers."""
     nodes = timeline.graph.nodes
-    own = np.flatnonzero((nodes.rank == rank) & ~np.isin(nodes.kind, _INSTANTS) & (nodes.lane >= 0))
+    work = np.flatnonzero((nodes.rank == rank) & ~np.isin(nodes.kind, _INSTANTS) & (nodes.lane >= 0))
     arrived = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.ARRIVE))
-    moved = own[nodes.kind[own] == NodeKind.TRANSFER]
+    moved = work[nodes.kind[work] == NodeKind.TRANSFER]
     moved = moved[np.argsort(nodes.collective[moved], kind="stable")]
-    begin = timeline.start[own] + shift
-    columns = _columns(timeline, own, begin, timeline.end[own] + shift, codes)
+    begin = timeline.start[work] + shift
+    columns = _columns(timeline, work, begin, timeline.end[work] + shift, codes)
     if moved.size:  # a transfer begins with its wait; `laid` takes the two apart
         near = np.minimum(np.searchsorted(nodes.collective[moved], nodes.collective[arrived]), moved.size - 1)
         met = nodes.collective[moved[near]] == nodes.collective[arrived]
-        place = np.searchsorted(own, moved[near[met]])
+        place = np.searchsorted(work, moved[near[met]])
         columns["until"][place] = columns["start"][place]
         columns["start"] = columns["start"].copy()
         columns["start"][place] = np.minimum(timeline.start[arrived[met]] + shift, columns["start"][place])
@@ -121,9 +114,9 @@ def _rank_lanes(
 
 def _like(columns: dict[str, NDArray[Any]], places: Ints, lanes: RankLanes, item: Ints) -> None:
     """Give nodes the phase and micro-batch of the spans they were measured as, where those are known."""
-    known = item >= 0
-    columns["phase"][places[known]] = lanes.phase[item[known]]
-    columns["micro_batch"][places[known]] = lanes.micro_batch[item[known]]
+    is_measured = item >= 0
+    columns["phase"][places[is_measured]] = lanes.phase[item[is_measured]]
+    columns["micro_batch"][places[is_measured]] = lanes.micro_batch[item[is_measured]]
 
 
 def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
@@ -145,24 +138,26 @@ def _critical(
 ) -> Sequence[DetailLevel]:
     """What of a rank is on the critical path, each on the first row of its measured lane."""
     nodes = timeline.graph.nodes
-    own = path[nodes.rank[path] == lanes.rank]
-    item = measured_items(lanes, nodes.span[own])
+    work = path[nodes.rank[path] == lanes.rank]
+    item = measured_items(lanes, nodes.span[work])
     top = np.concatenate(
-        [np.full(each.rows[1] - each.rows[0], each.rows[0]) for each in lanes.lanes] or [own[:0]]
+        [np.full(lane.rows[1] - lane.rows[0], lane.rows[0]) for lane in lanes.lanes] or [work[:0]]
     )
     row = np.where(
         item >= 0, top[np.searchsorted(lanes.all.first, item, "right") - 1] if top.size else -1, -1
     )
-    known, place = np.unique(nodes.lane[own[item >= 0]], return_index=True)
-    for lane, of in zip(known.tolist(), row[item >= 0][place].tolist()):  # time in no span is on its thread
-        row = np.where((item < 0) & (nodes.lane[own] == lane), of, row)
-    fits = (row >= 0) & (nodes.measured_end[own] > nodes.measured_start[own])
-    own, row = own[fits], row[fits]
-    order = np.lexsort((nodes.measured_start[own], row))
-    own, row = own[order], row[order]
+    path_lanes, place = np.unique(nodes.lane[work[item >= 0]], return_index=True)
+    for lane, of in zip(
+        path_lanes.tolist(), row[item >= 0][place].tolist()
+    ):  # time in no span is on its thread
+        row = np.where((item < 0) & (nodes.lane[work] == lane), of, row)
+    fits = (row >= 0) & (nodes.measured_end[work] > nodes.measured_start[work])
+    work, row = work[fits], row[fits]
+    order = np.lexsort((nodes.measured_start[work], row))
+    work, row = work[order], row[order]
     first = np.searchsorted(row, np.arange(lanes.all.first.size)).astype(np.int64)
-    start, end = nodes.measured_start[own] + shift, nodes.measured_end[own] + shift
-    return levels(DetailLevel(0.0, first, start, end, np.zeros(own.size, np.uint8)), window_ns)
+    start, end = nodes.measured_start[work] + shift, nodes.measured_end[work] + shift
+    return levels(DetailLevel(0.0, first, start, end, np.zeros(work.size, np.uint8)), window_ns)
 
 
 def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArray[np.int32]) -> RankLanes:
@@ -175,8 +170,8 @@ def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArra
     columns = _columns(timeline, path, start, end, codes)
     columns["place"] = np.zeros(path.size, np.int64)
     for rank, lanes in measured.ranks.items():
-        mine = np.flatnonzero(nodes.rank[path] == rank)
-        _like(columns, mine, lanes, measured_items(lanes, nodes.span[path[mine]]))
+        places = np.flatnonzero(nodes.rank[path] == rank)
+        _like(columns, places, lanes, measured_items(lanes, nodes.span[path[places]]))
     order = np.argsort(start, kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
@@ -188,12 +183,9 @@ class BackgroundResult:
 
     Attributes:
         state: `idle`, `working`, `ready` or `refused`.
-        why: the reason of a refusal.
-        value: the result, once it is ready.
     """
 
     def __init__(self, make: Callable[[], Replayed]) -> None:
-        """Nothing is made yet."""
         self.state, self.why = "idle", ""
         self.value: Replayed | None = None
         self._make, self._lock = make, threading.Lock()

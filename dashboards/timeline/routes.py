@@ -7,32 +7,26 @@ little-endian arrays, so that the browser draws them as they are. Times are ns s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import polars as pl
 from flask import Flask, Response, jsonify, request
 from numpy.typing import NDArray
 
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.timeline.causes import cause_of, fact_info, waiters_of, why_in_words
-from dpro.dashboards.timeline.clock import wait_ns
 from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
-from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
-from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
-from dpro.dashboards.timeline.phases import PHASES, UNKNOWN
+from dpro.dashboards.timeline.facts import cause_of, fact_info, place_of, span_info
+from dpro.dashboards.timeline.lanes import KINDS, MEASURED, PHASES, REPLAYED, RankLanes
+from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.timeline.replayed import PATH
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import path_note
 from dpro.replay.mesh import named_axes, places_along
-from dpro.replay.timeline import Timeline
-from dpro.schema import SPANS
-from dpro.units import NS_PER_MS, format_bytes, format_duration
 from dpro.words import shortened
 
 NAMED_PIXELS = 22  # minimum width of a bar that shows its name
@@ -108,7 +102,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
                 "side": side[0],
                 "rank": rank,
                 "late": of.lateness_ms.get(rank),
-                "place": {axis: own[rank] for axis, own in places.items() if rank in own},
+                "place": {axis: by_rank[rank] for axis, by_rank in places.items() if rank in by_rank},
                 "lanes": [[lane.label, lane.gpu, *lane.rows, lane.spans] for lane in lanes.lanes],
             }
             for side, ranks in sides
@@ -142,26 +136,25 @@ def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[i
         if lanes is None:
             continue
         number = lanes.all.first.size - 1
-        mine = [
-            (at, row) for at, (s, r, row) in enumerate(view.rows) if (s, r) == (side, rank) and row < number
+        shown = [
+            (place, row)
+            for place, (s, r, row) in enumerate(view.rows)
+            if (s, r) == (side, rank) and row < number
         ]
-        places, rows = np.array([at for at, _ in mine], np.int64), [row for _, row in mine]
+        places, rows = np.array([place for place, _ in shown], np.int64), [row for _, row in shown]
         layers: list[tuple[int, Sequence[DetailLevel]]] = [(SPAN, lanes.levels)]
         if pattern:
             layers.append((MATCH, loaded.measured.search.of_rank(pattern, lanes, window_ns)))
         if replayed is not None and side == "m":
             layers.append((ON_PATH, replayed.critical.get(rank, ())))
-        for layer, known in layers:
-            if known and rows:
-                found = segments(known, rows, view.begin, view.end, pixel_ns, most)
-                yield layer, lanes, replace(found, row=places[found.row])
+        for layer, detail in layers:
+            if detail and rows:
+                visible = segments(detail, rows, view.begin, view.end, pixel_ns, most)
+                yield layer, lanes, replace(visible, row=places[visible.row])
 
 
 def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
     """Segments of a viewport as the page reads them: header, arrays one after the other.
-
-    Args:
-        pattern: what is searched for; empty for nothing.
 
     Returns:
         Four bytes with the length of the header; the header in JSON, padded to a multiple of four bytes:
@@ -170,21 +163,22 @@ def packed(loaded: Loaded, view: Viewport, pattern: str = "") -> bytes:
     pixel_ns = (view.end - view.begin) / view.pixels
     parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, dtype)] for name, dtype in _ARRAYS}
     named: set[int] = set()
-    for layer, lanes, found in drawn(loaded, view, pattern):
+    for layer, lanes, visible in drawn(loaded, view, pattern):
         path = layer == ON_PATH
-        length = np.maximum(found.end - found.start, 1)
-        name = np.full(found.row.size, -1) if path else lanes.name[found.item]
+        length = np.maximum(visible.end - visible.start, 1)
+        name = np.full(visible.row.size, -1) if path else lanes.name[visible.item]
         columns = {
-            "x": (found.start - view.begin) / pixel_ns, "width": length / pixel_ns,
-            "density": np.minimum(found.busy / length, 1), "row": found.row, "item": found.item, "name": name,
-            "count": found.count, "kind": found.kind, "layer": np.full(found.row.size, layer),
-            "micro": name if path else lanes.micro_batch[found.item],
-            "phase": np.zeros_like(name) if path else lanes.phase[found.item],
+            "x": (visible.start - view.begin) / pixel_ns, "width": length / pixel_ns,
+            "density": np.minimum(visible.busy / length, 1), "row": visible.row, "item": visible.item,
+            "name": name, "count": visible.count, "kind": visible.kind,
+            "layer": np.full(visible.row.size, layer),
+            "micro": name if path else lanes.micro_batch[visible.item],
+            "phase": np.zeros_like(name) if path else lanes.phase[visible.item],
         }  # fmt: skip
-        for each, dtype in _ARRAYS:
-            parts[each].append(columns[each].astype(dtype))
+        for array, dtype in _ARRAYS:
+            parts[array].append(columns[array].astype(dtype))
         seen = np.minimum(columns["x"] + columns["width"], view.pixels) - np.maximum(columns["x"], 0)
-        named.update(np.unique(name[(seen >= NAMED_PIXELS) & (found.count == 1)]).tolist())
+        named.update(np.unique(name[(seen >= NAMED_PIXELS) & (visible.count == 1)]).tolist())
     arrays = {name: np.concatenate(parts[name]) for name, _ in _ARRAYS}
     texts = loaded.measured.names.texts
     header = {
@@ -206,9 +200,7 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
     """Count the spans that match, and find the next one, or the one before.
 
     Args:
-        pattern: a regular expression.
         rank: of the span to go on from, -1 for none.
-        item: which of the rank's.
         direction: `next`, `previous`, or empty: only count.
 
     Raises:
@@ -220,8 +212,8 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
     answer: dict[str, Any] = {"count": count, "ms": total / 1e6, "complete": measured.complete}
     if direction:
         lanes = ranks.get(rank)
-        known = lanes is not None and 0 <= item < lanes.name.size
-        start = int(lanes.all.start[item]) if known and lanes is not None else -(1 << 62)
+        is_there = lanes is not None and 0 <= item < lanes.name.size
+        start = int(lanes.all.start[item]) if is_there and lanes is not None else -(1 << 62)
         place, number = measured.search.next(
             pattern, ranks, FoundSpan(start, rank, item), direction == "previous"
         )
@@ -234,7 +226,6 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
 
     Args:
         rank: whose it is, -1 for the critical path.
-        item: which of the rank's.
     """
     replayed, lanes = loaded.replay_lanes.value, _lanes(loaded, "r", rank)
     if replayed is None or lanes is None or not 0 <= item < lanes.name.size:
@@ -246,9 +237,9 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
     ends += [(cause, "the replay had it wait for this", False)] if why is not None else []
     for other, words, out in ends:
         owner = measured.ranks.get(int(nodes.rank[other]))
-        found = -1 if owner is None or nodes.span[other] < 0 else owner.find(int(nodes.span[other]))
-        if owner is not None and found >= 0:
-            arrows.append({"place": place_of(measured, owner.rank, found), "out": out, "why": words})
+        measured_item = -1 if owner is None or nodes.span[other] < 0 else owner.find(int(nodes.span[other]))
+        if owner is not None and measured_item >= 0:
+            arrows.append({"place": place_of(measured, owner.rank, measured_item), "out": out, "why": words})
     place = {
         "rank": rank, "item": item, "id": node, "row": lanes.row_of(item),
         "start": int(lanes.all.start[item]), "end": int(lanes.all.end[item]),
@@ -276,21 +267,16 @@ def _chosen(loaded: Loaded, query: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def register(server: Flask, runs: Runs) -> None:
-    """Register the routes of the timeline.
-
-    Args:
-        server: gets routes below `/timeline/`.
-        runs: those that requests may name.
-    """
+    """Register the routes of the timeline."""
 
     def answered(work: Any) -> Response:
         try:
-            found = work(runs.loaded(request.args.get("run", "")))
+            answer = work(runs.loaded(request.args.get("run", "")))
         except DproError as error:
             return _json({"error": str(error)}, 400)
         except (KeyError, ValueError, OverflowError):
             return _json({"error": "not understood"}, 400)
-        return found if isinstance(found, Response) else _json(found)
+        return answer if isinstance(answer, Response) else _json(answer)
 
     @server.get("/timeline/lanes")
     def lanes() -> Response:
@@ -335,213 +321,3 @@ def _json(content: Any, status: int = 200) -> Response:
     answer = jsonify(content)
     answer.status_code = status
     return answer
-
-
-# The facts of one span, the spans it waited for and those that waited for it, with their places.
-
-LONGEST = 400  # characters of a name
-MAX_ARROWS = 12
-_KINDS = {"cpu": "operator", "wait": "collective", "transfer": "collective", "host": "range"}
-_STACK = 24  # enclosing spans that are named
-_COLUMNS = (
-    "span_id", "rank", "kind", "correlation", "sequence_number", "forward_thread", "bytes", "shapes",
-    "stream",
-)  # fmt: skip
-
-
-def span_info(
-    measured: MeasuredLanes, rank: int, item: int, timeline: Timeline | None = None
-) -> dict[str, Any]:
-    """Collect the facts and arrows of a measured span.
-
-    Args:
-        item: its index among the rank's spans.
-        timeline: the replay, where it is ready.
-
-    Returns:
-        `place` (as from `place_of`), `facts` (names and values), `stack` (names around it, innermost first)
-        and `arrows`: `place` of the other end, `out` (whether they lead from this span) and `why`.
-    """
-    lanes = measured.ranks[rank]
-    ident = int(lanes.ident[item])
-    rows = measured.run.read(SPANS, measured.clocks.parts[rank], _COLUMNS).filter(pl.col("rank") == rank)
-    (row,) = rows.filter(pl.col("span_id") == ident).head(1).to_dicts()
-    launch = _launch(rows, row)
-    caller = lanes.find(launch) if launch >= 0 else item
-    stack = [] if caller < 0 else [*([caller] if launch >= 0 else []), *lanes.around(caller)][:_STACK]
-    arrows = [*_recorded(measured, rows, row, launch), *_met(measured, rank, ident)]
-    if timeline is not None:
-        arrows += _replayed(measured, timeline, rank, ident)
-    facts = [
-        *_facts(measured, lanes, item),
-        *_sizes(rows, row, lanes, stack),
-        *_collective(measured, rank, ident),
-    ]
-    return {
-        "place": place_of(measured, rank, item),
-        "facts": [[name, value] for name, value in facts if value],
-        "stack": [_name(measured, lanes, each) for each in stack],
-        "arrows": _distinct(arrows),
-    }
-
-
-def place_of(measured: MeasuredLanes, rank: int, item: int) -> dict[str, Any]:
-    """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`.
-
-    Args:
-        rank: the span's.
-        item: the span's place among those of the rank.
-    """
-    lanes = measured.ranks[rank]
-    same = np.flatnonzero(lanes.ident == lanes.ident[item])
-    return {
-        "rank": rank,
-        "item": item,
-        "id": int(lanes.ident[item]),
-        "row": lanes.row_of(item),
-        "start": int(lanes.all.start[same].min()),
-        "end": int(lanes.all.end[same].max()),
-        "name": _name(measured, lanes, item),
-    }
-
-
-def _name(measured: MeasuredLanes, lanes: RankLanes, item: int) -> str:
-    return shortened(measured.names.texts[lanes.name[item]], LONGEST)
-
-
-def _facts(measured: MeasuredLanes, lanes: RankLanes, item: int) -> Iterable[tuple[str, str]]:
-    """Yield the facts that the lanes hold."""
-    place = place_of(measured, lanes.rank, item)
-    start, end = place["start"], place["end"]
-    steps = measured.clocks.steps
-    step = steps.filter((pl.col("begin_ms") <= start / NS_PER_MS) & (pl.col("end_ms") > start / NS_PER_MS))
-    row = place["row"]
-    first = int(lanes.all.first[row])
-    before = int(np.searchsorted(lanes.all.start[first : int(lanes.all.first[row + 1])], start, "left")) - 1
-    lane = lanes.lanes[lanes.lane_of(row)]
-    kind = KINDS[int(lanes.all.kind[item])]
-    yield "name", place["name"]
-    yield "kind", _KINDS.get(kind, kind)
-    yield "where", f"rank {lanes.rank}, {lane.label}"
-    yield "step", str(step["step"][-1]) if step.height else ""
-    yield "phase", PHASES[lanes.phase[item]] if lanes.phase[item] != UNKNOWN else ""
-    yield "micro-batch", str(lanes.micro_batch[item]) if lanes.micro_batch[item] >= 0 else ""
-    yield "starts", f"{start / NS_PER_MS:.4f} ms"
-    yield "takes", format_duration(end - start)
-    if lane.gpu and before >= 0:
-        idle = start - int(lanes.all.end[first + before])
-        yield "idle before", format_duration(idle) if idle > 0 else ""
-
-
-def _sizes(
-    rows: pl.DataFrame, row: dict[str, Any], lanes: RankLanes, stack: Sequence[int]
-) -> Iterable[tuple[str, str]]:
-    if row["bytes"] >= 0:
-        yield "bytes", format_bytes(row["bytes"])
-    shapes = row["shapes"]
-    if not shapes and row["stream"] >= 0 and stack:
-        around = pl.DataFrame({"span_id": lanes.ident[list(stack)].astype(np.int64)})
-        known = around.join(rows, on="span_id", how="left", maintain_order="left")["shapes"]
-        shapes = next((each for each in known.to_list() if each), "")
-    yield "shapes", shortened(shapes, LONGEST)
-
-
-def _launch(rows: pl.DataFrame, row: dict[str, Any]) -> int:
-    """Return the call that launched GPU work, -1 for other spans."""
-    if row["stream"] < 0 or row["correlation"] < 0:
-        return -1
-    calls = rows.filter((pl.col("correlation") == row["correlation"]) & (pl.col("stream") < 0))["span_id"]
-    return int(calls[0]) if calls.len() else -1
-
-
-def _recorded(
-    measured: MeasuredLanes, rows: pl.DataFrame, row: dict[str, Any], launch: int
-) -> Iterable[dict[str, Any]]:
-    """Yield arrows between launches and their GPU work, and between forward and backward operators."""
-    rank, own = row["rank"], pl.col("span_id") != row["span_id"]
-    if launch >= 0:
-        yield from _arrow(measured, rank, launch, False, "launched it")
-    elif row["kind"] == "runtime" and row["correlation"] >= 0:
-        work = rows.filter((pl.col("correlation") == row["correlation"]) & (pl.col("stream") >= 0))
-        for other in work["span_id"].head(MAX_ARROWS).to_list():
-            yield from _arrow(measured, rank, other, True, "is launched by it")
-    if row["sequence_number"] >= 0 and row["kind"] == "cpu_op":
-        same = rows.filter(
-            (pl.col("sequence_number") == row["sequence_number"]) & own & (pl.col("kind") == "cpu_op")
-        )
-        backward = row["forward_thread"] > 0
-        other = same.filter((pl.col("forward_thread") > 0) != backward)["span_id"].head(1).to_list()
-        for each in other:
-            why = "is its forward operator" if backward else "is its backward operator"
-            yield from _arrow(measured, rank, each, not backward, why)
-
-
-def _members(measured: MeasuredLanes, rank: int, ident: int) -> list[dict[str, Any]]:
-    """Return all members of the collective that a span is a part of, itself first."""
-    rows = measured.clocks.members
-    own = rows.filter((pl.col("rank") == rank) & (pl.col("span_id") == ident)).head(1)
-    same = rows.filter(pl.col("instance").is_in(own["instance"].implode())) if own.height else own
-    return sorted(same.to_dicts(), key=lambda each: (each["rank"] != rank, each["start_ns"]))
-
-
-def _collective(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[tuple[str, str]]:
-    members = _members(measured, rank, ident)
-    if not members:
-        return
-    own = members[0]
-    size, waited = max(own["bytes_in"], own["bytes_out"]), wait_ns(own)
-    moving = own["duration_ns"] - waited
-    yield "collective", f"{own['op']} of {own['members']} recorded ranks {own['dtype']}".rstrip()
-    yield "group", own["key"]
-    yield "payload", format_bytes(size) if size >= 0 else ""
-    speed = f", {size / moving:.3g} GB/s" if size > 0 and moving > 0 else ""
-    yield "transfer", f"{format_duration(moving)}{speed}"
-    if own["members"] > 1:
-        last = max(members, key=lambda each: each["start_ns"])
-        whose = "came last" if last is own else f"for rank {last['rank']}, which came last"
-        yield "waited", whose if last is own else f"{format_duration(waited)} {whose}"
-
-
-def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, Any]]:
-    """Yield an arrow from the member that came last, or from this one to those that waited for it."""
-    members = _members(measured, rank, ident)
-    if len(members) < 2:
-        return
-    last = max(members, key=lambda each: each["start_ns"])
-    if last is members[0]:
-        for other in sorted(members[1:], key=lambda each: each["start_ns"])[:MAX_ARROWS]:
-            waited = f"waited {format_duration(wait_ns(other))} for it"
-            yield from _arrow(measured, other["rank"], other["span_id"], True, waited)
-    else:
-        yield from _arrow(measured, last["rank"], last["span_id"], False, "came last to the collective")
-
-
-def _replayed(measured: MeasuredLanes, timeline: Timeline, rank: int, ident: int) -> Iterable[dict[str, Any]]:
-    """Yield arrows of the dependencies in the replay."""
-    nodes = timeline.graph.nodes
-    parts = np.flatnonzero((nodes.rank == rank) & (nodes.span == ident))
-    if not parts.size:
-        return
-    parts = parts[np.argsort(nodes.measured_start[parts], kind="stable")]
-    cause, why = cause_of(timeline, int(parts[0]))
-    found = [(cause, why, False)] if why is not None else []
-    found += [(node, kind, True) for node, kind in waiters_of(timeline, int(parts[-1]), MAX_ARROWS)]
-    for node, kind, out in found:
-        if node >= 0 and nodes.span[node] >= 0 and (nodes.rank[node], nodes.span[node]) != (rank, ident):
-            words = why_in_words(kind, out)
-            yield from _arrow(measured, int(nodes.rank[node]), int(nodes.span[node]), out, words)
-
-
-def _arrow(measured: MeasuredLanes, rank: int, ident: int, out: bool, why: str) -> Iterable[dict[str, Any]]:
-    lanes = measured.ranks.get(rank)
-    item = -1 if lanes is None else lanes.find(ident)
-    if item >= 0:
-        yield {"place": place_of(measured, rank, item), "out": out, "why": why}
-
-
-def _distinct(arrows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep one arrow per other end and direction."""
-    found: dict[Any, dict[str, Any]] = {}
-    for arrow in arrows:
-        found.setdefault((arrow["place"]["rank"], arrow["place"]["id"], arrow["out"]), arrow)
-    return list(found.values())

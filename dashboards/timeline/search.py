@@ -63,16 +63,12 @@ class Search:
     """Searches with cached results; the latest are kept."""
 
     def __init__(self, names: SpanNames) -> None:
-        """Start without results."""
         self._names = names
         self._levels: OrderedDict[tuple[str, int, int], Sequence[DetailLevel]] = OrderedDict()
         self._lock = threading.Lock()
 
     def of_rank(self, pattern: str, lanes: RankLanes, window_ns: int) -> Sequence[DetailLevel]:
         """Levels of detail of the spans of a rank that match.
-
-        Args:
-            pattern: a regular expression.
 
         Raises:
             UsageError: that is no regular expression.
@@ -83,26 +79,23 @@ class Search:
                 self._levels.move_to_end(key)
                 return self._levels[key]
         wanted = matching(pattern, self._names.texts)[lanes.name]
-        found = levels(chosen(lanes.all, wanted), window_ns)
+        matches = levels(chosen(lanes.all, wanted), window_ns)
         with self._lock:
-            self._levels[key] = found
+            self._levels[key] = matches
             while len(self._levels) > KEPT:
                 self._levels.popitem(last=False)
-        return found
+        return matches
 
     def count(self, pattern: str, ranks: Mapping[int, RankLanes]) -> tuple[int, int]:
         """How many spans match, and how long they last together, ns.
 
-        Args:
-            pattern: a regular expression.
-
         Raises:
             UsageError: that is no regular expression.
         """
-        found = matching(pattern, self._names.texts)
+        matches = matching(pattern, self._names.texts)
         count = total = 0
         for lanes in ranks.values():
-            wanted = found[lanes.name]
+            wanted = matches[lanes.name]
             count += int(np.unique(lanes.ident[wanted]).size)
             total += int((lanes.all.end[wanted] - lanes.all.start[wanted]).sum())
         return count, total
@@ -113,16 +106,15 @@ class Search:
         """The span that matches and begins next, and its number among all that match, from 1 on.
 
         Args:
-            pattern: a regular expression.
             after: where to go on from; it is not found again.
             backwards: look for the one before instead. Beyond the last comes the first.
 
         Raises:
             UsageError: that is no regular expression.
         """
-        found = matching(pattern, self._names.texts)
-        items = {rank: np.flatnonzero(found[lanes.name]) for rank, lanes in ranks.items()}
-        rank = np.repeat(np.array(list(items), np.int64), [each.size for each in items.values()])
+        matches = matching(pattern, self._names.texts)
+        items = {rank: np.flatnonzero(matches[lanes.name]) for rank, lanes in ranks.items()}
+        rank = np.repeat(np.array(list(items), np.int64), [several.size for several in items.values()])
         item = np.concatenate([*items.values(), np.empty(0, np.int64)])
         if not item.size:
             return None, 0
@@ -133,7 +125,7 @@ class Search:
             (keys[0] == after.start)
             & ((keys[1] < after.rank) | ((keys[1] == after.rank) & (keys[2] < after.item)))
         )
-        at = int(before.sum())
-        here = at < order.size and tuple(int(key[at]) for key in keys) == tuple(after)
-        at = (at - 1 if backwards else at + int(here)) % order.size
-        return FoundSpan(*(int(key[at]) for key in keys)), at + 1
+        place = int(before.sum())
+        here = place < order.size and tuple(int(key[place]) for key in keys) == tuple(after)
+        place = (place - 1 if backwards else place + int(here)) % order.size
+        return FoundSpan(*(int(key[place]) for key in keys)), place + 1

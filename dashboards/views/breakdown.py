@@ -17,13 +17,14 @@ from dpro.analysis.mean_step import mean_steps
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
+from dpro.dashboards.page import Panel, csv_link, graph, grid, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS, format_duration
 
 NAME = "breakdown"
+_DOING = "adding up where the time went"
 _NONE = "No step of this selection was recorded in depth."
 UNMARKED = "no steps marked: all of the window"
 FEW_BARS = 16  # more bars than these have no room for their values
@@ -64,8 +65,6 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     """Draw stacked bars of the parts; which colour is which part is said beside them.
 
     Args:
-        parts: as from `part_info`.
-        by: `rank` or `step`.
         longest_ms: the longest step that the axis has room for, at least.
     """
     figure = go.Figure()
@@ -79,8 +78,8 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
         share = 100 * parts[column].to_numpy() / parts["duration_ms"].to_numpy()
         value = parts[column].to_numpy() / scale
         named = [
-            f"{format_duration(each * NS_PER_MS)}, {of:.0f} %" if of >= MIN_NAMED else ""
-            for each, of in zip(parts[column], share)
+            f"{format_duration(part_ms * NS_PER_MS)}, {of:.0f} %" if of >= MIN_NAMED else ""
+            for part_ms, of in zip(parts[column], share)
         ]
         figure.add_bar(
             x=places,
@@ -149,7 +148,7 @@ def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> list[Compo
         why = "" if others.height else _NONE
     except DproError as error:
         others, why = parts.clear(), str(error)
-    longest = max(float(each["duration_ms"].to_numpy().max(initial=0)) for each in (parts, others))
+    longest = max(float(frame["duration_ms"].to_numpy().max(initial=0)) for frame in (parts, others))
     here = graph(f"breakdown-{by}-figure", part_figure(parts, by, link.theme, longest))
     there: Component = message(why)
     if not why:
@@ -161,29 +160,21 @@ def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> list[Compo
     ]
 
 
-def _layout() -> Component:
-    doing = "adding up where the time went"
-    return grid(
-        panel("By rank", section("breakdown-rank", doing), wide=True),
-        panel("By step", section("breakdown-step", doing), wide=True),
-    )
-
-
 def _register(app: Dash, _runs: Runs) -> None:
     for by in ("rank", "step"):
         name = f"breakdown-{by}-figure"
         in_browser(app, "bar", Input(name, "clickData"), State(name, "figure"))
 
 
-VIEW = View(
+VIEW = view(
     NAME,
     "Breakdown",
     needs.windows,
-    _layout,
-    {"breakdown-rank": _bars("rank"), "breakdown-step": _bars("step")},
-    {
+    Panel("By rank", "breakdown-rank", _DOING, _bars("rank"), wide=True),
+    Panel("By step", "breakdown-step", _DOING, _bars("step"), wide=True),
+    tables={
         "by_rank": lambda loaded, link: part_info(loaded.breakdown, "rank", link),
         "by_step": lambda loaded, link: part_info(loaded.breakdown, "step", link),
     },
-    _register,
+    register=_register,
 )

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
+from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
+from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import CollectiveKind, LinkCost
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
@@ -33,15 +31,15 @@ _NONE = "No collective of this selection was recorded in depth."
 def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
     """List transfers of known size: `rank`, `step`, `op`, `group`, `bytes`, `transfer_us`, `payload_gbps`."""
     nodes = graph.nodes
-    known = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
-    chosen = np.flatnonzero(known & (nodes.duration > 0))
+    sized = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
+    chosen = np.flatnonzero(sized & (nodes.duration > 0))
     sorts = [graph.messages[message] for message in nodes.message[chosen]]
     frame = pl.DataFrame(
         {
             "rank": nodes.rank[chosen],
             "step": nodes.step[chosen],
-            "op": pl.Series([each.op for each in sorts], dtype=pl.String),
-            "group": pl.Series([each.group for each in sorts], dtype=pl.String),
+            "op": pl.Series([message.op for message in sorts], dtype=pl.String),
+            "group": pl.Series([message.group for message in sorts], dtype=pl.String),
             "bytes": nodes.bytes[chosen],
             "transfer_us": nodes.duration[chosen] / NS_PER_US,
             "payload_gbps": nodes.bytes[chosen] / nodes.duration[chosen],
@@ -54,26 +52,25 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     """Draw time against bytes, both logarithmic, with the line that was fitted to each operation and group.
 
     Args:
-        transfers: as from `transfer_info`.
         lines: as from `dpro.replay.models.link_costs.fit_costs`.
     """
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
-    for number, ((op, group), own) in enumerate(few.group_by("op", "group", maintain_order=True)):
+    for number, ((op, group), rows) in enumerate(few.group_by("op", "group", maintain_order=True)):
         ink = series(number, theme)
         figure.add_scattergl(
-            x=own["bytes"],
-            y=own["transfer_us"] * S_PER_US,
+            x=rows["bytes"],
+            y=rows["transfer_us"] * S_PER_US,
             mode="markers",
             marker={"size": 5, "color": ink, "opacity": 0.55},
             name=plain(f"{op} {group}"),
-            customdata=np.stack([own["rank"], own["step"], own["payload_gbps"]], axis=1),
+            customdata=np.stack([rows["rank"], rows["step"], rows["payload_gbps"]], axis=1),
             hovertemplate="%{x:.3s}B in %{y:.3s}s, %{customdata[2]:.3g} GB/s of payload<br>"
             "rank %{customdata[0]}, step %{customdata[1]}",
         )
         line = lines.get((str(op), str(group)))
         if line is not None:
-            ends = own["bytes"].to_numpy().min(), own["bytes"].to_numpy().max()
+            ends = rows["bytes"].to_numpy().min(), rows["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
             y = line.time_ns(x) / NS_PER_S
             fitted = f"fitted curve: latency {format_duration(line.latency_ns)}, up to {line.gbps:.3g} GB/s"
@@ -125,11 +122,7 @@ def last_info(graph: Graph, link: Link) -> pl.DataFrame:
 
 
 def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw bars by rank: how long it waited, and how long others waited for it.
-
-    Args:
-        ranks: as from `last_info`.
-    """
+    """Draw bars by rank: how long it waited, and how long others waited for it."""
     figure = go.Figure()
     scale, unit = time_unit(float(ranks.select("kept_waiting_ms", "waited_ms").to_numpy().max()))
     looks = {
@@ -189,27 +182,16 @@ def _duration(ns: int | None) -> str:
     return "?" if ns is None else format_duration(ns)
 
 
-def _layout() -> Component:
-    return grid(
-        panel(
-            "Transfers by size, and the fitted lines", section("collectives-transfers", "building the graph")
-        ),
-        panel("Which rank comes last", section("collectives-last", "building the graph")),
-        panel(
-            "By operation and size, whole run",
-            section("collectives-sizes", "matching collectives"),
-            wide=True,
-        ),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Collectives",
     needs.calls,
-    _layout,
-    {"collectives-transfers": _transfers, "collectives-last": _last, "collectives-sizes": _sizes},
-    {
+    Panel(
+        "Transfers by size, and the fitted lines", "collectives-transfers", "building the graph", _transfers
+    ),
+    Panel("Which rank comes last", "collectives-last", "building the graph", _last),
+    Panel("By operation and size, whole run", "collectives-sizes", "matching collectives", _sizes, wide=True),
+    tables={
         "transfers": lambda loaded, link: transfer_info(loaded.outline.graph, link),
         "last": lambda loaded, link: last_info(loaded.outline.graph, link),
         "sizes": lambda loaded, _link: loaded.sizes,

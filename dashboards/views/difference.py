@@ -12,27 +12,27 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import html
-from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
-from dpro.dashboards.theme import colour, styled, time_unit
-from dpro.dashboards.whatif.waterfall import waterfall_figure
+from dpro.dashboards.page import Panel, csv_link, facts, graph, table, view
+from dpro.dashboards.theme import colour, plain, styled, time_unit
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument
 from dpro.replay.steps.durations import step_series
 from dpro.units import format_duration, format_ms
+from dpro.words import shortened
 
 NAME = "difference"
+_DOING = "replaying both runs with each other's work"
 BARS = 15  # of single kinds of work
 MIN_SHARE = 0.002  # of the step: what contributes less is taken together
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
 
 
-def difference_info(found: DifferenceDocument) -> pl.DataFrame:
+def difference_info(difference: DifferenceDocument) -> pl.DataFrame:
     """What contributes to the difference, largest first; it adds up to that.
 
     Args:
@@ -43,24 +43,27 @@ def difference_info(found: DifferenceDocument) -> pl.DataFrame:
         `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
         are the rest.
     """
-    listed = [each for each in found.contributors if abs(each.delta_ms) >= MIN_SHARE * found.a_ms][:BARS]
-    less = sum(each.delta_ms for each in found.contributors) - sum(each.delta_ms for each in listed)
+    listed = [
+        contributor
+        for contributor in difference.contributors
+        if abs(contributor.delta_ms) >= MIN_SHARE * difference.a_ms
+    ][:BARS]
+    less = sum(contributor.delta_ms for contributor in difference.contributors) - sum(
+        contributor.delta_ms for contributor in listed
+    )
     rows: list[tuple[str, str, float, float | None, float | None]] = [
-        (each.name, each.kind, each.delta_ms, each.a_ms, each.b_ms) for each in listed
+        (contributor.name, contributor.kind, contributor.delta_ms, contributor.a_ms, contributor.b_ms)
+        for contributor in listed
     ]
-    rows += [(LESS, "", less, None, None)] if len(listed) < len(found.contributors) else []
-    rows += [(UNEXPLAINED, "", found.unexplained_ms, None, None)]
+    rows += [(LESS, "", less, None, None)] if len(listed) < len(difference.contributors) else []
+    rows += [(UNEXPLAINED, "", difference.unexplained_ms, None, None)]
     numbers = ("delta_ms", "before_ms", "after_ms")
     schema = {"name": pl.String, "kind": pl.String} | dict.fromkeys(numbers, pl.Float64)
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
-    """A waterfall from the step of the other run to that of this one.
-
-    Args:
-        contributions: as from `difference_info`.
-    """
+    """A waterfall from the step of the other run to that of this one."""
     return waterfall_figure(contributions, "{} per step more than in the other run", theme)
 
 
@@ -73,7 +76,7 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
     delta_ms = np.array(list(by_rank.values()))
     scale, unit = time_unit(float(np.abs(delta_ms).max(initial=0.0)))
     delta = delta_ms / scale
-    ink = [colour("bad" if each > 0 else "good", theme) for each in delta]
+    ink = [colour("bad" if change > 0 else "good", theme) for change in delta]
     figure = go.Figure()
     figure.add_bar(
         x=list(map(str, by_rank)), y=delta, marker={"color": ink, "line": {"width": 0}},
@@ -97,23 +100,23 @@ def _difference(loaded: Loaded, link: Link) -> tuple[DifferenceDocument, Loaded]
 
 
 def _summary(loaded: Loaded, link: Link) -> Any:
-    found, other = _difference(loaded, link)
-    delta = found.delta_ms
+    difference, other = _difference(loaded, link)
+    delta = difference.delta_ms
     sign = "-" if delta < 0 else "+"
     rows = [
-        ("this run", f"{format_ms(found.b_ms)} per step: {loaded.run.label}"),
-        ("the other", f"{format_ms(found.a_ms)} per step: {other.run.label}"),
-        ("difference", f"{sign}{format_ms(abs(delta))} ({delta / found.a_ms:+.1%})"),
+        ("this run", f"{format_ms(difference.b_ms)} per step: {loaded.run.label}"),
+        ("the other", f"{format_ms(difference.a_ms)} per step: {other.run.label}"),
+        ("difference", f"{sign}{format_ms(abs(delta))} ({delta / difference.a_ms:+.1%})"),
         *_medians(loaded, other),
     ]
     named = (("this run", loaded), ("the other run", other))
-    doubts = [f"{name}: {reason}" for name, each in named for reason in each.trust.reasons]
+    doubts = [f"{name}: {reason}" for name, run in named for reason in run.trust.reasons]
     return [facts(rows), html.Ul([html.Li(doubt) for doubt in doubts], className="unknown")]
 
 
 def _medians(*runs: Analysis) -> list[tuple[str, str]]:
     """The typical step of each run as measured outside of deep windows, where both have such."""
-    timed = [step_series(each.steps) for each in runs]
+    timed = [step_series(run.steps) for run in runs]
     typical = [series.typical_ns for series in timed if series is not None and not series.recorded]
     if len(typical) < 2:
         return []
@@ -122,7 +125,7 @@ def _medians(*runs: Analysis) -> list[tuple[str, str]]:
 
 
 def _waterfall(loaded: Loaded, link: Link) -> Any:
-    found = difference_info(_difference(loaded, link)[0])
+    contributions = difference_info(_difference(loaded, link)[0])
     rows = [
         [
             row["name"],
@@ -130,11 +133,11 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
             f"{'+' * (row['delta_ms'] > 0)}{format_ms(row['delta_ms'])}",
             *("" if row[side] is None else format_ms(row[side]) for side in ("before_ms", "after_ms")),
         ]
-        for row in found.iter_rows(named=True)
+        for row in contributions.iter_rows(named=True)
     ]
     header = ["what", "kind", "contributes", "in the other", "in this run"]
     return [
-        graph("difference-figure", difference_figure(found, link.theme)),
+        graph("difference-figure", difference_figure(contributions, link.theme)),
         html.Details([html.Summary("As a table"), table(header, rows, 2)]),
         csv_link(NAME, "contributions", link),
     ]
@@ -156,20 +159,60 @@ def _rank_table(loaded: Loaded, link: Link) -> pl.DataFrame:
     return pl.DataFrame({"rank": list(by_rank), "delta_ms": list(by_rank.values())})
 
 
-def _layout() -> Component:
-    doing = "replaying both runs with each other's work"
-    return grid(
-        panel("This run and the other", section("difference-summary", doing), wide=True),
-        panel("What explains it", section("difference-waterfall", doing), wide=True),
-        panel("Work of each rank, taken for itself", section("difference-ranks", doing), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Difference",
     needs.another,
-    _layout,
-    {"difference-summary": _summary, "difference-waterfall": _waterfall, "difference-ranks": _ranks},
-    {"contributions": _contributions, "ranks": _rank_table},
+    Panel("This run and the other", "difference-summary", _DOING, _summary, wide=True),
+    Panel("What explains it", "difference-waterfall", _DOING, _waterfall, wide=True),
+    Panel("Work of each rank, taken for itself", "difference-ranks", _DOING, _ranks, wide=True),
+    tables={"contributions": _contributions, "ranks": _rank_table},
 )
+
+
+# A waterfall: contributions that add up to a difference.
+
+_LONGEST = 44  # characters beside a bar
+_ROW = 24  # pixels
+_ROOM = 0.3  # of the width of the bars: beside them, for their values
+
+
+def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
+    """Draw parts from top to bottom, then their sum; increases have the bad colour, decreases the good one.
+
+    Args:
+        parts: `name`, `kind` and `delta_ms`.
+        title: of the axis, with `{}` for the unit.
+    """
+    names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
+    labels = [plain(shortened(name, _LONGEST)) for name in names]
+    rows = list(range(len(labels) + 1))
+    deltas = parts["delta_ms"].to_numpy()
+    scale, unit = time_unit(float(np.abs(deltas).max(initial=0.0)))
+    deltas = deltas / scale
+    reached = np.append(np.cumsum(deltas), 0.0)
+    room = _ROOM * float(np.ptp(reached))
+    low, high = (float(reached.min()) - room * bool((deltas < 0).any()), float(reached.max()) + room)
+    figure = go.Figure()
+    figure.add_waterfall(
+        orientation="h",
+        y=rows,
+        x=[*deltas, deltas.sum()],
+        measure=["relative"] * len(labels) + ["total"],
+        increasing={"marker": {"color": colour("bad", theme)}},
+        decreasing={"marker": {"color": colour("good", theme)}},
+        totals={"marker": {"color": colour("idle", theme)}},
+        connector={"line": {"color": colour("soft", theme), "width": 1, "dash": "dot"}},
+        texttemplate="%{delta:+.3~f}",
+        textposition="outside",
+        textfont={"size": 11},
+        cliponaxis=False,
+        customdata=[*map(plain, names), "in all"],
+        hovertemplate=f"%{{customdata}}: %{{delta:+.4~g}} {unit} per step<extra></extra>",
+    )
+    styled(figure, theme, height=90 + _ROW * len(rows))
+    figure.update_xaxes(title_text=title.format(unit), zeroline=True, nticks=6)
+    figure.update_xaxes(range=[low, high] if room else None)
+    figure.update_yaxes(tickvals=rows, ticktext=[*labels, "in all"], autorange="reversed")
+    figure.update_yaxes(showgrid=False, zeroline=False)
+    return figure.update_layout(showlegend=False, margin_r=70)

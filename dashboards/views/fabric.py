@@ -12,7 +12,6 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import html
-from dash.development.base_component import Component
 
 from dpro.analysis.answers.fabric.topology import distance_from_hosts
 from dpro.analysis.answers.fabric.traffic import TrafficDocument, load_now, usage_of
@@ -20,7 +19,7 @@ from dpro.arrays import Floats, Ints
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, choices, csv_link, graph, grid, panel, section, table
+from dpro.dashboards.page import Panel, choices, csv_link, graph, table, view
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
 from dpro.replay.fabric.connections import connections_of, known_paths
@@ -46,43 +45,47 @@ def _chosen(link: Link) -> tuple[str, str]:
 def _cables(loaded: Loaded, link: Link) -> pl.DataFrame:
     """As of `cable_info`, of the paths that the link chooses; unknown ones are taken as spread evenly."""
     graph_, (then, _) = loaded.outline.graph, _chosen(link)
-    at = placed(graph_)
-    known = known_paths(at.flows, at.routes, at.known)
-    by_plan = planned_connections(at.flows, at.routes, at.fabric.gbps)
+    placement = placed(graph_)
+    paths = known_paths(placement.flows, placement.routes, placement.known)
+    by_plan = planned_connections(placement.flows, placement.routes, placement.fabric.gbps)
     if then == "now":
-        load = load_now(at)
-        crossing = {} if known.missing.size else _crossing(at, known.choice(hashed(at.flows.key)))
+        load = load_now(placement)
+        crossing = (
+            {} if paths.missing.size else _crossing(placement, paths.choice(hashed(placement.flows.key)))
+        )
     else:
-        (load,) = loads_by(then, at.flows, at.routes)
-        crossing = _crossing(at, by_plan) if then == "plan" else {}
-    used = usage_of(graph_, at, load)
+        (load,) = loads_by(then, placement.flows, placement.routes)
+        crossing = _crossing(placement, by_plan) if then == "plan" else {}
+    used = usage_of(graph_, placement, load)
     steps = loaded.baseline.height
-    return cable_info(at.fabric, used, steps * loaded.baseline_ns, steps, crossing)
+    return cable_info(placement.fabric, used, steps * loaded.baseline_ns, steps, crossing)
 
 
-def _crossing(at: Placed, choose: Choice) -> dict[int, list[str]]:
+def _crossing(placement: Placed, choose: Choice) -> dict[int, list[str]]:
     """By link, the connections that cross it, in words."""
-    found = connections_of(at.flows)
-    row, links = crossed(at.flows, at.routes, choose)
-    names, pairs = at.fabric.names, set(zip(links.tolist(), found.of[row].tolist()))
+    connections = connections_of(placement.flows)
+    row, links = crossed(placement.flows, placement.routes, choose)
+    names, pairs = placement.fabric.names, set(zip(links.tolist(), connections.of[row].tolist()))
     crossing = defaultdict(list)
-    for link, each in sorted(pairs):
-        begin, end = (names[int(side[each])] for side in (found.flows.begin, found.flows.end))
+    for link, connection in sorted(pairs):
+        begin, end = (
+            names[int(side[connection])] for side in (connections.flows.begin, connections.flows.end)
+        )
         crossing[link].append(f"{begin} → {end}")
     return crossing
 
 
-def _ranks(at: Placed) -> dict[int, list[int]]:
+def _ranks(placement: Placed) -> dict[int, list[int]]:
     """By host, its ranks."""
-    host_of = {gpu: host for host, own in enumerate(at.fabric.gpus) for gpu in own}
-    found = defaultdict(list)
-    for rank, gpu in enumerate(at.gpus):
-        found[host_of[gpu]].append(rank)
-    return found
+    host_of = {gpu: host for host, gpus in enumerate(placement.fabric.gpus) for gpu in gpus}
+    ranks_of = defaultdict(list)
+    for rank, gpu in enumerate(placement.gpus):
+        ranks_of[host_of[gpu]].append(rank)
+    return ranks_of
 
 
 def _drawn(loaded: Loaded, link: Link) -> Any:
-    at = placed(loaded.outline.graph)
+    placement = placed(loaded.outline.graph)
     (then, metric), cables = _chosen(link), _cables(loaded, link)
     unknown = loaded.traffic.unknown
     note = "Shares of what a cable carries each way, of the fuller way; bytes are those that were recorded."
@@ -94,7 +97,10 @@ def _drawn(loaded: Loaded, link: Link) -> Any:
     return [
         choices(link, "paths", PATHS, "now"),
         choices(link, "metric", METRICS, "load"),
-        graph("fabric-figure", fabric_figure(node_info(at.fabric, _ranks(at)), cables, metric, link.theme)),
+        graph(
+            "fabric-figure",
+            fabric_figure(node_info(placement.fabric, _ranks(placement)), cables, metric, link.theme),
+        ),
         csv_link(NAME, "cables", link),
         html.P(note, className="note"),
     ]
@@ -112,31 +118,24 @@ def _collisions(loaded: Loaded, _link: Link) -> Any:
         return [html.P(why), html.P(saved)]
     rows = [
         (
-            each.link,
-            ", ".join(f"{one.source} → {one.target}" for one in each.connections),
-            f"{each.together_ms:,.2f}",
-            f"{each.cost_ms:,.2f}",
+            collision.link,
+            ", ".join(f"{one.source} → {one.target}" for one in collision.connections),
+            f"{collision.together_ms:,.2f}",
+            f"{collision.cost_ms:,.2f}",
         )
-        for each in traffic.collisions
+        for collision in traffic.collisions
     ]
     header = ("link", "connections", "together, ms a step", "cost by itself, ms a step")
     return [table(header, rows, numbers_from=2), html.P(saved)]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Load of the cables", section("fabric-cables", "following flows over the fabric"), wide=True),
-        panel("Connections that meet", section("fabric-collisions", "replaying each collision"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Fabric",
     needs.fabric,
-    _layout,
-    {"fabric-cables": _drawn, "fabric-collisions": _collisions},
-    {"cables": _cables},
+    Panel("Load of the cables", "fabric-cables", "following flows over the fabric", _drawn, wide=True),
+    Panel("Connections that meet", "fabric-collisions", "replaying each collision", _collisions, wide=True),
+    tables={"cables": _cables},
 )
 
 
@@ -206,11 +205,11 @@ def cable_info(
 
 def _drawn_as(fabric: Fabric) -> _Parts:
     """Ports are drawn as their hosts, switches as themselves; what is inside of hosts is not drawn."""
-    found = {int(node): int(node) for node in np.flatnonzero(fabric.kind == SWITCH)}
+    drawn = {int(node): int(node) for node in np.flatnonzero(fabric.kind == SWITCH)}
     host_of = {name: -1 - host for host, name in enumerate(fabric.hosts)}
     for node in np.flatnonzero(fabric.kind == NIC).tolist():
-        found[node] = host_of[fabric.names[node].rpartition(":")[0]]
-    return found
+        drawn[node] = host_of[fabric.names[node].rpartition(":")[0]]
+    return drawn
 
 
 def _few(names: list[str]) -> str:
@@ -219,13 +218,8 @@ def _few(names: list[str]) -> str:
 
 
 def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme: str) -> go.Figure:
-    """Draw hosts, switches and cables; what crosses a cable is said where the pointer is on its dot.
-
-    Args:
-        nodes: as from `node_info`.
-        cables: as from `cable_info`.
-    """
-    place = {node: (at, tier) for node, at, tier in nodes.select("node", "at", "tier").iter_rows()}
+    """Draw hosts, switches and cables; what crosses a cable is said where the pointer is on its dot."""
+    place = {node: (x, tier) for node, x, tier in nodes.select("node", "at", "tier").iter_rows()}
     shown = cables.sort(metric, "lower", "upper").tail(MAX_DRAWN)
     begin, end = (
         np.array([place[node] for node in shown[side]]).reshape(-1, 2) for side in ("lower", "upper")
@@ -278,8 +272,8 @@ def _add_lines(figure: go.Figure, begin: Floats, end: Floats, shade: Ints, theme
 
 def _words(cables: pl.DataFrame) -> list[str]:
     return [
-        f"{each['name']}: {each['load']:.0%} of a step, {each['busy']:.0%} while busy<br>"
-        f"{format_bytes(int(each['bytes']))} a step, both ways"
-        + ("<br>" + each["connections"] if each["connections"] else "")
-        for each in cables.iter_rows(named=True)
+        f"{cable['name']}: {cable['load']:.0%} of a step, {cable['busy']:.0%} while busy<br>"
+        f"{format_bytes(int(cable['bytes']))} a step, both ways"
+        + ("<br>" + cable["connections"] if cable["connections"] else "")
+        for cable in cables.iter_rows(named=True)
     ]

@@ -10,13 +10,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 from plotly.subplots import make_subplots
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section, table
+from dpro.dashboards.page import Panel, choices, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.goodput.account import totals
 from dpro.goodput.attempts import DOWN
@@ -107,8 +106,8 @@ def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
         begin_ms=_since_begin(life, pl.col("begin").min()), end_ms=_since_begin(life, pl.col("end").min())
     )
     rows = [
-        (number, each.first_step, each.steps, each.repeated, each.lost, end.label, end.words)
-        for number, (each, end) in enumerate(zip(document.attempts, life.ends, strict=True))
+        (number, attempt.first_step, attempt.steps, attempt.repeated, attempt.lost, end.label, end.words)
+        for number, (attempt, end) in enumerate(zip(document.attempts, life.ends, strict=True))
     ]
     names = ["attempt", "first_step", "steps", "repeated", "lost", "label", "words"]
     said = pl.DataFrame(rows, schema=names, orient="row").with_columns(pl.col("attempt").cast(pl.Int32))
@@ -126,7 +125,7 @@ def progress_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     end = (pl.col("start_ns") + pl.col("duration_ns")).max()
     ends = pieces.group_by("attempt", "step").agg(time_ns=end).with_columns(done=pl.col("step") + 1)
     begins = pieces.group_by("attempt").agg(time_ns=pl.col("start_ns").min(), done=pl.col("step").min())
-    points = pl.concat([each.select("attempt", "time_ns", "done") for each in (begins, ends)])
+    points = pl.concat([frame.select("attempt", "time_ns", "done") for frame in (begins, ends)])
     number = pl.int_range(pl.len()).over("attempt")
     every = -(-points.height // MAX_POINTS) or 1
     kept = (number % every == 0) | (number == pl.len().over("attempt") - 1)
@@ -144,8 +143,6 @@ def life_figure(rows: pl.DataFrame, attempts: pl.DataFrame, progress: pl.DataFra
 
     Args:
         rows: as from `life_info`, not empty.
-        attempts: as from `attempt_info`.
-        progress: as from `progress_info`.
     """
     ranks = rows["rank"].unique().sort().to_list()[:MAX_RANKS]
     shown = rows.filter(pl.col("rank").is_in(ranks))
@@ -188,12 +185,15 @@ def _draw_steps(
     ends, falls = [], []
     last: tuple[float, int] | None = None
     for row in attempts.iter_rows(named=True):
-        own = progress.filter(pl.col("attempt") == row["attempt"])
-        at, done = own["time_ms"].to_list(), own["done"].to_list()
+        of_attempt = progress.filter(pl.col("attempt") == row["attempt"])
+        times_ms, done = of_attempt["time_ms"].to_list(), of_attempt["done"].to_list()
         if done and last is not None:
-            falls.append((last, (at[0], done[0])))
+            falls.append((last, (times_ms[0], done[0])))
         height = done[-1] if done else last[1] if last is not None else 0
-        x = [each / scale for each in [*at, max(row["end_ms"], *at, 0.0) if at else row["end_ms"]]]
+        x = [
+            time_ms / scale
+            for time_ms in [*times_ms, max(row["end_ms"], *times_ms, 0.0) if times_ms else row["end_ms"]]
+        ]
         line = {"color": colour("compute", theme), "width": 2.5}
         figure.add_scatter(
             x=x if done else [], y=[*done, height] if done else [], mode="lines", line=line,
@@ -209,8 +209,8 @@ def _draw_steps(
         x=[x for x, _, _ in ends],
         y=[y for _, y, _ in ends],
         mode="markers+text" if few else "markers",
-        marker={"symbol": ["x" if each else "circle" for each in bad], "size": 9,
-                "color": [colour("bad" if each else "good", theme) for each in bad]},
+        marker={"symbol": ["x" if is_bad else "circle" for is_bad in bad], "size": 9,
+                "color": [colour("bad" if is_bad else "good", theme) for is_bad in bad]},
         text=[row["label"] for _, _, row in ends],
         textposition="top center",
         textfont={"size": 11, "color": colour("ink", theme)},
@@ -237,9 +237,9 @@ def _draw_falls(figure: go.Figure, falls: list[Any], scale: float, theme: str) -
         row=1, col=1,
     )  # fmt: skip
     fell = [(to_ms / scale, resumed, reached - resumed) for (_, reached), (to_ms, resumed) in falls]
-    written = [each for each in fell if each[2] > 0] if len(falls) < MAX_LABELS else []
+    written = [fall for fall in fell if fall[2] > 0] if len(falls) < MAX_LABELS else []
     figure.add_scatter(
-        x=[at for at, _, _ in written], y=[resumed for _, resumed, _ in written], mode="text",
+        x=[x for x, _, _ in written], y=[resumed for _, resumed, _ in written], mode="text",
         text=[f"−{steps:,} step{'s' * (steps != 1)}" for _, _, steps in written],
         textposition="bottom center", textfont={"size": 11, "color": bad}, cliponaxis=False,
         showlegend=False, hoverinfo="skip", name="steps lost", row=1, col=1,
@@ -251,21 +251,21 @@ def _draw_strips(figure: go.Figure, shown: pl.DataFrame, scale: float, theme: st
     named = shown.with_columns(what=pl.col("class").replace_strict(IN_WORDS))
     whole = float(named["lasts_ms"].sum())
     for what, (shade, pattern) in SHADES.items():
-        own = named.filter(pl.col("what") == what)
-        if own.is_empty():
+        of_class = named.filter(pl.col("what") == what)
+        if of_class.is_empty():
             continue
-        share = float(own["lasts_ms"].sum()) / whole
+        share = float(of_class["lasts_ms"].sum()) / whole
         figure.add_bar(
-            x=own["lasts_ms"] / scale,
-            base=own["begin_ms"] / scale,
-            y=[f"rank {rank}" for rank in own["rank"]],
+            x=of_class["lasts_ms"] / scale,
+            base=of_class["begin_ms"] / scale,
+            y=[f"rank {rank}" for rank in of_class["rank"]],
             orientation="h",
             name=f"{what} {share:.0%}" if share >= MIN_SHARE else f"{what} < 1%",
             marker={"color": colour(shade, theme), "line": {"width": 0}, "pattern": _pattern(pattern, theme)},
             customdata=[
                 [row["class"].replace("_", " "), _steps(row), format_duration(row["lasts_ms"] * NS_PER_MS),
                  row["attempt"]]
-                for row in own.iter_rows(named=True)
+                for row in of_class.iter_rows(named=True)
             ],
             hovertemplate="%{y}, attempt %{customdata[3]}: %{customdata[0]}%{customdata[1]}, %{customdata[2]}"
             "<extra></extra>",
@@ -301,17 +301,13 @@ def class_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     pieces = chosen_life(loaded, link).pieces
     chosen = pieces.filter(pl.col("rank").is_in(link.ranks)) if link.ranks else pieces
     hours = pl.col("duration_ns") / NS_PER_H
-    each = hours / max(chosen["rank"].n_unique(), 1)
-    found = totals(chosen).sort("duration_ns", descending=True)
-    return found.select("class", rank_hours=hours, hours_each=each, share="share")
+    per_rank = hours / max(chosen["rank"].n_unique(), 1)
+    classes = totals(chosen).sort("duration_ns", descending=True)
+    return classes.select("class", rank_hours=hours, hours_each=per_rank, share="share")
 
 
 def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw the share of each class, the largest on top.
-
-    Args:
-        classes: as from `class_info`.
-    """
+    """Draw the share of each class, the largest on top."""
     share = 100 * classes["share"]
     lasting = [f"{format_duration(hours * NS_PER_H)} a rank" for hours in classes["hours_each"]]
     figure = go.Figure()
@@ -320,7 +316,7 @@ def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
         y=[name.replace("_", " ") for name in classes["class"]],
         orientation="h",
         marker=markers_of(classes["class"].to_list(), theme),
-        text=[f"{each:.2g} %, {lasts}" for each, lasts in zip(share, lasting, strict=True)],
+        text=[f"{percent:.2g} %, {lasts}" for percent, lasts in zip(share, lasting, strict=True)],
         textposition="outside",
         cliponaxis=False,
         customdata=lasting,
@@ -380,19 +376,12 @@ def _attempts(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Life of the job", section("goodput-life", "accounting for its time"), wide=True),
-        panel("Attempts", section("goodput-attempts", "finding what each resumed from"), wide=True),
-        panel("Where the time went", section("goodput-classes", "adding up its time"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Goodput",
     needs.moments,
-    _layout,
-    {"goodput-life": _life, "goodput-classes": _classes, "goodput-attempts": _attempts},
-    {"life": life_info, "classes": class_info, "attempts": attempt_info, "progress": progress_info},
+    Panel("Life of the job", "goodput-life", "accounting for its time", _life, wide=True),
+    Panel("Attempts", "goodput-attempts", "finding what each resumed from", _attempts, wide=True),
+    Panel("Where the time went", "goodput-classes", "adding up its time", _classes, wide=True),
+    tables={"life": life_info, "classes": class_info, "attempts": attempt_info, "progress": progress_info},
 )

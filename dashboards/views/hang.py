@@ -7,8 +7,12 @@ needs calls alone: dumps of a flight recorder are enough.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any
 
 import numpy as np
@@ -18,27 +22,29 @@ from dash import html
 from dash.development.base_component import Component
 
 from dpro.dashboards import needs
-from dpro.dashboards.chains import Chains, chain_figure, chain_info, wrapped_label
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain, plain_all
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
+from dpro.dashboards.theme import colour, plain, styled
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case
 from dpro.detect.hang.evidence import (
     HANGS,
     advice_in_words,
+    attendance,
     name_of,
     numbers_in_words,
     ranks_in_words,
     time_in_words,
     verdict_in_words,
 )
-from dpro.detect.hang.waits import victims_of
+from dpro.detect.hang.operations import Operation
+from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to, victims_of
 from dpro.members import members_of
+from dpro.words import shortened
 
 NAME = "hang"
+_DOING = "following which rank waits for which"
 MAX_GROUPS = 60  # rows of the figure
 MAX_RANKS = 300  # rows of the table
 LABEL = 48  # characters of a line
@@ -59,7 +65,7 @@ def standing_info(case: Case) -> pl.DataFrame:
     rows = case.records.members.with_columns(pl.col("key").cast(pl.String)).with_columns(
         group=pl.col("key").str.split("|").list.first(), ranks=pl.col("key").str.split("|").list.last()
     )
-    known = [
+    progress = [
         pl.DataFrame(
             {
                 "rank": [rank for rank, _ in numbers],
@@ -70,8 +76,8 @@ def standing_info(case: Case) -> pl.DataFrame:
         )
         for name, numbers in (("issued", case.known.issued), ("finished", case.known.done))
     ]
-    for each in known:
-        rows = rows.join(each, on=["rank", "key"], how="left", maintain_order="left")
+    for frame in progress:
+        rows = rows.join(frame, on=["rank", "key"], how="left", maintain_order="left")
     current = pl.col("rank").is_in(list(case.known.current))
     rows = rows.with_columns(
         pl.when(current).then(pl.col("issued", "finished").fill_null(-1)).otherwise(None)
@@ -100,26 +106,22 @@ def _open_calls(case: Case, rank: pl.DataType) -> pl.DataFrame:
 
 
 def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
-    """Groups × ranks: which are behind, which wait, and which did not come.
-
-    Args:
-        standing: as from `standing_info`.
-    """
+    """Groups × ranks: which are behind, which wait, and which did not come."""
     names = {ranks: numbers_in_words(members_of(ranks)) for ranks in standing["ranks"].unique() if ranks}
     members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
-    known = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
-    named = standing.with_columns(row=pl.col("group") + known)
+    suffix = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
+    named = standing.with_columns(row=pl.col("group") + suffix)
     rows = named["row"].unique(maintain_order=True).to_list()[:MAX_GROUPS]
     named = named.filter(pl.col("row").is_in(rows))
     ranks = named["rank"].unique().sort().to_list()
-    at = {rank: place for place, rank in enumerate(ranks)}
+    column_of = {rank: place for place, rank in enumerate(ranks)}
     behind = np.full((len(rows), len(ranks)), np.nan)
     facts = np.full(behind.shape, "", object)
     place = {row: number for number, row in enumerate(rows)}
-    for each in named.iter_rows(named=True):
-        cell = place[each["row"]], at[each["rank"]]
-        behind[cell] = np.nan if each["behind"] is None else each["behind"]
-        facts[cell] = _cell_in_words(each)
+    for entry in named.iter_rows(named=True):
+        cell = place[entry["row"]], column_of[entry["rank"]]
+        behind[cell] = np.nan if entry["behind"] is None else entry["behind"]
+        facts[cell] = _cell_in_words(entry)
     figure = go.Figure()
     calm, worse = colour("cpu", theme), colour("bad", theme)
     figure.add_heatmap(
@@ -131,10 +133,10 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
     )  # fmt: skip
     marks = (("waits_in", "waits here", "circle", "ink"), ("absent", "others wait for it here", "x", "bad"))
     for column, title, symbol, ink in marks:
-        mine = named.filter(pl.col(column) != "") if column == "waits_in" else named.filter(column)
+        marked = named.filter(pl.col(column) != "") if column == "waits_in" else named.filter(column)
         figure.add_scatter(
-            x=[at[rank] + (0.28 if len(ranks) <= FEW else 0) for rank in mine["rank"]],
-            y=[place[row] for row in mine["row"]], mode="markers", name=title, hoverinfo="skip",
+            x=[column_of[rank] + (0.28 if len(ranks) <= FEW else 0) for rank in marked["rank"]],
+            y=[place[row] for row in marked["row"]], mode="markers", name=title, hoverinfo="skip",
             marker={"symbol": symbol, "size": 6, "color": colour(ink, theme)},
         )  # fmt: skip
     labels = [wrapped_label(row, LABEL) for row in rows]
@@ -161,14 +163,11 @@ def _cell_in_words(row: Mapping[str, Any]) -> str:
     said += [f"{row['behind']} behind the furthest"] if row["behind"] else []
     said += [f"waits in {row['waits_in']}"] if row["waits_in"] else []
     said += ["others wait for it to come"] if row["absent"] else []
-    return "<br>".join(plain_all(said))
+    return "<br>".join(map(plain, said))
 
 
 def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) -> pl.DataFrame:
     """What each rank of the job does.
-
-    Args:
-        workers: table `workers`.
 
     Returns:
         `rank`, `host`, `pid`, `state` (at fault, waits, not waiting, unknown), `waits_in` (its oldest
@@ -179,14 +178,14 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
     oldest: dict[int, tuple[int, str, int]] = {}
     for operation in case.waits.operations:
         for rank, call in operation.unfinished.items():
-            mine = (call.order, name_of(operation), call.enqueued_ns)
-            oldest[rank] = min(oldest.get(rank, mine), mine)
+            waiting_call = (call.order, name_of(operation), call.enqueued_ns)
+            oldest[rank] = min(oldest.get(rank, waiting_call), waiting_call)
     where = {rank: (host, pid) for rank, host, pid in workers.select("rank", "host", "pid").iter_rows()}
     states = (FAULT, WAITS, GOES_ON, UNKNOWN)
     rows = []
     for rank in range(case.records.world_size):
-        known = rank in case.known.current
-        state = FAULT if rank in blamed else WAITS if rank in waiting else GOES_ON if known else UNKNOWN
+        is_current = rank in case.known.current
+        state = FAULT if rank in blamed else WAITS if rank in waiting else GOES_ON if is_current else UNKNOWN
         _, name, since_ns = oldest.get(rank, (0, "", -1))
         host, pid = where.get(rank, ("", -1))
         since = time_in_words(since_ns) if since_ns >= 0 else ""
@@ -201,22 +200,19 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
 def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
     """Where threads stood: those that stood at the same place as one.
 
-    Args:
-        workers: table `workers`.
-
     Returns:
         `thread`, `ranks`, `stack` (innermost call first, one a line), the rarest first: a rank that
         stands where no other does is looked at first.
     """
-    found = [
+    stacks = [
         ("main thread, at the end", rank, stack)
         for rank, stack in workers.select("rank", "stack").iter_rows()
         if stack
     ]
     for path in sorted(folder.glob("findings/hang-*/stacks.json")):
-        found += list(_kept(path))
+        stacks += list(_kept(path))
     schema = {"thread": pl.String, "rank": pl.Int64, "stack": pl.String}
-    frame = pl.DataFrame(found, schema=schema, orient="row").unique()
+    frame = pl.DataFrame(stacks, schema=schema, orient="row").unique()
     distinct = frame.group_by("thread", "stack").agg(ranks=pl.col("rank").sort())
     order = [pl.col("thread").str.starts_with("main").not_(), pl.col("ranks").list.len(), "thread", "stack"]
     return distinct.sort(order).select("thread", "ranks", "stack")
@@ -228,7 +224,9 @@ def _kept(path: Path) -> Iterable[tuple[str, int, str]]:
         answers = json.loads(path.read_text(encoding="utf-8"))["ranks"]
         for answer in answers:
             for thread in answer["threads"]:
-                frames = [f"{each['file']}:{each['line']} {each['function']}" for each in thread["frames"]]
+                frames = [
+                    f"{frame['file']}:{frame['line']} {frame['function']}" for frame in thread["frames"]
+                ]
                 yield f"{thread['name']}, {path.parent.name}", int(answer["rank"]), "\n".join(frames)
     except (OSError, ValueError, KeyError, TypeError):
         return
@@ -244,7 +242,7 @@ def _verdict(loaded: Loaded, _link: Link) -> Any:
     findings = _hangs(loaded)
     if not findings:
         return html.P("Nothing hangs that the calls of this run can show.", className="health good")
-    return [each for finding in findings for each in _finding(finding, loaded.workers)]
+    return [part for finding in findings for part in _finding(finding, loaded.workers)]
 
 
 def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
@@ -278,7 +276,7 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     apart = (pl.col("waits_in") != "") | pl.col("absent") | (pl.col("behind") > 0)
     shown = standing.filter(apart.any().over("group", "ranks"))
     shown = standing if shown.is_empty() else shown
-    groups, drawn = (each.select("group", "ranks").n_unique() for each in (standing, shown))
+    groups, drawn = (frame.select("group", "ranks").n_unique() for frame in (standing, shown))
     left_out = groups - min(drawn, MAX_GROUPS)
     more = f" {left_out} more groups are in the CSV." if left_out else ""
     note = f"Numbers are calls fewer than the rank of the group that made most.{more}"
@@ -332,32 +330,211 @@ def _stack_table(loaded: Loaded, link: Link) -> pl.DataFrame:
     return stack_info(link.chosen(loaded.workers), loaded.run.path)
 
 
-def _layout() -> Component:
-    doing = "following which rank waits for which"
-    return grid(
-        panel("What hangs", section("hang-verdict", doing), wide=True),
-        panel("Which ranks wait for which", section("hang-chains", doing), wide=True),
-        panel("How far each rank had come in each group", section("hang-standing", doing), wide=True),
-        panel("Ranks", section("hang-ranks", doing), wide=True),
-        panel("Where they stood", section("hang-stacks", "reading stacks"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Hang",
     needs.call_states,
-    _layout,
-    {
-        "hang-verdict": _verdict,
-        "hang-chains": _chains,
-        "hang-standing": _standing,
-        "hang-ranks": _ranks,
-        "hang-stacks": _stacks,
-    },
-    {
+    Panel("What hangs", "hang-verdict", _DOING, _verdict, wide=True),
+    Panel("Which ranks wait for which", "hang-chains", _DOING, _chains, wide=True),
+    Panel("How far each rank had come in each group", "hang-standing", _DOING, _standing, wide=True),
+    Panel("Ranks", "hang-ranks", _DOING, _ranks, wide=True),
+    Panel("Where they stood", "hang-stacks", "reading stacks", _stacks, wide=True),
+    tables={
         "standing": lambda loaded, link: link.chosen(standing_info(loaded.waiting)),
         "ranks": lambda loaded, link: link.chosen(_rank_table(loaded)),
         "stacks": _stack_table,
     },
 )
+
+
+# A diagram of which ranks wait for which, from those that wait to the cause. Ranks that wait for the same
+# operation share a box, and so do operations, so that a job of a thousand ranks has few boxes. Arrows are the
+# shortest paths to the cause.
+
+MAX_BOXES = 60
+_LISTED = 3  # operations of a box that are listed one by one
+_LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
+_COLUMN_CHARACTERS = 150  # of a label, in all columns together
+_LONGEST_LINE = 32  # characters of a label
+_CHARACTER, _BETWEEN, _SIDES = 7.4, 14, 72  # pixels: of a capital, between columns, of both margins
+_LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named by all of them
+_BOX, _BOX_LINE = 62, 14  # pixels of a box, of each further line of its label
+
+
+class _Wrapper(TextWrapper):
+    """Breaks lines after underscores, too: names of process groups have no blanks."""
+
+    wordsep_simple_re = re.compile(r"(\s+)|(?<=_)")
+
+
+@dataclass(frozen=True)
+class Box:
+    """Ranks, or operations, that wait for the same operations or ranks.
+
+    Attributes:
+        kind: `rank` or `operation`.
+        members: ranks, or indices into the list of operations.
+        x: column, 0 for the ends of chains, -1 for what waits for those, and so on to the left.
+        y: position in its column, 0 in the middle.
+    """
+
+    kind: str
+    members: tuple[int, ...]
+    at_fault: bool
+    x: int
+    y: float
+    label: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The diagram.
+
+    Attributes:
+        boxes: those nearest to the cause.
+        arrows: pairs of boxes: the first waits for the second.
+    """
+
+    boxes: tuple[Box, ...]
+    arrows: tuple[tuple[int, int], ...]
+    left_out: int
+
+
+def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
+    """Lay out which ranks wait for which."""
+    roots = case.roots
+    away = lead_to(case.waits, roots)
+    cyclic = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
+    groups, ends = _grouped(case, away, at_fault)
+    shown = groups[:MAX_BOXES]
+    columns = [
+        -away[nodes[0]] + (nodes[0][0] == OPERATION and id(case.waits.operations[nodes[0][1]]) in cyclic)
+        for nodes in shown
+    ]
+    heights = _heights(columns, ends)
+    boxes = tuple(
+        _box(case, nodes, at_fault, x, y) for nodes, x, y in zip(shown, columns, heights, strict=True)
+    )
+    arrows = [(box, end) for box in range(len(boxes)) for end in sorted(ends[box]) if end < len(boxes)]
+    return Chains(boxes, tuple(arrows), len(groups) - len(shown))
+
+
+def _grouped(
+    case: Case, away: Mapping[Node, int], at_fault: Sequence[int]
+) -> tuple[list[list[Node]], list[set[int]]]:
+    """Group nodes that wait for the same groups, nearest to the ends of chains first.
+
+    Returns:
+        The groups, and for each the groups that it waits for. Nodes at ends of chains are groups of one.
+    """
+    numbers: dict[Hashable, int] = {}
+    groups: list[list[Node]] = []
+    ends: list[set[int]] = []
+    group_of: dict[Node, int] = {}
+    for node, distance in away.items():
+        near = {group_of[end] for end in case.waits.successors(node) if away.get(end, distance) < distance}
+        blamed = node[0] != OPERATION and node[1] in at_fault
+        key = (node[0], distance, blamed, frozenset(near)) if distance else node
+        group = group_of[node] = numbers.setdefault(key, len(numbers))
+        if group == len(groups):
+            groups.append([])
+            ends.append(near)
+        groups[group].append(node)
+    for node in (node for node, distance in away.items() if not distance):  # the nodes of a cyclic wait
+        ends[group_of[node]] |= {group_of[end] for end in case.waits.successors(node) if away.get(end) == 0}
+    return groups, ends
+
+
+def _heights(columns: Sequence[int], ends: Sequence[set[int]]) -> list[float]:
+    """Compute the height of boxes in their columns: as near as possible to the boxes that they wait for."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for box, column in enumerate(columns):
+        members[column].append(box)
+    heights = [0.0] * len(columns)
+    for column in sorted(members, reverse=True):
+        beside = {
+            box: float(np.mean([heights[end] for end in ends[box] if end < len(heights)] or [0.0]))
+            for box in members[column]
+        }
+        for place, box in enumerate(sorted(members[column], key=lambda box: (-beside[box], box))):
+            heights[box] = (len(members[column]) - 1) / 2 - place
+    return heights
+
+
+def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: float) -> Box:
+    kind, numbers = nodes[0][0], tuple(sorted(number for _, number in nodes))
+    if kind == OPERATION:
+        operations = [case.waits.operations[number] for number in numbers]
+        facts = [attendance(operation) for operation in operations[:_LISTED]]
+        more = len(operations) - len(facts)
+        label = _short_name(operations[0]) + (f" + {len(operations) - 1}" if len(operations) > 1 else "")
+        return Box(kind, numbers, False, x, y, label, (*facts, *([f"and {more} more"] if more > 0 else [])))
+    blamed = numbers[0] in at_fault
+    gone = [rank for rank in numbers if rank in case.deaths]
+    said = ["at fault" if blamed else "waiting, at fault in nothing"]
+    said += [f"{ranks_in_words(gone)}: the process is gone"] if gone else []
+    named = ranks_in_words(numbers)
+    label = named if len(named) <= _LABEL else f"{len(numbers)} ranks"
+    listed = shortened(named, _FACT)
+    return Box(kind, numbers, blamed, x, y, label, (listed, *said))
+
+
+def _short_name(operation: Operation) -> str:
+    if operation.pair:
+        return f"message {operation.pair[0]} → {operation.pair[1]}"
+    return f"{operation.op} #{operation.sequence}, {operation.group}"
+
+
+def chain_figure(chains: Chains, theme: str) -> go.Figure:
+    """Draw circles for ranks and squares for operations, with arrows to what each waits for."""
+    figure = go.Figure()
+    columns = {box.x for box in chains.boxes}
+    room = min(max(_COLUMN_CHARACTERS // max(len(columns), 1), 12), _LONGEST_LINE)
+    labels = {box: wrapped_label(box.label, room) for box in chains.boxes}
+    lines = max((label.count("<br>") + 1 for label in labels.values()), default=1)
+    looks = (  # kind, at fault, what the legend says, symbol, colour
+        ("rank", True, "at fault", "circle", "bad"),
+        ("rank", False, "ranks that wait", "circle", "compute"),
+        ("operation", False, "what they wait in", "square", "idle"),
+    )
+    for kind, blamed, title, symbol, ink in looks:
+        of_kind = [box for box in chains.boxes if (box.kind, box.at_fault) == (kind, blamed)]
+        if of_kind:
+            figure.add_scatter(
+                x=[box.x for box in of_kind], y=[box.y for box in of_kind], mode="markers", name=title,
+                marker={"symbol": symbol, "size": 15, "color": colour(ink, theme)},
+                text=[labels[box] for box in of_kind], cliponaxis=False,
+                hovertext=["<br>".join(map(_wrapped, box.facts)) for box in of_kind],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )  # fmt: skip
+    for source, target in chains.arrows:
+        begin, end = chains.boxes[source], chains.boxes[target]
+        figure.add_annotation(
+            ax=begin.x, ay=begin.y, axref="x", ayref="y", x=end.x, y=end.y, text="", showarrow=True,
+            arrowhead=2, arrowwidth=1, arrowcolor=colour("soft", theme), standoff=10, startstandoff=10,
+        )  # fmt: skip
+    for box, label in labels.items():  # above the arrows
+        figure.add_annotation(
+            x=box.x, y=box.y, yshift=-9, yanchor="top", text=label, showarrow=False, borderpad=0,
+            font={"size": 11}, bgcolor=colour("panel", theme), opacity=0.85,
+        )  # fmt: skip
+    tallest = max((sum(box.x == column for box in chains.boxes) for column in columns), default=1)
+    styled(figure, theme, height=90 + (_BOX + _BOX_LINE * (lines - 1)) * max(tallest, 2))
+    sides = (min(columns, default=0) - 0.6, max(columns, default=0) + 0.6)
+    figure.update_xaxes(visible=False, range=list(sides))
+    figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.3, tallest / 2 + 0.3])
+    longest = max((len(line) for label in labels.values() for line in label.split("<br>")), default=0)
+    least = round((sides[1] - sides[0]) * (_CHARACTER * longest + _BETWEEN)) + _SIDES
+    return figure.update_layout(hovermode="closest", meta={"least_width": least})
+
+
+def wrapped_label(text: str, width: int) -> str:
+    """Break a label into lines that fit, at blanks and underscores; a very long one loses its middle."""
+    lines = _Wrapper(width, break_on_hyphens=False).wrap(shortened(text, _LONGEST_LABEL))
+    return "<br>".join(map(plain, lines)) or " "
+
+
+def _wrapped(text: str, width: int = 90) -> str:
+    """Wrap long text for a tooltip."""
+    return "<br>".join(plain(text[start : start + width]) for start in range(0, len(text), width))

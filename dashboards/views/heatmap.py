@@ -14,14 +14,13 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import Dash, Input, State, html
-from dash.development.base_component import Component
 from numpy.typing import NDArray
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
-from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
+from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
 from dpro.errors import DproError
@@ -38,7 +37,6 @@ class StepMetric(NamedTuple):
     """A metric with one value per rank and step.
 
     Attributes:
-        title: its name on the page.
         source: the frame of `Loaded` that has it.
         column: ns.
     """
@@ -79,9 +77,6 @@ def _has(loaded: Loaded, metric: StepMetric) -> bool:
 def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
     """Return one value per rank and step.
 
-    Args:
-        metric: key of `METRICS`.
-
     Returns:
         `rank`, `step`, `value_ms`, sorted; rows outside of steps (-1) are left out.
     """
@@ -96,9 +91,6 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
     """Draw a heatmap of recorded steps; of many steps each column is a stretch and shows its largest value.
 
     Where ranks differ in a step, the colour is the deviation from their median, else the value.
-
-    Args:
-        values: as from `heat_info`.
     """
     scale, unit = time_unit(float(values["value_ms"].to_numpy().max()))
     steps, place = np.unique(values["step"].to_numpy(), return_inverse=True)
@@ -136,7 +128,7 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
     draw_groups(figure, ranks.tolist(), order, link.theme)
     shown = "recorded steps" if every == 1 else f"recorded steps ({every} to a column)"
     figure.update_xaxes(title_text=shown, showgrid=False, **_ticks(names))
-    labels = _ticks([order.label(each) for each in ranks.tolist()])
+    labels = _ticks([order.label(rank) for rank in ranks.tolist()])
     figure.update_yaxes(title_text="rank", showgrid=False, autorange="reversed", **labels)
     height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))
     styled(figure, link.theme, height=height + 20).update_layout(margin_t=48)
@@ -150,8 +142,8 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link, order: RankOrder =
 
 def _rows(ranks: NDArray[np.int64], order: RankOrder) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rank of each row, and the row of each value."""
-    known, number = np.unique(ranks, return_inverse=True)
-    shown = np.array(order.ordered(known.tolist()), np.int64)
+    distinct, number = np.unique(ranks, return_inverse=True)
+    shown = np.array(order.ordered(distinct.tolist()), np.int64)
     return shown, np.argsort(shown)[number]
 
 
@@ -220,22 +212,17 @@ def _heat(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return panel("Steps × ranks", section("heatmap-values", "reading the steps"))
-
-
 def _register(app: Dash, _runs: Runs) -> None:
     figure = State("heat-figure", "figure")
     in_browser(app, "cell", Input("heat-figure", "clickData"), figure)
     in_browser(app, "cells", Input("heat-figure", "relayoutData"), figure)
 
 
-VIEW = View(
+VIEW = view(
     NAME,
     "Steps × ranks",
     needs.steps,
-    _layout,
-    {"heatmap-values": _heat},
-    {"values": lambda loaded, link: heat_info(loaded, _metric(loaded, link))},
-    _register,
+    Panel("Steps × ranks", "heatmap-values", "reading the steps", _heat),
+    tables={"values": lambda loaded, link: heat_info(loaded, _metric(loaded, link))},
+    register=_register,
 )

@@ -18,10 +18,9 @@ from dpro.classify import classify
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import colour, log_ticks, series, styled
+from dpro.dashboards.theme import colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
@@ -48,7 +47,6 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
     """Sum durations by name.
 
     Args:
-        spans: table `spans`.
         steps: table `steps`, for the time ranges of the selected steps: a span belongs to the step it began
             in.
         link: selection, `filter` (part of a name or class), and `sort` (a column; a leading - means from
@@ -92,13 +90,13 @@ def _selected(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFr
     times = link.chosen(steps).select(
         "rank", "start_ns", step_end=pl.col("start_ns") + pl.col("duration_ns"), in_step=pl.lit(True)
     )
-    found = spans.sort("start_ns").join_asof(
+    timed = spans.sort("start_ns").join_asof(
         times.sort("start_ns").with_columns(step_start="start_ns"),
         on="start_ns",
         by="rank",
         check_sortedness=False,
     )
-    return found.filter(pl.col("start_ns") < pl.col("step_end"))
+    return timed.filter(pl.col("start_ns") < pl.col("step_end"))
 
 
 def _table(loaded: Loaded, link: Link) -> Any:
@@ -108,7 +106,10 @@ def _table(loaded: Loaded, link: Link) -> Any:
     largest = float(rows["total_ms"].to_numpy().max()) or 1.0
     body = [
         [
-            [_bar(row["total_ms"] / largest), _named(row["name"], link)],
+            [
+                html.Span(className="bar", style={"width": f"{100 * (row['total_ms'] / largest):.0f}%"}),
+                _named(row["name"], link),
+            ],
             row["class"],
             f"{row['count']:,}",
             format_duration(row["total_ms"] * NS_PER_MS),
@@ -131,10 +132,6 @@ def _named(name: str, link: Link) -> Component:
     """Return a name with a link to its spans in the timeline."""
     address = link.query(view="timeline", own={"find": exactly(name)})
     return dcc.Link(name, href=address, className="name", title=f"{name}: show its spans")
-
-
-def _bar(share: float) -> Component:
-    return html.Span(className="bar", style={"width": f"{100 * share:.0f}%"})
 
 
 def _header(link: Link, column: str, title: str) -> Component:
@@ -240,9 +237,11 @@ def roofline_info(graph: Graph, gpu: GpuModel, link: Link) -> pl.DataFrame:
     nodes = graph.nodes
     kernels = nodes.kind == NodeKind.KERNEL
     operators = matmuls_of_kernels(graph, kernels).filter(pl.col("shapes") != "")
-    at = operators["node"].to_numpy()
-    measured = nodes.measured_end[at] - nodes.measured_start[at]
-    timed = link.chosen(operators.with_columns(ns=pl.Series(measured), step=pl.Series(nodes.step[at])))
+    operator_nodes = operators["node"].to_numpy()
+    measured = nodes.measured_end[operator_nodes] - nodes.measured_start[operator_nodes]
+    timed = link.chosen(
+        operators.with_columns(ns=pl.Series(measured), step=pl.Series(nodes.step[operator_nodes]))
+    )
     names = pl.Series(graph.names, dtype=pl.String).gather(nodes.name[timed["node"].to_numpy()])
     longest = pl.col("kernel").sort_by("ns").last()
     calls = (
@@ -281,16 +280,12 @@ def gpu_of(graph: Graph) -> GpuModel:
 
 
 def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figure:
-    """Draw operations per second against operations per byte, below the roof of each element type.
-
-    Args:
-        reached: as from `roofline_info`.
-    """
+    """Draw operations per second against operations per byte, below the roof of each element type."""
     shown = reached.head(MAX_POINTS)
     figure = go.Figure()
     intensity, total_ms = shown["intensity"].to_numpy(), shown["total_ms"].to_numpy()
     low, high = intensity.min() / _BEYOND, intensity.max() * _BEYOND
-    for number, ((dtype,), own) in enumerate(shown.group_by("dtype", maintain_order=True)):
+    for number, ((dtype,), of_type) in enumerate(shown.group_by("dtype", maintain_order=True)):
         ink, peak = series(number, theme), gpu.tflops[str(dtype)]
         ridge = peak / gpu.gbps * 1e3
         x = np.unique([low, np.clip(ridge, low, high), high])
@@ -301,11 +296,11 @@ def roofline_figure(reached: pl.DataFrame, gpu: GpuModel, theme: str) -> go.Figu
         columns = ("name", "shapes", "count", "total_ms", "of_limit", "limit")
         hover = [
             f"{plain(name)} {plain(shapes)}<br>{count:,} calls, {ms:.3f} ms; {share:.0%} of its {limit} limit"
-            for name, shapes, count, ms, share, limit in own.select(columns).iter_rows()
+            for name, shapes, count, ms, share, limit in of_type.select(columns).iter_rows()
         ]
-        size = 6 + 16 * np.sqrt(own["total_ms"].to_numpy() / total_ms.max())
+        size = 6 + 16 * np.sqrt(of_type["total_ms"].to_numpy() / total_ms.max())
         figure.add_scatter(
-            x=own["intensity"], y=own["tflops"], mode="markers", name=str(dtype), customdata=hover,
+            x=of_type["intensity"], y=of_type["tflops"], mode="markers", name=str(dtype), customdata=hover,
             marker={"size": size, "color": ink, "opacity": 0.6, "line": {"color": colour("panel", theme)}},
             hovertemplate="%{customdata}<br>%{y:.3g} TFLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
         )  # fmt: skip

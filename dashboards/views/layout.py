@@ -13,13 +13,12 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 from dash import Dash, Input, State, html
-from dash.development.base_component import Component
 
 from dpro.analysis.mean_step import mean_steps
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
+from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
@@ -48,7 +47,7 @@ def place_info(mesh: Mesh) -> pl.DataFrame:
     for rank, place in sorted(mesh.coordinates.items()):
         if min(place, default=-1) < 0:
             continue
-        named = [f"{axis.name or 'axis'} {at}" for axis, at in zip(mesh.axes, place)]
+        named = [f"{axis.name or 'axis'} {coordinate}" for axis, coordinate in zip(mesh.axes, place)]
         cell = [_number(mesh, place, part) for part in (slice(0, down), slice(down, None))]
         rows.append((rank, *cell, ", ".join(named[:down]), ", ".join(named[down:])))
     schema = {"rank": pl.Int64, "row": pl.Int64, "column": pl.Int64}
@@ -72,7 +71,7 @@ def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metr
         `rank`, `value_ms` per step; of findings only ranks that one names.
     """
     if metric == "finding" or breakdown is None:
-        costs = [(rank, each.cost_ns / NS_PER_MS) for each in findings for rank in each.ranks]
+        costs = [(rank, finding.cost_ns / NS_PER_MS) for finding in findings for rank in finding.ranks]
         frame = pl.DataFrame(costs, schema={"rank": pl.Int64, "value_ms": pl.Float64}, orient="row")
         return frame.group_by("rank").agg(pl.col("value_ms").sum()).sort("rank")
     means = mean_steps(breakdown, "rank")
@@ -82,23 +81,20 @@ def value_info(breakdown: pl.DataFrame | None, findings: Sequence[Finding], metr
 
 
 def layout_figure(places: pl.DataFrame, values: pl.DataFrame, title: str, link: Link) -> go.Figure:
-    """Draw one cell per rank; those without a value are empty, and the selected ones outlined.
-
-    Args:
-        places: as from `place_info`.
-        values: as from `value_info`.
-    """
+    """Draw one cell per rank; those without a value are empty, and the selected ones outlined."""
     cells = places.join(values, on="rank", how="left").sort("rank")
     scale, unit = time_unit(float(cells["value_ms"].max() or 0.0))  # type: ignore[arg-type]
     shape = int(places["row"].to_numpy().max()) + 1, int(places["column"].to_numpy().max()) + 1
     colours, ranks = np.full(shape, np.nan), np.full(shape, -1)
     facts = np.full(shape, "", object)
-    for each in cells.iter_rows(named=True):
-        at = each["row"], each["column"]
-        known = each["value_ms"] is not None
-        ranks[at], colours[at] = each["rank"], each["value_ms"] / scale if known else np.nan
-        place = ", ".join(filter(None, (each["row_name"], each["column_name"])))
-        facts[at] = f"rank {each['rank']} ({place}): " + (f"{colours[at]:.3f} {unit}" if known else "none")
+    for entry in cells.iter_rows(named=True):
+        cell = entry["row"], entry["column"]
+        has_value = entry["value_ms"] is not None
+        ranks[cell], colours[cell] = entry["rank"], entry["value_ms"] / scale if has_value else np.nan
+        place = ", ".join(filter(None, (entry["row_name"], entry["column_name"])))
+        facts[cell] = f"rank {entry['rank']} ({place}): " + (
+            f"{colours[cell]:.3f} {unit}" if has_value else "none"
+        )
     figure = go.Figure()
     named = np.where(ranks >= 0, ranks.astype(str), "")
     figure.add_heatmap(
@@ -173,20 +169,15 @@ def _table(loaded: Loaded, link: Link) -> pl.DataFrame:
     return place_info(loaded.mesh).join(values, on="rank", how="left").drop("row", "column")
 
 
-def _layout() -> Component:
-    return panel("Layout of the ranks", section("layout-ranks", "finding the axes of the job"))
-
-
 def _register(app: Dash, _runs: Runs) -> None:
     in_browser(app, "place", Input("layout-figure", "clickData"), State("layout-figure", "figure"))
 
 
-VIEW = View(
+VIEW = view(
     NAME,
     "Layout",
     needs.layout,
-    _layout,
-    {"layout-ranks": _layout_of},
-    {"ranks": _table},
-    _register,
+    Panel("Layout of the ranks", "layout-ranks", "finding the axes of the job", _layout_of),
+    tables={"ranks": _table},
+    register=_register,
 )

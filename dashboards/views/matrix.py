@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.order import NUMBERED, RankOrder, draw_groups, order_choice, order_of
 from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
-from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
+from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
@@ -55,9 +54,6 @@ class PairMetric(NamedTuple):
     """What a cell of the square can show.
 
     Attributes:
-        title: what it is.
-        column: of the pairs.
-        unit: of the numbers.
         least, most: what the colours span at least; None where that is as the values are.
     """
 
@@ -96,12 +92,7 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
 
 
 def pair_figure(pairs: pl.DataFrame, metric: str, theme: str, order: RankOrder = NUMBERED) -> go.Figure:
-    """A square: who sends down, who receives across; what is slow is outlined.
-
-    Args:
-        pairs: as from `pair_info`.
-        metric: key of `METRICS`.
-    """
+    """A square: who sends down, who receives across; what is slow is outlined."""
     ranks = order.ordered(pl.concat([pairs["source"], pairs["target"]]).unique().to_list())
     place = {rank: number for number, rank in enumerate(ranks)}
     shown = METRICS[metric]
@@ -117,7 +108,7 @@ def _by_ranks(figure: go.Figure, ranks: list[int], order: RankOrder, theme: str)
     """A square with ranks in an order: their groups are named and apart."""
     if order.axis:
         draw_groups(figure, ranks, order, theme, "xy")
-        shown = [order.label(ranks[at]) for at in figure.layout.xaxis.tickvals]
+        shown = [order.label(ranks[place]) for place in figure.layout.xaxis.tickvals]
         figure.update_xaxes(ticktext=shown).update_yaxes(ticktext=shown)
     return figure
 
@@ -164,13 +155,12 @@ def square_figure(
 
     Args:
         cells: row, column and value.
-        names: of rows and columns.
     """
     place = {name: number for number, name in enumerate(names)}
     values = np.full((len(names), len(names)), np.nan, np.float32)
     for row, column, value in cells:
         values[place[row], place[column]] = np.nan if value is None else value
-    labels, unit, few = plain_all(names), metric.unit, len(names) <= _FEW
+    labels, unit, few = list(map(plain, names)), metric.unit, len(names) <= _FEW
     if unit == "ms":
         scale, unit = time_unit(float(np.nanmax(values)))
         values /= scale
@@ -181,7 +171,7 @@ def square_figure(
         zmin=None if metric.least is None else min(metric.least, float(np.nanmin(values))),
         zmax=None if metric.most is None else max(metric.most, float(np.nanmax(values))),
         texttemplate=f"%{{z:,.{_decimals(values)}~f}}" if few else "",
-        customdata=np.array(_ways(labels), object),
+        customdata=np.array([[f"{row} → {column}" for column in labels] for row in labels], object),
         hovertemplate="%{customdata}: %{z:,.4~r} " + unit + f"<extra>{metric.title}</extra>",
     )  # fmt: skip
     if few:  # a narrow page scrolls
@@ -197,10 +187,6 @@ def _decimals(values: NDArray[np.float32]) -> int:
     """Digits after the point, as the largest value needs to have three: small ones take no more room."""
     largest = float(np.nanmax(values))
     return max(1, 2 - math.floor(math.log10(largest))) if largest > 0 else 1
-
-
-def _ways(labels: Sequence[str]) -> list[list[str]]:
-    return [[f"{row} → {column}" for column in labels] for row in labels]
 
 
 def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
@@ -234,47 +220,45 @@ def speed_info(transfers: pl.DataFrame) -> pl.DataFrame:
         `sort` (operation, on one host or between hosts), `members`, `bytes`, `payload_gbps`, `line_gbps` (of
         all pairs that do the same, null where they are too few).
     """
-    known = transfers.filter((pl.col("num_ranks") == 2) & (pl.col("bytes") > 0))
+    sized = transfers.filter((pl.col("num_ranks") == 2) & (pl.col("bytes") > 0))
     where = pl.when(pl.col("num_hosts") > 1).then(pl.lit(" between hosts")).otherwise(pl.lit(" on one host"))
     typical = (
-        known.with_columns(sort=pl.col("op") + where)
+        sized.with_columns(sort=pl.col("op") + where)
         .group_by("sort", "members", "bytes")
         .agg(pl.col("transfer_ns").median())
         .sort("sort", "bytes", "members")
     )
     parts = []
-    for _, own in typical.group_by("sort", maintain_order=True):
-        size, time = (own[name].cast(pl.Float64).to_numpy() for name in ("bytes", "transfer_ns"))
-        expected = fit_line(size, time).time_ns(size) if own.height >= ENOUGH else np.full(size.size, np.nan)
+    for _, of_sort in typical.group_by("sort", maintain_order=True):
+        size, time = (of_sort[name].cast(pl.Float64).to_numpy() for name in ("bytes", "transfer_ns"))
+        expected = (
+            fit_line(size, time).time_ns(size) if of_sort.height >= ENOUGH else np.full(size.size, np.nan)
+        )
         line = pl.Series("line_gbps", size / expected).fill_nan(None)
-        parts.append(own.with_columns(line, payload_gbps=pl.col("bytes") / pl.col("transfer_ns")))
+        parts.append(of_sort.with_columns(line, payload_gbps=pl.col("bytes") / pl.col("transfer_ns")))
     columns = ["sort", "members", "bytes", "payload_gbps", "line_gbps"]
     return pl.concat(parts).select(columns) if parts else pl.DataFrame(schema=columns)
 
 
 def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
-    """Bandwidth against bytes with the fitted lines; pairs that are clearly slower are named.
-
-    Args:
-        speeds: as from `speed_info`.
-    """
+    """Bandwidth against bytes with the fitted lines; pairs that are clearly slower are named."""
     figure = go.Figure()
-    for number, ((sort,), own) in enumerate(speeds.group_by("sort", maintain_order=True)):
+    for number, ((sort,), of_sort) in enumerate(speeds.group_by("sort", maintain_order=True)):
         ink = series(number, theme)
-        behind = own["line_gbps"].fill_null(0.0) / own["payload_gbps"]
-        comparable = own["members"].n_unique() >= MIN_GROUPS  # of fewer pairs it is unknown which is slow
-        slow = pl.DataFrame({"at": np.arange(own.height), "behind": behind}).filter(
+        behind = of_sort["line_gbps"].fill_null(0.0) / of_sort["payload_gbps"]
+        comparable = of_sort["members"].n_unique() >= MIN_GROUPS  # of fewer pairs it is unknown which is slow
+        slow = pl.DataFrame({"at": np.arange(of_sort.height), "behind": behind}).filter(
             comparable & (pl.col("behind") >= MIN_SLOW)
         )
         named = set(slow.sort("behind", descending=True)["at"].head(_NAMED).to_list())
-        ways = [members.replace(",", " → ") for members in own["members"]]
+        ways = [members.replace(",", " → ") for members in of_sort["members"]]
         figure.add_scatter(
-            x=own["bytes"], y=own["payload_gbps"], mode="markers+text", name=plain(sort),
-            text=[way if at in named else "" for at, way in enumerate(ways)], textposition="bottom center",
+            x=of_sort["bytes"], y=of_sort["payload_gbps"], mode="markers+text", name=plain(sort),
+            text=[way if row in named else "" for row, way in enumerate(ways)], textposition="bottom center",
             marker={"size": 6, "color": ink, "opacity": 0.7}, customdata=ways,
             hovertemplate="%{customdata}: %{x:.3s}B at %{y:.3g} GB/s of payload",
         )  # fmt: skip
-        line = own.drop_nulls("line_gbps").unique("bytes").sort("bytes")
+        line = of_sort.drop_nulls("line_gbps").unique("bytes").sort("bytes")
         if line.height > 1:
             figure.add_scatter(
                 x=line["bytes"], y=line["line_gbps"], mode="lines", line={"color": ink, "width": 1.5},
@@ -293,8 +277,8 @@ def _pairs_of(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 def _metric(link: Link, there: Iterable[str]) -> str:
     """What a square shows: what the link says, else the first that there are values of."""
-    chosen, known = link.own.get("metric", ""), list(there)
-    return chosen if chosen in known else known[0]
+    chosen, available = link.own.get("metric", ""), list(there)
+    return chosen if chosen in available else available[0]
 
 
 def _pairs(loaded: Loaded, link: Link) -> Shown:
@@ -302,7 +286,7 @@ def _pairs(loaded: Loaded, link: Link) -> Shown:
     ranks = pl.concat([pairs["source"], pairs["target"]]).n_unique()
     if pairs.is_empty() or ranks > MAX_RANKS:
         return _NO_PAIRS if pairs.is_empty() else _too_many(ranks)
-    there = {name: each.title for name, each in METRICS.items() if pairs[each.column].count()}
+    there = {name: option.title for name, option in METRICS.items() if pairs[option.column].count()}
     metric = _metric(link, there)
     slow = slow_in_words(pairs)
     few = (
@@ -376,9 +360,9 @@ PANELS: Mapping[str, Callable[[Loaded, Link], Shown]] = {
 def _panels(loaded: Loaded, link: Link) -> Any:
     """A panel for each matrix that there is, and one sentence about the others."""
     made = {title: make(loaded, link) for title, make in PANELS.items()}
-    why = " ".join(dict.fromkeys(each for each in made.values() if isinstance(each, str)))
-    panels = [panel(title, *each) for title, each in made.items() if not isinstance(each, str)]
-    by_ranks = any("rank ×" in title for title, each in made.items() if not isinstance(each, str))
+    why = " ".join(dict.fromkeys(content for content in made.values() if isinstance(content, str)))
+    panels = [panel(title, *content) for title, content in made.items() if not isinstance(content, str)]
+    by_ranks = any("rank ×" in title for title, content in made.items() if not isinstance(content, str))
     chosen = order_choice(loaded, link) if by_ranks else []
     return [*chosen, *([grid(*panels)] if panels else []), *([empty(why)] if why else [])]
 

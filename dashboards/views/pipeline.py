@@ -10,12 +10,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section
+from dpro.dashboards.page import Panel, csv_link, graph, message, view
 from dpro.dashboards.theme import colour, ink_on, styled, time_unit
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.pipeline.operations import INPUTS_NAME, Role
@@ -50,43 +49,39 @@ def operation_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     Returns:
         `rank`, `stage`, `step`, `what`, `chunk`, `micro_batch`, `begin_ms` since the step began, `lasts_ms`.
     """
-    known = loaded.pipeline
+    pipeline = loaded.pipeline
     columns = ("rank", "stage", "step", "what", "chunk", "micro_batch", "begin_ms", "lasts_ms")
-    if known is None:
+    if pipeline is None:
         return pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
-    rows = link.chosen(known.rows).filter(pl.col("role").is_in([int(role) for role in _ROLES]))
+    rows = link.chosen(pipeline.rows).filter(pl.col("role").is_in([int(role) for role in _ROLES]))
     lasts = pl.col("finish") - pl.col("begin")
-    steps = known.steps.filter(pl.col("step").is_in(rows["step"].unique().implode())).sort(lasts, "step")
+    steps = pipeline.steps.filter(pl.col("step").is_in(rows["step"].unique().implode())).sort(lasts, "step")
     rows = rows.join(steps.slice(steps.height // 2, 1).select("step", "begin"), on="step")
     names = {int(role): name for role, name in _ROLES.items()}
     named = pl.col("role").replace_strict(names, return_dtype=pl.String)
     what = pl.when(pl.col("name") == INPUTS_NAME).then(pl.lit("backward of inputs")).otherwise(named)
-    found = rows.with_columns(
+    operations = rows.with_columns(
         what=what,
         begin_ms=(pl.col("start") - pl.col("begin")) / NS_PER_MS,
         lasts_ms=(pl.col("end") - pl.col("start")) / NS_PER_MS,
     )
-    return found.select(columns).sort("stage", "rank", "begin_ms")
+    return operations.select(columns).sort("stage", "rank", "begin_ms")
 
 
 def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw a row of bars for each rank, the first stage on top.
-
-    Args:
-        rows: as from `operation_info`.
-    """
+    """Draw a row of bars for each rank, the first stage on top."""
     figure = go.Figure()
     scale, unit = time_unit(float((rows["begin_ms"] + rows["lasts_ms"]).to_numpy().max()))
     several = int(rows["chunk"].to_numpy().max()) > 0
     label = pl.format("stage {}, rank {}", "stage", "rank")
-    for (what,), own in rows.with_columns(label=label).group_by("what", maintain_order=True):
+    for (what,), of_kind in rows.with_columns(label=label).group_by("what", maintain_order=True):
         batch = pl.when(pl.col("micro_batch") >= 0).then(pl.col("micro_batch").cast(pl.String))
-        number = own.select(batch.fill_null("")).to_series()
-        chunk = own["chunk"].cast(pl.String) if several else pl.repeat("", own.height, eager=True)
+        number = of_kind.select(batch.fill_null("")).to_series()
+        chunk = of_kind["chunk"].cast(pl.String) if several else pl.repeat("", of_kind.height, eager=True)
         figure.add_bar(
-            x=own["lasts_ms"] / scale,
-            base=own["begin_ms"] / scale,
-            y=own["label"],
+            x=of_kind["lasts_ms"] / scale,
+            base=of_kind["begin_ms"] / scale,
+            y=of_kind["label"],
             orientation="h",
             name=str(what),
             marker={"color": colour(KINDS[str(what)], theme), "line": {"width": 1}},
@@ -98,7 +93,7 @@ def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
             insidetextfont={"size": 11, "color": ink_on(KINDS[str(what)], theme)},
             customdata=[
                 [name, f", chunk {part}" if part and part != "-1" else "", format_duration(ms * NS_PER_MS)]
-                for name, part, ms in zip(number, chunk, own["lasts_ms"])
+                for name, part, ms in zip(number, chunk, of_kind["lasts_ms"])
             ],
             hovertemplate=f"%{{y}}: {what} %{{customdata[0]}}%{{customdata[1]}}, %{{customdata[2]}}"
             "<extra></extra>",
@@ -115,26 +110,22 @@ def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 def bubble_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """Average how long each stage stands still in the selected steps: as `pipeline_bubbles`, in ms."""
     selection = Selection(steps=tuple(link.steps), ranks=tuple((rank, rank) for rank in link.ranks))
-    found = pipeline_bubbles(loaded.run, selection)
+    bubbles = pipeline_bubbles(loaded.run, selection)
     times = [
         (pl.col(f"{name}_ns") / NS_PER_MS).alias(f"{name}_ms") for name in ("pipeline", "compute", "bubble")
     ]
-    return found.select("stage", "ranks", "steps", *times, "bubble_share")
+    return bubbles.select("stage", "ranks", "steps", *times, "bubble_share")
 
 
 def bubble_figure(bubbles: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw the share of the pipeline's time in which each stage computes nothing.
-
-    Args:
-        bubbles: as from `bubble_info`.
-    """
+    """Draw the share of the pipeline's time in which each stage computes nothing."""
     share = 100 * bubbles["bubble_share"]
     figure = go.Figure()
     figure.add_bar(
         x=bubbles["stage"].cast(pl.String),
         y=share,
         marker={"color": colour("idle", theme), "line": {"width": 0}},
-        text=[f"{each:.1f} %" for each in share],
+        text=[f"{percent:.1f} %" for percent in share],
         customdata=[format_duration(ms * NS_PER_MS) for ms in bubbles["bubble_ms"]],
         hovertemplate="stage %{x}: %{y:.1f} %, %{customdata}<extra></extra>",
     )
@@ -167,18 +158,11 @@ def _bubbles(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Micro-batches", section("pipeline-operations", "finding the operations"), wide=True),
-        panel("Bubbles", section("pipeline-bubbles", "adding up where stages stand still"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Pipeline",
     needs.operations,
-    _layout,
-    {"pipeline-operations": _operations, "pipeline-bubbles": _bubbles},
-    {"operations": operation_info, "bubbles": bubble_info},
+    Panel("Micro-batches", "pipeline-operations", "finding the operations", _operations, wide=True),
+    Panel("Bubbles", "pipeline-bubbles", "adding up where stages stand still", _bubbles, wide=True),
+    tables={"operations": operation_info, "bubbles": bubble_info},
 )

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.arrays import Bools, Floats
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.page import View, choices, csv_link, graph, message, panel, section
-from dpro.dashboards.theme import colour, series, styled
+from dpro.dashboards.page import Panel, choices, csv_link, graph, message, view
+from dpro.dashboards.theme import colour, plain, series, styled
 from dpro.errors import DproError, UsageError
 from dpro.replay.layouts.recorded.job import RecordedJob
 from dpro.replay.layouts.recorded.ranking import is_own, ranked, usual_batch
@@ -53,8 +51,8 @@ def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
         UsageError: no layout divides model and batch.
     """
     parts = []
-    for each in times:
-        gpus = each * job.ranks
+    for factor in times:
+        gpus = factor * job.ranks
         try:
             rows = ranked(job, gpus, usual_batch(job, gpus))
         except UsageError:
@@ -62,10 +60,10 @@ def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
                 raise
             continue  # nothing divides that many
         parts.append(rows.with_columns(gpus=pl.lit(gpus, pl.Int64), own=is_own(job)))
-    found = pl.concat(parts)
-    best = _best(found["memory_gb"].to_numpy(), found["tokens_per_s_per_gpu"].to_numpy())
-    best &= (found["fits"] != "no").to_numpy()
-    shown = found.with_columns(best=pl.Series(best)).sort("tokens_per_s_per_gpu", descending=True)
+    layouts = pl.concat(parts)
+    best = _best(layouts["memory_gb"].to_numpy(), layouts["tokens_per_s_per_gpu"].to_numpy())
+    best &= (layouts["fits"] != "no").to_numpy()
+    shown = layouts.with_columns(best=pl.Series(best)).sort("tokens_per_s_per_gpu", descending=True)
     return shown.select(list(SCHEMA))
 
 
@@ -82,20 +80,21 @@ def layouts_figure(rows: pl.DataFrame, against: str, theme: str) -> go.Figure:
     """Draw a point per layout, the best of them joined by a line, the run's own as a star.
 
     Args:
-        rows: as from `layouts_info`.
         against: a key of `AXES`.
     """
     x, y = ("memory_gb", "tokens_per_s_per_gpu") if against == "memory" else ("gpus", "step_ms")
     figure = go.Figure()
     kept = pl.concat([rows.head(MAX_POINTS), rows.filter("own")]).unique(maintain_order=True)
     for number, (word, title) in enumerate(FITS.items()):
-        own = kept.filter(pl.col("fits") == word, ~pl.col("own"))
-        if not own.is_empty():
-            _points(figure, own, (x, y), title, {"color": series(number, theme), "size": 6, "opacity": 0.6})
-    mine = kept.filter("own")
-    if not mine.is_empty():
+        others = kept.filter(pl.col("fits") == word, ~pl.col("own"))
+        if not others.is_empty():
+            _points(
+                figure, others, (x, y), title, {"color": series(number, theme), "size": 6, "opacity": 0.6}
+            )
+    own_layout = kept.filter("own")
+    if not own_layout.is_empty():
         star = {"color": colour("ink", theme), "size": 13, "symbol": "star"}
-        _points(figure, mine, (x, y), "the run's own", star)
+        _points(figure, own_layout, (x, y), "the run's own", star)
     if against == "memory":
         front = rows.filter("best").sort("memory_gb")
         figure.add_scatter(
@@ -149,7 +148,7 @@ def _shown(loaded: Loaded, link: Link) -> Any:
     against = _against(link)
     try:
         job = loaded.recorded_job
-        ways = {str(each): f"{each * job.ranks} GPUs" for each in TIMES}
+        ways = {str(factor): f"{factor * job.ranks} GPUs" for factor in TIMES}
         number = [choices(link, "times", ways, "1")] if against == "memory" else []
         rows = _rows(loaded, link)
     except DproError as error:
@@ -166,15 +165,10 @@ def _shown(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _layout() -> Component:
-    return panel("Layouts of the job", section("plan-ranked", "ranking layouts"))
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Plan",
     needs.products,
-    _layout,
-    {"plan-ranked": _shown},
-    {"layouts": _rows},
+    Panel("Layouts of the job", "plan-ranked", "ranking layouts", _shown),
+    tables={"layouts": _rows},
 )

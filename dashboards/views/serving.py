@@ -10,12 +10,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
+from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import series, styled, time_unit
 from dpro.serving.document import serving_document
 from dpro.serving.latency import MEASURES, PARTS, number
@@ -26,17 +25,13 @@ _NO_WAITS = "What requests waited for is not known: none of them lies within rec
 
 
 def waits_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """The slowest requests: `request`, `name`, `latency_ms`, and ms of what each waited for.
-
-    Args:
-        link: not used: requests belong to no rank.
-    """
+    """The slowest requests: `request`, `name`, `latency_ms`, and ms of what each waited for."""
     schema = {"request": pl.Int64, "name": pl.String, **dict.fromkeys(("latency_ms", *PARTS), pl.Float64)}
     if needs.serving(loaded, link):
         return pl.DataFrame(schema=schema)
     rows = [
-        {"request": each.request, "name": each.name, "latency_ms": each.latency_ms, **each.waited}
-        for each in serving_document(loaded.run).slowest
+        {"request": request.request, "name": request.name, "latency_ms": request.latency_ms, **request.waited}
+        for request in serving_document(loaded.run).slowest
     ]
     return pl.DataFrame(rows, schema=schema)
 
@@ -65,27 +60,27 @@ def waits_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def latency_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms.
-
-    Args:
-        link: not used: requests belong to no rank.
-    """
+    """Percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms."""
     columns = ("mean", "p50", "p90", "p99")
     schema = {"measure": pl.String, "requests": pl.Int64, **dict.fromkeys(columns, pl.Float64)}
     if needs.serving(loaded, link):
         return pl.DataFrame(schema=schema)
-    found = serving_document(loaded.run).latency
+    latency = serving_document(loaded.run).latency
     rows = [
-        (name.removesuffix("_ms"), found[name].requests, *(getattr(found[name], each) for each in columns))
+        (
+            name.removesuffix("_ms"),
+            latency[name].requests,
+            *(getattr(latency[name], column) for column in columns),
+        )
         for name in MEASURES
-        if name in found
+        if name in latency
     ]
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _limits(loaded: Loaded, _link: Link) -> Any:
     document = serving_document(loaded.run)
-    evidence = [f"{each.class_}: {line}" for each in document.findings for line in each.evidence]
+    evidence = [f"{finding.class_}: {line}" for finding in document.findings for line in finding.evidence]
     unknown = [f"Not known: {line}." for line in document.unknown]
     return [message(line) for line in (*document.sentences, *evidence, *unknown)]
 
@@ -108,19 +103,12 @@ def _latency(loaded: Loaded, link: Link) -> Any:
     return [table(header, cells), csv_link(NAME, "latency", link)]
 
 
-def _layout() -> Component:
-    return grid(
-        panel("What limits the server", section("serving-limits", "reading requests"), wide=True),
-        panel("The slowest requests", section("serving-waits", "finding what they waited for")),
-        panel("Latency", section("serving-latency", "sorting requests")),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Serving",
     needs.serving,
-    _layout,
-    {"serving-limits": _limits, "serving-waits": _waits, "serving-latency": _latency},
-    {"waits": waits_info, "latency": latency_info},
+    Panel("What limits the server", "serving-limits", "reading requests", _limits, wide=True),
+    Panel("The slowest requests", "serving-waits", "finding what they waited for", _waits),
+    Panel("Latency", "serving-latency", "sorting requests", _latency),
+    tables={"waits": waits_info, "latency": latency_info},
 )

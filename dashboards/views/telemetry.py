@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash.development.base_component import Component
 from plotly.subplots import make_subplots
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
-from dpro.dashboards.page import View, csv_link, graph, message, panel, section
-from dpro.dashboards.theme import series, styled, time_unit
+from dpro.dashboards.page import Panel, csv_link, graph, message, view
+from dpro.dashboards.theme import plain, series, styled, time_unit
 from dpro.export.counters import Quantity, readable_unit, sampled_counters
 from dpro.units import NS_PER_MS
 
@@ -36,8 +34,6 @@ def telemetry_info(
     """What was sampled and changed meanwhile; GPUs of others are left out.
 
     Args:
-        counters: table `counters`.
-        workers: table `workers`, for which rank uses which GPU.
         ahead: by how many ns each host's clock is ahead of the timeline's.
         origin_ns: when the timeline begins, on its clock.
 
@@ -54,7 +50,6 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     """One row per counter, named with its unit, all on one time axis; a value holds until the next.
 
     Args:
-        values: as from `telemetry_info`.
         extent: from and to, ms; None for all there is.
     """
     names = values["counter"].unique(maintain_order=True).to_list()[:MAX_COUNTERS]
@@ -68,8 +63,8 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
         rows = values.filter(counter=name)
         scale, unit = readable_unit(float(rows["value"].abs().to_numpy().max()), rows["unit"][0])
         titles.append(plain(Quantity(rows["label"][0], unit).title))
-        for (which,), own in rows.group_by("series", maintain_order=True):
-            thin = _thinned(own)
+        for (which,), of_series in rows.group_by("series", maintain_order=True):
+            thin = _thinned(of_series)
             figure.add_scatter(
                 x=thin["time_ms"] / per_unit,
                 y=thin["value"] / scale,
@@ -96,23 +91,23 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
         corner |= {"yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
         figure.add_annotation(text=title, **corner)
     figure.update_layout(margin_t=_LEGEND, legend_y=1 + 0.4 * _LEGEND / (_ROW * len(names)))
-    figure.update_xaxes(range=None if extent is None else [each / per_unit for each in extent])
+    figure.update_xaxes(range=None if extent is None else [time_ms / per_unit for time_ms in extent])
     figure.update_xaxes(title_text=f"{clock} since the first span", row=len(names), col=1)
     return figure
 
 
-def _thinned(own: pl.DataFrame) -> pl.DataFrame:
+def _thinned(line: pl.DataFrame) -> pl.DataFrame:
     """A series with at most this many points, and the least and most of each stretch among them."""
-    every = 1 + 2 * own.height // POINTS
+    every = 1 + 2 * line.height // POINTS
     if every <= 2:
-        return own
-    values = own["value"].to_numpy()
+        return line
+    values = line["value"].to_numpy()
     whole = values[: values.size // every * every].reshape(-1, every)
     first = np.arange(whole.shape[0]) * every
     kept = np.unique(
         np.concatenate([first + whole.argmin(axis=1), first + whole.argmax(axis=1), [values.size - 1]])
     )
-    return own.with_row_index("place").filter(pl.col("place").is_in(kept.tolist()))
+    return line.with_row_index("place").filter(pl.col("place").is_in(kept.tolist()))
 
 
 def _values(loaded: Loaded, link: Link) -> pl.DataFrame:
@@ -137,16 +132,18 @@ def _extent(loaded: Loaded, link: Link) -> tuple[float, float] | None:
     """The time of the link, else of its steps, else all."""
     if link.time_ms is not None or not link.steps:
         return link.time_ms
-    known = link.chosen(loaded.steps).filter(pl.col("duration_ns") > 0)
-    if known.is_empty():
+    timed = link.chosen(loaded.steps).filter(pl.col("duration_ns") > 0)
+    if timed.is_empty():
         return None
-    begin, end = known["start_ns"].to_numpy(), (known["start_ns"] + known["duration_ns"]).to_numpy()
+    begin, end = timed["start_ns"].to_numpy(), (timed["start_ns"] + timed["duration_ns"]).to_numpy()
     origin = loaded.clocks[1]
     return float(begin.min() - origin) / NS_PER_MS, float(end.max() - origin) / NS_PER_MS
 
 
-def _layout() -> Component:
-    return panel("Telemetry", section("telemetry-values", "reading what was sampled"))
-
-
-VIEW = View(NAME, "Telemetry", needs.telemetry, _layout, {"telemetry-values": _shown}, {"values": _values})
+VIEW = view(
+    NAME,
+    "Telemetry",
+    needs.telemetry,
+    Panel("Telemetry", "telemetry-values", "reading what was sampled", _shown),
+    tables={"values": _values},
+)

@@ -20,9 +20,8 @@ from dpro.analysis.summary import finding_info, gain_info, health_info, run_info
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
+from dpro.dashboards.page import Panel, csv_link, facts, graph, message, table, view
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
-from dpro.dashboards.withdrawn import withdrawn_in_words, withdrawn_of
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.hang.evidence import HANGS
@@ -32,6 +31,7 @@ from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, format_ms
 
 NAME = "verdict"
+_DOING = "adding up where the time went"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
 BEST = 5  # what-ifs that are shown
 ROOM = 0.12  # of the bar: a wider part has its name inside
@@ -42,20 +42,17 @@ POINTS = 1200  # steps; a figure of this width cannot resolve more
 def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
     """Summarise the time of the selected steps over ranks.
 
-    Args:
-        steps: table `steps`.
-
     Returns:
         `step`, `median_ms`, `least_ms`, `most_ms` over the ranks, `deep`: whether any rank recorded it in
         depth. More than `POINTS` steps are grouped into stretches: `step` is then the first of a stretch, and
         the other columns are the median, minimum and maximum over the stretch.
     """
-    known = with_times(link.chosen(steps)).filter(pl.col("time_ns") > 0)
-    number = known["step"].to_numpy()
+    timed = with_times(link.chosen(steps)).filter(pl.col("time_ns") > 0)
+    number = timed["step"].to_numpy()
     every = 1 + int(np.ptp(number)) // POINTS if number.size else 1
     duration = pl.col("time_ns") / NS_PER_MS
     return (
-        known.group_by(pl.col("step") // every * every)
+        timed.group_by(pl.col("step") // every * every)
         .agg(
             median_ms=duration.median(),
             least_ms=duration.min(),
@@ -70,7 +67,6 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
     """Draw the step time: the median over ranks, and their range.
 
     Args:
-        steps: as from `step_info`.
         other: the same of another run, of which the median is drawn; None for none.
     """
     frames = [steps] if other is None else [steps, other]
@@ -101,11 +97,11 @@ def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = No
         name="recorded in depth",
         hovertemplate=f"step %{{x}}: %{{y:.4g}} {unit}, recorded in depth<extra></extra>",
     )
-    for each in others:
+    for dashed in others:
         figure.add_scatter(
-            x=each["step"],
-            y=each["median_ms"],
-            mode="lines" if each.height > 1 else "markers",
+            x=dashed["step"],
+            y=dashed["median_ms"],
+            mode="lines" if dashed.height > 1 else "markers",
             line={"width": 1.5, "color": colour("exposed_comm", theme), "dash": "dash"},
             name="median of the other run",
             hovertemplate=f"step %{{x}}: %{{y:.4g}} {unit} in the other run<extra></extra>",
@@ -136,18 +132,17 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.num_rows(SPANS) > 0
     trust, unrecorded = loaded.trust if replayed else None, loaded.run.manifest.unrecorded
-    state = _health(*health_info(findings, unknown, trust, loaded.end, what_binds(loaded), unrecorded))
+    state, sentence = health_info(findings, unknown, trust, loaded.end, what_binds(loaded), unrecorded)
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = describe_logged(logged_findings(loaded.run.path))
-    listed = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
+    listed = [
+        *(_finding(finding, link) for finding in findings),
+        html.Ul(open_questions, className="unknown"),
+    ]
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
-    withdrawn = [html.Li(withdrawn_in_words(each)) for each in withdrawn_of(loaded)]
+    withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    return [state, *listed, csv_link(NAME, "findings", link)]
-
-
-def _health(state: str, sentence: str) -> Component:
-    return html.P(sentence, className=f"health {state}")
+    return [html.P(sentence, className=f"health {state}"), *listed, csv_link(NAME, "findings", link)]
 
 
 def _finding(finding: Finding, link: Link) -> Component:
@@ -172,15 +167,15 @@ def _helpful(loaded: Loaded) -> Gains:
 def _gains(loaded: Loaded, link: Link) -> Any:
     helpful = _helpful(loaded)
     header = ["if", "speed-up", "step", "interval", "proof", "how"]
-    rows = [_gain(each, link) for each in helpful.rows[:BEST]]
+    rows = [_gain(improvement, link) for improvement in helpful.rows[:BEST]]
     drawn = (
         [table(header, rows, numbers_to=4)]
         if rows
         else [message("Nothing that was tried beats the noise of the steps.")]
     )
     within = [
-        html.Li([_edit_link(each, link), f": x{each.speedup:.2f}, {_interval(each)}"])
-        for each in helpful.within_noise
+        html.Li([_edit_link(improvement, link), f": x{improvement.speedup:.2f}, {_interval(improvement)}"])
+        for improvement in helpful.within_noise
     ]
     folded = [html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps"), html.Ul(within)]
     note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
@@ -229,14 +224,14 @@ def _mean(loaded: Loaded, link: Link) -> Any:
     other = loaded.against(link)
     if other is None:
         return _bar(loaded, 1.0, link.theme)
-    both = (("this run", loaded), (link.against, other))
+    runs = (("this run", loaded), (link.against, other))
     try:
-        longest = max(each.mean_step.duration_ms for _, each in both)
+        longest = max(run.mean_step.duration_ms for _, run in runs)
     except DproError as error:
         return [*_bar(loaded, 1.0, link.theme), message(f"{link.against} is not compared: {error}")]
     bars = []
-    for name, each in both:
-        bars += [html.H3(html.Strong(name)), *_bar(each, each.mean_step.duration_ms / longest, link.theme)]
+    for name, run in runs:
+        bars += [html.H3(html.Strong(name)), *_bar(run, run.mean_step.duration_ms / longest, link.theme)]
     return bars
 
 
@@ -248,18 +243,18 @@ def _bar(loaded: Analysis, width: float, theme: str) -> list[Component]:
     """
     mean, steps = loaded.mean_step, loaded.breakdown.height
     words = legend(mean, glyphs=False)
-    ink = [f"var(--{css_name(each.name)})" for each in mean.shares]
+    ink = [f"var(--{css_name(part.name)})" for part in mean.shares]
     cells = [
         html.Span(
-            f"{each.title} {each.share:.0%}" if each.share >= ROOM else "",
+            f"{part.title} {part.share:.0%}" if part.share >= ROOM else "",
             style={
-                "width": f"{100 * each.share:.3f}%",
+                "width": f"{100 * part.share:.3f}%",
                 "background": tint,
-                "color": ink_on(each.name.removesuffix("_ns"), theme),
+                "color": ink_on(part.name.removesuffix("_ns"), theme),
             },
             title=text,
         )
-        for each, tint, text in zip(mean.shares, ink, words)
+        for part, tint, text in zip(mean.shares, ink, words)
     ]
     items = [html.Li([html.I(style={"background": tint}), text]) for tint, text in zip(ink, words)]
     title = f"The mean step of a rank in deep windows takes {format_ms(mean.duration_ms)}"
@@ -270,33 +265,22 @@ def _bar(loaded: Analysis, width: float, theme: str) -> list[Component]:
     return [html.P(title), bar, html.Ul(items, className="legend"), *said]
 
 
-def _layout() -> Component:
-    return grid(
-        panel(
-            "Where the mean step of a rank goes",
-            section("verdict-mean", "adding up where the time went"),
-            wide=True,
-        ),
-        panel("Is it healthy?", section("verdict-findings", "looking for what is slow")),
-        panel("How far to believe it", section("verdict-trust", "replaying")),
-        panel("What would help?", section("verdict-gains", "predicting what would help"), wide=True),
-        panel("Step time", section("verdict-run", "reading the steps"), wide=True),
-    )
-
-
-VIEW = View(
+VIEW = view(
     NAME,
     "Verdict",
     needs.anything,
-    _layout,
-    {
-        "verdict-mean": _mean,
-        "verdict-run": _run,
-        "verdict-findings": _findings,
-        "verdict-gains": _gains,
-        "verdict-trust": _trust,
-    },
-    {
+    Panel(
+        "Where the mean step of a rank goes",
+        "verdict-mean",
+        "adding up where the time went",
+        _mean,
+        wide=True,
+    ),
+    Panel("Is it healthy?", "verdict-findings", "looking for what is slow", _findings),
+    Panel("How far to believe it", "verdict-trust", "replaying", _trust),
+    Panel("What would help?", "verdict-gains", "predicting what would help", _gains, wide=True),
+    Panel("Step time", "verdict-run", "reading the steps", _run, wide=True),
+    tables={
         "steps": lambda loaded, link: step_info(loaded.steps, link),
         "findings": lambda loaded, _link: finding_info(loaded.verdict[0]),
         "gains": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpro.collectors.inside.process.environment import kept
+from dpro.collectors.inside.environment import kept
 from dpro.errors import UsageError
 from dpro.replay.whatif.grammar import nearest, split_edit, values_of
 from dpro.words import whole_number

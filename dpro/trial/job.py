@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from dpro.collectors.job.applied import refused_so_far
-from dpro.collectors.job.liveness import wait_until_finished
+from dpro.collectors.finish import refused_so_far
 from dpro.collectors.launch.recording import launches
+from dpro.collectors.liveness import wait_until_finished
 from dpro.errors import DproError
 from dpro.store import Run, open_run
 from dpro.trial.changes import Change

@@ -27,7 +27,7 @@ import msgspec
 
 from dpro.collectors.attach import training
 from dpro.collectors.convert.calls import BACKENDS
-from dpro.collectors.convert.readers import Readers
+from dpro.collectors.convert.recorded import Readers
 from dpro.collectors.inside.names import SHOWN
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
@@ -211,7 +211,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
         DproError: it cannot be read, or there is nothing to replay.
     """
     from dpro.analysis.graphs import make_graph
-    from dpro.collectors.job.finish import finish
+    from dpro.collectors.finish import finish
     from dpro.detect.baseline import Baseline
     from dpro.detect.context import Context
     from dpro.detect.live import diagnose_graph

@@ -19,9 +19,10 @@ import polars as pl
 
 from dpro.collectors.attach import stacks
 from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.tables import counters
 from dpro.collectors.launch.ownership import ensure_mine
 from dpro.collectors.launch.recording import launches
-from dpro.collectors.telemetry.samples import counters, read_samples, sample_files
+from dpro.collectors.telemetry.samples import read_samples, sample_files
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import FOLDER, FindingsLog
 from dpro.detect.machine.gpu_state import needed_for_errors, with_errors

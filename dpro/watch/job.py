@@ -14,11 +14,10 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.convert.recorded import RecordedProcess, process_facts
+from dpro.collectors.convert.recorded import RecordedProcess, attempts, process_facts
 from dpro.collectors.inside.names import WANTED
-from dpro.collectors.job.attempts import attempts
-from dpro.collectors.job.liveness import job_lives
 from dpro.collectors.launch.recording import RAW, Launch, is_locked, launches
+from dpro.collectors.liveness import job_lives
 from dpro.folders import written_whole
 from dpro.units import NS_PER_S
 from dpro.watch.tail import ProcessTail, workers_of

@@ -23,8 +23,7 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import operation
-from dpro.collectors.convert.calls import BACKENDS
-from dpro.collectors.convert.stall import with_group_ranks
+from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
 from dpro.collectors.inside.names import SHOWN
 from dpro.detect.findings import Finding
 from dpro.detect.live import LatestSteps, diagnose_calls

@@ -17,10 +17,9 @@ from tempfile import TemporaryDirectory
 
 import polars as pl
 
-from dpro.collectors.convert.recorded import RecordedProcess, processes
+from dpro.collectors.convert.recorded import RecordedProcess, attempts, processes
 from dpro.collectors.convert.tables import checkpoints, frames_of, starts
 from dpro.collectors.inside import records
-from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.recording import launches
 from dpro.errors import DproError, InputError
 from dpro.goodput.attempts import ATTEMPTS

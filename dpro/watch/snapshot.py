@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.collectors.convert.calls import BACKENDS
-from dpro.collectors.convert.stall import message_rows, with_group_ranks, with_known_ranks
+from dpro.collectors.convert.calls import BACKENDS, message_rows, with_group_ranks, with_known_ranks
 from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
 from dpro.ingest.flight_recorder import read_dump

@@ -12,7 +12,7 @@ import pytest
 from dpro.analysis.report import make_report
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.report.page import html_of
+from dpro.dashboards.report import html_of
 from dpro.opening import open_path
 from tests.browser import served, start_browser
 from tests.gallery import OVERFLOW, show

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
-peers, kernel = (importlib.import_module(f"{ALIAS}.{name}") for name in ("clocks.peers", "process.kernel"))
+peers, kernel = (importlib.import_module(f"{ALIAS}.{name}") for name in ("peers", "kernel"))
 shift_ns = round(1_000_000 * SHIFT_MS[rank])
 peers.host_clock = kernel.host_clock = lambda: f"host{rank % NUM_HOSTS}"
 peers.PingPong = functools.partial(peers.PingPong, shown=lambda ns: ns + shift_ns)

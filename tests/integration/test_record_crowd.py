@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 STRESS = """
 import gc, sys, threading, time
 from dpro.collectors.inside.main_thread import MainThreadCall
-from dpro.collectors.inside.process.tracebacks import stacks
+from dpro.collectors.inside.tracebacks import stacks
 from dpro.collectors.inside.steps.host import timed_collections
 from dpro.collectors.inside.steps.model_calls import outermost_call
 

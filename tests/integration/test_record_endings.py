@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dpro.collectors.job.liveness import wait_until_finished
+from dpro.collectors.liveness import wait_until_finished
 from dpro.errors import InputError
 from dpro.schema import CHECKPOINTS, COUNTERS, STEPS, WORKERS
 from dpro.store import open_run

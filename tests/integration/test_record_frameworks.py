@@ -16,7 +16,7 @@ from dataclasses import asdict
 import polars as pl
 import pytest
 
-from dpro.collectors.inside.process.kernel import name_of
+from dpro.collectors.inside.kernel import name_of
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.collectors.launch.start import RecordOptions
 from dpro.opening import ensure_finished

@@ -101,7 +101,7 @@ def test_windows_that_are_expensive_on_any_rank_are_further_apart(tmp_path):
 
 
 LATE = f"""
-from {ALIAS}.windows.windows import Agreement
+from {ALIAS}.windows import Agreement
 receive = Agreement.receive
 kept, passed_on = [], []
 def receive_late(self):

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from dpro.collectors.convert.calls import LOST
-from dpro.collectors.job.finish import finish
+from dpro.collectors.finish import finish
 from dpro.ingest.importer import import_sources
 from dpro.opening import readers
 from dpro.replay.construction.graph_builder import build_graph

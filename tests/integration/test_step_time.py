@@ -15,7 +15,7 @@ from dpro.analysis.markdown import markdown_of
 from dpro.analysis.report import make_report
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.report.page import html_of
+from dpro.dashboards.report import html_of
 from dpro.dashboards.views import verdict
 from dpro.dashboards.views.breakdown import part_info
 from dpro.opening import open_path

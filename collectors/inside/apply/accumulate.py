@@ -51,7 +51,7 @@ class _Accumulation:
         self._exchange(False)
 
     def _ddp(self) -> list[Any]:
-        return [module for module in (each() for each in self._modules) if module is not None]
+        return [module for module in (reference() for reference in self._modules) if module is not None]
 
     def _exchange(self, wanted: bool) -> None:
         """Whether gradients of the next pass are reduced."""
@@ -80,11 +80,11 @@ class _Accumulation:
         if has_closure:
             self.report.refuse(f"an optimizer is given a closure at {place()}: in the script, {CODE}")
             return True
-        known = self._optimizer() if self._optimizer is not None else None
-        if known is not None and known is not optimizer:
+        first = self._optimizer() if self._optimizer is not None else None
+        if first is not None and first is not optimizer:
             self.report.refuse(f"several optimizers update ({place()}): in the script, {CODE}")
             return True
-        if known is None:
+        if first is None:
             self._optimizer = weakref.ref(optimizer)
             self.report.applied(f"{type(optimizer).__name__} at {place()}")
         self.done = (self.done + 1) % self.passes
@@ -95,13 +95,13 @@ class _Accumulation:
 def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Have the loop's passes accumulate their gradients."""
     report.missing = "no optimizer of PyTorch updates"
-    own = _Accumulation(report, arguments["steps"])
+    accumulation = _Accumulation(report, arguments["steps"])
     begun: list[int] = []
 
     def on_step(step: int) -> None:
         if step >= BEGINS_AT_STEP and not begun:
             begun.append(step)
-            report.attempt(own.begin)
+            report.attempt(accumulation.begin)
 
     def refuse_no_sync(_module: Any) -> None:
         report.refuse(f"the script accumulates gradients itself, with no_sync() at {place()}")
@@ -110,17 +110,17 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
         if scaler.is_enabled():
             report.refuse(f"a GradScaler would scale gradients again in each pass: in the script, {CODE}")
 
-    patch(DistributedDataParallel, "__init__", after=own.wrapped)
+    patch(DistributedDataParallel, "__init__", after=accumulation.wrapped)
     patch(DistributedDataParallel, "no_sync", before=refuse_no_sync)
     patch(torch.amp.GradScaler, "step", before=refuse_scaler)
-    _patch_updates(own)
+    _patch_updates(accumulation)
     for cls in (torch.optim.Optimizer, torch.nn.Module):
-        _patch_clearing(own, cls)
-    _patch_backward(own)
+        _patch_clearing(accumulation, cls)
+    _patch_backward(accumulation)
     recorder.listen("step", on_step)
 
 
-def _patch_updates(own: _Accumulation) -> None:
+def _patch_updates(accumulation: _Accumulation) -> None:
     """`step` of each class is made by this function when its first object is."""
     original = torch.optim.Optimizer.profile_hook_step
 
@@ -130,37 +130,37 @@ def _patch_updates(own: _Accumulation) -> None:
         @functools.wraps(hooked)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             closure = args[0] if args else kwargs.get("closure")
-            if not own.updating(optimizer, closure is not None):
+            if not accumulation.updating(optimizer, closure is not None):
                 return None
-            outermost, own._stepping = not own._stepping, True
+            outermost, accumulation._stepping = not accumulation._stepping, True
             try:
                 return hooked(optimizer, *args, **kwargs)
             finally:
-                own._stepping = own._stepping and not outermost
+                accumulation._stepping = accumulation._stepping and not outermost
 
         return step
 
     torch.optim.Optimizer.profile_hook_step = staticmethod(made)
 
 
-def _patch_clearing(own: _Accumulation, cls: Any) -> None:
+def _patch_clearing(accumulation: _Accumulation, cls: Any) -> None:
     original = cls.zero_grad
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if own.keeps_gradients else original(self, *args, **kwargs)
+        return None if accumulation.keeps_gradients else original(self, *args, **kwargs)
 
     cls.zero_grad = zero_grad
 
 
-def _patch_backward(own: _Accumulation) -> None:
+def _patch_backward(accumulation: _Accumulation) -> None:
     original = torch.autograd.backward
 
     @functools.wraps(original)
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         is_loss = isinstance(tensors, torch.Tensor) and tensors.numel() == 1 and grad_tensors is None
-        if own.begun and is_loss and not is_within_backward():
-            grad_tensors = torch.full_like(tensors, 1 / own.passes)
+        if accumulation.begun and is_loss and not is_within_backward():
+            grad_tensors = torch.full_like(tensors, 1 / accumulation.passes)
         return original(tensors, grad_tensors, *args, **kwargs)
 
     torch.autograd.backward = backward

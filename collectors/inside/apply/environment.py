@@ -19,16 +19,16 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
     """Look at the variable when the process begins to train."""
 
     def on_open() -> None:
-        found = os.environ.get(arguments["name"])
+        actual = os.environ.get(arguments["name"])
         wanted, backends = arguments.get("backend", ""), backend_configs()
-        if wanted and not any(wanted in each for each in backends):
+        if wanted and not any(wanted in backend for backend in backends):
             used = ", ".join(backends) or "no process group"
             line = f"{arguments['name']}={arguments['value']}"
             report.refuse(f"the job has {used}: with {wanted}, set {line} in its environment")
             return
-        if found == arguments["value"]:
+        if actual == arguments["value"]:
             report.applied("environment")
         else:
-            report.refuse(f"the job sets {arguments['name']} itself" + (f" to {found}" if found else ""))
+            report.refuse(f"the job sets {arguments['name']} itself" + (f" to {actual}" if actual else ""))
 
     recorder.listen("open", on_open)

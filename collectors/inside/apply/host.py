@@ -59,16 +59,16 @@ def _collect(report: ChangeReport, recorder: Recorder, every: int) -> None:
 
 def _delay(report: ChangeReport, recorder: Recorder, rank: int, ms: float) -> None:
     report.missing = "the job has no steps"
-    due, known = [False], [False]
+    due, is_checked = [False], [False]
 
     def on_step(step: int) -> None:
-        mine, num_ranks = identity()
-        if not known[0]:
-            known[0] = True
+        this_rank, num_ranks = identity()
+        if not is_checked[0]:
+            is_checked[0] = True
             if rank >= num_ranks:
                 report.refuse(f"the job has {num_ranks} ranks: there is no rank {rank}")
-            report.applied("each step" if mine == rank else "nothing: it is another rank's")
-        due[0] = mine == rank
+            report.applied("each step" if this_rank == rank else "nothing: it is another rank's")
+        due[0] = this_rank == rank
 
     def on_work() -> None:  # in the step, as `_collect` has it
         if due[0]:

@@ -89,19 +89,19 @@ def _by_bucket(report: ChangeReport, module: Any, buckets: list[dict[str, Any]])
     group = module.process_group
     hooks: dict[frozenset[str], Hook] = {}
     states: dict[frozenset[str], Any] = {}  # of PowerSGD
-    for each in buckets:
-        to, key = each["to"], frozenset(each["names"])
+    for choice in buckets:
+        to, key = choice["to"], frozenset(choice["names"])
         if to == "powersgd":
-            states[key] = powerSGD_hook.PowerSGDState(group, each["rank"], start_powerSGD_iter=2)
+            states[key] = powerSGD_hook.PowerSGDState(group, choice["rank"], start_powerSGD_iter=2)
             hooks[key] = functools.partial(_with_state, powerSGD_hook.powerSGD_hook, states[key])
         elif to == "topk":
-            hooks[key] = _largest(group, each["share"])
+            hooks[key] = _largest(group, choice["share"])
         else:
             hooks[key] = _half(to) if to else default_hooks.allreduce_hook
-        report.applied(f"{to or 'as they are'}: gradients of {each['names'][0]} to {each['names'][-1]}")
+        report.applied(f"{to or 'as they are'}: gradients of {choice['names'][0]} to {choice['names'][-1]}")
 
     def chosen(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        key = frozenset(names.get(id(each), "") for each in bucket.parameters())
+        key = frozenset(names.get(id(parameter), "") for parameter in bucket.parameters())
         if key not in hooks:
             report.refuse("DDP's buckets are not those that codecs were measured for: probe this job again")
         for other, state in states.items():
@@ -158,7 +158,7 @@ def _of_layers(report: ChangeReport, module: Any, hook: Hook, pattern: str) -> H
 
     def chosen(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         nonlocal num_steps, num_compressed
-        fits = all(fnmatchcase(names.get(id(each), ""), pattern) for each in bucket.parameters())
+        fits = all(fnmatchcase(names.get(id(parameter), ""), pattern) for parameter in bucket.parameters())
         num_compressed += fits
         num_steps += bucket.is_last()
         if bucket.is_last() and num_steps == PLAIN_STEPS and not num_compressed:
@@ -199,21 +199,21 @@ def _largest(group: Any, share: float) -> Hook:
         gradients = bucket.buffer()
         if bucket.index() in left:
             gradients.add_(left[bucket.index()])
-        at = gradients.abs().topk(max(round(share * gradients.numel()), 1), sorted=False).indices
-        values = gradients[at]
-        left[bucket.index()] = gradients.index_fill(0, at, 0.0)
-        return _gathered(group, num_ranks, at.to(torch.int32), values, gradients)
+        indices = gradients.abs().topk(max(round(share * gradients.numel()), 1), sorted=False).indices
+        values = gradients[indices]
+        left[bucket.index()] = gradients.index_fill(0, indices, 0.0)
+        return _gathered(group, num_ranks, indices.to(torch.int32), values, gradients)
 
     return hook
 
 
 def _gathered(
-    group: Any, num_ranks: int, at: torch.Tensor, values: torch.Tensor, into: torch.Tensor
+    group: Any, num_ranks: int, indices: torch.Tensor, values: torch.Tensor, into: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
     """The mean over the ranks of tensors that are zero but for some values."""
-    everywhere = [torch.empty_like(at) for _ in range(num_ranks)]
+    everywhere = [torch.empty_like(indices) for _ in range(num_ranks)]
     of_all = [torch.empty_like(values) for _ in range(num_ranks)]
-    placed = dist.all_gather(everywhere, at, group=group, async_op=True)
+    placed = dist.all_gather(everywhere, indices, group=group, async_op=True)
     moved = dist.all_gather(of_all, values, group=group, async_op=True)
 
     def add_up(_future: Any) -> torch.Tensor:
@@ -256,12 +256,12 @@ def _local_updates(report: ChangeReport, module: Any, every: int) -> None:
     state = hooks.PostLocalSGDState(group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
     averager = averagers.PeriodicModelAverager(every, warmup_steps=PLAIN_STEPS, process_group=group)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    mine = {id(parameter) for parameter in parameters}
+    trained = {id(parameter) for parameter in parameters}
     updating: set[int] = set()
 
     def average(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
         held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-        if id(optimizer) not in updating and not mine.isdisjoint(held):
+        if id(optimizer) not in updating and not trained.isdisjoint(held):
             updating.add(id(optimizer))
             if len(updating) > 1:
                 report.refuse("several optimizers update one module: when to average is not clear")

@@ -33,7 +33,6 @@ class ChangeReport:
     """Whether and where one change was made.
 
     Attributes:
-        edit: the change, as the user wrote it.
         missing: why it was not made, where it has not been.
     """
 

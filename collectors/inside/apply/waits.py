@@ -41,9 +41,9 @@ class _Values:
 
     def late(self, tensor: Any, frame: FrameType) -> Read | None:
         """How to read what the same call was about in the step before; None where that is not known."""
-        at = frame.f_code, frame.f_lineno
-        call = (*at, self._calls[at])
-        self._calls[at] += 1
+        place = frame.f_code, frame.f_lineno
+        call = (*place, self._calls[place])
+        self._calls[place] += 1
         before = self._reads.pop(call, None)
         self._reads[call] = start_copy(tensor)
         if before is not None and not self._applied:

@@ -37,7 +37,6 @@ class Buckets:
     """The wrapped modules of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """No module is wrapped yet."""
         self._recorder = recorder
         self._modules: list[weakref.ref[Any]] = []
         self._of_megatron: list[weakref.ref[Any]] = []
@@ -69,13 +68,13 @@ class Buckets:
 
     def save(self) -> None:
         """Save what DDP, FSDP2, Megatron-core and DeepSpeed say of their buckets."""
-        found = [of_ddp(module) for module in _alive(self._modules)] + _of_fsdp()
+        described = [of_ddp(module) for module in _alive(self._modules)] + _of_fsdp()
         for module in _alive(self._of_megatron):
             with suppress(Exception):  # another version of it: those of torch are not lost for that
-                found += of_megatron(module)
-        found += self.of_deepspeed.found()
-        if found:
-            self._recorder.write_file("buckets.json", json.dumps(found).encode())
+                described += of_megatron(module)
+        described += self.of_deepspeed.found()
+        if described:
+            self._recorder.write_file("buckets.json", json.dumps(described).encode())
 
 
 def install(recorder: Recorder) -> None:
@@ -105,10 +104,14 @@ def of_ddp(module: Any) -> dict[str, Any]:
     sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]
     ignored = getattr(module, "parameters_to_ignore", ())
     named = module.module.named_parameters()
-    reduced = [(name, each) for name, each in named if each.requires_grad and name not in ignored]
+    reduced = [
+        (name, parameter) for name, parameter in named if parameter.requires_grad and name not in ignored
+    ]
     rebuilt = _split(said.get("rebuilt_per_bucket_param_indices"))
     members = [[int(index) for index in indices.split()] for indices in rebuilt]
-    members = members or _assigned(module, [each for _, each in reduced], sizes) or [[] for _ in sizes]
+    members = (
+        members or _assigned(module, [parameter for _, parameter in reduced], sizes) or [[] for _ in sizes]
+    )
     hook = str(said.get("comm_hook") or "")
     buckets = []
     for size, parameters in zip(sizes, members):
@@ -125,7 +128,7 @@ def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list
     cap, first = module.bucket_bytes_cap, first_bucket_bytes()
     for limits in ([first, cap], [cap], [sys.maxsize]):  # by version, and by what DDP was asked for
         indices = assign_buckets(parameters, limits)[::-1]  # the last layers communicate first
-        if [sum(_bytes(parameters[index]) for index in each) for each in indices] == sizes:
+        if [sum(_bytes(parameters[index]) for index in bucket) for bucket in indices] == sizes:
             return indices
     return []
 
@@ -149,14 +152,14 @@ def _split(listing: object) -> list[str]:
 def _of_fsdp() -> list[dict[str, Any]]:
     """What each module sharded as a whole gathers at once, in the order of the model."""
     states = fsdp_states()
-    found = []
+    described = []
     for root, state in states.items():
         if is_fsdp_root(state):
             indices = {name: index for index, (name, _) in enumerate(root.named_parameters())}
             inner = [states[module] for module in root.modules() if module in states]
-            buckets = [_of_group(group, indices) for each in inner for group in fsdp_groups(each) or ()]
-            found.append({"source": "FSDP2 parameter groups", "buckets": buckets})
-    return found
+            buckets = [_of_group(group, indices) for sharded in inner for group in fsdp_groups(sharded) or ()]
+            described.append({"source": "FSDP2 parameter groups", "buckets": buckets})
+    return described
 
 
 def _of_group(group: Any, indices: dict[str, int]) -> dict[str, Any]:
@@ -196,20 +199,22 @@ def of_megatron(module: Any) -> list[dict[str, Any]]:
     That is the order in which Megatron-core expects gradients, not one in which they were seen. `bytes` are
     those of the reduction: with a distributed optimizer, of the padded buffer.
     """
-    named = [(name, each) for name, each in module.module.named_parameters() if each.requires_grad]
-    known = {id(parameter): (index, name) for index, (name, parameter) in enumerate(named)}
-    found = []
+    named = [
+        (name, parameter) for name, parameter in module.module.named_parameters() if parameter.requires_grad
+    ]
+    by_id = {id(parameter): (index, name) for index, (name, parameter) in enumerate(named)}
+    described = []
     for attribute, source in SOURCES.items():
         groups = getattr(module, attribute, ())
-        buckets = [_of_bucket(bucket, known) for group in groups for bucket in group.buckets]
+        buckets = [_of_bucket(bucket, by_id) for group in groups for bucket in group.buckets]
         if buckets:
-            found.append({"source": source, "buckets": buckets})
-    return found
+            described.append({"source": source, "buckets": buckets})
+    return described
 
 
-def _of_bucket(bucket: Any, known: dict[int, tuple[int, str]]) -> dict[str, Any]:
+def _of_bucket(bucket: Any, by_id: dict[int, tuple[int, str]]) -> dict[str, Any]:
     item = bucket.grad_data.element_size()  # gradients may be reduced in another type than that of weights
-    places = [known.get(id(parameter), (-1, "")) for parameter in bucket.params_list]
+    places = [by_id.get(id(parameter), (-1, "")) for parameter in bucket.params_list]
     return {
         "bytes": int(bucket.grad_data.numel() * item),
         "parameters": [index for index, _ in places],

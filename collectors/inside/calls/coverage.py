@@ -51,19 +51,15 @@ def entries() -> int:
 
 
 def lacks(backends: Iterable[str], size: int) -> list[str]:
-    """What is not recorded of collective calls, in words.
-
-    Args:
-        backends: of the process groups, such as `nccl`.
-    """
+    """What is not recorded of collective calls, in words."""
     if size == 0:
         name = next((name for name in names() if name in os.environ), names()[0])
         return [f"{name}={os.environ.get(name, 0)} turns PyTorch's flight recorder off: {_UNSEEN}"]
-    known = {"nccl", "gloo", "xccl", *_FOR_TESTS} if knows_all() else {"nccl", *_FOR_TESTS}
+    remembered = {"nccl", "gloo", "xccl", *_FOR_TESTS} if knows_all() else {"nccl", *_FOR_TESTS}
     version = torch.__version__.partition("+")[0]
     return [
-        f"the flight recorder of PyTorch {version} does not have the calls of {each}: {_UNSEEN}"
-        for each in sorted(set(backends) - known)
+        f"the flight recorder of PyTorch {version} does not have the calls of {backend}: {_UNSEEN}"
+        for backend in sorted(set(backends) - remembered)
     ]
 
 
@@ -74,7 +70,6 @@ class UnrecordedCalls:
     """What this process's PyTorch does not record."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is known yet."""
         self._recorder = recorder
         self.on_fork()
 

@@ -45,7 +45,6 @@ class DeepSpeedBuckets:
     """What DeepSpeed reduces together in one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is hooked yet."""
         self._recorder = recorder
         self._hooked: set[str] = set()
         self._is_final = False
@@ -54,10 +53,10 @@ class DeepSpeedBuckets:
     def look(self, *_: Any) -> None:
         """Hook what the job has imported by now."""
         for module, owner, method, flushes in HOOKS:
-            found = getattr(sys.modules.get(module), owner, None)
-            if found is not None and module not in self._hooked:
+            target = getattr(sys.modules.get(module), owner, None)
+            if target is not None and module not in self._hooked:
                 self._hooked.add(module)
-                self._hook(found, method, flushes)
+                self._hook(target, method, flushes)
 
     def _hook(self, owner: Any, name: str, flushes: Callable[..., Iterator[Flush]]) -> None:
         original = getattr(owner, name, None)
@@ -74,7 +73,7 @@ class DeepSpeedBuckets:
 
     def _on_flush(self, flushes: Callable[..., Iterator[Flush]], args: Any, kwargs: Any) -> None:
         for flush in flushes(*args, **kwargs):
-            key = (id(args[0]), *(id(each) for each in flush.parameters))
+            key = (id(args[0]), *(id(parameter) for parameter in flush.parameters))
             if key not in self._met:  # else another micro-batch of the step
                 self._met[key] = {"owner": id(args[0]), "source": flush.source, "bucket": _facts(flush)}
 
@@ -89,8 +88,8 @@ class DeepSpeedBuckets:
     def found(self) -> list[dict[str, Any]]:
         """One object per optimizer and source, its buckets in the order of their reductions."""
         modules: dict[tuple[int, str], list[dict[str, Any]]] = {}
-        for each in self._met.values():
-            modules.setdefault((each["owner"], each["source"]), []).append(each["bucket"])
+        for flushed in self._met.values():
+            modules.setdefault((flushed["owner"], flushed["source"]), []).append(flushed["bucket"])
         return [{"source": source, "buckets": buckets} for (_, source), buckets in modules.items()]
 
 
@@ -105,9 +104,10 @@ def of_zero(optimizer: Any, comm_dtype: Any = None, *_: Any) -> Iterator[Flush]:
     in_backward = stage > 1 or getattr(optimizer, "overlap_comm", False)
     source = f"DeepSpeed ZeRO-{stage} buckets"
     for dtype, bucket in list(optimizer.ipg_buckets.items()):
-        parameters = [_parameter(optimizer, each) for each in bucket.params]
+        parameters = [_parameter(optimizer, entry) for entry in bucket.params]
         if parameters and comm_dtype in (None, dtype):
-            experts = OF_EXPERTS if not any(getattr(each, "allreduce", True) for each in parameters) else ""
+            reduced = any(getattr(parameter, "allreduce", True) for parameter in parameters)
+            experts = "" if reduced else OF_EXPERTS
             behind = "" if in_backward else AFTER_BACKWARD
             yield Flush(f"{source}{experts}{behind}", dtype.itemsize, parameters, optimizer.param_names)
 
@@ -122,8 +122,8 @@ def _parameter(optimizer: Any, entry: Any) -> Any:
 def of_engine(engine: Any, small_bucket: list[Any], *_: Any, **__: Any) -> Iterator[Flush]:
     """What an engine without ZeRO reduces at once, after backward."""
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
-    own = [parameter for parameter in names if parameter.grad is not None and parameter.numel()]
-    owners = {parameter.grad.data_ptr(): parameter for parameter in own}
+    reduced = [parameter for parameter in names if parameter.grad is not None and parameter.numel()]
+    owners = {parameter.grad.data_ptr(): parameter for parameter in reduced}
     parameters = [owners.get(gradient.data_ptr()) for gradient in small_bucket]
     if parameters and None not in parameters:
         item = getattr(engine.communication_data_type, "itemsize", small_bucket[0].element_size())
@@ -143,11 +143,14 @@ HOOKS: tuple[tuple[str, str, str, Callable[..., Iterator[Flush]]], ...] = (
 
 
 def _facts(flush: Flush) -> dict[str, Any]:
-    trained = [each for each in flush.names if each.requires_grad]
-    known = {id(parameter): (index, flush.names[parameter]) for index, parameter in enumerate(trained)}
-    places = [known.get(id(parameter), (-1, "")) for parameter in flush.parameters]
+    trained = [parameter for parameter in flush.names if parameter.requires_grad]
+    by_id = {id(parameter): (index, flush.names[parameter]) for index, parameter in enumerate(trained)}
+    places = [by_id.get(id(parameter), (-1, "")) for parameter in flush.parameters]
     # Of stage 3, a parameter's own shape is that of nothing: it is shared out.
-    shapes = [[int(size) for size in getattr(each, "ds_shape", each.shape)] for each in flush.parameters]
+    shapes = [
+        [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)]
+        for parameter in flush.parameters
+    ]
     sizes = [math.prod(shape) * flush.item for shape in shapes]
     return {
         "bytes": sum(sizes),

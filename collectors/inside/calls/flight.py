@@ -53,7 +53,7 @@ class RingProgress(NamedTuple):
         enqueued: calls as the groups count them; some sends and receives may be missing.
         last: number of the last call in the dump, -1 where there is none.
         rate: calls a second since the dump before.
-        each: calls in the dump for each that was counted since the dump before, 1 at least.
+        calls_per_count: calls in the dump for each that was counted since the dump before, 1 at least.
         digest: of the dump.
     """
 
@@ -61,7 +61,7 @@ class RingProgress(NamedTuple):
     enqueued: int
     last: int
     rate: float
-    each: float
+    calls_per_count: float
     digest: int
 
 
@@ -69,7 +69,6 @@ class Flight:
     """The flight recorder's dumps of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is dumped yet."""
         self._recorder = recorder
         self._half = max((coverage.entries() or coverage.DEFAULT) // 2, 1)
         self._wanted = recorder.launch.parent / WANTED
@@ -228,15 +227,15 @@ class Flight:
 
     def _enqueued(self) -> dict[str, int]:
         """Calls of each ring so far, without touching a ring or a GPU. Gloo's ring leaves out messages."""
-        found = self.dumps.groups.count()
-        found[NCCL] += self._recorder.num_messages
-        return found
+        counts = self.dumps.groups.count()
+        counts[NCCL] += self._recorder.num_messages
+        return counts
 
     def _is_half_new(self, ring: Ring, enqueued: int) -> bool:
         level = self._levels[ring.name]
         since_s = time.monotonic() - level.at_s
         # Messages that C++ code sends are counted by the dumps alone.
-        return max((enqueued - level.enqueued) * level.each, level.rate * since_s) >= self._half
+        return max((enqueued - level.enqueued) * level.calls_per_count, level.rate * since_s) >= self._half
 
     def _is_wanted(self, ring: Ring) -> bool:
         return ring.name in self._owed or time.monotonic() - self._levels[ring.name].at_s > IDLE_S
@@ -247,7 +246,9 @@ class Flight:
         before_s, before = self._looks.get(ring.name, (now_s, enqueued))
         self._looks[ring.name] = now_s, enqueued
         level = self._levels[ring.name]
-        return max(level.rate, level.each * (enqueued - before) / max(now_s - before_s, SHORTEST_S))
+        return max(
+            level.rate, level.calls_per_count * (enqueued - before) / max(now_s - before_s, SHORTEST_S)
+        )
 
     def _save(self, rings: list[Ring], name: str = "", must: bool = False) -> set[str]:
         """Dump some rings; returns the names of those that have to be left for later."""
@@ -272,8 +273,8 @@ class Flight:
             self._recorder.write_file(name, content)
         new = max(last - before.last, 0)
         rate = new / max(now_s - before.at_s, SHORTEST_S)
-        each = max(new / max(enqueued - before.enqueued, 1), 1.0)
-        self._levels[ring.name] = RingProgress(now_s, enqueued, last, rate, each, digest)
+        calls_per_count = max(new / max(enqueued - before.enqueued, 1), 1.0)
+        self._levels[ring.name] = RingProgress(now_s, enqueued, last, rate, calls_per_count, digest)
         return True
 
     def _next(self, ring: Ring) -> str:
@@ -326,8 +327,6 @@ class Ring(NamedTuple):
 
     Attributes:
         name: what its dumps are called.
-        suffix: of its dumps.
-        dump: all it remembers.
     """
 
     name: str
@@ -337,12 +336,12 @@ class Ring(NamedTuple):
 
 def rings() -> list[Ring]:
     """The rings that this PyTorch has."""
-    found = []
+    present = []
     for name in (OTHERS, NCCL):
         pickled = dump_of(name)
         if pickled is not None:
-            found.append(_ring(name, pickled))
-    return found
+            present.append(_ring(name, pickled))
+    return present
 
 
 def _ring(name: str, pickled: Callable[..., bytes]) -> Ring:
@@ -362,7 +361,6 @@ class Groups:
     """The process groups as they count their calls, and whether one is being made."""
 
     def __init__(self) -> None:
-        """No group is known yet."""
         self.forget()
 
     def forget(self) -> None:
@@ -379,10 +377,10 @@ class Groups:
         for key, number in _sequences().items():
             self._made_s.setdefault(key, time.monotonic())
             self._counts[key] = max(number, self._counts.get(key, 0))
-        found = {NCCL: 0, OTHERS: 0}
+        totals = {NCCL: 0, OTHERS: 0}
         for (ring, _), number in self._counts.items():
-            found[ring] += number
-        return found
+            totals[ring] += number
+        return totals
 
     def is_settled(self, ring: str) -> bool:
         """Whether each group of a ring, as of the latest count, has been used or was left so for long."""
@@ -427,22 +425,17 @@ class Groups:
 
 def _sequences() -> dict[tuple[str, str], int]:
     """Collectives called so far by ring and name of the group; a backend that does not count is left out."""
-    found = {}
+    counts = {}
     for group, name in group_names().items():
         for backend in backends_of(group):
             number = calls_of(backend)
             if number is not None:
-                found[_BACKENDS.get(type(backend).__name__, OTHERS), name] = number
-    return found
+                counts[_BACKENDS.get(type(backend).__name__, OTHERS), name] = number
+    return counts
 
 
 def watch_groups(recorder: Recorder, groups: Groups) -> None:
-    """Have it known while groups are made.
-
-    Args:
-        recorder: its `call` keeps what fails in `groups` from the job.
-        groups: is called before and after each group is made.
-    """
+    """Have it known while groups are made."""
     from torch.distributed import device_mesh, distributed_c10d
 
     def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -469,7 +462,6 @@ class JobDevice:
     """The GPU that the job's own threads use, for those of ours that ask it something."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """It is not known yet."""
         self._recorder = recorder
 
     @contextmanager
@@ -485,10 +477,10 @@ class JobDevice:
             yield torch.cuda.is_initialized()
             return
         device = self._recorder.device
-        known = device is not None and device.type == "cuda" and device.index is not None
-        devices = [device.index] if known else range(torch.cuda.device_count())
+        is_named = device is not None and device.type == "cuda" and device.index is not None
+        devices = [device.index] if is_named else range(torch.cuda.device_count())
         # Parameters lie on the device that is known, even where its context cannot be asked for.
-        in_use = [each for each in devices if (known if (has := has_context(each)) is None else has)]
+        in_use = [index for index in devices if (is_named if (has := has_context(index)) is None else has)]
         if not in_use:
             yield False
             return
@@ -500,7 +492,6 @@ class RingDumper:
     """Dumps of rings, made only while they do no harm."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """No group is known yet."""
         self.groups = Groups()
         self.device = JobDevice(recorder)
 
@@ -521,8 +512,8 @@ class RingDumper:
         with self.groups.kept() as unchanged, captures.guard() as free:
             if not (unchanged and free):
                 return None
-            with self.device.used() as known:
-                return ring.dump() if known else None
+            with self.device.used() as has_gpu:
+                return ring.dump() if has_gpu else None
 
 
 def last_record(dump: bytes) -> int:
@@ -564,7 +555,7 @@ def shortened(dump: bytes, last: int) -> bytes:
 def _shortened_pickle(dump: bytes, last: int) -> bytes:
     document = _unpickled(dump)
     entries = document.get("entries", ())
-    kept = (n for n, each in enumerate(entries) if each["record_id"] > last or not each.get("retired"))
+    kept = (n for n, entry in enumerate(entries) if entry["record_id"] > last or not entry.get("retired"))
     first = next(kept, max(len(entries) - 1, 0))
     return json.dumps({**document, "entries": list(entries[first:])}).encode()
 

@@ -1,7 +1,7 @@
 """Device meshes: which axes of parallelism the job has, and where on them this rank is.
 
-In: meshes as they are made, and what Megatron-core and DeepSpeed say instead (`coordinates.py`). Out:
-`mesh.json`, a list of their axes' names, sizes and this rank's coordinates.
+In: meshes as they are made, and what Megatron-core and DeepSpeed say instead. Out: `mesh.json`, a
+list of their axes' names, sizes and this rank's coordinates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Meshes:
     """The named meshes of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """No mesh is made yet."""
         self._recorder = recorder
         self.on_fork()
 
@@ -85,15 +84,15 @@ EXPERTS = "expert_model_parallel"
 
 def of_frameworks() -> list[dict[str, Any]]:
     """What frameworks say, as `names`, `sizes` and `coordinate`; nothing of those that are not set up."""
-    found = []
+    facts = []
     for state in _states():
         with suppress(Exception):  # another version of it
-            found += [
+            facts += [
                 fact for fact in (_of_axes(state, AXES), _of_axes(state, (("ep", (EXPERTS,)),))) if fact
             ]
     with suppress(Exception):
-        found += _of_deepspeed(sys.modules.get(DEEPSPEED))
-    return found
+        facts += _of_deepspeed(sys.modules.get(DEEPSPEED))
+    return facts
 
 
 def _states() -> Iterator[Any]:
@@ -108,18 +107,18 @@ def _states() -> Iterator[Any]:
 
 def _of_axes(state: Any, axes: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
     """The axes that it has a rank and a size of; nothing where it has none."""
-    found: list[tuple[str, int, int]] = []
-    for axis, known in axes:
-        name = next((each for each in known if hasattr(state, f"get_{each}_world_size")), "")
+    places: list[tuple[str, int, int]] = []
+    for axis, spellings in axes:
+        name = next((spelling for spelling in spellings if hasattr(state, f"get_{spelling}_world_size")), "")
         if not name:
             continue
         size = getattr(state, f"get_{name}_world_size")()
         rank = getattr(state, f"get_{name}_rank")() if size else None
         if size and rank is not None and 0 <= rank < size:
-            found.append((axis, int(size), int(rank)))
-    if not found:
+            places.append((axis, int(size), int(rank)))
+    if not places:
         return {}
-    names, sizes, coordinate = map(list, zip(*found))
+    names, sizes, coordinate = map(list, zip(*places))
     return {"names": names, "sizes": sizes, "coordinate": coordinate}
 
 
@@ -133,5 +132,5 @@ def _of_deepspeed(groups: Any) -> Iterator[dict[str, Any]]:
         yield {"names": ["dp"], "sizes": [dist.get_world_size()], "coordinate": [dist.get_rank()]}
     experts = [(dist.get_world_size(group), group) for group in groups._EXPERT_PARALLEL_GROUP.values()]
     if experts:
-        size, group = max(experts, key=lambda each: each[0])
+        size, group = max(experts, key=lambda expert: expert[0])
         yield {"names": ["ep"], "sizes": [size], "coordinate": [dist.get_rank(group)]}

@@ -19,9 +19,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ..patching import patch
-from ..process.tracebacks import stacks
 from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks, internal, is_profiling
+from ..tracebacks import stacks
 from .flight import STALL_S
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
@@ -34,7 +34,6 @@ class Stalls:
     """The messages of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """No message was sent yet."""
         self._recorder = recorder
         self.on_fork()
 
@@ -76,11 +75,7 @@ class Stalls:
         self._recorder.num_messages += 1
 
     def on_window(self, name: str) -> None:
-        """Save the messages of a window that was saved.
-
-        Args:
-            name: its file, without the ending.
-        """
+        """Save the messages of a window that was saved."""
         messages, self._in_window = self._in_window, deque(maxlen=MAX_MESSAGES)
         if messages:
             saved = {"groups": _groups_of(messages), "messages": list(messages)}
@@ -110,13 +105,13 @@ class Stalls:
         pending = [
             message | {"state": "scheduled"} for work, message in tuple(self._pending) if _is_open(work)
         ]
-        known = {_name_of(message) for message in pending}
+        waiting = {_name_of(message) for message in pending}
         latest = [
             message | {"state": "closed" if _name_of(message) in self._open else "completed"}
             for _, message in tuple(self._latest.values())
-            if _name_of(message) not in known
+            if _name_of(message) not in waiting
         ]
-        self._open = known | {_name_of(message) for message in latest if message["state"] == "closed"}
+        self._open = waiting | {_name_of(message) for message in latest if message["state"] == "closed"}
         stall = {
             "saved_ns": time.time_ns(),
             "groups": _groups_of([*latest, *pending]),

@@ -8,17 +8,15 @@ outside.
 
 from __future__ import annotations
 
-import functools
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..names import BACKWARD, FORWARD
+from ..patching import told_before, wrap
 from ..recorder import Recorder
-from .operations import PipelineOperations
+from .operations import PipelineOperations, timed
 
 ENGINE = "deepspeed.runtime.pipe.engine"
 SOURCE = "DeepSpeed"
@@ -29,7 +27,6 @@ class DeepSpeedHooks:
     """Hooks on the engines of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._operations = PipelineOperations(recorder)
         self._set = False
@@ -45,41 +42,19 @@ class DeepSpeedHooks:
         if self._set or engine is None:
             return
         self._set = True
-        self._wrap_schedule(engine)
+        if hasattr(engine, SCHEDULE):
+            wrap(engine, SCHEDULE, told_before(self._recorder.call, self._on_schedule))
         instructions = getattr(engine, "_INSTRUCTION_MAP", {})
         for name, noted in ((FORWARDS, self._on_forward), (BACKWARDS, self._on_backward)):
             original = getattr(engine, name, None)
             if original is None:
                 continue
-            timed = self._timed(original, noted)
-            setattr(engine, name, timed)
+            wrap(engine, name, timed(self._recorder, noted))
             for instruction, function in list(instructions.items()):
                 if function is original:
-                    instructions[instruction] = timed
+                    instructions[instruction] = getattr(engine, name)
 
-    def _wrap_schedule(self, engine: Any) -> None:
-        original = getattr(engine, SCHEDULE, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def begun(engine: Any, schedule: Any, *args: Any, **kwargs: Any) -> Any:
-            self._recorder.call(self._on_schedule, engine, schedule)
-            return original(engine, schedule, *args, **kwargs)
-
-        setattr(engine, SCHEDULE, begun)
-
-    def _timed(self, original: Any, noted: Callable[..., None]) -> Any:
-        @functools.wraps(original)
-        def timed(engine: Any, buffer_id: Any, *args: Any, **kwargs: Any) -> Any:
-            start_ns = time.time_ns()
-            result = original(engine, buffer_id, *args, **kwargs)
-            self._recorder.call(noted, engine, buffer_id, start_ns, time.time_ns())
-            return result
-
-        return timed
-
-    def _on_schedule(self, engine: Any, schedule: Any) -> None:
+    def _on_schedule(self, engine: Any, schedule: Any, *_: Any) -> None:
         """A batch begins."""
         self._begin()
         stage, num_stages = int(engine.stage_id), int(engine.num_stages)
@@ -88,17 +63,22 @@ class DeepSpeedHooks:
             source = f"{SOURCE} {type(schedule).__name__}"
             self._operations.describe(source, stage, {stage: 0}, num_stages)
 
-    def _on_forward(self, _engine: Any, buffer_id: Any, start_ns: int, end_ns: int) -> None:
-        self._in_buffers[buffer_id] = (self._micro_batches, start_ns, end_ns)
+    def _on_forward(self, start_ns: int, end_ns: int, args: Any, kwargs: Any, _result: Any) -> None:
+        self._in_buffers[_buffer(args, kwargs)] = (self._micro_batches, start_ns, end_ns)
         self._micro_batches += 1
 
-    def _on_backward(self, engine: Any, buffer_id: Any, start_ns: int, end_ns: int) -> None:
-        forward = self._in_buffers.pop(buffer_id, None)
+    def _on_backward(self, start_ns: int, end_ns: int, args: Any, kwargs: Any, _result: Any) -> None:
+        engine, forward = args[0], self._in_buffers.pop(_buffer(args, kwargs), None)
         if forward is not None and engine.num_stages > 1:
             micro_batch, begun_ns, ended_ns = forward
             place = int(engine.stage_id)
             self._operations.note(FORWARD, place, micro_batch, begun_ns, ended_ns)
             self._operations.note(BACKWARD, place, micro_batch, start_ns, end_ns)
+
+
+def _buffer(args: Any, kwargs: Any) -> Any:
+    """Which buffer an instruction works on: its first argument after the engine."""
+    return args[1] if len(args) > 1 else kwargs["buffer_id"]
 
 
 def install(recorder: Recorder) -> None:

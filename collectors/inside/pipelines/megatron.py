@@ -7,17 +7,15 @@ forward is recorded with its backward, so that nothing is recorded of a validati
 
 from __future__ import annotations
 
-import functools
 import sys
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ..names import BACKWARD, FORWARD
+from ..patching import wrap
 from ..recorder import Recorder
-from .operations import PipelineOperations
+from .operations import PipelineOperations, timed
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 STATE = "megatron.core.parallel_state"
@@ -36,7 +34,6 @@ class MegatronHooks:
     """Hooks on the schedules of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._operations = PipelineOperations(recorder)
         self._set = False
@@ -53,22 +50,8 @@ class MegatronHooks:
         if self._set or not (hasattr(module, "forward_step") and hasattr(module, "backward_step")):
             return
         self._set = True
-        self._wrap(module, "forward_step", self._on_forward)
-        self._wrap(module, "backward_step", self._on_backward)
-
-    def _wrap(self, module: Any, name: str, noted: Callable[..., None]) -> None:
-        original = getattr(module, name)
-
-        @functools.wraps(original)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(*args, **kwargs)
-            start_ns = time.time_ns()
-            result = original(*args, **kwargs)
-            self._recorder.call(noted, start_ns, time.time_ns(), args, kwargs, result)
-            return result
-
-        setattr(module, name, timed)
+        wrap(module, "forward_step", timed(self._recorder, self._on_forward))
+        wrap(module, "backward_step", timed(self._recorder, self._on_backward))
 
     def _on_forward(self, start_ns: int, end_ns: int, _args: Any, kwargs: Any, result: Any) -> None:
         state = sys.modules[STATE]

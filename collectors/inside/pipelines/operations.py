@@ -7,20 +7,21 @@ the model the process has. Nothing is written of work without gradients, such as
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from .. import records
-from ..names import OPERATIONS
+from ..names import OPERATIONS, PIPELINE
 from ..recorder import Recorder
-from .facts import PIPELINE
 
 
 class PipelineOperations:
     """What one process does for micro-batches."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is known yet."""
         self._recorder = recorder
         self._facts: dict[str, Any] = {}
         self._saved = False
@@ -54,14 +55,35 @@ class PipelineOperations:
         Args:
             kind: one of `OPERATIONS`.
             place: of its chunk in the order of the model.
-            start_ns, end_ns: on the host's clock.
         """
-        own = self._recorder.records
-        if own is not None:
+        writer = self._recorder.records
+        if writer is not None:
             where = place << 32 | micro_batch
-            own.write(records.OPERATION, start_ns, end_ns, where, OPERATIONS.index(kind))
+            writer.write(records.OPERATION, start_ns, end_ns, where, OPERATIONS.index(kind))
 
     def _save(self) -> None:
         if self._facts and not self._saved and self._recorder.folder is not None:
             self._recorder.write_file(PIPELINE, json.dumps(self._facts).encode())
             self._saved = True
+
+
+def timed(recorder: Recorder, noted: Callable[..., None]) -> Callable[[Any], Any]:
+    """Have each call of a function noted once it has returned: a way `around` it for `wrap`.
+
+    Args:
+        noted: gets when the call began and ended, on the host's clock, its arguments, those by keyword, and
+            its result.
+    """
+
+    def around(original: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            start_ns = time.time_ns()
+            result = original(*args, **kwargs)
+            recorder.call(noted, start_ns, time.time_ns(), args, kwargs, result)
+            return result
+
+        return timed
+
+    return around

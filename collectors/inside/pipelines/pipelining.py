@@ -7,17 +7,16 @@ alone and one of weights alone are operations of their own. The loss is part of 
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..names import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LOSS
+from ..patching import wrap
 from ..recorder import Recorder
 from ..torch_internals import LOSS_OF_SCHEDULE, pipeline_classes
-from .operations import PipelineOperations
+from .operations import PipelineOperations, timed
 
 SOURCE = "torch.distributed.pipelining"
 SCHEDULES = f"{SOURCE}.schedules"
@@ -28,7 +27,6 @@ class PipelineHooks:
     """Hooks on the stages of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._operations = PipelineOperations(recorder)
         self._known: dict[int, int] = {}  # number of each chunk of ours, by its place in the model
@@ -43,45 +41,20 @@ class PipelineHooks:
         if stage is None:
             return
         self._set = True
-        self._wrap(stage, "forward_one_chunk", lambda *_: FORWARD)
-        self._wrap(stage, "backward_one_chunk", _kind_of_backward)
-        self._wrap(stage, "backward_weight_one_chunk", lambda *_: BACKWARD_WEIGHT)
-        self._wrap_loss(schedule)
+        self._hook(stage, "forward_one_chunk", lambda *call: self._on_chunk(FORWARD, *call))
+        self._hook(stage, "backward_one_chunk", self._on_backward)
+        self._hook(stage, "backward_weight_one_chunk", lambda *call: self._on_chunk(BACKWARD_WEIGHT, *call))
+        self._hook(schedule, LOSS_OF_SCHEDULE, self._on_loss)
 
-    def _wrap(self, owner: Any, name: str, kind_of: Callable[..., str]) -> None:
-        """Have each call of a stage's method recorded; its second argument is the micro-batch."""
-        original = getattr(owner, name, None)
-        if original is None:
-            return
+    def _hook(self, owner: Any, name: str, noted: Callable[..., None]) -> None:
+        if hasattr(owner, name):
+            wrap(owner, name, timed(self._recorder, noted))
 
-        @functools.wraps(original)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(*args, **kwargs)
-            start_ns = time.time_ns()
-            result = original(*args, **kwargs)
-            self._recorder.call(self._on_chunk, kind_of, start_ns, time.time_ns(), args, kwargs)
-            return result
+    def _on_backward(self, start_ns: int, end_ns: int, args: Any, kwargs: Any, _result: Any) -> None:
+        self._on_chunk(_kind_of_backward(args, kwargs), start_ns, end_ns, args, kwargs)
 
-        setattr(owner, name, timed)
-
-    def _wrap_loss(self, owner: Any) -> None:
-        original = getattr(owner, LOSS_OF_SCHEDULE, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def timed(schedule: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
-            start_ns = time.time_ns()
-            result = original(schedule, stage, *args, **kwargs)
-            self._recorder.call(self._on_loss, schedule, stage, start_ns, time.time_ns(), args, kwargs)
-            return result
-
-        setattr(owner, LOSS_OF_SCHEDULE, timed)
-
-    def _on_chunk(
-        self, kind_of: Callable[..., str], start_ns: int, end_ns: int, args: Any, kwargs: Any
-    ) -> None:
+    def _on_chunk(self, kind: str, start_ns: int, end_ns: int, args: Any, kwargs: Any, *_: Any) -> None:
+        """A stage has done an operation; its second argument is the micro-batch."""
         stage = args[0]
         if not stage.has_backward:
             return  # a validation
@@ -89,22 +62,23 @@ class PipelineHooks:
         place = int(stage.stage_index)
         if place not in self._known:
             self._describe(stage, place)
-        self._operations.note(kind_of(args, kwargs), place, int(batch), start_ns, end_ns)
+        self._operations.note(kind, place, int(batch), start_ns, end_ns)
 
-    def _on_loss(self, schedule: Any, stage: Any, start_ns: int, end_ns: int, args: Any, kwargs: Any) -> None:
-        """The loss of a micro-batch was computed, on the stage that has it; the third argument is which."""
+    def _on_loss(self, start_ns: int, end_ns: int, args: Any, kwargs: Any, _result: Any) -> None:
+        """The loss of a micro-batch was computed, on the stage that has it; the fifth argument is which."""
+        schedule, stage, *others = args
         name = type(schedule).__name__
         if name != self._schedule:
             self._schedule = name
             self._describe(stage, int(stage.stage_index))
         if stage.is_last and stage.has_backward:
-            batch = args[2] if len(args) > 2 else kwargs["mb_index"]
+            batch = others[2] if len(others) > 2 else kwargs["mb_index"]
             self._operations.note(LOSS, int(stage.stage_index), int(batch), start_ns, end_ns)
 
     def _describe(self, stage: Any, place: int) -> None:
         """A chunk of ours was met."""
         self._known[place] = 0
-        self._known = {each: number for number, each in enumerate(sorted(self._known))}
+        self._known = {chunk_place: number for number, chunk_place in enumerate(sorted(self._known))}
         source = f"{SOURCE} {self._schedule}".strip()
         self._operations.describe(source, int(stage.group_rank), self._known, int(stage.num_stages))
 

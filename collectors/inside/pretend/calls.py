@@ -24,7 +24,6 @@ class Members(NamedTuple):
     """A process group.
 
     Attributes:
-        name: of the group.
         ranks: global ranks of its members, in its own order.
     """
 
@@ -36,7 +35,6 @@ class Calls:
     """The calls of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing was called yet."""
         self._recorder = recorder
         self._groups: dict[str, Members] = {}
         self._used: dict[str, Sequence[int]] = {}
@@ -48,8 +46,8 @@ class Calls:
         """The members of a process group."""
         name = group.group_name
         if name not in self._groups:
-            for each, its_name in group_names().items():
-                places = group_ranks(each)
+            for other, its_name in group_names().items():
+                places = group_ranks(other)
                 ranks = sorted(places, key=lambda rank: places[rank])
                 self._groups[its_name] = Members(its_name, ranks)
         return self._groups.get(name) or Members(name, range(group.size()))
@@ -73,8 +71,8 @@ class Calls:
             "op": op,
             "group": of.name,
             "sequence": self._counts[key],
-            "bytes_in": 0 if op == "recv" else sum(each.nbytes for each in given),
-            "bytes_out": 0 if op == "send" else sum(each.nbytes for each in got),
+            "bytes_in": 0 if op == "recv" else sum(tensor.nbytes for tensor in given),
+            "bytes_out": 0 if op == "send" else sum(tensor.nbytes for tensor in got),
             "dtype": "" if first is None else str(first.dtype).removeprefix("torch."),
             "peer": peer,
             "begun_ns": time.time_ns(),
@@ -86,11 +84,7 @@ class Calls:
         return call
 
     def on_window(self, name: str) -> None:
-        """Save the calls of a window that was saved.
-
-        Args:
-            name: its file, without the ending.
-        """
+        """Save the calls of a window that was saved."""
         calls, self._in_window = self._in_window, deque(maxlen=MAX_CALLS)
         self._save(f"{name.replace('window', PRETENDED)}.json", calls)
 

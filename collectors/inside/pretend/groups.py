@@ -7,6 +7,7 @@ would hold what a pretended rank made up.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import pickle
@@ -15,15 +16,18 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 import torch.distributed as dist
 
+from ..files import write_whole
+from ..names import MAIL, WAITS
 from ..recorder import Recorder
 from ..torch_internals import CHECKPOINT, FAKE, group_ranks, has_fake_backend, is_within_backward
 from .calls import Calls, Members
-from .mailbox import Mailbox
 from .received import SMALL, Received, unmark
 from .refusal import PretendedRefusal, is_of_script, place
 
@@ -34,7 +38,6 @@ class PretendedGroups:
     """The process groups of a pretended rank."""
 
     def __init__(self, recorder: Recorder, rank: int, world: int, refusal: PretendedRefusal) -> None:
-        """No group is there yet."""
         self._recorder, self._rank, self._world, self._refusal = recorder, rank, world, refusal
         self._asked: dict[str, str] = {}
         self._writes_nothing = False
@@ -172,11 +175,7 @@ class Objects:
     """Objects that one process sends and gets."""
 
     def __init__(self, mailbox: Mailbox, refusal: PretendedRefusal) -> None:
-        """Put our functions in the place of torch's.
-
-        Args:
-            refusal: for what has no answer.
-        """
+        """Put our functions in the place of torch's."""
         self._mailbox, self._refusal = mailbox, refusal
         self._counts: Counter[str] = Counter()
         self.gathered = False
@@ -193,8 +192,8 @@ class Objects:
 
     def _all_gather(self, object_list: Any, obj: Any, group: Any = None, **_: Any) -> None:
         self.gathered = True
-        for at in range(dist.get_world_size(group)):
-            object_list[at] = _copy(obj)
+        for index in range(dist.get_world_size(group)):
+            object_list[index] = _copy(obj)
 
     def _gather(
         self, obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None,
@@ -202,8 +201,8 @@ class Objects:
     ) -> None:  # fmt: skip
         self.gathered = True
         if object_gather_list is not None and dist.get_rank() == _global(dst, group_dst, group):
-            for at in range(dist.get_world_size(group)):
-                object_gather_list[at] = _copy(obj)
+            for index in range(dist.get_world_size(group)):
+                object_gather_list[index] = _copy(obj)
 
     def _broadcast(
         self, object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
@@ -271,7 +270,7 @@ def _global(rank: Any, in_group: Any, group: Any) -> int:
     if in_group is None:
         return int(rank or 0)
     places = group_ranks(group or dist.group.WORLD)
-    return next(each for each, place in places.items() if place == in_group)
+    return next(member for member, place in places.items() if place == in_group)
 
 
 def _copy(thing: Any) -> Any:
@@ -302,7 +301,6 @@ class Answered(dist.Work):  # type: ignore[misc] # of torch, untyped
         """It is over from the beginning.
 
         Args:
-            call: as `Calls` keeps it.
             source: the group's rank that sent it, for a message.
         """
         super().__init__()
@@ -350,12 +348,7 @@ class PretendedAnswers:
     """The kernels of one process."""
 
     def __init__(self, calls: Calls, received: Received, refusal: PretendedRefusal, mailbox: Mailbox) -> None:
-        """Put our kernels in the place of torch's.
-
-        Args:
-            calls: where calls are noted.
-            refusal: for what has no answer.
-        """
+        """Put our kernels in the place of torch's."""
         self._calls, self._received, self._refusal = calls, received, refusal
         self._mailbox, self._passings = mailbox, Counter[str]()
         self._works: deque[Any] = deque(maxlen=KEPT)  # torch does not keep what we made of a work alive
@@ -411,11 +404,11 @@ class PretendedAnswers:
             peer: for a message, the other's place in the group.
         """
         group = dist.ProcessGroup.unbox(boxed)
-        of, at = self._calls.members(group), group.rank()
+        of, index = self._calls.members(group), group.rank()
         call = self._calls.begin(op, of, given, got, of.ranks[peer] if peer >= 0 else -1)
         with torch.no_grad():
-            known = fill(of, at)
-        if len(of.ranks) > 1 and op != "send" and not known:
+            is_sent = fill(of, index)
+        if len(of.ranks) > 1 and op != "send" and not is_sent:
             self._received.mark(got, f"{op} of {len(of.ranks)} ranks at {place()}" if _has_small(got) else "")
         work = Answered(call, got, peer)
         self._works.append(work)
@@ -426,17 +419,17 @@ class PretendedAnswers:
         return self._answer(op, group, tensors, tensors)
 
     def _broadcast(self, tensors: Any, group: Any, root: int, *_: Any, **__: Any) -> Any:
-        def fill(of: Members, at: int) -> bool:
-            return self._passed("broadcast", tensors, of, of.ranks[root], at == root)
+        def fill(of: Members, index: int) -> bool:
+            return self._passed("broadcast", tensors, of, of.ranks[root], index == root)
 
         return tensors, self._answer("broadcast", group, tensors, tensors, fill)
 
     def _all_gather(self, outputs: Any, inputs: Any, group: Any, *_: Any, **__: Any) -> Any:
-        flat = [each for slots in outputs for each in slots]
+        flat = [tensor for slots in outputs for tensor in slots]
         return outputs, self._answer("all_gather", group, inputs, flat, lambda *_: _copies(outputs, inputs))
 
     def _all_gather_coalesced(self, outputs: Any, inputs: Any, group: Any, *_: Any, **__: Any) -> Any:
-        flat = [each for slots in outputs for each in slots]
+        flat = [tensor for slots in outputs for tensor in slots]
         return self._answer("all_gather", group, inputs, flat, lambda *_: _by_column(outputs, inputs))
 
     def _all_gather_base(self, output: Any, given: Any, group: Any, *_: Any, **__: Any) -> Any:
@@ -451,36 +444,36 @@ class PretendedAnswers:
         return self._answer("all_gather", group, inputs, outputs, fill)
 
     def _reduce_scatter(self, outputs: Any, inputs: Any, group: Any, *_: Any, **__: Any) -> Any:
-        def fill(_: Members, at: int) -> None:
+        def fill(_: Members, index: int) -> None:
             for output, parts in zip(outputs, inputs):
-                output.copy_(parts[at])
+                output.copy_(parts[index])
 
-        flat = [each for parts in inputs for each in parts]
+        flat = [tensor for parts in inputs for tensor in parts]
         return outputs, self._answer("reduce_scatter", group, flat, outputs, fill)
 
     def _reduce_scatter_base(self, output: Any, given: Any, group: Any, *_: Any, **__: Any) -> Any:
-        fill = lambda of, at: _own_part(output, given, at, len(of.ranks))  # noqa: E731
+        fill = lambda of, index: _own_part(output, given, index, len(of.ranks))  # noqa: E731
         return output, self._answer("reduce_scatter", group, [given], [output], fill)
 
     def _reduce_scatter_tensors(self, outputs: Any, inputs: Any, group: Any, *_: Any, **__: Any) -> Any:
-        def fill(of: Members, at: int) -> None:
+        def fill(of: Members, index: int) -> None:
             for output, given in zip(outputs, inputs):
-                _own_part(output, given, at, len(of.ranks))
+                _own_part(output, given, index, len(of.ranks))
 
         return self._answer("reduce_scatter", group, inputs, outputs, fill)
 
     def _gather(self, outputs: Any, inputs: Any, group: Any, *_: Any, **__: Any) -> Any:
-        flat = [each for slots in outputs for each in slots]
+        flat = [tensor for slots in outputs for tensor in slots]
         return self._answer("gather", group, inputs, flat, lambda *_: _copies(outputs, inputs))
 
     def _scatter(self, outputs: Any, inputs: Any, group: Any, *_: Any, **__: Any) -> Any:
-        def fill(_: Members, at: int) -> None:
+        def fill(_: Members, index: int) -> None:
             for output, parts in zip(outputs, inputs):
-                output.copy_(parts[at])
+                output.copy_(parts[index])
             if not inputs:
                 _constant(outputs)
 
-        flat = [each for parts in inputs for each in parts]
+        flat = [tensor for parts in inputs for tensor in parts]
         return outputs, self._answer("scatter", group, flat, outputs, fill)
 
     def _all_to_all(self, outputs: Any, inputs: Any, group: Any, *_: Any, **__: Any) -> Any:
@@ -494,15 +487,15 @@ class PretendedAnswers:
         return self._answer("all_to_all", group, [given], [output], lambda *_: _whatever_fits(output, given))
 
     def _send(self, tensors: Any, group: Any, to: int, *_: Any, **__: Any) -> Any:
-        def fill(of: Members, at: int) -> bool:
-            return self._passed(f"to {of.ranks[to]}", tensors, of, of.ranks[at], True)
+        def fill(of: Members, index: int) -> bool:
+            return self._passed(f"to {of.ranks[to]}", tensors, of, of.ranks[index], True)
 
         return self._answer("send", group, tensors, [], fill, peer=to)
 
     def _recv(self, tensors: Any, group: Any, sender: int, *_: Any, **__: Any) -> Any:
-        def fill(of: Members, at: int) -> bool:
+        def fill(of: Members, index: int) -> bool:
             _constant(tensors)
-            return self._passed(f"to {of.ranks[at]}", tensors, of, of.ranks[sender], False)
+            return self._passed(f"to {of.ranks[index]}", tensors, of, of.ranks[sender], False)
 
         return self._answer("recv", group, [], tensors, fill, peer=sender)
 
@@ -511,23 +504,24 @@ class PretendedAnswers:
 
         Args:
             sender: the global rank that sends.
-            is_sender: whether that is this rank.
 
         Returns:
             Whether the tensors hold now what was sent.
         """
-        if any(each.numel() > SMALL or each.dtype.is_floating_point or each.is_meta for each in tensors):
+        if any(
+            tensor.numel() > SMALL or tensor.dtype.is_floating_point or tensor.is_meta for tensor in tensors
+        ):
             return False
         key = f"tensor {of.name} {sender} {what}"
         self._passings[key] += 1
         key = f"{key} {self._passings[key]}"
         if is_sender:
-            self._mailbox.leave(key, [each.tolist() for each in tensors])
+            self._mailbox.leave(key, [tensor.tolist() for tensor in tensors])
         elif sender not in self._mailbox.ranks:
             return False
         else:
-            for each, content in zip(tensors, self._mailbox.fetch(key, sender)):
-                each.copy_(torch.tensor(content, dtype=each.dtype))
+            for tensor, content in zip(tensors, self._mailbox.fetch(key, sender)):
+                tensor.copy_(torch.tensor(content, dtype=tensor.dtype))
         return True
 
     def _recv_any(self, *_: Any, **__: Any) -> Any:
@@ -535,7 +529,7 @@ class PretendedAnswers:
 
 
 def _has_small(tensors: Iterable[Any]) -> bool:
-    return any(each.numel() <= SMALL for each in tensors)
+    return any(tensor.numel() <= SMALL for tensor in tensors)
 
 
 def _copies(outputs: Any, inputs: Any) -> None:
@@ -560,10 +554,10 @@ def _tiled(output: Any, given: Any, count: int) -> None:
         _whatever_fits(output, given)
 
 
-def _own_part(output: Any, given: Any, at: int, count: int) -> None:
+def _own_part(output: Any, given: Any, index: int, count: int) -> None:
     """Fill an output with this rank's part of an input."""
     if given.numel() == output.numel() * count:
-        output.copy_(given.reshape(count, -1)[at].view_as(output))
+        output.copy_(given.reshape(count, -1)[index].view_as(output))
     else:
         _whatever_fits(output, given)
 
@@ -581,5 +575,43 @@ def _whatever_fits(output: Any, given: Any) -> None:
 
 
 def _constant(tensors: Iterable[Any]) -> None:
-    for each in tensors:
-        each.fill_(FILL if each.dtype.is_floating_point or each.dtype.is_complex else 0)
+    for tensor in tensors:
+        tensor.fill_(FILL if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0)
+
+
+# What one pretended rank leaves for another, and whose turn it is: one process computes at a time. A rank
+# that has to wait gives up its turn and says for which rank it waits, so that the launcher starts that one.
+# Files are in the launcher's own folder, which only this user may enter.
+
+LOOK_S = 0.01
+
+
+class Mailbox:
+    """The mail of one rank, which has its turn from the beginning."""
+
+    def __init__(self, launch: Path, rank: int, ranks: list[int]) -> None:
+        """Wait for the turn."""
+        self._folder, self._rank, self.ranks = launch / MAIL, rank, frozenset(ranks)
+        self._folder.mkdir(0o700, exist_ok=True)
+        self._turn = (self._folder / "turn").open("ab")
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+
+    def leave(self, key: str, content: Any) -> None:
+        """Leave something."""
+        write_whole(self._path(key), pickle.dumps(content))
+
+    def fetch(self, key: str, sender: int) -> Any:
+        """Wait for what a rank leaves under a key; others compute meanwhile."""
+        path = self._path(key)
+        if not path.exists():
+            waits = self._folder / f"{WAITS}{self._rank}"
+            write_whole(waits, str(sender).encode())
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            while not path.exists():
+                time.sleep(LOOK_S)
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
+            waits.unlink()
+        return pickle.loads(path.read_bytes())  # written by a process of this very job
+
+    def _path(self, key: str) -> Path:
+        return self._folder / quote(f"mail {key}", safe="")

@@ -126,8 +126,8 @@ class Received:
     def call_of(self, tensor: Any) -> str:
         """Return the call that brought a tensor, or what it is a view of; empty for none."""
         base = getattr(tensor, "_base", None)
-        found = getattr(tensor, _MARK, "") or (getattr(base, _MARK, "") if base is not None else "")
-        return str(found)
+        call = getattr(tensor, _MARK, "") or (getattr(base, _MARK, "") if base is not None else "")
+        return str(call)
 
     def follow(self) -> None:
         """Follow what is computed from such tensors, from the script's own call on."""
@@ -201,7 +201,7 @@ class _Following(TorchFunctionMode):  # type: ignore[misc] # of torch, untyped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        call = next((found for each in _tensors(args) if (found := self._received.call_of(each))), "")
+        call = next((brought for tensor in _tensors(args) if (brought := self._received.call_of(tensor))), "")
         if call and not self._received._showing:
             self._received.mark(_tensors(result), call)
         return result
@@ -212,5 +212,5 @@ def _tensors(values: Any) -> Iterator[Any]:
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (tuple, list)):
-        for each in values:
-            yield from _tensors(each)
+        for value in values:
+            yield from _tensors(value)

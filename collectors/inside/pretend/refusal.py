@@ -48,15 +48,11 @@ class PretendedRefusal:
     """How this process refuses."""
 
     def __init__(self, recorder: Recorder, rank: int, world: int) -> None:
-        """Nothing is refused yet."""
         self._recorder = recorder
         self._who = f"rank {rank} of {world} cannot be pretended"
 
     def refuse(self, call: str, why: str) -> None:
         """End the process.
-
-        Args:
-            call: what the script called.
 
         Raises:
             NotPretended: always.

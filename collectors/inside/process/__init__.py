@@ -1,1 +1,2 @@
-"""The process itself: its settings, its GPU, its threads, and how it ends."""
+"""Probes of the process itself: how it starts, what is asked of it, where its threads are, and how it
+ends."""

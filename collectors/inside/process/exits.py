@@ -26,12 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import records
+from .. import environment, records
 from ..files import write_whole
 from ..names import FAILED, RAISED, REPLACED, image_folder, next_image
 from ..patching import patch, wrap
 from ..recorder import Recorder
-from . import environment
 
 UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost
@@ -44,7 +43,6 @@ class Exits:
     """The end of one process, and those it gets to see of its children."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing ends yet."""
         self._recorder = recorder
         self._noted: set[int] = set()
         self._pages: list[int] = []  # addresses of those that exit codes are written to
@@ -85,11 +83,7 @@ class Exits:
             self.note(code & 0xFF, -1)
 
     def on_raise(self, kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-        """Record an uncaught exception, which is about to end the interpreter.
-
-        Args:
-            kind: the exception's type.
-        """
+        """Record an uncaught exception, which is about to end the interpreter."""
         self._recorder.ending = "exception"
         if issubclass(kind, KeyboardInterrupt):  # Python then kills itself, so that a shell sees Ctrl-C
             self.note(-1, signal.SIGINT)
@@ -103,12 +97,7 @@ class Exits:
             write_whole(path, content)
 
     def note(self, code: int, number: int) -> None:
-        """Record how this process will end: an exit code or a signal, -1 for the other.
-
-        Args:
-            code: exit code, -1 where a signal ends the process.
-            number: of the signal, -1 where there is none.
-        """
+        """Record how this process will end: an exit code or a signal, -1 for the other."""
         if self._recorder.records is not None:
             self._recorder.records.write(records.ENDING, time.time_ns(), code, number)
 
@@ -131,7 +120,7 @@ class Exits:
         """The process is about to become another program, or tries to: what is recorded so far is saved."""
         self._recorder.on_end()
         if self._recorder.folder is not None:
-            command = [os.fsdecode(each) for each in (path, *words[1:])]
+            command = [os.fsdecode(word) for word in (path, *words[1:])]
             facts = {"time_ns": time.time_ns(), "command": environment.masked_command(command)}
             self._recorder.write_file(REPLACED, json.dumps(facts).encode())
 
@@ -212,9 +201,6 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
 
     Of a message that quotes another process's traceback, as `torch.multiprocessing.spawn` does, it is the
     last line. The calls are innermost first, each `file:line function`.
-
-    Args:
-        kind: the exception's type.
     """
     calls = []
     while place is not None:

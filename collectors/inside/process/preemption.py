@@ -41,7 +41,6 @@ class Preemption:
     """The signals before whose default action one process saves."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start without handlers."""
         self._recorder = recorder
         self._forget()
 

@@ -19,7 +19,6 @@ class Requests:
     """The requests that one process has seen."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None was seen yet."""
         self._recorder = recorder
         self._path = recorder.launch.parent / FILE
         self._seen = stamp_of(self._path)

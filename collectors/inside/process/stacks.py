@@ -15,8 +15,8 @@ import threading
 from typing import IO, Any
 
 from ..recorder import Recorder
+from ..tracebacks import stacks as stacks_of_threads
 from .preemption import handler_of
-from .tracebacks import stacks as stacks_of_threads
 
 OURS = "dpro-"  # what names of our threads begin with
 _register = faulthandler.register
@@ -26,7 +26,6 @@ class Stacks:
     """The stacks of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start without a request."""
         self._recorder = recorder
         self._file: IO[bytes] | None = None
         self._has_announced = False

@@ -15,10 +15,10 @@ import time
 import torch.distributed as dist
 
 from ..files import write_whole
+from ..kernel import start_ticks
 from ..names import STARTED
 from ..patching import patch
 from ..recorder import Recorder
-from .kernel import start_ticks
 
 SCHEDULED = "SLURM_JOB_START_TIME"  # seconds since 1970
 NS_PER_S = 1_000_000_000

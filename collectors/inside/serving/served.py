@@ -24,7 +24,7 @@ from .. import records
 from ..files import write_whole
 from ..names import ENGINE, ENGINES, REQUESTS
 from ..recorder import Recorder, identity
-from ..steps.stepping import ITERATION
+from ..stepping import ITERATION
 
 SHORT_NS = 100_000_000  # a step takes at least this
 
@@ -35,7 +35,6 @@ class ServedBatch(NamedTuple):
     Attributes:
         prefill_tokens: tokens of prompts.
         decode_tokens: tokens that follow a prompt.
-        num_requests: requests.
         context_tokens: tokens in the KV cache that it attends to, summed over requests.
         waiting: requests that are not in it, and wait for their first iteration.
         kv_waiting: of them, those that wait since no blocks of the KV cache were free.
@@ -60,7 +59,6 @@ class Served:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing was served yet."""
         self._recorder = recorder
         self.knows_evictions = False
         self._on_fork()
@@ -161,14 +159,14 @@ class Served:
         """
         if self._apart is None:
             self.end_step(end_ns)
-        own = self._apart.records if self._apart is not None else self._recorder.records
-        if own is None:
+        writer = self._apart.records if self._apart is not None else self._recorder.records
+        if writer is None:
             return  # a helper of another process
         start_ns, self._ended_ns = max(start_ns, self._ended_ns), end_ns
-        own.write(records.ENGINE, start_ns, end_ns, batch.prefill_tokens, batch.decode_tokens)
-        own.write(records.BATCH, start_ns, batch.num_requests, batch.context_tokens, batch.waiting)
+        writer.write(records.ENGINE, start_ns, end_ns, batch.prefill_tokens, batch.decode_tokens)
+        writer.write(records.BATCH, start_ns, batch.num_requests, batch.context_tokens, batch.waiting)
         if batch.kv_waiting >= 0 or batch.evicted >= 0:
-            own.write(records.KV_CACHE, start_ns, batch.kv_waiting, batch.evicted)
+            writer.write(records.KV_CACHE, start_ns, batch.kv_waiting, batch.evicted)
 
     def end_step(self, end_ns: int) -> None:
         """End a step with an iteration, unless one of this rank alone has just ended."""
@@ -191,12 +189,7 @@ SECOND_S, JOIN_S = 1.0, 5.0
 
 
 class ApartEngine:
-    """The output of an engine without a rank.
-
-    Attributes:
-        folder: where it writes.
-        records: its records.
-    """
+    """The output of an engine without a rank."""
 
     def __init__(self, launch: Path, facts: dict[str, int], write_lines: Callable[[], None]) -> None:
         """Make the folder.

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from ..patching import wrap
+from ..patching import told_after, told_before, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -35,7 +35,6 @@ class SglangHooks:
     """Hooks on the scheduler of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._served = Served(recorder)
         self._knows_tokens = False
@@ -58,46 +57,17 @@ class SglangHooks:
         if missing:
             raise LookupError(f"SGLang's scheduler has no {missing[0]}: its iterations are not recorded")
         self._parallel = getattr(module, "get_parallel", None)
-        wrap(scheduler, "run_batch", self._around_run)
-        wrap(scheduler, "process_batch_result", self._around_process)
+        call = self._recorder.call
+        wrap(scheduler, "run_batch", told_before(call, self._on_run))
+        wrap(scheduler, "process_batch_result", told_after(call, self._on_processed))
         if hasattr(scheduler, "_add_request_to_queue"):
-            wrap(scheduler, "_add_request_to_queue", self._around_add)
+            wrap(scheduler, "_add_request_to_queue", told_before(call, self._on_arrival))
         if hasattr(getattr(module, "ScheduleBatch", None), "retract_decode"):
             self._served.knows_evictions = True
-            wrap(module.ScheduleBatch, "retract_decode", self._around_retract)
+            wrap(module.ScheduleBatch, "retract_decode", told_after(call, self._on_retracted))
         if hasattr(getattr(module, "PrefillAdder", None), "add_one_req"):
             self._knows_tokens = True
             wrap(module.PrefillAdder, "add_one_req", self._around_attempt)
-
-    def _around_run(self, original: Any) -> Any:
-        def run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self._recorder.call(self._on_run, scheduler, batch)
-            return original(scheduler, batch, *args, **kwargs)
-
-        return run_batch
-
-    def _around_process(self, original: Any) -> Any:
-        def process_batch_result(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, batch, *args, **kwargs)
-            self._recorder.call(self._on_processed, batch)
-            return result
-
-        return process_batch_result
-
-    def _around_add(self, original: Any) -> Any:
-        def add_request_to_queue(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._recorder.call(self._on_arrival, scheduler, request)
-            return original(scheduler, request, *args, **kwargs)
-
-        return add_request_to_queue
-
-    def _around_retract(self, original: Any) -> Any:
-        def retract_decode(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(batch, *args, **kwargs)
-            self._recorder.call(self._on_retracted, result)
-            return result
-
-        return retract_decode
 
     def _around_attempt(self, original: Any) -> Any:
         def add_one_req(adder: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,18 +85,18 @@ class SglangHooks:
             self._shares = any(getattr(place, name, None) for name in RANKS)
             self._served.on_engine(getattr(place, "dp_rank", None) or 0, 0)
 
-    def _on_arrival(self, scheduler: Any, request: Any) -> None:
+    def _on_arrival(self, scheduler: Any, request: Any, *_: Any) -> None:
         self._begin(scheduler)
         if not self._shares and request.rid not in self._retracted:
             self._arrivals.setdefault(request.rid, time.time_ns())
 
-    def _on_retracted(self, result: Any) -> None:
+    def _on_retracted(self, result: Any, *_: Any) -> None:
         for request in result[0]:
             self._evicted += 1
             self._retracted.add(request.rid)
             self._served.on_evicted(request.rid)
 
-    def _on_run(self, scheduler: Any, batch: Any) -> None:
+    def _on_run(self, scheduler: Any, batch: Any, *_: Any) -> None:
         mode, start_ns = batch.forward_mode, time.time_ns()
         self._begin(scheduler)
         if mode.is_idle():
@@ -151,34 +121,34 @@ class SglangHooks:
     def _on_prompts(self, scheduler: Any, batch: Any, prompts: list[Any], start_ns: int) -> None:
         if self._shares:
             return  # another rank has the same requests
-        for each, cached in zip(prompts, batch.prefix_lens):
-            if each.rid in self._retracted:
-                self._retracted.discard(each.rid)
-                self._served.on_resumed(each.rid, start_ns)
-            elif not self._served.knows(each.rid):
-                arrival_ns = self._arrivals.pop(each.rid, -1)
+        for request, cached in zip(prompts, batch.prefix_lens):
+            if request.rid in self._retracted:
+                self._retracted.discard(request.rid)
+                self._served.on_resumed(request.rid, start_ns)
+            elif not self._served.knows(request.rid):
+                arrival_ns = self._arrivals.pop(request.rid, -1)
                 self._served.on_request(
-                    each.rid, arrival_ns, start_ns, len(each.origin_input_ids), int(cached)
+                    request.rid, arrival_ns, start_ns, len(request.origin_input_ids), int(cached)
                 )
-                self._without_token[each.rid] = each
+                self._without_token[request.rid] = request
         if len(self._arrivals) > len(scheduler.waiting_queue) + MAX_GONE:
-            present = {each.rid for each in scheduler.waiting_queue}
-            self._arrivals = {name: at for name, at in self._arrivals.items() if name in present}
+            present = {request.rid for request in scheduler.waiting_queue}
+            self._arrivals = {name: came_ns for name, came_ns in self._arrivals.items() if name in present}
 
-    def _on_processed(self, batch: Any) -> None:
+    def _on_processed(self, _result: Any, _scheduler: Any, batch: Any, *_: Any) -> None:
         if batch.forward_mode.is_idle() or not self._in_flight:
             return
         done, end_ns = self._in_flight.popleft(), time.time_ns()
-        for each in done.prompts:
-            if each.rid in self._without_token and len(each.output_ids):
-                del self._without_token[each.rid]
-                self._served.on_first_token(each.rid, end_ns)
-        for each in batch.reqs:
-            if each.finished() and self._served.knows(each.rid):
-                reason = type(each.finished_reason).__name__
+        for request in done.prompts:
+            if request.rid in self._without_token and len(request.output_ids):
+                del self._without_token[request.rid]
+                self._served.on_first_token(request.rid, end_ns)
+        for request in batch.reqs:
+            if request.finished() and self._served.knows(request.rid):
+                reason = type(request.finished_reason).__name__
                 outcome = "aborted" if "ABORT" in reason.upper() else "finished"
-                self._without_token.pop(each.rid, None)
-                self._served.on_request_end(each.rid, end_ns, len(each.output_ids), outcome)
+                self._without_token.pop(request.rid, None)
+                self._served.on_request_end(request.rid, end_ns, len(request.output_ids), outcome)
         self._served.on_iteration(done.start_ns, end_ns, done.batch)
 
 

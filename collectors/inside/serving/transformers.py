@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ..patching import wrap
+from ..patching import told_after, told_before, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -27,7 +27,6 @@ class TransformersHooks:
     """Hooks on the batch processors of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._served = Served(recorder)
         self._set = False
@@ -49,12 +48,13 @@ class TransformersHooks:
         processor = getattr(api, "ContinuousBatchProcessor", None)
         tensors = getattr(outputs, "ContinuousBatchingIOs", None)
         scheduler = getattr(scheduling, "Scheduler", None)
+        call = self._recorder.call
         wanted = (
             (processor, "prepare_next_batch", self._around_prepare),
-            (processor, "update_batch", self._around_update),
-            (tensors, "prepare_batch_tensors", self._around_tensors),
-            (scheduler, "finish_request", self._around_finish),
-            (scheduler, "clear_cancelled_requests", self._around_cancelled),
+            (processor, "update_batch", told_after(call, self._on_updated)),
+            (tensors, "prepare_batch_tensors", told_after(call, self._on_prepared)),
+            (scheduler, "finish_request", told_before(call, self._on_finish)),
+            (scheduler, "clear_cancelled_requests", told_after(call, self._on_cancelled)),
         )
         if all(hasattr(owner, name) for owner, name, _ in wanted):
             self._set = True
@@ -112,62 +112,32 @@ class TransformersHooks:
 
         return prepare_next_batch
 
-    def _around_tensors(self, original: Any) -> Any:
-        def prepare_batch_tensors(tensors: Any, requests_in_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(tensors, requests_in_batch, *args, **kwargs)
-            self._recorder.call(self._on_prepared, requests_in_batch)
-            return result
-
-        return prepare_batch_tensors
-
-    def _around_update(self, original: Any) -> Any:
-        def update_batch(processor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(processor, *args, **kwargs)
-            self._recorder.call(self._on_updated)
-            return result
-
-        return update_batch
-
-    def _around_finish(self, original: Any) -> Any:
-        def finish_request(scheduler: Any, request_id: Any, *args: Any, **kwargs: Any) -> Any:
-            self._recorder.call(self._on_finish, scheduler, request_id)
-            return original(scheduler, request_id, *args, **kwargs)
-
-        return finish_request
-
-    def _around_cancelled(self, original: Any) -> Any:
-        def clear_cancelled_requests(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            cancelled = original(scheduler, *args, **kwargs)
-            if cancelled:
-                self._recorder.call(self._on_cancelled, cancelled)
-            return cancelled
-
-        return clear_cancelled_requests
-
-    def _on_prepared(self, requests: Sequence[Any]) -> None:
+    def _on_prepared(self, _result: Any, _tensors: Any, requests: Sequence[Any], *_: Any) -> None:
         """Positions are those after the batch; a request in its prompt was before the end of it."""
-        lengths = [each.query_length for each in requests]
+        lengths = [request.query_length for request in requests]
         prompts = [
-            each
-            for each in requests
-            if each.state.position_offset - each.query_length < len(each.state.initial_tokens)
+            request
+            for request in requests
+            if request.state.position_offset - request.query_length < len(request.state.initial_tokens)
         ]
         processor = self._preparing
         drives = getattr(processor, "input_queue", None) is not None  # of ranks that share the work, one
-        for each in prompts:
-            if drives and not self._served.knows(each.state.request_id):
-                self._meet(each.state, self._begun_ns, each.state.position_offset - each.query_length)
-        prefill = sum(each.query_length for each in prompts)
-        context = sum(each.state.position_offset for each in requests)
+        for request in prompts:
+            if drives and not self._served.knows(request.state.request_id):
+                self._meet(
+                    request.state, self._begun_ns, request.state.position_offset - request.query_length
+                )
+        prefill = sum(request.query_length for request in prompts)
+        context = sum(request.state.position_offset for request in requests)
         waiting = len(processor.scheduler.waiting_requests) if processor is not None else -1
-        for each in requests if self._served.evicted else ():
-            self._served.on_resumed(each.state.request_id, self._begun_ns)
+        for request in requests if self._served.evicted else ():
+            self._served.on_resumed(request.state.request_id, self._begun_ns)
         blocks = (
             (waiting if self._refused else 0, self._evicted) if self._served.knows_evictions else (-1, -1)
         )
         self._evicted = 0
         batch = ServedBatch(prefill, sum(lengths) - prefill, len(requests), context, waiting, *blocks)
-        first = [each.state.request_id for each in prompts if each.has_new_token]
+        first = [request.state.request_id for request in prompts if request.has_new_token]
         self._in_flight.append((self._begun_ns, batch, first))
 
     def _meet(self, state: Any, scheduled_ns: int, cached_tokens: int) -> None:
@@ -175,7 +145,7 @@ class TransformersHooks:
         own_tokens = getattr(state, "_true_initial_tokens", 0) or len(state.initial_tokens)
         self._served.on_request(state.request_id, arrival_ns, scheduled_ns, own_tokens, cached_tokens)
 
-    def _on_updated(self) -> None:
+    def _on_updated(self, *_: Any) -> None:
         if not self._in_flight:
             return
         start_ns, batch, first = self._in_flight.popleft()
@@ -184,7 +154,7 @@ class TransformersHooks:
             self._served.on_first_token(name, end_ns)
         self._served.on_iteration(start_ns, end_ns, batch)
 
-    def _on_finish(self, scheduler: Any, request_id: Any) -> None:
+    def _on_finish(self, scheduler: Any, request_id: Any, *_: Any) -> None:
         state = scheduler.active_requests.get(request_id)
         if self._offloading:
             self._evicted += 1
@@ -192,8 +162,8 @@ class TransformersHooks:
         elif state is not None:
             self._on_end(state, "finished" if state.status.name == FINISHED else "aborted")
 
-    def _on_cancelled(self, states: Sequence[Any]) -> None:
-        for state in states:
+    def _on_cancelled(self, states: Sequence[Any] | None, *_: Any) -> None:
+        for state in states or ():
             if not self._served.knows(state.request_id):
                 self._meet(state, -1, -1)
             self._on_end(state, "aborted")

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from ..patching import wrap
+from ..patching import told_after, wrap
 from ..recorder import Recorder
 from .served import Served, ServedBatch
 
@@ -35,7 +35,6 @@ class VllmHooks:
     """Hooks on the scheduler and the worker of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is set yet."""
         self._recorder = recorder
         self._served = Served(recorder)
         self._knows_blocks = False
@@ -55,8 +54,8 @@ class VllmHooks:
         scheduler = getattr(module, "Scheduler", None)
         wanted = (
             ("schedule", self._around_schedule),
-            ("update_from_output", self._around_update),
-            ("finish_requests", self._around_finish),
+            ("update_from_output", told_after(self._recorder.call, self._on_updated)),
+            ("finish_requests", told_after(self._recorder.call, self._on_finished)),
         )
         missing = [name for name, _ in wanted if not hasattr(scheduler, name)]
         if missing:
@@ -65,7 +64,7 @@ class VllmHooks:
             wrap(scheduler, name, around)
         if hasattr(scheduler, "_preempt_request"):
             self._served.knows_evictions = True
-            wrap(scheduler, "_preempt_request", self._around_preempt)
+            wrap(scheduler, "_preempt_request", told_after(self._recorder.call, self._on_preempted))
         manager = getattr(module, "KVCacheManager", None)
         if hasattr(manager, "allocate_slots"):
             self._knows_blocks = True
@@ -86,30 +85,6 @@ class VllmHooks:
             return output
 
         return schedule
-
-    def _around_update(self, original: Any) -> Any:
-        def update_from_output(scheduler: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, output, *args, **kwargs)
-            self._recorder.call(self._on_updated, output, result)
-            return result
-
-        return update_from_output
-
-    def _around_finish(self, original: Any) -> Any:
-        def finish_requests(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, *args, **kwargs)
-            self._recorder.call(self._on_finished, result)
-            return result
-
-        return finish_requests
-
-    def _around_preempt(self, original: Any) -> Any:
-        def preempt_request(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, request, *args, **kwargs)
-            self._recorder.call(self._on_preempted, request)
-            return result
-
-        return preempt_request
 
     def _around_allocate(self, original: Any) -> Any:
         def allocate_slots(manager: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,12 +114,14 @@ class VllmHooks:
             replica = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
             self._served.on_engine(replica, replica * parallel.world_size)
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
-        for each in new:
-            self._meet(scheduler.requests[each.req_id], start_ns, each.num_computed_tokens)
+        for request in new:
+            self._meet(scheduler.requests[request.req_id], start_ns, request.num_computed_tokens)
         for name in getattr(cached, "resumed_req_ids", ()):
             self._served.on_resumed(name, start_ns)
         prefill = _prompt_tokens(output)
-        context = total + sum(cached.num_computed_tokens) + sum(each.num_computed_tokens for each in new)
+        context = (
+            total + sum(cached.num_computed_tokens) + sum(request.num_computed_tokens for request in new)
+        )
         waiting = sum(len(getattr(scheduler, queue, ())) for queue in QUEUES)
         batch = ServedBatch(
             prefill, total - prefill, len(output.num_scheduled_tokens), context, waiting,
@@ -161,8 +138,8 @@ class VllmHooks:
             self._without_token.add(name)
             self._served.on_request(name, arrival_ns, scheduled_ns, request.num_prompt_tokens, cached_tokens)
 
-    def _on_updated(self, output: Any, results: Any) -> None:
-        done = next((each for each in self._in_flight if each.output is output), None)
+    def _on_updated(self, results: Any, _scheduler: Any, output: Any, *_: Any) -> None:
+        done = next((scheduled for scheduled in self._in_flight if scheduled.output is output), None)
         if done is None:
             return  # an empty batch
         while self._in_flight.popleft() is not done:
@@ -170,12 +147,12 @@ class VllmHooks:
         end_ns = time.time_ns()
         waiting = self._without_token
         for result in results.values():
-            for each in result.outputs:
-                if waiting and each.new_token_ids and each.request_id in waiting:
-                    waiting.discard(each.request_id)
-                    self._served.on_first_token(each.request_id, end_ns)
-                if each.finish_reason is not None:
-                    self._on_end(each.request_id, end_ns, str(each.finish_reason))
+            for reply in result.outputs:
+                if waiting and reply.new_token_ids and reply.request_id in waiting:
+                    waiting.discard(reply.request_id)
+                    self._served.on_first_token(reply.request_id, end_ns)
+                if reply.finish_reason is not None:
+                    self._on_end(reply.request_id, end_ns, str(reply.finish_reason))
         self._served.on_iteration(done.start_ns, end_ns, done.batch)
 
     def _on_end(self, name: str, end_ns: int, reason: str) -> None:
@@ -185,18 +162,18 @@ class VllmHooks:
             outcome = "aborted" if reason in ABORTED else "finished"
             self._served.on_request_end(name, end_ns, request.num_output_tokens, outcome)
 
-    def _on_finished(self, requests: Any) -> None:
+    def _on_finished(self, requests: Any, *_: Any) -> None:
         """Requests were ended from outside; older versions do not say which."""
         now_ns = time.time_ns()
         if isinstance(requests, list):
-            for each in requests:
-                request = each[0] if isinstance(each, tuple) else each
+            for entry in requests:
+                request = entry[0] if isinstance(entry, tuple) else entry
                 if hasattr(request, "arrival_time"):
                     self._meet(request, -1, -1)
         for name in [name for name, request in self._known.items() if request.is_finished()]:
             self._on_end(name, now_ns, str(self._known[name].get_finished_reason()))
 
-    def _on_preempted(self, request: Any) -> None:
+    def _on_preempted(self, _result: Any, _scheduler: Any, request: Any, *_: Any) -> None:
         self._evicted += 1
         self._served.on_evicted(request.request_id)
 
@@ -204,7 +181,7 @@ class VllmHooks:
 def _prompt_tokens(output: Any) -> int:
     """Tokens of prompts in a batch, and of those that are computed again after an eviction."""
     lengths, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
-    prefill: int = sum(lengths[each.req_id] for each in output.scheduled_new_reqs)
+    prefill: int = sum(lengths[request.req_id] for request in output.scheduled_new_reqs)
     others = output.total_num_scheduled_tokens - prefill
     if others == len(cached.req_ids) and 0 not in cached.num_output_tokens:
         return prefill  # the usual case: all others have one token, and made some before

@@ -1,1 +1,1 @@
-"""Probes and core of steps: where each ends, how long it took on the device, what the process did in it."""
+"""Probes of steps: what ends them, how long they took on the device, what the process did in them."""

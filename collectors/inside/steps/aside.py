@@ -33,7 +33,6 @@ class OtherWork:
     """What one process does besides training."""
 
     def __init__(self, recorder: Recorder, saves: checkpoints.Checkpoints) -> None:
-        """Nothing is done yet."""
         self._recorder, self._saves = recorder, saves
         self.on_fork()
 
@@ -53,7 +52,9 @@ class OtherWork:
         self._evaluates = False
         if self._recorder.records is not None:
             now_ns = time.time_ns()
-            saving, compiling = (each.total_ns(now_ns) for each in (self._saves.held_up, self._compiling))
+            saving, compiling = (
+                stopwatch.total_ns(now_ns) for stopwatch in (self._saves.held_up, self._compiling)
+            )
             without_ns = self._without_ns(now_ns) + self._between_ns
             self._recorder.records.write(records.ASIDE, now_ns, saving, without_ns, compiling)
 
@@ -102,10 +103,7 @@ class OtherWork:
         self._recorder.call(self._compiling.start)
 
     def _on_compiled(self, *_: Any) -> None:
-        self._recorder.call(self._compiled)
-
-    def _compiled(self) -> None:
-        self._compiling.stop()
+        self._recorder.call(self._compiling.stop)
 
     def watch_mode(self, mode: Any) -> None:
         """Time a context in which no gradients are kept.

@@ -49,7 +49,6 @@ class Checkpoints:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is saved yet."""
         self._recorder = recorder
         self._patched: set[str] = set()
         self.on_fork()
@@ -65,9 +64,9 @@ class Checkpoints:
         """Patch the functions of the modules that the job has imported by now."""
         for name, kinds in LATE.items():
             if name not in self._patched and name in sys.modules:
-                found = [self.watch(sys.modules[name], function, kind)
+                watched = [self.watch(sys.modules[name], function, kind)
                          for kind, functions in kinds.items() for function in functions]  # fmt: skip
-                if any(found):  # else it is still being imported
+                if any(watched):  # else it is still being imported
                     self._patched.add(name)
 
     def watch(self, module: Any, name: str, kind: str) -> bool:
@@ -112,16 +111,16 @@ class Checkpoints:
     def _on_end(self, kind: str, path: str, start_ns: int, ours: bool) -> dict[str, int]:
         """A call has ended, well or not; returns what is known of the file."""
         took_ns = self.held_up.stop() if ours and kind == SAVE else -1
-        found = _file_facts(path)
+        facts = _file_facts(path)
         if took_ns >= LONG_NS and self._recorder.records is not None:
-            self._recorder.records.write(records.SAVED, start_ns, took_ns, found.get("bytes", -1))
-        return found
+            self._recorder.records.write(records.SAVED, start_ns, took_ns, facts.get("bytes", -1))
+        return facts
 
     def _on_done(self, kind: str, source: str, path: str, start_ns: int, ours: bool, result: Any) -> None:
         """A call returned; what it began may go on."""
         now_ns = time.time_ns()
         stood = ours or threading.current_thread() is threading.main_thread()
-        found = self._on_end(kind, path, start_ns, ours)
+        facts = self._on_end(kind, path, start_ns, ours)
         of_background = path in self._in_background and not stood
         if of_background or (not path and now_ns - start_ns < LONG_NS):
             return
@@ -134,7 +133,7 @@ class Checkpoints:
         }
         upload = _upload(result)
         if upload is None:
-            self._write(line | {"duration_ns": now_ns - start_ns} | found)
+            self._write(line | {"duration_ns": now_ns - start_ns} | facts)
             return
         self._in_background.add(path)
         self._write(line | {"duration_ns": -1})
@@ -158,7 +157,7 @@ def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The file or folder that a call saves to or loads from; empty where it has no path."""
     place = PLACES.get(name, len(args))
     with suppress(Exception):  # of an object of the user's, which may raise anything
-        given = next((kwargs[each] for each in KEYWORDS if kwargs.get(each) is not None), None)
+        given = next((kwargs[keyword] for keyword in KEYWORDS if kwargs.get(keyword) is not None), None)
         given = args[place] if given is None and place < len(args) else given
         if not isinstance(given, (str, os.PathLike)):
             given = getattr(given, "name", None)  # of an open file
@@ -169,8 +168,8 @@ def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def _upload(result: Any) -> Future[Any] | None:
     """What says that a save in the background is written; None where it is written."""
-    found = getattr(result, "upload_completion", result)
-    return found if isinstance(found, Future) else None
+    upload = getattr(result, "upload_completion", result)
+    return upload if isinstance(upload, Future) else None
 
 
 def _file_facts(path: str) -> dict[str, int]:
@@ -184,12 +183,12 @@ def _file_facts(path: str) -> dict[str, int]:
 
 def _size_of_own(folder: str) -> int:
     """Bytes of the files in a folder that this rank wrote, as torch.distributed.checkpoint calls them."""
-    mine, size = f"__{identity()[0]}_", 0
+    prefix, size = f"__{identity()[0]}_", 0
     with os.scandir(folder) as entries:
         for count, entry in enumerate(entries):
             if count >= MAX_FILES:
                 return -1
-            size += entry.stat().st_size if entry.name.startswith(mine) else 0
+            size += entry.stat().st_size if entry.name.startswith(prefix) else 0
     return size
 
 

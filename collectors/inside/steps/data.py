@@ -26,7 +26,6 @@ class DataWaits:
     """The waits of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start without a wait."""
         self._recorder = recorder
         self.on_fork()
 
@@ -66,7 +65,6 @@ class DataWaits:
 
         Args:
             iterator: of the loader; one that is not waited for changes nothing.
-            batch: what it returned; None at its end.
         """
         if self._waiting is not iterator:
             return
@@ -140,19 +138,19 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
     Raises:
         Exception: whatever a class of the job's makes of being asked.
     """
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     parts, met = [batch], {id(None)}
     while parts:
         part = parts.pop()
         if isinstance(part, torch.Tensor):
-            found.append(part)
+            tensors.append(part)
         elif id(part) not in met:
             met.add(id(part))
             held = _held(part)
             if len(met) + len(parts) + len(held) > MAX_PARTS:
                 return []
             parts.extend(reversed([*held]))
-    return found
+    return tensors
 
 
 def _held(part: Any) -> Any:

@@ -34,7 +34,6 @@ class StepEvent(NamedTuple):
     """An event at a step's end, or where the next one begins.
 
     Attributes:
-        event: of the device.
         stream: which it was recorded on.
         time_ns: when the host recorded it.
         step: steps ended by then.
@@ -52,7 +51,6 @@ class DeviceApi(NamedTuple):
     """What is asked of a device.
 
     Attributes:
-        event: makes an event that can be timed.
         current_stream: the stream that the calling thread enqueues work on.
         selected: makes it the current device for a while. What is asked of an event may claim memory on the
             current device, and a job that names its device everywhere may have another one there.
@@ -71,8 +69,8 @@ def interface_of(device: torch.device) -> DeviceApi | None:
     module: Any = getattr(torch, device.type, None)
     if not (hasattr(module, "Event") and hasattr(module, "current_stream")):
         accelerator: Any = getattr(torch, "accelerator", None)
-        found = accelerator.current_accelerator() if accelerator is not None else None
-        if found is None or found.type != device.type:
+        current = accelerator.current_accelerator() if accelerator is not None else None
+        if current is None or current.type != device.type:
             return None
         event = partial(torch.Event, device.type, enable_timing=True)
         return DeviceApi(event, partial(accelerator.current_stream, device.index), nullcontext)
@@ -85,7 +83,6 @@ class GpuSteps:
     """The timing events of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """No event is recorded yet."""
         self._recorder = recorder
         self._left: list[Any] = []  # events of the parent of a fork: to destroy them would call the device
         self._waiting: deque[StepEvent] = deque()
@@ -144,8 +141,8 @@ class GpuSteps:
     def _find(self, step: int) -> DeviceApi | None:
         """The device that trains, if it may be called; while none is known, looked for ever more rarely."""
         if self._device is None and step & (step - 1) == 0:
-            found = self._find_device()
-            self._device = None if found is None else interface_of(found)
+            device = self._find_device()
+            self._device = None if device is None else interface_of(device)
         if self._device is None or captures.is_capturing():
             self._is_gap = True
             return None
@@ -189,9 +186,9 @@ class GpuSteps:
 
     def _write(self, first: StepEvent, second: StepEvent) -> None:
         elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
-        own = self._recorder.records
-        if own is not None and elapsed_ns >= 0:
-            own.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
+        writer = self._recorder.records
+        if writer is not None and elapsed_ns >= 0:
+            writer.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
 
 
 def install(recorder: Recorder) -> None:

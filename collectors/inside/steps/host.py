@@ -29,7 +29,6 @@ class HostFacts:
     """The host facts of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is measured yet."""
         self._recorder = recorder
         self._begun_ns, self._ended_ns = timed_collections()
         self._schedstat = -1  # a file that counts how long the thread was ready to run and had no core
@@ -52,8 +51,8 @@ class HostFacts:
 
     def on_step(self, step: int) -> None:
         """Record what the host did in the step that ends now."""
-        own = self._recorder.records
-        if own is None:
+        writer = self._recorder.records
+        if writer is None:
             return
         here = threading.get_ident()
         thread = self._recorder.training_thread or here
@@ -65,15 +64,15 @@ class HostFacts:
         if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat >= 0:  # a third of what a sample costs
             queued_ns, self._queued_at_ns = int(os.pread(self._schedstat, 64, 0).split()[1]), now_ns
         thread_ns = time.clock_gettime_ns(self._clock)
-        self._add_collections(own)
+        self._add_collections(writer)
         loads = self._recorder.works(data.__name__)
         waited_ns = self._recorder.data_wait_ns if loads else -1
-        own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
-        own.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns, waited_ns)
+        writer.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
+        writer.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns, waited_ns)
         if loads and self._recorder.input_elements >= 0:
-            own.write(records.INPUT, now_ns, self._recorder.input_elements)
+            writer.write(records.INPUT, now_ns, self._recorder.input_elements)
 
-    def _add_collections(self, own: records.RecordWriter) -> None:
+    def _add_collections(self, writer: records.RecordWriter) -> None:
         """Add up the collections since the last step, and record the long ones."""
         while self._ended_ns:
             ended_ns = self._ended_ns.popleft()
@@ -82,7 +81,7 @@ class HostFacts:
             begun_ns = self._begun_ns.popleft()
             self._collected_ns += ended_ns - begun_ns
             if ended_ns - begun_ns >= LONG_NS:
-                own.write(records.COLLECTED, begun_ns, ended_ns - begun_ns)
+                writer.write(records.COLLECTED, begun_ns, ended_ns - begun_ns)
 
     def _follow(self, thread: int) -> None:
         """Measure another thread from now on.
@@ -95,7 +94,7 @@ class HostFacts:
                 threading.get_native_id()
             )  # `threading` lists that of the parent after a fork
         else:
-            native = {each.ident: each.native_id for each in threading.enumerate()}.get(thread)
+            native = {listed.ident: listed.native_id for listed in threading.enumerate()}.get(thread)
         if native is None:
             raise OSError("the thread that trains is no more")
         # As `time.pthread_getcpuclockid` makes it, which reads freed memory where the thread has just ended.

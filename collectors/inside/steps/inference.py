@@ -27,10 +27,9 @@ from torch.nn import Module
 
 from ..main_thread import MainThreadCall
 from ..recorder import Recorder
+from ..stepping import MODEL_CALL
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
-from .looking import LookingThread
-from .model_calls import outermost_call
-from .stepping import MODEL_CALL
+from .model_calls import LookingThread, outermost_call
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
 GRAPHS_S = 120.0  # for this long, calls that build a graph are not counted: the first update may come yet
@@ -42,7 +41,6 @@ class ModelCalls:
     """The model calls of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start without looking for models."""
         self._recorder, self._thread = recorder, LookingThread(recorder, "dpro-calls")
         self.on_fork()
 

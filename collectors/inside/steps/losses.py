@@ -28,7 +28,6 @@ class Losses:
     """The losses of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None so far."""
         self._recorder = recorder
         self.on_fork()
 
@@ -65,13 +64,13 @@ class Losses:
         self._count += 1
 
     def _note(self, time_ns: int, loss: float) -> None:
-        own = self._recorder.records
-        if own is None:
+        writer = self._recorder.records
+        if writer is None:
             self._early.append((time_ns, loss))
             return
         early, self._early = self._early, []
-        for each_ns, each in (*early, (time_ns, loss)):
-            own.write(records.LOSS, each_ns, INTEGER.unpack(FLOAT.pack(each))[0])
+        for noted_ns, number in (*early, (time_ns, loss)):
+            writer.write(records.LOSS, noted_ns, INTEGER.unpack(FLOAT.pack(number))[0])
 
     def _copy(self, loss: Any) -> None:
         """Copy a number on its device, in the order of its stream."""

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -29,7 +30,6 @@ from ..names import TENSOR_AXES
 from ..recorder import Recorder
 from ..torch_internals import fsdp_states, module_calls
 from .data import tensors_in
-from .looking import LookingThread
 
 KNOWN_AT_STEP = 2  # the first step compiles and allocates
 LOOK_S, JOIN_S = 0.05, 5.0
@@ -44,7 +44,6 @@ class TrainedModels:
     """The models that one process trains."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """None is known yet."""
         self._recorder, self._thread = recorder, LookingThread(recorder, "dpro-model")
         self.on_fork()
 
@@ -86,7 +85,10 @@ class TrainedModels:
         module = names.get("self")
         if not isinstance(module, Module) or not module.training:
             return
-        number = next((at for at, each in enumerate(self._models) if each() is module), len(self._models))
+        number = next(
+            (index for index, reference in enumerate(self._models) if reference() is module),
+            len(self._models),
+        )
         key = number, self._recorder.num_backward
         if key in self._calls:
             return
@@ -96,8 +98,8 @@ class TrainedModels:
         self._calls[key] = {
             "model": number,
             "time_ns": time.time_ns(),
-            "shapes": [list(each.shape) for each in tensors],
-            "dtypes": [str(each.dtype).removeprefix("torch.") for each in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
         }
 
     def save(self) -> None:
@@ -105,7 +107,9 @@ class TrainedModels:
         if self._saved or not self._calls or self._recorder.folder is None:
             return
         self._saved = True
-        models = [describe(model) if (model := each()) is not None else None for each in self._models]
+        models = [
+            describe(model) if (model := reference()) is not None else None for reference in self._models
+        ]
         saved = {"models": models, "calls": list(self._calls.values())}
         self._recorder.write_file("model.json", json.dumps(saved).encode())
 
@@ -119,19 +123,15 @@ def install(recorder: Recorder) -> None:
 
 
 def outermost_call(frame: FrameType | None, codes: tuple[Any, ...]) -> FrameType | None:
-    """The outermost call of a module that a frame is in, outside of a backward; None if there is none.
-
-    Args:
-        codes: the code that calls of modules run, as from `module_calls`.
-    """
-    found: FrameType | None = None
+    """The outermost call of a module that a frame is in, outside of a backward; None if there is none."""
+    outermost: FrameType | None = None
     while frame is not None:
         if frame.f_code in codes:
-            found = frame
+            outermost = frame
         elif frame.f_code.co_filename == INTERNALS_OF_BACKWARD:
-            found = None
+            outermost = None
         frame = frame.f_back
-    return found
+    return outermost
 
 
 def describe(model: Any) -> dict[str, Any]:
@@ -191,7 +191,45 @@ def _tensor_parallel(parameter: Any, is_sharded: bool) -> int:
 def _unwrapped(model: Any) -> Any:
     """The model within DDP and what the compiler makes of a module."""
     while True:
-        inner = next((each for name, each in model.named_children() if name in _WRAPPED), None)
+        inner = next((child for name, child in model.named_children() if name in _WRAPPED), None)
         if inner is None or len(list(model.children())) != 1:
             return model
         model = inner
+
+
+# A thread of ours that looks, again and again, where the threads of the job stand.
+
+
+class LookingThread:
+    """One such thread: started once in a process, ended once."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder, self._name = recorder, name
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: the thread stayed behind."""
+        self._thread: threading.Thread | None = None
+        self._end = threading.Event()
+
+    def start(self, look: Callable[[], None]) -> None:
+        """Run a function in the thread, unless it was started already."""
+        if self._thread is None:
+            run, action = self._recorder.call, (look,)
+            self._thread = threading.Thread(target=run, args=action, name=self._name, daemon=True)
+            self._thread.start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it runs, or has run."""
+        return self._thread is not None
+
+    def sleep(self, seconds: float = 0.0) -> bool:
+        """Wait until the next look is due; whether the thread has to end."""
+        return self._end.wait(seconds)
+
+    def end(self, patience_s: float | None = None) -> None:
+        """Have the thread end, and wait for it, at most this long; it may call this itself."""
+        self._end.set()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(patience_s)

@@ -15,7 +15,7 @@ from typing import Any
 from torch.autograd.profiler import record_function
 
 from ..recorder import Recorder
-from .stepping import NAMED
+from ..stepping import NAMED
 
 RANGE = "dpro::step"
 

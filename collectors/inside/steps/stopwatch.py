@@ -12,7 +12,6 @@ class Stopwatch:
     """How long an activity took so far; nested calls are counted once."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         self._depth = self._total_ns = self._begun_ns = 0
 
     def start(self) -> None:

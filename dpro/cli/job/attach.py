@@ -16,8 +16,7 @@ from dpro.cli.ranges import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from dpro.collectors.answers import AttachDocument, RankStacks, RankWindow
-    from dpro.collectors.attach import Answers
+    from dpro.collectors.attach import Answers, AttachDocument, RankStacks, RankWindow
     from dpro.collectors.launch.recording import Launch
 
 P = TypeVar("P")
@@ -92,24 +91,23 @@ def _asked(
     folder: Path, steps: int | None, switch: str | None, stacks: bool, timeout_s: float
 ) -> AttachDocument:
     """Ask the job for what was asked for; for nothing where only a copy was."""
-    from dpro.collectors import answers as documents
     from dpro.collectors import attach as attaching
 
     run = str(folder)
     if stacks:
         given = attaching.stacks(folder, STACKS_S)
-        ranks = _replies(given, documents.RankStacks)
-        return documents.StacksDocument(run=run, ranks=ranks, silent_ranks=given.silent)
+        ranks = _replies(given, attaching.RankStacks)
+        return attaching.StacksDocument(run=run, ranks=ranks, silent_ranks=given.silent)
     if switch:
         given = attaching.ask(folder, switch, timeout_s, lambda given: bool(given.given))
-        return documents.SwitchDocument(run=run, from_step=first_window(given)["from_step"])
+        return attaching.SwitchDocument(run=run, from_step=first_window(given)["from_step"])
     if steps:
         with stderr_console().status(f"waiting for {steps} steps"):
             given = attaching.ask(folder, "window", timeout_s, lambda _: False, steps=steps)
         window = first_window(given)["window"]
-        replies = _replies(given, documents.RankWindow)
-        return documents.WindowDocument(run=run, ranks=replies, silent_ranks=given.silent, window=window)
-    return documents.AttachDocument(run=run)
+        replies = _replies(given, attaching.RankWindow)
+        return attaching.WindowDocument(run=run, ranks=replies, silent_ranks=given.silent, window=window)
+    return attaching.AttachDocument(run=run)
 
 
 def _replies(answers: Answers, kind: type[P]) -> list[P]:
@@ -148,7 +146,7 @@ def _asks_daemon(pid: int) -> bool:
 
 def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> None:
     """Profile a job that is not recorded, and import what comes."""
-    from dpro.collectors.answers import ProfileDocument
+    from dpro.collectors.attach import ProfileDocument
     from dpro.collectors.dynolog import profile
     from dpro.ingest.importer import import_sources
 
@@ -181,7 +179,7 @@ def first_window(answers: Answers) -> Mapping[str, Any]:
 def _copy(run: Path, to: Path) -> None:
     """Copy the run, once the calls of the latest window are there too, which come a moment after it."""
     from dpro.collectors.attach import copy_run
-    from dpro.collectors.job.finish import finish
+    from dpro.collectors.finish import finish
     from dpro.opening import readers
 
     time.sleep(DUMPED_S / 3)
@@ -194,7 +192,7 @@ def _copy(run: Path, to: Path) -> None:
 
 def in_words(document: AttachDocument) -> list[str]:
     """The same for people."""
-    from dpro.collectors.answers import StacksDocument, SwitchDocument, WindowDocument
+    from dpro.collectors.attach import StacksDocument, SwitchDocument, WindowDocument
 
     lines = []
     if isinstance(document, StacksDocument):

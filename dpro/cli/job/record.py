@@ -192,8 +192,7 @@ def record(
     The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
     also after a crash; commands that read it wait for it.
     """
-    from dpro.collectors.launch.inspector import check_plugin
-    from dpro.collectors.launch.start import RecordOptions, launch
+    from dpro.collectors.launch.start import RecordOptions, check_plugin, launch
     from dpro.topology.file import read
 
     chosen = _pretending(
@@ -280,12 +279,12 @@ def _sidecar(recording: Launch, job: LaunchedProcess) -> None:
     from dpro.opening import readers
 
     def convert(recording: Launch) -> None:
-        from dpro.collectors.job.finish import convert_waiting
+        from dpro.collectors.finish import convert_waiting
 
         convert_waiting(recording, readers())
 
     def finish(recording: Launch, status: int | None, statuses: dict[int, int]) -> None:
-        from dpro.collectors.job.finish import finish
+        from dpro.collectors.finish import finish
 
         finish(recording, readers(), status, statuses)
 

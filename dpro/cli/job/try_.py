@@ -237,7 +237,7 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
 
 def _first_baseline(plan: TrialPlan) -> Run:
     from dpro.cli.runs import open_quietly
-    from dpro.collectors.inside.process.environment import masked_command
+    from dpro.collectors.inside.environment import masked_command
     from dpro.trial.probes import changes_nothing, probes_of
 
     if plan.baseline is None:

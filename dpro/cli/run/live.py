@@ -28,8 +28,8 @@ KEPT = 2  # the latest may still be read when the next is there
 
 def is_live(run: Path) -> bool:
     """Whether a job is being recorded into a folder."""
-    from dpro.collectors.job.liveness import job_lives
     from dpro.collectors.launch.recording import launches
+    from dpro.collectors.liveness import job_lives
 
     return any(job_lives(each) for each in launches(run.resolve()))
 
@@ -63,7 +63,7 @@ def copies(run: Path, least_s: float = MIN_S) -> Iterator[Run]:
 def _copied(run: Path, to: Path) -> Run:
     """A copy of what there is so far, with what was found while the job ran."""
     from dpro.collectors.attach import copy_run
-    from dpro.collectors.job.finish import finish
+    from dpro.collectors.finish import finish
     from dpro.detect.findings_log import FOLDER
     from dpro.opening import readers
     from dpro.store import open_run

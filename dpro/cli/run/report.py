@@ -223,7 +223,7 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
         from dpro.dashboards.loaded import Loaded
 
         if html is not None:
-            from dpro.dashboards.report.page import html_of
+            from dpro.dashboards.report import html_of
     if markdown == STDOUT and as_json:
         raise UsageError("--markdown and --json both write to stdout: name a file, as --markdown FILE")
     loaded, written = Loaded(run), []

@@ -8,7 +8,7 @@ import pytest
 
 from dpro.collectors import readiness
 from dpro.collectors.readiness import LIMITED, MISSING, READY
-from dpro.collectors.telemetry.nic import PortCounters
+from dpro.collectors.telemetry.node import PortCounters
 
 
 def test_python_without_torch_is_reported_with_what_to_do(tmp_path):

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dpro.analysis.report import make_report
-from dpro.dashboards import needs
+from dpro.dashboards import needs, report
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.report import page
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun
 from dpro.dashboards.views.goodput import (
     MAX_LABELS,
@@ -124,7 +123,7 @@ def test_ends_of_very_many_attempts_are_under_the_pointer_alone(tmp_path):
 
 
 def test_report_begins_its_figures_with_the_life_of_a_recorded_job(loaded):
-    titles = [title for title, _ in page._figures(loaded, make_report(loaded))]
+    titles = [title for title, _ in report._figures(loaded, make_report(loaded))]
     assert titles[1] == "Life of the job: 31% of its time was training that counts"
 
 

@@ -14,9 +14,8 @@ from polars.testing import assert_frame_equal
 from dpro.analysis import graphs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.views import collectives, matrix
-from dpro.dashboards.whatif import workbench
-from dpro.dashboards.whatif.workbench import prediction_info
+from dpro.dashboards.views import collectives, matrix, whatif
+from dpro.dashboards.views.whatif import prediction_info
 from dpro.errors import Unanswerable
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import Run
@@ -68,9 +67,7 @@ def test_collectives_pairs_and_predictions_of_a_large_run_need_no_whole_graph(ru
 
 def test_a_prediction_is_shown_where_the_path_that_it_changes_is_too_large(run, monkeypatch):
     condense(monkeypatch)
-    shown = str(
-        workbench.VIEW.sections["whatif-answer"](Loaded(run), Link(own={"edit": "network:bandwidth=2"}))
-    )
+    shown = str(whatif.VIEW.sections["whatif-answer"](Loaded(run), Link(own={"edit": "network:bandwidth=2"})))
     assert "prediction-figure" in shown
     assert "spans at once" in shown
     assert "changes-figure" not in shown

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.dashboards.names import LONGEST, in_cell, plain
+from dpro.dashboards.theme import LONGEST_NAME, in_cell, plain
 
 
 @given(st.text(max_size=60))
@@ -23,7 +23,7 @@ def test_what_looks_like_html_stays_text(name):
 
 
 def test_a_long_name_is_cut_and_that_shows():
-    assert plain("k" * 500) == "k" * (LONGEST - 1) + "…"
+    assert plain("k" * 500) == "k" * (LONGEST_NAME - 1) + "…"
 
 
 def test_no_name_is_a_formula_of_a_spreadsheet():

@@ -6,7 +6,7 @@ from dpro.analysis.report import make_report
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.report.page import html_of
+from dpro.dashboards.report import html_of
 from dpro.dashboards.views.serving import VIEW, latency_info, waits_figure, waits_info
 from dpro.serving.answers import sent_with_server
 from dpro.serving.latency import PARTS

@@ -13,7 +13,6 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, RecordingCopy
 from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.views.verdict import VIEW
-from dpro.dashboards.withdrawn import withdrawn_of
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, FindingsLog, Notice, time_of_day
 from dpro.errors import InputError
@@ -135,7 +134,7 @@ def test_copies_whose_findings_no_reader_asked_for_withdraw_nothing_and_lose_not
     first.values["verdict_on_hangs"], last.values["verdict_on_hangs"] = ([slow], []), ([], ["too few steps"])
     ShownRun(first, iter([skipped, last])).follow()
     assert not skipped.values
-    (gone,) = withdrawn_of(last)
+    (gone,) = last.withdrawn()
     assert (gone.finding, gone.why) == (slow, "not known now: too few steps")
 
 

@@ -59,7 +59,7 @@ def _fitting(model: Any, pattern: str) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if not name or any(name.startswith(f"{outer}.") for outer in taken):
             continue
-        if any(fnmatchcase(each, pattern) for each in (name, name.removeprefix(WRAPPER))):
+        if any(fnmatchcase(spelling, pattern) for spelling in (name, name.removeprefix(WRAPPER))):
             taken.append(name)
             yield name, module
 

@@ -24,7 +24,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
     hooks: list[Any] = []
 
     def ran(module: Any, _arguments: Any) -> None:
-        if not any(module is each for each in order):
+        if not any(module is other for other in order):
             order.append(module)
 
     def watch() -> None:
@@ -57,8 +57,8 @@ def _prefetch(modules: list[Any], states: dict[Any, Any], ahead: int, only: str 
     for module, state in states.items():
         if is_fsdp_root(state) and next(module.parameters()).device.type == "cpu":
             gather_asynchronously(module)
-    for at, module in enumerate(modules):
+    for place, module in enumerate(modules):
         if only != "backward":
-            module.set_modules_to_forward_prefetch(modules[at + 1 : at + 1 + ahead])
+            module.set_modules_to_forward_prefetch(modules[place + 1 : place + 1 + ahead])
         if only != "forward":
-            module.set_modules_to_backward_prefetch(modules[max(at - 1 - ahead, 0) : at][::-1])
+            module.set_modules_to_backward_prefetch(modules[max(place - 1 - ahead, 0) : place][::-1])

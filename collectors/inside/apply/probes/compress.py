@@ -60,34 +60,34 @@ class _Probe:
             self.end()
 
     def _begin(self) -> None:
-        modules = [module for module in (each() for each in self.modules) if module is not None]
+        modules = [module for module in (reference() for reference in self.modules) if module is not None]
         for number, module in enumerate(modules):
-            found = of_ddp(module)["buckets"]
+            buckets = of_ddp(module)["buckets"]
             named = dict(module.module.named_parameters())
-            for index, facts in enumerate(found):
+            for index, facts in enumerate(buckets):
                 if not facts["names"]:
                     self.report.refuse("DDP does not say which parameters are in which bucket")
                     return
                 parameters = [named[name] for name in facts["names"]]
-                if any(each.dtype != torch.float32 for each in parameters):
+                if any(parameter.dtype != torch.float32 for parameter in parameters):
                     self.report.refuse(f"gradients are {parameters[0].dtype} already")
                     return
                 self._watch(module, _Bucket(number, index, parameters, facts["names"]))
-            self.report.applied(f"{len(found)} buckets of {type(module.module).__name__}")
+            self.report.applied(f"{len(buckets)} buckets of {type(module.module).__name__}")
 
     def _watch(self, module: Any, bucket: _Bucket) -> None:
-        for at, parameter in enumerate(bucket.parameters):
-            ready = functools.partial(self._ready, module, bucket, at)
+        for place, parameter in enumerate(bucket.parameters):
+            ready = functools.partial(self._ready, module, bucket, place)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
 
-    def _ready(self, module: Any, bucket: _Bucket, at: int, parameter: torch.Tensor) -> None:
+    def _ready(self, module: Any, bucket: _Bucket, place: int, parameter: torch.Tensor) -> None:
         if self._hooks and module.require_backward_grad_sync and parameter.grad is not None:
-            self.report.attempt(self._copy, bucket, at, parameter.grad)
+            self.report.attempt(self._copy, bucket, place, parameter.grad)
 
-    def _copy(self, bucket: _Bucket, at: int, gradient: torch.Tensor) -> None:
+    def _copy(self, bucket: _Bucket, place: int, gradient: torch.Tensor) -> None:
         try:
             with torch.no_grad():
-                bucket.copies[at] = gradient.detach().clone()
+                bucket.copies[place] = gradient.detach().clone()
                 if len(bucket.copies) == len(bucket.parameters):
                     self._rows += self._measured(bucket)
                     bucket.copies = {}
@@ -97,7 +97,7 @@ class _Probe:
             raise
 
     def _measured(self, bucket: _Bucket) -> list[dict[str, Any]]:
-        flat = torch.cat([bucket.copies[at].reshape(-1) for at in range(len(bucket.parameters))])
+        flat = torch.cat([bucket.copies[place].reshape(-1) for place in range(len(bucket.parameters))])
         norm = _square(flat)
         rows = []
         for name, (encode, decode) in CODECS.items():
@@ -145,29 +145,30 @@ def _low_rank(rank: int) -> _Coding:
 
     def encode(bucket: _Bucket, _flat: torch.Tensor) -> list[Any]:
         made: list[Any] = []
-        for at in range(len(bucket.parameters)):
-            part = bucket.copies[at]
+        for place in range(len(bucket.parameters)):
+            part = bucket.copies[place]
             if not _is_worth(part, rank):
                 made.append(part)
                 continue
             matrix = part.reshape(part.shape[0], -1)
-            q = bucket.kept.get((rank, at))
+            q = bucket.kept.get((rank, place))
             q = _start(matrix, rank) if q is None else q
             p = torch.linalg.qr(matrix @ q)[0]
-            bucket.kept[rank, at] = matrix.T @ p
-            made.append((p, bucket.kept[rank, at]))
+            bucket.kept[rank, place] = matrix.T @ p
+            made.append((p, bucket.kept[rank, place]))
         return made
 
     def decode(encoded: list[Any], _flat: torch.Tensor) -> torch.Tensor:
-        made = [each if isinstance(each, torch.Tensor) else each[0] @ each[1].T for each in encoded]
-        return torch.cat([each.reshape(-1) for each in made])
+        made = [part if isinstance(part, torch.Tensor) else part[0] @ part[1].T for part in encoded]
+        return torch.cat([matrix.reshape(-1) for matrix in made])
 
     return _Coding(encode, decode)
 
 
 def _start(matrix: torch.Tensor, rank: int) -> torch.Tensor:
-    own = torch.Generator(device=matrix.device).manual_seed(rank)  # the job's random numbers stay its own
-    return torch.randn(matrix.shape[1], min(*matrix.shape, rank), device=matrix.device, generator=own)
+    # The job's random numbers stay its own.
+    generator = torch.Generator(device=matrix.device).manual_seed(rank)
+    return torch.randn(matrix.shape[1], min(*matrix.shape, rank), device=matrix.device, generator=generator)
 
 
 def _is_worth(part: torch.Tensor, rank: int) -> bool:
@@ -182,12 +183,13 @@ def _largest(share: float) -> _Coding:
     """The largest gradients of a bucket, as `reduction.top_k` sends them."""
 
     def encode(_bucket: _Bucket, flat: torch.Tensor) -> Any:
-        at = flat.abs().topk(max(round(share * flat.numel()), 1), sorted=False).indices
-        return at.to(torch.int32), flat[at], flat.index_fill(0, at, 0.0)  # the last waits for the next step
+        indices = flat.abs().topk(max(round(share * flat.numel()), 1), sorted=False).indices
+        waiting = flat.index_fill(0, indices, 0.0)  # for the next step
+        return indices.to(torch.int32), flat[indices], waiting
 
     def decode(encoded: Any, flat: torch.Tensor) -> torch.Tensor:
-        at, values, _ = encoded
-        return torch.zeros_like(flat).index_add_(0, at, values)
+        indices, values, _ = encoded
+        return torch.zeros_like(flat).index_add_(0, indices, values)
 
     return _Coding(encode, decode)
 

@@ -23,7 +23,6 @@ def timed(device: Any, action: Callable[..., Any], *arguments: Any) -> tuple[Any
     """The result of an action, and the shorter of two times that it takes, ns: the first may have to warm up.
 
     Args:
-        device: where it works.
         action: may be called several times.
     """
     times = []

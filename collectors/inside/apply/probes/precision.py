@@ -67,7 +67,7 @@ class _Sensitivity:
             self.report.applied(f"{len(self._weights)} weights")
 
     def _called(self, _model: Any, args: Any, kwargs: Any) -> None:
-        sizes = [each.shape[0] for each in tree_leaves((args, kwargs)) if _is_batch(each)]
+        sizes = [argument.shape[0] for argument in tree_leaves((args, kwargs)) if _is_batch(argument)]
         self._samples = sizes[0] if sizes else 1
 
     def _note_gradient(self, name: str, weight: torch.Tensor) -> None:
@@ -89,11 +89,11 @@ class _Sensitivity:
             self.watched = reason
             return
         try:
-            found = traces(loss, self._weights, seed=len(self._losses))
+            estimates = traces(loss, self._weights, seed=len(self._losses))
         except Exception as error:  # such as operators without a second derivative, or too little memory
             self.watched = f"{type(error).__name__}: {error}".partition("\n")[0]
             return
-        for name, values in found.items():
+        for name, values in estimates.items():
             self._hutchinson.setdefault(name, []).extend(values)
 
     def end(self) -> None:
@@ -158,15 +158,15 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
 
 def weights_of(model: Any) -> Weights:
     """Weights of two or more dimensions that products use, by their module as `--modules` names it."""
-    found: Weights = {}
+    weights: Weights = {}
     for name, module in model.named_modules():
         weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
         if weight is None or isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             continue
         plain = weight.dim() > 1 and weight.dtype == torch.float32 and not hasattr(weight, "to_local")
         if plain and weight.requires_grad:
-            found[name.removeprefix(WRAPPER)] = weight
-    return found
+            weights[name.removeprefix(WRAPPER)] = weight
+    return weights
 
 
 def traces(loss: torch.Tensor, weights: Weights, seed: int) -> dict[str, list[float]]:
@@ -174,32 +174,33 @@ def traces(loss: torch.Tensor, weights: Weights, seed: int) -> dict[str, list[fl
 
     Args:
         loss: one number; its graph is left for the loop's own backward.
-        weights: by name.
         seed: of the signs; the job's own random numbers stay its own.
     """
     given = list(weights.values())
     first = torch.autograd.grad(loss, given, create_graph=True, allow_unused=True)
     slopes: list[Any] = list(first)  # None where the loss does not depend on a weight
-    curved = [at for at, slope in enumerate(slopes) if getattr(slope, "requires_grad", False)]
-    found: dict[str, list[float]] = {name: [] for name in weights}
+    curved = [index for index, slope in enumerate(slopes) if getattr(slope, "requires_grad", False)]
+    estimates: dict[str, list[float]] = {name: [] for name in weights}
     for sample in range(SAMPLES):
-        signs = [_signs(each, seed * SAMPLES + sample, at) for at, each in enumerate(given)]
+        signs = [_signs(weight, seed * SAMPLES + sample, index) for index, weight in enumerate(given)]
         products: dict[int, Any] = {}
         if curved:
             made = torch.autograd.grad(
-                [slopes[at] for at in curved], given, [signs[at] for at in curved],
+                [slopes[index] for index in curved], given, [signs[index] for index in curved],
                 retain_graph=True, allow_unused=True,
             )  # fmt: skip
-            products = {at: each for at, each in enumerate(made) if each is not None}
-        for at, name in enumerate(weights):
-            product = products.get(at)
-            found[name].append(float((product * signs[at]).double().sum()) if product is not None else 0.0)
-    return found
+            products = {index: product for index, product in enumerate(made) if product is not None}
+        for index, name in enumerate(weights):
+            product = products.get(index)
+            estimates[name].append(
+                float((product * signs[index]).double().sum()) if product is not None else 0.0
+            )
+    return estimates
 
 
 def _signs(like: torch.Tensor, seed: int, number: int) -> torch.Tensor:
-    own = torch.Generator(device=like.device).manual_seed(seed * 100_003 + number)
-    return torch.randint(0, 2, like.shape, device=like.device, generator=own).to(like.dtype) * 2 - 1
+    generator = torch.Generator(device=like.device).manual_seed(seed * 100_003 + number)
+    return torch.randint(0, 2, like.shape, device=like.device, generator=generator).to(like.dtype) * 2 - 1
 
 
 def _foreign(loss: torch.Tensor) -> str:
@@ -226,11 +227,7 @@ def _sum_of_squares(values: torch.Tensor) -> float:
 
 
 def rounded(weight: torch.Tensor, precision: str) -> torch.Tensor:
-    """A weight as it is with fewer bits: fp8 (E4M3) with one scale, int8 with one for each output.
-
-    Args:
-        precision: of `PRECISIONS`.
-    """
+    """A weight as it is with fewer bits: fp8 (E4M3) with one scale, int8 with one for each output."""
     weight = weight.detach()
     if precision in HALVES:
         return weight.to(HALVES[precision]).to(weight.dtype)

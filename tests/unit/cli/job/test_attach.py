@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from dpro.collectors import attach as attaching
-from dpro.collectors.answers import RankWindow, StacksDocument, SwitchDocument, WindowDocument
-from dpro.collectors.attach import Answers
+from dpro.collectors.attach import Answers, RankWindow, StacksDocument, SwitchDocument, WindowDocument
 from dpro.documents import plain
 from tests.commands import dpro
 

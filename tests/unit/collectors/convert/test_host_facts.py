@@ -4,7 +4,7 @@ import pytest
 from dpro.collectors.convert.tables import host_counters
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
-from dpro.collectors.inside.steps.stepping import Boundary
+from dpro.collectors.inside.stepping import Boundary
 
 # Steps end at 100, 200 and 300; after each the recorder itself takes 10.
 ENDS = {0: Boundary(100, 110), 1: Boundary(200, 210), 2: Boundary(300, 310)}

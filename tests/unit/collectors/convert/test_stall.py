@@ -6,7 +6,7 @@ import json
 
 import polars as pl
 
-from dpro.collectors.convert.stall import (
+from dpro.collectors.convert.calls import (
     delivered,
     keep_groups,
     message_rows,

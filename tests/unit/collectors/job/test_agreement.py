@@ -3,7 +3,7 @@ import itertools
 import polars as pl
 import pytest
 
-from dpro.collectors.job.finish import disagreement
+from dpro.collectors.finish import disagreement
 from dpro.schema import STEPS, conform
 from dpro.store import write_part
 

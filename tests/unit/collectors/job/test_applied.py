@@ -3,7 +3,7 @@
 import json
 
 from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.job.applied import applied, refused_so_far
+from dpro.collectors.finish import applied, refused_so_far
 from dpro.collectors.launch.recording import Launch
 from dpro.store import AppliedChange, ChangedPlace
 

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.job.attempts import attempts
+from dpro.collectors.convert.recorded import RecordedProcess, attempts
 
 
 def process(

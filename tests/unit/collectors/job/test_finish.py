@@ -9,11 +9,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.collectors.convert.readers import Readers
-from dpro.collectors.convert.windows import batches
+from dpro.collectors.convert import windows
+from dpro.collectors.convert.recorded import Readers
+from dpro.collectors.finish import convert_waiting, finish
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import RecordWriter
-from dpro.collectors.job.finish import convert_waiting, finish
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.errors import InputError
@@ -134,16 +134,16 @@ def test_signals_and_unknown_ends_of_ranks_are_distinguished(launch):
 
 def test_conversion_that_was_interrupted_gives_each_row_once(launch, monkeypatch):
     folder = recorded(launch, windows=3)
-    whole = batches.convert_batch
+    whole = windows.convert_batch
 
     def interrupted(*arguments: object) -> None:
         whole(*arguments)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(batches, "convert_batch", interrupted)
+    monkeypatch.setattr(windows, "convert_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert_waiting(launch, READERS)
-    monkeypatch.setattr(batches, "convert_batch", whole)
+    monkeypatch.setattr(windows, "convert_batch", whole)
     (folder / "window0003.json").write_text("whole")
     convert_waiting(launch, READERS)
     (folder / "window0004.json").write_text("whole")
@@ -170,7 +170,7 @@ def test_what_cannot_be_converted_stays_and_the_rest_is_a_run(launch, monkeypatc
     def broken(*_: object) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr(batches, "convert_batch", broken)
+    monkeypatch.setattr(windows, "convert_batch", broken)
     finish(launch, READERS, 0, {})
     run = open_run(launch.run)
     assert run.table(STEPS).height == 5
@@ -181,7 +181,7 @@ def test_what_cannot_be_converted_stays_and_the_rest_is_a_run(launch, monkeypatc
 
 def test_rank_that_could_not_be_converted_is_not_taken_for_one_without_steps(launch, monkeypatch):
     recorded(launch)
-    monkeypatch.setattr("dpro.collectors.job.finish.convert_process", lambda *_: 1 / 0)
+    monkeypatch.setattr("dpro.collectors.finish.convert_process", lambda *_: 1 / 0)
     finish(launch, READERS, 1 << 8, {})
     assert open_run(launch.run).manifest.unrecorded.startswith("rank 0: not all of .raw was converted: Zero")
 
@@ -213,7 +213,7 @@ def test_disk_that_is_full_leaves_the_recording_to_whoever_reads_it_later(launch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(batches, "write_part", full)
+        context.setattr(windows, "write_part", full)
         with pytest.raises(OSError, match="No space left"):
             finish(launch, READERS, 0, {})
     assert not is_run(launch.run)

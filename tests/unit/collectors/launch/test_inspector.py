@@ -10,8 +10,8 @@ from dpro.collectors.convert.inspector_logs import NOTHING, convert_logs
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import RecordWriter
-from dpro.collectors.launch.inspector import LOGS, check_plugin, variables
 from dpro.collectors.launch.recording import Launch
+from dpro.collectors.launch.start import INSPECTOR_LOGS, check_plugin, inspector_variables
 from dpro.errors import InputError, UsageError
 from dpro.schema import COLLECTIVES
 from dpro.store import Run
@@ -34,7 +34,7 @@ def test_a_plugin_or_folder_of_the_users_own_is_not_overridden(name):
 
 
 def test_how_much_is_written_is_the_users_say():
-    given = variables("inspector", Path("/logs"), {"NCCL_INSPECTOR_DUMP_VERBOSE": "0"})
+    given = inspector_variables("inspector", Path("/logs"), {"NCCL_INSPECTOR_DUMP_VERBOSE": "0"})
     assert "NCCL_INSPECTOR_DUMP_VERBOSE" not in given
     assert given["NCCL_PROFILER_PLUGIN"] == "inspector"
     assert given["NCCL_INSPECTOR_DUMP_DIR"] == "/logs"
@@ -62,7 +62,7 @@ def read(path: Path) -> list[Trace]:
 @pytest.fixture
 def launch(tmp_path):
     launch = Launch(tmp_path, "a")
-    (launch.raw / LOGS).mkdir(parents=True)
+    (launch.raw / INSPECTOR_LOGS).mkdir(parents=True)
     return launch
 
 
@@ -76,9 +76,9 @@ def process(launch: Launch, rank: int, pid: int) -> RecordedProcess:
 
 def test_rows_are_those_of_the_processes_rank_outside_deep_windows(launch):
     processes = [process(launch, 3, 70), process(launch, 4, 71)]
-    (launch.raw / LOGS / "one.log").write_text("70 500 1500 2500")
-    (launch.raw / LOGS / "two.log").write_text("71 600")
-    (launch.raw / LOGS / "other.log").write_text("99 600 700")
+    (launch.raw / INSPECTOR_LOGS / "one.log").write_text("70 500 1500 2500")
+    (launch.raw / INSPECTOR_LOGS / "two.log").write_text("71 600")
+    (launch.raw / INSPECTOR_LOGS / "other.log").write_text("99 600 700")
     for _ in range(2):  # as after a crash
         note = convert_logs(launch, processes, read)
     rows = Run(launch.run, None).table(COLLECTIVES)
@@ -94,11 +94,11 @@ def test_rows_are_those_of_the_processes_rank_outside_deep_windows(launch):
 
 
 def test_a_log_that_cannot_be_read_is_a_warning(launch):
-    (launch.raw / LOGS / "one.log").write_text("damaged")
+    (launch.raw / INSPECTOR_LOGS / "one.log").write_text("damaged")
     assert convert_logs(launch, [], read)["warnings"] == ["a log of NCCL's Inspector is not taken: damaged"]
 
 
 def test_an_inspector_that_wrote_nothing_is_a_warning_only_where_it_was_asked_for(launch):
     assert convert_logs(launch, [], read)["warnings"] == [NOTHING]
-    (launch.raw / LOGS).rmdir()
+    (launch.raw / INSPECTOR_LOGS).rmdir()
     assert convert_logs(launch, [], read) == {}

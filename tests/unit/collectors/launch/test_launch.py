@@ -7,11 +7,11 @@ from contextlib import nullcontext, suppress
 import pytest
 from click.testing import CliRunner
 
-from dpro.collectors.inside.process.kernel import name_of
-from dpro.collectors.job import liveness
-from dpro.collectors.job.liveness import is_running, unseen, wait_until_finished
+from dpro.collectors import liveness
+from dpro.collectors.inside.kernel import name_of
 from dpro.collectors.launch.recording import Launch, launches
 from dpro.collectors.launch.start import TIMING, RecordOptions, claim, job_environment
+from dpro.collectors.liveness import is_running, unseen, wait_until_finished
 from dpro.errors import InputError, UsageError
 
 GONE = {"host": socket.gethostname(), **name_of(os.getpid()), "pid": 2**22 - 1, "start_ticks": 5}

@@ -15,17 +15,16 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.collectors import liveness
 from dpro.collectors.attach import copy_run
+from dpro.collectors.finish import finish
 from dpro.collectors.inject import _dpro_autoload
 from dpro.collectors.inside import records
-from dpro.collectors.inside.own import is_own
+from dpro.collectors.inside.files import is_own
 from dpro.collectors.inside.recorder import Recorder
 from dpro.collectors.inside.records import RecordWriter
-from dpro.collectors.job import liveness
-from dpro.collectors.job.finish import finish
 from dpro.collectors.launch.ownership import ensure_mine
-from dpro.collectors.launch.portable import COPY, is_out_of_reach, write_copy
-from dpro.collectors.launch.recording import Launch, launches
+from dpro.collectors.launch.recording import COPY, Launch, is_out_of_reach, launches, write_copy
 from dpro.collectors.launch.start import RecordOptions, claim, job_environment, make_raw
 from dpro.errors import DproError, InputError, UsageError
 from dpro.opening import ensure_finished, open_path, readers
@@ -292,7 +291,7 @@ def test_root_records_on_a_file_server_with_root_squash(tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
-    monkeypatch.setattr("dpro.collectors.inside.own.SQUASHED_ROOT", os.stat(run).st_uid)
+    monkeypatch.setattr("dpro.collectors.inside.files.SQUASHED_ROOT", os.stat(run).st_uid)
     claim(run)
 
 

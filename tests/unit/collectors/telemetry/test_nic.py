@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.telemetry.nic import find_ports
+from dpro.collectors.telemetry.node import find_ports
 
 ROUTES = """Iface	Destination	Gateway	Flags
 eth0	00000000	010200C0	0003

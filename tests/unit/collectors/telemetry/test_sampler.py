@@ -14,13 +14,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.collectors.convert.tables import convert_samples
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry import sampler
 from dpro.collectors.telemetry.sampler import Election, LocalProcesses, forget_elections
 from dpro.collectors.telemetry.samples import (
     SampleWriter,
     TelemetrySample,
-    convert_samples,
     read_samples,
     sample_files,
 )

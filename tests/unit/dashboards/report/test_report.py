@@ -12,10 +12,10 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from dpro.analysis.report import make_report
+from dpro.dashboards import report
 from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.report import page
-from dpro.dashboards.report.page import html_of
+from dpro.dashboards.report import html_of
 from tests.browser import complaints, start_browser, wait
 from tests.builders import TinyRun, cpu_job
 
@@ -120,7 +120,7 @@ def test_names_from_a_trace_make_no_tags(tmp_path):
 
 
 def test_a_figure_that_is_too_large_is_left_out_and_that_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "MAX_BYTES", 3000)
+    monkeypatch.setattr(report, "MAX_BYTES", 3000)
     parts = Parts(_page(cpu_job().write(tmp_path)))
     assert "left out: it takes" in parts.text
     assert "dpro dashboard" in parts.text
@@ -128,10 +128,10 @@ def test_a_figure_that_is_too_large_is_left_out_and_that_is_said(tmp_path, monke
 
 def test_the_lanes_of_blamed_ranks_come_first_where_there_are_too_many(tmp_path, monkeypatch):
     loaded = Loaded(cpu_job(num_ranks=12, slow_rank=11).write(tmp_path))
-    lanes = page.lanes_of(loaded)
+    lanes = report.lanes_of(loaded)
     assert lanes == [0, 1, 2, 3, 4, 5, 6, 11]
-    monkeypatch.setattr(page, "MAX_POINTS", 1)
-    figure = page.timeline_of(loaded, lanes)
+    monkeypatch.setattr(report, "MAX_POINTS", 1)
+    figure = report.timeline_of(loaded, lanes)
     assert {label.split()[1] for label in figure.layout.yaxis.ticktext if label.startswith("rank")} == {"0"}
 
 

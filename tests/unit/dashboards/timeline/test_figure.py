@@ -65,5 +65,5 @@ def test_the_figure_has_a_trace_per_kind_with_gaps_between_its_segments(loaded):
 
 
 def test_the_time_of_a_figure_without_steps_is_that_of_its_tracks(loaded):
-    figure = drawn_timeline(loaded, parse_link("?ranks=0"))
+    figure = drawn_timeline(loaded.tracks, loaded.step_extents, parse_link("?ranks=0"))
     assert all("rank 1" not in text for text in figure.layout.yaxis.ticktext)

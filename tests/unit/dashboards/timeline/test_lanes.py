@@ -9,8 +9,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.dashboards.timeline.lanes import KINDS, SpanNames, depths, make_lanes
-from dpro.dashboards.timeline.phases import BACKWARD, FORWARD, OPTIMIZER
+from dpro.dashboards.timeline.lanes import BACKWARD, FORWARD, KINDS, OPTIMIZER, SpanNames, depths, make_lanes
 from dpro.schema import SPANS, conform
 
 

@@ -9,9 +9,17 @@ import polars as pl
 import pytest
 
 from dpro.analysis.summary import finding_info, health_info
-from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info, wrapped_label
 from dpro.dashboards.theme import colour, least_width
-from dpro.dashboards.views.hang import rank_info, stack_info, standing_figure, standing_info
+from dpro.dashboards.views.hang import (
+    MAX_BOXES,
+    chain_figure,
+    chain_info,
+    rank_info,
+    stack_info,
+    standing_figure,
+    standing_info,
+    wrapped_label,
+)
 from dpro.detect.hang.find import find_causes
 from dpro.schema import WORKERS, conform
 from tests.unit.detect.hanging import OPEN, Job

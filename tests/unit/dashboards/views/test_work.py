@@ -15,9 +15,9 @@ from dpro.cli.run.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
+from dpro.dashboards.views.difference import waterfall_figure
 from dpro.dashboards.views.kernels import kernel_info
-from dpro.dashboards.whatif.waterfall import waterfall_figure
-from dpro.dashboards.whatif.workbench import (
+from dpro.dashboards.views.whatif import (
     VIEW,
     change_info,
     curve_figure,

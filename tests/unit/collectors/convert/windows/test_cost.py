@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from dpro.collectors.convert.windows.cost import window_costs, worst
+from dpro.collectors.convert.windows import window_costs, worst
 
 
 def steps(*rows):

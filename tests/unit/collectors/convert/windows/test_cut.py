@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from dpro.collectors.convert.windows.batches import WINDOW_TABLES, cut
+from dpro.collectors.convert.windows import WINDOW_TABLES, cut
 from dpro.ingest.kineto import read_trace
 from dpro.schema import COLLECTIVES, COUNTERS, DEPENDENCIES, GPU_WORK_KINDS, SPANS, SYNCS, conform
 

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from dpro.collectors.convert.windows.lost import CALLS, KERNELS, TAIL, lost_in, sentences
+from dpro.collectors.convert.windows import CALLS, KERNELS, TAIL, lost_in, sentences
 from dpro.schema import SPANS, conform
 
 

@@ -1,6 +1,6 @@
 import polars as pl
 
-from dpro.collectors.convert.windows.batches import KERNEL, merge_window
+from dpro.collectors.convert.windows import KERNEL, merge_window
 from dpro.schema import COLLECTIVES, SPANS, conform
 
 GLOO = "kineto gloo range"

@@ -6,10 +6,10 @@ import json
 
 import polars as pl
 
-from dpro.collectors.convert.operations import operations
 from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.collectors.convert.tables import operations
 from dpro.collectors.inside import names
-from dpro.collectors.inside.pipelines.facts import PIPELINE
+from dpro.collectors.inside.names import PIPELINE
 from dpro.collectors.inside.records import OPERATION, Record
 from dpro.schema import OPERATION_KINDS, OPERATIONS, STEPS, conform
 from dpro.table import complete

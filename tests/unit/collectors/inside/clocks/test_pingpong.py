@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from dpro.collectors.inside.clocks.peers import BEST, PingPong
+from dpro.collectors.inside.peers import BEST, PingPong
 
 US, MS = 1_000, 1_000_000
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.inside.process.environment import LONGEST, MASK, is_secret, kept, mask, masked_command
+from dpro.collectors.inside.environment import LONGEST, MASK, is_secret, kept, mask, masked_command
 
 SECRET = "s3cr3t-Vqx8"
 
@@ -234,7 +234,7 @@ ADVERSARIAL = [
 )
 def test_masking_takes_time_in_proportion_to_the_length(length, limit_s):
     """Of texts that are made to be slow: where one took its square, the processor time would run out."""
-    program = "import sys; from dpro.collectors.inside.process.environment import mask, masked_command\n"
+    program = "import sys; from dpro.collectors.inside.environment import mask, masked_command\n"
     program += "length = int(sys.argv[1])\n"
     program += "for each in sys.argv[2:]:\n"
     program += "    text = (each * length)[:length]; mask(text); masked_command(['-u', text])"

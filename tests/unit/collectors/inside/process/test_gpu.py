@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpro.collectors.inside.process.gpu import gpu_facts  # noqa: E402
+from dpro.collectors.inside.recorder import gpu_facts  # noqa: E402
 
 UUID = "8c5bf1a2-0000-0000-0000-000000000001"
 NOTHING = {"gpu_name": "", "gpu_uuid": "", "gpu_pci": ""}

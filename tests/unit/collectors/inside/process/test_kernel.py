@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dpro.collectors.inside.process import kernel
-from dpro.collectors.inside.process.kernel import lives, name_of
+from dpro.collectors.inside import kernel
+from dpro.collectors.inside.kernel import lives, name_of
 
 
 def test_process_lives_until_it_has_ended_whoever_has_its_pid_then():

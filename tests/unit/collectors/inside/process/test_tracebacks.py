@@ -2,7 +2,7 @@
 
 import threading
 
-from dpro.collectors.inside.process import tracebacks
+from dpro.collectors.inside import tracebacks
 
 
 def test_every_thread_has_its_calls_innermost_first():

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from dpro.collectors.inside.stepping import MODEL_CALL  # noqa: E402
 from dpro.collectors.inside.steps import inference  # noqa: E402
-from dpro.collectors.inside.steps.stepping import MODEL_CALL  # noqa: E402
 
 
 class Recorder:

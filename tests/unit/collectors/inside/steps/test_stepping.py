@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from dpro.collectors.inside.steps.stepping import Boundary, StepCounter, number_steps
+from dpro.collectors.inside.stepping import Boundary, StepCounter, number_steps
 
 
 class Optimizer:

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.autograd.profiler import profile, record_function  # noqa: E402
 
-from dpro.collectors.inside.windows.windows import Ranges  # noqa: E402
+from dpro.collectors.inside.windows import Ranges  # noqa: E402
 
 
 @pytest.fixture

@@ -11,9 +11,12 @@ torch = pytest.importorskip("torch")
 
 from dpro.cli.job.attach import first_window  # noqa: E402
 from dpro.collectors.attach import Answers  # noqa: E402
-from dpro.collectors.inside import captures, records  # noqa: E402
-from dpro.collectors.inside.windows import windows  # noqa: E402
-from dpro.collectors.inside.windows.windows import PATIENCE, Windows  # noqa: E402
+from dpro.collectors.inside import (  # noqa: E402
+    captures,
+    records,
+    windows,
+)
+from dpro.collectors.inside.windows import PATIENCE, Windows  # noqa: E402
 from dpro.errors import InputError  # noqa: E402
 
 CONFIG = {"every": None, "window_steps": 2, "skip": 5, "budget": 0.01}

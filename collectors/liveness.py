@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpro.collectors.convert.recorded import processes
-from dpro.collectors.inside.process.kernel import lives
+from dpro.collectors.inside.kernel import lives
 from dpro.collectors.launch.recording import Launch, is_locked, launches
 from dpro.errors import InputError
 
@@ -32,7 +32,10 @@ def job_lives(recording: Launch) -> bool | None:
     if _launched_lives(recording):
         return True
     with suppress(OSError, InputError):
-        seen = [lives(facts) for facts in (recording.facts(), *(each.facts for each in processes(recording)))]
+        seen = [
+            lives(facts)
+            for facts in (recording.facts(), *(process.facts for process in processes(recording)))
+        ]
         return True if True in seen else None if None in seen else False
     return False
 
@@ -45,9 +48,6 @@ def is_running(recording: Launch) -> bool:
 def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> list[Launch]:
     """Wait until the sidecars of a run whose job has ended have written its tables.
 
-    Args:
-        timeout_s: how long to wait at most.
-
     Returns:
         Recordings whose sidecar was killed: their tables are still to be made.
 
@@ -58,18 +58,18 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
     began_s = time.monotonic()
     while True:
         recordings = launches(Path(run).resolve())
-        locked = [each for each in recordings if is_locked(each)]
-        alive = [each for each in recordings if job_lives(each)]
+        locked = [recording for recording in recordings if is_locked(recording)]
+        alive = [recording for recording in recordings if job_lives(recording)]
         if not locked and not alive:
-            left = [each for each in recordings if each.marker.exists()]
-            for each in left:
-                _refuse_if_it_may_run(run, each)
+            left = [recording for recording in recordings if recording.marker.exists()]
+            for recording in left:
+                _refuse_if_it_may_run(run, recording)
             return left
         waited_s = time.monotonic() - began_s
-        for each in alive:
-            if _launched_lives(each) or (each not in locked and waited_s > ORPHANS_S):
+        for recording in alive:
+            if _launched_lives(recording) or (recording not in locked and waited_s > ORPHANS_S):
                 raise InputError(
-                    f"{run}: still being recorded{_so_far(each)}; read it when the job has ended, "
+                    f"{run}: still being recorded{_so_far(recording)}; read it when the job has ended, "
                     f"or a copy of what there is now: dpro attach {run} -o COPY"
                 )
         if waited_s > timeout_s and locked:

@@ -21,21 +21,10 @@ from dpro.analysis.summary import gain_info
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import (
-    View,
-    csv_link,
-    facts,
-    graph,
-    grid,
-    in_browser,
-    message,
-    panel,
-    section,
-    table,
-)
+from dpro.dashboards.page import Panel, csv_link, facts, graph, in_browser, message, table, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, series, styled, time_unit
-from dpro.dashboards.whatif.waterfall import waterfall_figure
+from dpro.dashboards.views.difference import waterfall_figure
 from dpro.errors import Unanswerable
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
@@ -99,31 +88,27 @@ def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
 
 
 def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw a line for each part, with its break-even marked.
-
-    Args:
-        points: as from `curve_info`.
-    """
+    """Draw a line for each part, with its break-even marked."""
     figure = go.Figure()
     shown = points.filter(pl.col("factor") <= FASTEST)
     scale, unit = time_unit(float(shown["step_ms"].to_numpy().max(initial=0.0)))
     shown = shown.with_columns(pl.col("step_ms") / scale)
-    for number, ((part,), own) in enumerate(shown.group_by("part", maintain_order=True)):
+    for number, ((part,), curve) in enumerate(shown.group_by("part", maintain_order=True)):
         ink = series(number, theme)
         figure.add_scatter(
-            x=own["factor"], y=own["step_ms"], mode="lines", line={"color": ink, "width": 2},
+            x=curve["factor"], y=curve["step_ms"], mode="lines", line={"color": ink, "width": 2},
             name=PART_WORDS[str(part)], hovertemplate=f"x%{{x:g}}: %{{y:.4g}} {unit}",
         )  # fmt: skip
-        even = own["break_even"][0]
+        even = curve["break_even"][0]
         if even is not None and even <= FASTEST:
             figure.add_scatter(
-                x=[even], y=[_between(own, even)], mode="markers", showlegend=False,
+                x=[even], y=[_between(curve, even)], mode="markers", showlegend=False,
                 name=PART_WORDS[str(part)], marker={"size": 9, "color": ink, "symbol": "diamond"},
                 hovertemplate="from x%{x:.1f} on hardly anything more is gained",
             )  # fmt: skip
     ticks = [1, 1.5, 2, 3, 4, 6, 10, 30]
     figure.update_xaxes(
-        title_text="times as fast", type="log", tickvals=ticks, ticktext=[f"x{each:g}" for each in ticks]
+        title_text="times as fast", type="log", tickvals=ticks, ticktext=[f"x{tick:g}" for tick in ticks]
     )
     figure.update_yaxes(title_text=f"mean step in deep windows, {unit}", rangemode="tozero")
     return styled(figure, theme, height=300)
@@ -168,21 +153,15 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
 def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """Sum the critical path by kind, before and after: `kind`, `before_ms`, `after_ms` per step.
 
-    Args:
-        edits: in the order in which they are applied.
-
     Raises:
         Unanswerable: the run lacks what an edit needs.
     """
-    both = _paths(loaded, edits).group_by("kind").agg(pl.col("before_ms", "after_ms").sum())
-    return both.sort(pl.max_horizontal("before_ms", "after_ms"), "kind", descending=[True, False])
+    paths = _paths(loaded, edits).group_by("kind").agg(pl.col("before_ms", "after_ms").sum())
+    return paths.sort(pl.max_horizontal("before_ms", "after_ms"), "kind", descending=[True, False])
 
 
 def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """Tabulate what leaves the critical path and what joins it, the largest change first.
-
-    Args:
-        edits: in the order in which they are applied.
 
     Returns:
         `name`, `kind`, `before_ms`, `after_ms`, `delta_ms` per step; the smallest changes are summed last.
@@ -191,12 +170,12 @@ def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
         Unanswerable: the run lacks what an edit needs.
     """
     delta = pl.col("after_ms") - pl.col("before_ms")
-    both = _paths(loaded, edits).with_columns(delta_ms=delta).filter(pl.col("delta_ms") != 0)
-    both = both.sort(pl.col("delta_ms").abs(), "kind", "name", descending=[True, False, False])
-    less = both[CHANGES:].select(
-        name=pl.lit(LESS), kind=pl.lit(""), **{column: pl.col(column).sum() for column in both.columns[2:]}
+    changes = _paths(loaded, edits).with_columns(delta_ms=delta).filter(pl.col("delta_ms") != 0)
+    changes = changes.sort(pl.col("delta_ms").abs(), "kind", "name", descending=[True, False, False])
+    less = changes[CHANGES:].select(
+        name=pl.lit(LESS), kind=pl.lit(""), **{column: pl.col(column).sum() for column in changes.columns[2:]}
     )
-    return pl.concat([both[:CHANGES], *([less] if both.height > CHANGES else [])])
+    return pl.concat([changes[:CHANGES], *([less] if changes.height > CHANGES else [])])
 
 
 def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
@@ -206,17 +185,17 @@ def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     name = pl.col("name").str.replace_all(r"(## Call )?CompiledFxGraph \w+( ##)?", "compiled graph")
     ms = pl.col("duration_ns").sum() / NS_PER_MS / steps
     before, after = (
-        each.group_by(name, "kind").agg(ms=ms) for each in (loaded.path, loaded.path_after(edits))
+        path.group_by(name, "kind").agg(ms=ms) for path in (loaded.path, loaded.path_after(edits))
     )
-    both = before.join(after, on=["name", "kind"], how="full", coalesce=True, suffix="_after")
-    return both.select("name", "kind", before_ms=pl.col("ms"), after_ms=pl.col("ms_after")).fill_null(0.0)
+    paths = before.join(after, on=["name", "kind"], how="full", coalesce=True, suffix="_after")
+    return paths.select("name", "kind", before_ms=pl.col("ms"), after_ms=pl.col("ms_after")).fill_null(0.0)
 
 
 def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
     """Draw the mean step now and under the edits, with its interval."""
     times = ms(prediction.predicted_ns), ms(prediction.low_ns), ms(prediction.high_ns)
     scale, unit = time_unit(max(base_ms, *times))
-    now, predicted, low, high = (each / scale for each in (base_ms, *times))
+    now, predicted, low, high = (value / scale for value in (base_ms, *times))
     figure = go.Figure()
     error = {"type": "data", "array": [0, high - predicted], "arrayminus": [0, predicted - low]}
     figure.add_bar(
@@ -233,11 +212,7 @@ def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.
 
 
 def path_figure(path: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw what the critical path consists of, before and after.
-
-    Args:
-        path: as from `path_info`.
-    """
+    """Draw what the critical path consists of, before and after."""
     figure = go.Figure()
     values = path.select("before_ms", "after_ms").to_numpy()
     scale, unit = time_unit(float(values.max(initial=0.0)))
@@ -345,16 +320,16 @@ def _interval(row: Mapping[str, Any], side: str) -> str:
     middle, low, high = (row[f"{side}{end}_ms"] for end in ("", "_low", "_high"))
     if middle is None:
         return "not"
-    said = [format_duration(each * NS_PER_MS) for each in (middle, low, high)]
+    said = [format_duration(value * NS_PER_MS) for value in (middle, low, high)]
     return f"{said[0]} ({said[1]} to {said[2]})"
 
 
 def _ranked(loaded: Loaded, link: Link) -> Any:
     predictions, widened = loaded.as_tried(loaded.search[0])
     refused = loaded.search[1]
-    clear = [each for each in predictions if stands_out(each)]
-    within = [each for each in predictions if not stands_out(each)]
-    refusals = [html.Li([html.Code(each.edit), ": ", each.reason]) for each in refused]
+    clear = [prediction for prediction in predictions if stands_out(prediction)]
+    within = [prediction for prediction in predictions if not stands_out(prediction)]
+    refusals = [html.Li([html.Code(refusal.edit), ": ", refusal.reason]) for refusal in refused]
     summary = html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps")
     return [
         _edits(clear, link) if clear else message("Nothing that was tried beats the noise of the steps."),
@@ -380,41 +355,27 @@ def _edits(predictions: Sequence[Prediction], link: Link) -> Component:
     return table(["if", "speed-up", "step", "interval", "proof"], rows)
 
 
-def _layout() -> Component:
-    return grid(
-        panel("Edits", section("whatif-form", "listing edits")),
-        panel("Prediction", section("whatif-answer", "building the graph")),
-        panel("What would help", section("whatif-ranked", "predicting what would help"), wide=True),
-        panel("What is a faster machine worth?", section("whatif-limits", "making each part faster")),
-        panel("The critical path", section("whatif-path", "building the graph")),
-        panel("What was tried on this machine", section("whatif-tries", "reading the ledger"), wide=True),
-    )
-
-
 def _register(app: Dash, _runs: Runs) -> None:
     in_browser(app, "predict", Input("predict", "n_clicks"), State("edits", "value"))
     in_browser(app, "unedited", Input("no-edits", "n_clicks"))
 
 
-VIEW = View(
+VIEW = view(
     NAME,
     "What if",
     needs.windows,
-    _layout,
-    {
-        "whatif-form": _form,
-        "whatif-answer": _answer,
-        "whatif-ranked": _ranked,
-        "whatif-limits": _limits,
-        "whatif-path": _path,
-        "whatif-tries": _tries,
-    },
-    {
+    Panel("Edits", "whatif-form", "listing edits", _form),
+    Panel("Prediction", "whatif-answer", "building the graph", _answer),
+    Panel("What would help", "whatif-ranked", "predicting what would help", _ranked, wide=True),
+    Panel("What is a faster machine worth?", "whatif-limits", "making each part faster", _limits),
+    Panel("The critical path", "whatif-path", "building the graph", _path),
+    Panel("What was tried on this machine", "whatif-tries", "reading the ledger", _tries, wide=True),
+    tables={
         "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
         "limits": lambda loaded, _link: curve_info(loaded.curves),
         "tries": lambda _loaded, _link: ledger_info(read()[0]),
         "path": lambda loaded, link: path_info(loaded, edits_of(link)),
         "ranked": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),
     },
-    _register,
+    register=_register,
 )

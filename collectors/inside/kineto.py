@@ -18,8 +18,8 @@ import torch
 from torch.autograd.profiler import profile, record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..files import written_whole
-from ..torch_internals import experimental_config, observe_execution, start_profiler
+from .files import written_whole
+from .torch_internals import experimental_config, observe_execution, start_profiler
 
 _running: list[Recording] = []
 
@@ -32,7 +32,6 @@ class Recording:
     """Kineto at work, and what else is recorded beside it.
 
     Attributes:
-        gpu: whether the work of GPUs is recorded.
         thread: that records: no other can stop it.
     """
 
@@ -41,7 +40,6 @@ class Recording:
 
         Args:
             options: `shapes`, `stacks`, `modules`, `memory`, `execution_trace`: whether to record them.
-            execution_trace: where to write one, if asked to.
         """
         self.thread = threading.get_ident()
         gpu = self.gpu = torch.cuda.is_initialized()
@@ -148,7 +146,7 @@ def name_modules() -> Callable[[], None]:
         if torch.compiler.is_compiling():
             return
         if not calls.open:
-            calls.names = {id(each): name for name, each in module.named_modules()}
+            calls.names = {id(part): name for name, part in module.named_modules()}
         name = calls.names.get(id(module)) or type(module).__name__
         mark = record_function(PREFIX + name)
         mark.__enter__()

@@ -1,24 +1,24 @@
 """Deep windows of one process into tables, a batch of them at a time.
 
 In: the Kineto files that a process has saved, execution traces and messages beside them. Out: a Parquet part
-per table and batch, and notes for the manifest. A batch that was interrupted gives the same parts again.
+per table and batch, and notes for the manifest: what windows lost, and what they cost. A batch that was
+interrupted gives the same parts again.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from dpro.collectors.convert import calls
+from dpro.collectors.convert.calls import messages_in_window
 from dpro.collectors.convert.pretended import with_pretended_calls
-from dpro.collectors.convert.readers import Readers, ReadTrace
-from dpro.collectors.convert.recorded import RecordedProcess
-from dpro.collectors.convert.stall import messages_in_window
-from dpro.collectors.convert.windows.lost import TAIL, lost_in
+from dpro.collectors.convert.recorded import Readers, RecordedProcess
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import PRETENDED
 from dpro.errors import DproError
@@ -33,6 +33,8 @@ from dpro.schema import (
 )
 from dpro.schema.members import num_members
 from dpro.store import write_part
+from dpro.timed import with_times
+from dpro.words import few
 
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
 _BESIDE = ("trace", "messages", PRETENDED)  # files of a window, named as its own
@@ -63,9 +65,9 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
         batch.mkdir()
         for path in waiting:
             beside = [path.with_name(path.name.replace("window", what)) for what in _BESIDE]
-            for each in (*beside, path):  # in this order: a window in a batch has all that belongs to it
-                if each.exists():
-                    each.rename(batch / each.name)
+            for file in (*beside, path):  # in this order: a window in a batch has all that belongs to it
+                if file.exists():
+                    file.rename(batch / file.name)
     for batch in sorted(process.folder.glob("batch-*")):
         convert_batch(run, process, batch, readers)
         shutil.rmtree(batch.rename(batch.with_name(f"done-{batch.name}")))
@@ -94,10 +96,10 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
         sent = messages_in_window(
             path.with_name(path.name.replace("window", "messages")), process.rank, window
         )
-        found = _window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window))
+        tables = _window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window))
         calls_of = path.with_name(path.name.replace("window", PRETENDED))
         first = (window + 1) * _WINDOW_IDS
-        frames.append(with_pretended_calls(found, calls_of, process.rank, window, first))
+        frames.append(with_pretended_calls(tables, calls_of, process.rank, window, first))
         lost = lost_in(frames[-1][SPANS.name]) if process.facts["gpu_name"] else []
         lost += [TAIL] if window in unseen else []
         notes.append(
@@ -105,13 +107,13 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
             | {"lost": {what: [window] for what in lost}}
         )
     for table in WINDOW_TABLES if frames else ():
-        whole = pl.concat([each[table.name] for each in frames], how="vertical")
+        whole = pl.concat([tables[table.name] for tables in frames], how="vertical")
         write_part(run, table, f"{process.part}-{batch.name}", whole)
     (process.folder / f"notes-{batch.name}.json").write_text(json.dumps(notes))
 
 
 def _window_frames(
-    trace: ReadTrace, window: int, entries: pl.DataFrame, steps: tuple[int, int] | None
+    trace: Any, window: int, entries: pl.DataFrame, steps: tuple[int, int] | None
 ) -> dict[str, pl.DataFrame]:
     """One window's tables, with ids of their own and what is known of its collectives besides.
 
@@ -178,8 +180,8 @@ def _host(spans: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
     begun = (pl.col("start_ns") >= start_ns) | (python & _END.gt(start_ns))
     within = spans.filter(begun & (pl.col("start_ns") < end_ns))
     start, end = pl.col("start_ns").clip(start_ns), pl.min_horizontal(_END, pl.lit(end_ns))
-    known = pl.when(pl.col("duration_ns") >= 0)
-    return within.with_columns(start_ns=start, duration_ns=known.then(end - start).otherwise("duration_ns"))
+    lasting = pl.when(pl.col("duration_ns") >= 0)
+    return within.with_columns(start_ns=start, duration_ns=lasting.then(end - start).otherwise("duration_ns"))
 
 
 def _gpu(spans: pl.DataFrame, host: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
@@ -187,19 +189,21 @@ def _gpu(spans: pl.DataFrame, host: pl.DataFrame, start_ns: int, end_ns: int) ->
     work = spans.filter(_GPU)
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
     launched = pl.col("correlation").is_in(calls["correlation"].implode())
-    mine = pl.col("correlation").is_in(host.filter(pl.col("kind") == "runtime")["correlation"].implode())
-    own = work.filter((pl.col("correlation") >= 0) & mine)
-    first, last = own["start_ns"].min(), own.select(_END.max()).item()
+    from_host = pl.col("correlation").is_in(host.filter(pl.col("kind") == "runtime")["correlation"].implode())
+    caused = work.filter((pl.col("correlation") >= 0) & from_host)
+    first, last = caused["start_ns"].min(), caused.select(_END.max()).item()
     meanwhile = (pl.col("start_ns") >= (start_ns if first is None else first)) & (
         pl.col("start_ns") < (end_ns if last is None else last)
     )
-    return pl.concat([own, work.filter(~launched & meanwhile)])
+    return pl.concat([caused, work.filter(~launched & meanwhile)])
 
 
 def _collectives(rows: pl.DataFrame, ids: pl.Series, start_ns: int, end_ns: int) -> pl.DataFrame:
     linked = (pl.col("span_id") >= 0) | (pl.col("launch_span_id") >= 0)
-    mine = pl.col("span_id").is_in(ids) | pl.col("launch_span_id").is_in(ids)
-    return rows.filter(pl.when(linked).then(mine).otherwise(pl.col("start_ns").is_between(start_ns, end_ns)))
+    issued = pl.col("span_id").is_in(ids) | pl.col("launch_span_id").is_in(ids)
+    return rows.filter(
+        pl.when(linked).then(issued).otherwise(pl.col("start_ns").is_between(start_ns, end_ns))
+    )
 
 
 def _counters(rows: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
@@ -236,13 +240,13 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
     met = met.unique("entry", keep="first", maintain_order=True).unique(
         "row", keep="first", maintain_order=True
     )
-    known = entries.select(
+    recorded = entries.select(
         pl.col("collective_id").alias("entry"), *(pl.col(n).alias(f"{n}_fr") for n in ("op", *_FACTS))
     )
     joined = (
         collectives.rename({"collective_id": "row"})
         .join(met, on="row", how="left", maintain_order="left")
-        .join(known, on="entry", how="left", maintain_order="left")
+        .join(recorded, on="entry", how="left", maintain_order="left")
     )
     # A reduce-scatter that was run as an all-reduce of all that it was given brings a part of it.
     part = pl.col("bytes_out_fr") // num_members("group_ranks_fr").clip(lower_bound=1)
@@ -305,3 +309,117 @@ def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.Data
     ).drop_nulls("place")
     wanted = latest.select("op", "row", place=pl.col("place") - pl.col("after").cast(pl.Int64))
     return wanted.join(made, on=["op", "place"], maintain_order="left").select("row", "entry")
+
+
+# What the deep windows of a recording cost, from the times of its steps.
+
+
+def window_costs(steps: pl.DataFrame) -> dict[str, float]:
+    """How many windows there were, the median cost of one, and the share of the time of all.
+
+    Args:
+        steps: rows of `steps` of one rank.
+
+    Returns:
+        `count`, `cost_ms`, `share`; nothing where no window can be compared with other steps.
+    """
+    ordered = (
+        with_times(steps)
+        .sort("step")
+        .with_columns(
+            own_ns=pl.col("start_ns") - pl.col("start_ns").shift() - pl.col("duration_ns").shift(),
+            recorded=pl.max_horizontal("window", "beside"),
+        )
+        .with_columns(after=pl.col("recorded").shift(fill_value=-1))
+    )
+    disturbed = pl.max_horizontal("recorded", "after")
+    timed = pl.col("time_ns") > 0
+    plain_ns = ordered.filter(timed & (disturbed < 0))["time_ns"].median()
+    if not isinstance(plain_ns, float | int):
+        return {}
+    slower_ns = pl.col("time_ns").filter(timed).sum() - timed.sum() * plain_ns
+    costs = (
+        ordered.filter(disturbed >= 0)
+        .group_by(number=disturbed)
+        .agg(cost_ns=pl.col("own_ns").clip(0).sum() + pl.max_horizontal(slower_ns, pl.lit(0.0)))
+    )["cost_ns"]
+    if costs.is_empty():
+        return {}
+    ends = ordered["start_ns"] + ordered["duration_ns"]
+    total_ns = int(ends[-1]) - int(ordered["start_ns"][0])
+    return {
+        "count": costs.len(),
+        "cost_ms": float(str(costs.median())) / 1e6,
+        "share": float(costs.sum()) / total_ns,
+    }
+
+
+def worst(costs: Iterable[dict[str, float]]) -> dict[str, float]:
+    """The costs on the rank that they slowed most."""
+    return max(costs, key=lambda cost: cost.get("share", -1.0), default={})
+
+
+# GPU work that deep windows should have seen and did not.
+
+KERNELS, CALLS, TAIL = "kernels", "calls", "tail"
+_SILENT = 0.25  # of a window: no call to the GPU for this long at its end is suspicious,
+_LONGER = 3.0  # where it is this many times the longest time without one before,
+_OPERATORS = 20  # and this many operators began meanwhile
+_NAMED = 8
+_SAID = {
+    KERNELS: (
+        "{windows} no work of {gpu}: either its steps ran on the CPU, or CUPTI was refused, "
+        "by another profiler that is attached (Nsight, DCGM), by the driver's "
+        "NVreg_RestrictProfilingToAdminUsers=1, or by MPS or MIG"
+    ),
+    CALLS: (
+        "{windows} no call to {gpu} near the end, though operators go on: the profiler's "
+        "buffers were full; record fewer steps with --window-steps"
+    ),
+    TAIL: (
+        "{windows} perhaps not all work of {gpu}, which had not done it ten steps later, or "
+        "when the next window began or the job ended: its last work may be missing"
+    ),
+}
+
+
+def lost_in(spans: pl.DataFrame) -> list[str]:
+    """What a window lacks of a process that uses a GPU: `KERNELS`, `CALLS`."""
+    operators = spans.filter(pl.col("kind") == "cpu_op")
+    if operators.is_empty():
+        return []
+    if spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).is_empty():
+        return [KERNELS]
+    return [CALLS] if _calls_stop(spans, operators["start_ns"]) else []
+
+
+def _calls_stop(spans: pl.DataFrame, begun: pl.Series) -> bool:
+    """Whether calls to the GPU end long before operators do."""
+    calls = spans.filter(pl.col("kind") == "runtime")["start_ns"].sort()
+    if calls.is_empty():
+        return False
+    first, last, end = int(calls[0]), int(calls[-1]), int(begun.max())  # type: ignore[arg-type]
+    silent = end - last
+    before = calls.diff().max()
+    longest = before if isinstance(before, int) else 0
+    return (
+        silent > _SILENT * (end - min(first, int(begun.min())))  # type: ignore[arg-type]
+        and silent > _LONGER * longest
+        and int((begun > last).sum()) >= _OPERATORS
+    )
+
+
+def sentences(rank: int, gpu: str, lost: Mapping[str, Sequence[int]]) -> list[str]:
+    """What is missing in the windows of a rank."""
+    return [
+        said.format(windows=_have(lost[what], rank), gpu=gpu)
+        for what, said in _SAID.items()
+        if lost.get(what)
+    ]
+
+
+def _have(windows: Sequence[int], rank: int) -> str:
+    named = few(sorted(windows), _NAMED)
+    if len(windows) == 1:
+        return f"deep window {named} of rank {rank} has"
+    return f"{len(windows)} deep windows ({named}) of rank {rank} have"

@@ -172,9 +172,9 @@ def _masked_assignment(name: str, word: str) -> str:
 
 def _without_private_keys(text: str) -> Iterator[str]:
     end = 0
-    while found := _PRIVATE_KEY.search(text, end):
-        yield text[end : found.start()] + MASK
-        closed = text.find(_KEY_ENDS, found.end())
+    while header := _PRIVATE_KEY.search(text, end):
+        yield text[end : header.start()] + MASK
+        closed = text.find(_KEY_ENDS, header.end())
         close = text.find("-----", closed + len(_KEY_ENDS)) if closed >= 0 else -1
         end = close + 5 if close >= 0 else len(text)
     yield text[end:]
@@ -183,11 +183,11 @@ def _without_private_keys(text: str) -> Iterator[str]:
 def _without_named(text: str) -> Iterator[str]:
     """Mask what follows a name that implies a secret."""
     end = 0
-    while found := _NAMED.search(text, end):
-        name, separator, quote = found.groups()
-        begin = found.end()
-        yield text[end : found.end(2)]
-        end = found.end(2)
+    while match := _NAMED.search(text, end):
+        name, separator, quote = match.groups()
+        begin = match.end()
+        yield text[end : match.end(2)]
+        end = match.end(2)
         asks = not separator.isspace() or name.startswith("-") or _IS_BEARER.fullmatch(name)
         if not asks or not is_secret(name):
             continue
@@ -204,9 +204,9 @@ def _end_of_value(text: str, begin: int, quote: str, is_header: object) -> int:
         stop = text.find(quote, begin)
         return stop if stop >= 0 else len(text)
     if is_header:
-        return next((at for at in range(begin, len(text)) if text[at] in "\"'\n"), len(text))
-    found = _BARE.match(text, begin)
-    return found.end() if found else begin
+        return next((end for end in range(begin, len(text)) if text[end] in "\"'\n"), len(text))
+    bare = _BARE.match(text, begin)
+    return bare.end() if bare else begin
 
 
 def _is_setting(name: str, value: str) -> bool:

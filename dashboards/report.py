@@ -53,11 +53,7 @@ class DrawnFigure(NamedTuple):
 
 
 def html_of(loaded: Loaded, report: RunReport) -> str:
-    """The report of a run as one page.
-
-    Args:
-        report: as from `make_report`.
-    """
+    """The report of a run as one page."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

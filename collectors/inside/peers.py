@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from .. import records
-from ..process.kernel import host_clock
-from ..recorder import SECOND_S, Recorder, identity
+from . import records
+from .kernel import host_clock
+from .recorder import SECOND_S, Recorder, identity
 
 FAN_OUT = 8
 FIRST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 60.0
@@ -39,7 +39,6 @@ class Peers:
     """The comparisons of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is compared yet."""
         self._recorder = recorder
         self.on_fork()
 
@@ -66,7 +65,7 @@ class Peers:
                 target=self._recorder.call, args=arguments, name="dpro-peers", daemon=True
             ).start()
 
-    def _run(self, own: records.RecordWriter) -> None:
+    def _run(self, writer: records.RecordWriter) -> None:
         store = self._recorder.store
         number, host = store.ask(_number), store.ask(_store_host)
         if number is None or host is None:
@@ -78,11 +77,11 @@ class Peers:
         if store.gone:
             return
         period_s = FIRST_PERIOD_S if peer else LONGEST_PERIOD_S
-        while self._recorder.records is own:
+        while self._recorder.records is writer:
             if peer:
                 rank, address = peer
                 for time_ns, offset_ns, round_trip_ns in pingpong.compare(address):
-                    own.write(records.PEER, time_ns, rank, offset_ns, round_trip_ns)
+                    writer.write(records.PEER, time_ns, rank, offset_ns, round_trip_ns)
             pingpong.answer(period_s)
             period_s = min(2 * period_s, LONGEST_PERIOD_S)
 
@@ -155,7 +154,6 @@ class Address(NamedTuple):
 
     Attributes:
         token: what a question must carry to be answered.
-        port: its port.
         hosts: names of its host, best first.
     """
 
@@ -252,8 +250,8 @@ def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
 
 def _family(host: str) -> socket.AddressFamily:
     """IPv4 where a host has it."""
-    found = {family for family, *_ in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
-    return socket.AF_INET if socket.AF_INET in found or not found else socket.AF_INET6
+    families = {family for family, *_ in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
+    return socket.AF_INET if socket.AF_INET in families or not families else socket.AF_INET6
 
 
 def _source(family: socket.AddressFamily, host: str) -> str:

@@ -67,7 +67,9 @@ def lives(facts: Mapping[str, Any]) -> bool | None:
     pid, ticks, namespace = int(facts["pid"]), int(facts["start_ticks"]), pid_namespace()
     if facts.get("pid_namespace") == namespace:
         return start_ticks(pid) == ticks != -1
-    return None if namespace != ALL_PROCESSES else any(start_ticks(each) == ticks for each in _called(pid))
+    if namespace != ALL_PROCESSES:
+        return None
+    return any(start_ticks(host_pid) == ticks for host_pid in _called(pid))
 
 
 def _called(pid: int) -> Iterator[int]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-from .. import records
-from ..recorder import Recorder
+from . import records
+from .recorder import Recorder
 
 
 def install(recorder: Recorder) -> None:

@@ -36,7 +36,6 @@ class StepSignal:
     """
 
     def __init__(self, source: int, weight: float) -> None:
-        """Describe a signal."""
         self.source, self.weight = source, weight
 
 
@@ -54,11 +53,7 @@ class Boundary(NamedTuple):
 
 
 class StepCounter:
-    """Counts the steps of one process.
-
-    Attributes:
-        step: steps ended so far.
-    """
+    """Counts the steps of one process."""
 
     def __init__(self, weigh: Callable[[Any], float], announce: Callable[[int, int, int], None]) -> None:
         """Start counting.
@@ -93,8 +88,8 @@ class StepCounter:
         Returns:
             The optimizer's number and its updates so far; None where they cannot end a step.
         """
-        known = self._numbers.get(id(optimizer))
-        number = self._meet(optimizer) if known is None or known[0]() is not optimizer else known[1]
+        numbered = self._numbers.get(id(optimizer))
+        number = self._meet(optimizer) if numbered is None or numbered[0]() is not optimizer else numbered[1]
         if self._weights[number] < self._least:
             return None
         if gradients is not None and self._repeats(number, gradients):
@@ -125,8 +120,8 @@ class StepCounter:
         self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         self._counts.append(0)
         self._weights.append(self._weigh(optimizer))
-        alive = [each for reference, each in self._numbers.values() if reference() is not None]
-        self._least = SMALL * max(self._weights[each] for each in alive)
+        alive = [other for reference, other in self._numbers.values() if reference() is not None]
+        self._least = SMALL * max(self._weights[other] for other in alive)
         if self._weights[number] >= self._least:
             self._recent = {n: c for n, c in self._recent.items() if self._weights[n] >= self._least}
             self._recent[number] = 0
@@ -143,7 +138,7 @@ class StepCounter:
         replaced = self._anchor >= 0 and self._alive() == {number}
         if min(self._recent.values()) < 2 and not replaced:
             return
-        rarest = min(reversed(self._recent), key=lambda each: self._recent[each])
+        rarest = min(reversed(self._recent), key=lambda other: self._recent[other])
         if rarest != self._anchor:
             self._hand_over(rarest)
         self._patience = PATIENCE + 4 * sum(self._recent.values()) // self._recent[rarest]

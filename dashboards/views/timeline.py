@@ -20,12 +20,11 @@ from dpro.dashboards.order import BY_NUMBER, KEY, orders_of
 from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, panel, section
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.detail import PIXELS, segments
-from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
+from dpro.dashboards.timeline.lanes import KINDS, MEASURED, SIDES, RankLanes
 from dpro.dashboards.timeline.routes import register
 from dpro.units import NS_PER_MS
 
 NAME = "timeline"
-SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
 COLOURS = {"kind": "by kind", "phase": "forward / backward", "micro": "by micro-batch", "name": "by name"}
 _MAX_WINDOWS = 12  # that are links; more are a list
 LEGEND = {  # kind -> variable of its colour, what it is called
@@ -69,11 +68,11 @@ def _tools(loaded: Loaded, link: Link) -> Any:
 
 def _windows(steps: pl.DataFrame, link: Link) -> Component:
     """A link to each deep window; its steps become the selection."""
-    found = steps.group_by("window", maintain_order=True).agg(
+    windows = steps.group_by("window", maintain_order=True).agg(
         first=pl.col("step").min(), last=pl.col("step").max()
     )
     links = []
-    for _window, first, last in found.iter_rows():
+    for _window, first, last in windows.iter_rows():
         chosen = link.steps == ((first, last),)
         words = f"step {first}" if first == last else f"steps {first}–{last}"
         address = link.query(steps=((first, last),), time_ms=None)
@@ -96,45 +95,30 @@ def shown_info(
     frames = [pl.DataFrame(schema=_TABLE)]
     for lanes in ranks:
         rows = range(lanes.all.first.size - 1)
-        found = segments(lanes.levels, rows, low, high, max((high - low) / PIXELS, 1.0))
-        lane = [n for n, each in enumerate(lanes.lanes) for _ in range(*each.rows)]
-        labels = pl.Series([each.label for each in lanes.lanes], dtype=pl.String)
-        places = pl.Series(lane, dtype=pl.Int64).gather(found.row)
-        texts = pl.Series(names, dtype=pl.String).gather(lanes.name[found.item])
-        depth = pl.Series(found.row) - pl.Series(
-            [each.rows[0] for each in lanes.lanes], dtype=pl.Int64
+        visible = segments(lanes.levels, rows, low, high, max((high - low) / PIXELS, 1.0))
+        lane = [n for n, one_lane in enumerate(lanes.lanes) for _ in range(*one_lane.rows)]
+        labels = pl.Series([one_lane.label for one_lane in lanes.lanes], dtype=pl.String)
+        places = pl.Series(lane, dtype=pl.Int64).gather(visible.row)
+        texts = pl.Series(names, dtype=pl.String).gather(lanes.name[visible.item])
+        depth = pl.Series(visible.row) - pl.Series(
+            [one_lane.rows[0] for one_lane in lanes.lanes], dtype=pl.Int64
         ).gather(places)
         columns = {
-            "rank": pl.Series([lanes.rank]).new_from_index(0, found.row.size), "lane": labels.gather(places),
-            "row": depth, "kind": pl.Series(KINDS).gather(found.kind),
-            "name": texts.set(pl.Series(found.count > 1), ""),
-            "start_ms": found.start / NS_PER_MS, "end_ms": found.end / NS_PER_MS, "spans": found.count,
-            "busy_ms": found.busy / NS_PER_MS,
+            "rank": pl.Series([lanes.rank]).new_from_index(0, visible.row.size),
+            "lane": labels.gather(places), "row": depth, "kind": pl.Series(KINDS).gather(visible.kind),
+            "name": texts.set(pl.Series(visible.count > 1), ""),
+            "start_ms": visible.start / NS_PER_MS, "end_ms": visible.end / NS_PER_MS, "spans": visible.count,
+            "busy_ms": visible.busy / NS_PER_MS,
         }  # fmt: skip
         frames.append(pl.DataFrame(columns, schema=_TABLE))
     return pl.concat(frames)
 
 
-def extent_info(steps: pl.DataFrame, link: Link, end_ms: float) -> tuple[float, float]:
-    """From and to, ms: what the link says, else the selected steps, else the first deep window.
-
-    Args:
-        steps: `window`, `step`, `begin_ms`, `end_ms`.
-    """
-    if link.time_ms is not None:
-        return link.time_ms
-    chosen = link.chosen(steps)
-    if not link.steps and not chosen.is_empty():
-        chosen = chosen.filter(pl.col("window") == chosen["window"].min())
-    if chosen.is_empty():
-        return 0.0, max(end_ms, 1e-3)
-    return float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
-
-
 def _segments(loaded: Loaded, link: Link) -> pl.DataFrame:
     measured, of = loaded.measured, loaded.measured.clocks
     ranks = [lanes for rank, lanes in sorted(measured.all().items()) if not link.ranks or rank in link.ranks]
-    return shown_info(ranks, measured.names.texts, *extent_info(of.steps, link, of.end_ns / NS_PER_MS))
+    extent_ms = link.extent_ms(of.steps) or (0.0, max(of.end_ns / NS_PER_MS, 1e-3))
+    return shown_info(ranks, measured.names.texts, *extent_ms)
 
 
 def _legend(link: Link) -> list[Component]:

@@ -1,7 +1,8 @@
 """The end of a recording: the tables of what one launcher started, then the run's manifest.
 
-In: a launch whose job has ended. Out: a run that opens. Several launchers may share a run; each adds its
-ranks to the manifest that is there. The manifest is written last, and the marker goes after it.
+In: a launch whose job has ended. Out: a run that opens, whose manifest says which changes were made to the
+job. Several launchers may share a run; each adds its ranks to the manifest that is there. The manifest is
+written last, and the marker goes after it.
 """
 
 from __future__ import annotations
@@ -9,34 +10,34 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
+from msgspec.structs import replace
 
 from dpro._version import __version__
 from dpro.collectors.convert.endings import Ending, ending, exited, first_error
 from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
-from dpro.collectors.convert.readers import Readers
-from dpro.collectors.convert.recorded import RecordedProcess, processes, unreadable
+from dpro.collectors.convert.recorded import Readers, RecordedProcess, attempts, processes, unreadable
 from dpro.collectors.convert.served import add_logged, write_engines
-from dpro.collectors.convert.windows.cost import worst
+from dpro.collectors.convert.tables import convert_samples
+from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import IMPORTED, LACKS, REPLACED, SHOWN, image_folder, next_image
-from dpro.collectors.job.applied import applied
-from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.absence import why_no_steps
 from dpro.collectors.launch.ownership import ensure_mine, keep_others_out
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
-from dpro.collectors.telemetry.samples import convert_samples
 from dpro.errors import DproError
 from dpro.folders import locked
 from dpro.schema import COUNTERS, STEPS, TABLES, WORKERS
-from dpro.store import Manifest, is_run, merge_counts, open_run, part_files, write_manifest
+from dpro.store import AppliedChange, Manifest, is_run, merge_counts, open_run, part_files, write_manifest
 from dpro.units import NS_PER_S
 from dpro.words import from_json
 
@@ -64,11 +65,7 @@ ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where 
 
 
 def convert_waiting(launch: Launch, readers: Readers) -> None:
-    """Convert the windows, calls and samples that are whole while the job still runs.
-
-    Args:
-        launch: one launcher's part of the recording.
-    """
+    """Convert the windows, calls and samples that are whole while the job still runs."""
     convert_samples(launch, whole=True)
     for process in processes(launch):
         convert_so_far(launch.run, process, readers)
@@ -110,11 +107,16 @@ def finish(
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
             move_process(launch.run, process, folder)
-        notes = [_converted(folder, each, readers, statuses, launched_ns) for each in recorded]
+        notes = []
+        for process in recorded:
+            doubt = f"rank {process.rank}: not all of .raw was converted"
+            notes.append(_noted(doubt, _converted, folder, process, readers, statuses, launched_ns))
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
-            notes += [{"warnings": warnings}, _sampled(launch, recorded)]
-            notes += [_inspected(launch, recorded, readers), _logged(launch, readers)]
+            doubt = "not all logs of NCCL's Inspector were converted"
+            notes += [{"warnings": warnings}]
+            notes += [_noted("not all telemetry was converted", _sampled, launch, recorded)]
+            notes += [_noted(doubt, convert_logs, launch, recorded, readers.log), _logged(launch, readers)]
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
@@ -137,41 +139,34 @@ def _ensure_mine(launch: Launch) -> None:
         keep_others_out(launch.run, launch.raw.parent)
 
 
-def _converted(
-    run: Path, process: RecordedProcess, readers: Readers, statuses: Mapping[int, int], launched_ns: int
-) -> dict[str, Any]:
-    """Convert one process; whatever is wrong with it does not keep the others from the run.
+def _noted(doubt: str, convert: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What a conversion says, or that it failed: that does not keep the others from the run.
 
     Raises:
         OSError: the tables cannot be written; a later `finish` may succeed.
     """
-    status = None if _followed(process) else statuses.get(process.facts["pid"])
     try:
-        note = convert_process(run, process, readers, status, launched_ns)
-        further = [*_replaced(process), *_cut_off(process), *_lines(process.folder / LACKS)]
-        return note | {"warnings": [*note["warnings"], *further]}
+        return convert(*arguments)
     except OSError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        return {"warnings": [f"rank {process.rank}: not all of .raw was converted: {what}"], "whole": False}
+        return {"warnings": [f"{doubt}: {type(error).__name__}: {error}"], "whole": False}
+
+
+def _converted(
+    run: Path, process: RecordedProcess, readers: Readers, statuses: Mapping[int, int], launched_ns: int
+) -> dict[str, Any]:
+    status = None if _followed(process) else statuses.get(process.facts["pid"])
+    note = convert_process(run, process, readers, status, launched_ns)
+    further = [*_replaced(process), *_cut_off(process), *_lines(process.folder / LACKS)]
+    return note | {"warnings": [*note["warnings"], *further]}
 
 
 def _sampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> dict[str, Any]:
-    """Convert what was sampled beside the processes, which have been converted.
-
-    Raises:
-        OSError: as `_converted`.
-    """
-    try:
-        convert_samples(launch)
-        forget_elections(launch.raw.parent)
-        return {"warnings": _unsampled(launch, recorded)}
-    except OSError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        return {"warnings": [f"not all telemetry was converted: {what}"], "whole": False}
+    """Convert what was sampled beside the processes, which have been converted."""
+    convert_samples(launch)
+    forget_elections(launch.raw.parent)
+    return {"warnings": _unsampled(launch, recorded)}
 
 
 def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]:
@@ -193,21 +188,6 @@ def _latest_ns(parts: Iterable[Path], column: str) -> int:
     """The largest value of a column in some parts; -1 for none."""
     values = [pl.read_parquet(part, columns=[column])[column].max() for part in parts if part.exists()]
     return max((value for value in values if isinstance(value, int)), default=-1)
-
-
-def _inspected(launch: Launch, recorded: list[RecordedProcess], readers: Readers) -> dict[str, Any]:
-    """Convert what NCCL's Inspector wrote.
-
-    Raises:
-        OSError: as `_converted`.
-    """
-    try:
-        return convert_logs(launch, recorded, readers.log)
-    except OSError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        return {"warnings": [f"not all logs of NCCL's Inspector were converted: {what}"], "whole": False}
 
 
 def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:
@@ -296,7 +276,7 @@ def _manifest(
 def _seen_of_steps(launch: Launch, recorded: Sequence[RecordedProcess]) -> tuple[list[int], bool, list[str]]:
     """What `why_no_steps` is to know: ends of steps of each process, and what was seen of the others."""
     written = [records.read_records(process.folder / "records.bin") for process in recorded]
-    updates = [sum(each.kind == records.UPDATE for each in found) for found in written]
+    updates = [sum(record.kind == records.UPDATE for record in of_process) for of_process in written]
     return updates, (launch.raw / IMPORTED).exists(), _lines(launch.raw / ABSENCE)
 
 
@@ -309,45 +289,45 @@ def _job_ending(launch: Launch, status: int | None) -> Ending:
     return seen if seen.known else exited(launch.raw / "exit")
 
 
-def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
+def _joined(earlier: Manifest, added: Manifest) -> Manifest:
     """The manifest of a run that several launchers record: the exit status is that of the first to fail."""
-    statuses = (earlier.exit_status, mine.exit_status)
+    statuses = (earlier.exit_status, added.exit_status)
     failed = [status for status in statuses if status]
-    twice = sorted({*earlier.ranks} & {*mine.ranks})
+    twice = sorted({*earlier.ranks} & {*added.ranks})
     mixed = [
         f"several launchers recorded rank {', '.join(map(str, twice))}: jobs, or attempts of one, are mixed "
         "here; record each into a folder of its own"
     ]
     return dataclasses.replace(
         earlier,
-        world_size=max(earlier.world_size, mine.world_size),
-        ranks=sorted({*earlier.ranks, *mine.ranks}),
-        hosts=_distinct([*earlier.hosts, *mine.hosts]),
-        gpus=_distinct([*earlier.gpus, *mine.gpus]),
-        versions=mine.versions | earlier.versions,
-        environment=_common([earlier.environment, mine.environment]) if earlier.ranks else mine.environment,
+        world_size=max(earlier.world_size, added.world_size),
+        ranks=sorted({*earlier.ranks, *added.ranks}),
+        hosts=_distinct([*earlier.hosts, *added.hosts]),
+        gpus=_distinct([*earlier.gpus, *added.gpus]),
+        versions=added.versions | earlier.versions,
+        environment=_common([earlier.environment, added.environment]) if earlier.ranks else added.environment,
         exit_status=failed[0] if failed else None if None in statuses else 0,
-        warnings=_distinct([*(mixed if twice else []), *earlier.warnings, *mine.warnings]),
-        skipped=merge_counts([earlier.skipped, mine.skipped]),
-        windows=worst([earlier.windows, mine.windows]),
-        applied=[*earlier.applied, *mine.applied],
-        error=earlier.error or mine.error,
-        unrecorded=earlier.unrecorded and mine.unrecorded,
+        warnings=_distinct([*(mixed if twice else []), *earlier.warnings, *added.warnings]),
+        skipped=merge_counts([earlier.skipped, added.skipped]),
+        windows=worst([earlier.windows, added.windows]),
+        applied=[*earlier.applied, *added.applied],
+        error=earlier.error or added.error,
+        unrecorded=earlier.unrecorded and added.unrecorded,
     )
 
 
-def _write_manifest(run: Path, mine: Manifest) -> None:
+def _write_manifest(run: Path, added: Manifest) -> None:
     """Write the manifest of what one launch recorded, or add to that of the other launches."""
     run.mkdir(parents=True, exist_ok=True)
     with locked(run):  # launchers that end together join their manifests in turn
         earlier = open_run(run).manifest if is_run(run) else None
-        write_manifest(run, mine if earlier is None else _joined(earlier, mine))
+        write_manifest(run, added if earlier is None else _joined(earlier, added))
 
 
 def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """The variables that all have with the same value; those of each rank by itself, as `RANK`, are none."""
-    first, *others = [dict(each) for each in environments] or [{}]
-    return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+    first, *others = [dict(environment) for environment in environments] or [{}]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def _lines(path: Path) -> list[str]:
@@ -387,3 +367,37 @@ def disagreement(run: Path) -> list[str]:
         f"rank {more_rank} ended {more} steps in a time in which rank {fewer_rank} ended {fewer}: if they "
         "train together, they count differently; name the step with --step"
     ]
+
+
+# Which of the requested changes were made to the job; a process that reported nothing of one has not made it.
+
+SILENT = "it ended before it could report whether that was done"
+
+
+def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[AppliedChange]:
+    """Return what a process that has ended reported of each requested change.
+
+    Returns:
+        A record for each; a change has either been applied or refused.
+    """
+    said = {change.edit: change for change in _said(process)}
+    outcomes = []
+    for change in options.get("apply", []):
+        outcome = said.get(change["edit"], AppliedChange(change["edit"], process.rank, [], []))
+        outcomes.append(outcome if outcome.applied or outcome.refused else replace(outcome, refused=[SILENT]))
+    return outcomes
+
+
+def refused_so_far(launch: Launch) -> Iterator[str]:
+    """Yield why changes could not be made so far in a running job: `rank 0: bucket:mb=1: …`."""
+    for process in processes(launch):
+        for change in _said(process):
+            for reason in change.refused:
+                yield f"rank {process.rank}: {change.edit}: {reason}"
+
+
+def _said(process: RecordedProcess) -> list[AppliedChange]:
+    with suppress(OSError, ValueError, TypeError):
+        said = from_json((process.folder / "applied.json").read_bytes())
+        return msgspec.convert([{**change, "rank": process.rank} for change in said], list[AppliedChange])
+    return []

@@ -36,11 +36,7 @@ class Window(NamedTuple):
 
 
 class WindowPlan:
-    """The windows to come, as one rank knows them.
-
-    Attributes:
-        number: of the next window.
-    """
+    """The windows to come, as one rank knows them."""
 
     def __init__(self, first: int, steps: int, every: int | None) -> None:
         """Plan the first window.

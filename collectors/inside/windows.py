@@ -23,12 +23,14 @@ import torch
 from torch.autograd import profiler
 from torch.autograd.profiler import profile, record_function
 
-from .. import captures, records
-from ..files import write_whole
-from ..main_thread import MainThreadCall
-from ..patching import patch
-from ..recorder import Recorder, identity
-from ..torch_internals import (
+from . import captures, records
+from .files import write_whole
+from .kineto import OwnProfile, Recording, leave_out_destructors, start_in_main_thread, stop_left
+from .main_thread import MainThreadCall
+from .patching import patch
+from .recorder import Recorder, identity
+from .records import RecordWriter
+from .torch_internals import (
     end_range,
     has_context,
     has_profiler,
@@ -37,8 +39,7 @@ from ..torch_internals import (
     prepare_profiler,
     profiler_hooks,
 )
-from .kineto import OwnProfile, Recording, leave_out_destructors, start_in_main_thread, stop_left
-from .plan import Budget, Window, WindowPlan
+from .window_plan import Budget, Window, WindowPlan
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
 MIN_PERIOD = 200  # steps from one window to the next, where their cost decides
@@ -50,6 +51,7 @@ CAPTURED = "a CUDA graph was captured"
 UNPREPARED = "the loop runs beside the main thread, which ran no Python before that to start Kineto"
 DROPPED = "a profiler or another process was started meanwhile"
 _REASONS = {LATE: records.MISSED_LATE, UNPREPARED: records.MISSED_UNPREPARED}
+REQUESTS = ("window", "off", "on")
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
 ENDED = "the job ended before it began"
 
@@ -63,7 +65,6 @@ class Windows:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        """No window is open yet."""
         self._recorder = recorder
         self.foreign = UserProfilers()
         self.ranges = Ranges()
@@ -149,32 +150,27 @@ class Windows:
             self._start(window)
 
     def _start(self, window: Window) -> None:
-        folder, own = self._recorder.folder, self._recorder.records
-        if folder is None or own is None:
+        folder, writer = self._recorder.folder, self._recorder.records
+        if folder is None or writer is None:
             return
         begun_ns = time.monotonic_ns()
         self.foreign.override()
         self.ranges.finish()
-        self._open = OpenWindow(self._recorder.config, folder, own, window, self._step)
+        self._open = OpenWindow(self._recorder.config, folder, writer, window, self._step)
         self._latest = window.step
         self._used = True
         if not (_is_main_thread() or hasattr(self._of_thread, "guard")):
             self._of_thread.guard = _AtThreadEnd(partial(self._recorder.call, self.on_end))
         self._budget.opened(time.monotonic_ns() - begun_ns)
 
-    def _mine(self) -> OpenWindow | None:
+    def _closable(self) -> OpenWindow | None:
         """The open window, if this thread can close it."""
-        mine = self._open is not None and self._open.thread == threading.get_ident()
-        return self._open if mine else None
+        is_ours = self._open is not None and self._open.thread == threading.get_ident()
+        return self._open if is_ours else None
 
     def close(self, save: bool, why_not: str = DROPPED) -> None:
-        """End the window, if one is being recorded and this thread can stop it.
-
-        Args:
-            save: whether to keep it.
-            why_not: the reason, where it is not kept.
-        """
-        opened = self._mine()
+        """End the window, if one is being recorded and this thread can stop it."""
+        opened = self._closable()
         if opened is None:
             return
         begun_ns = time.monotonic_ns()
@@ -188,7 +184,7 @@ class Windows:
 
     def _abandon(self) -> None:
         """There was trouble: Kineto left running would slow the job down, and crash it at its exit."""
-        opened, self._open = self._mine(), None
+        opened, self._open = self._closable(), None
         if opened is not None:
             opened.close(keep=False)
 
@@ -208,12 +204,12 @@ class Windows:
         """The loop asks for something; where it makes no steps, a window may wait for the GPU no more."""
         opened = self._open
         idle = opened is not None and time.monotonic() - self._recorder.last_step_s > IDLE_S
-        if idle and opened is not None and opened is self._mine() and opened.is_complete():
+        if idle and opened is not None and opened is self._closable() and opened.is_complete():
             self.close(save=True)
 
     def on_end(self) -> None:
         """No step may follow: keep what there is."""
-        opened = self._mine()
+        opened = self._closable()
         if opened is not None:
             begun = opened.has_begun
             if begun:
@@ -222,7 +218,7 @@ class Windows:
 
     def on_capture(self) -> None:
         """Called before a CUDA graph is captured; later steps may be replays, which trigger no hook."""
-        opened = self._mine()
+        opened = self._closable()
         if opened is not None:
             whole = opened.has_whole_step
             if whole:
@@ -246,7 +242,7 @@ class Windows:
         """Called before a profiler stops."""
         self.foreign.end(profiler)
 
-    def on_observer(self, _: Any) -> None:
+    def on_observer(self) -> None:
         """The user records an execution trace; one at a time can be."""
         self.close(save=False)
 
@@ -265,7 +261,7 @@ class Windows:
 
     def on_request(self, request: dict[str, Any]) -> None:
         """A request came for one window, or to switch windows off or on; rank 0 handles it."""
-        if identity()[0] == 0 and request["kind"] in ("window", "off", "on"):
+        if identity()[0] == 0 and request["kind"] in REQUESTS:
             self._requests.append(request)
 
     def on_second(self) -> None:
@@ -331,23 +327,16 @@ def _lead() -> int:
     return int(torch.cuda.is_initialized())
 
 
-class NoWindows:
-    """A process whose user wants no deep windows."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        """There is nothing to record."""
-        self._recorder = recorder
-
-    def on_request(self, request: dict[str, Any]) -> None:
-        """A request came from outside; say that there are no windows."""
-        if request["kind"] in ("window", "off", "on"):
-            self._recorder.answer(request["id"], {"why_not": UNWANTED})
+def _refuse(recorder: Recorder, request: dict[str, Any]) -> None:
+    """A request came from outside the job, whose user wants no deep windows."""
+    if request["kind"] in REQUESTS:
+        recorder.answer(request["id"], {"why_not": UNWANTED})
 
 
 def install(recorder: Recorder) -> None:
     """Record deep windows."""
     if not recorder.config.get("windows", True):
-        recorder.listen("request", NoWindows(recorder).on_request)
+        recorder.listen("request", lambda request: _refuse(recorder, request))
         return
     windows = Windows(recorder)
     recorder.listen("work", windows.on_work)
@@ -360,13 +349,13 @@ def install(recorder: Recorder) -> None:
     _install_backward(windows)
     _install_disable(recorder, windows)
     prepare, start = profiler_hooks()
-    patch(profile, start, before=lambda each: recorder.call(windows.on_profiler_start, each))
+    patch(profile, start, before=lambda profiler: recorder.call(windows.on_profiler_start, profiler))
     patch(profile, prepare, before=lambda profiler: recorder.call(windows.on_profiler, profiler))  # first
     patch(profile, "__exit__", before=lambda profiler: recorder.call(windows.on_profiler_end, profiler))
     captures.listen(windows.on_capture)
     observer = getattr(torch.profiler, "ExecutionTraceObserver", None)
     if observer is not None and recorder.config["execution_trace"]:
-        patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_observer, each))
+        patch(observer, "register_callback", before=lambda *_: recorder.call(windows.on_observer))
     os.register_at_fork(before=lambda: recorder.call(windows.before_fork))
     atexit.register(stop_left)
 
@@ -411,24 +400,19 @@ class OpenWindow:
     """A window that is being recorded.
 
     Attributes:
-        window: which.
         thread: that started Kineto: no other can stop it.
         has_whole_step: whether one of its steps has ended.
     """
 
     def __init__(
-        self, options: Mapping[str, Any], folder: Path, own: records.RecordWriter, window: Window, step: int
+        self, options: Mapping[str, Any], folder: Path, writer: RecordWriter, window: Window, step: int
     ) -> None:
-        """Start recording.
-
-        Args:
-            folder: of this process's files.
-        """
+        """Start recording."""
         self.window = window
         self.thread = threading.get_ident()
         self.has_whole_step = False
-        self._folder, self._own = folder, own
-        own.write(records.OPENED, window.number, time.time_ns(), window.step)
+        self._folder, self._writer = folder, writer
+        writer.write(records.OPENED, window.number, time.time_ns(), window.step)
         self._recording = Recording(options, folder / f"trace{window.number:04d}.json")
         self._started_ns = time.time_ns() if step >= window.step else 0
         self._ended_ns = self._ended_after = 0
@@ -469,9 +453,6 @@ class OpenWindow:
     def close(self, keep: bool) -> bool:
         """Stop recording.
 
-        Args:
-            keep: whether to save the window.
-
         Returns:
             Whether it is saved: not into a run that was deleted.
 
@@ -484,14 +465,14 @@ class OpenWindow:
             if keep and _is_there(self._folder):
                 if self._recording.gpu:
                     seen = self.is_complete() and not captures.is_capturing_here()
-                    self._own.write(records.CUT, number, self._started_ns, end_ns, int(seen))
+                    self._writer.write(records.CUT, number, self._started_ns, end_ns, int(seen))
                 path = self._folder / f"window{number:04d}.json"
         finally:
             self._recording.stop(path)
         if path is not None:
-            self._own.write(records.WINDOW, number, self._started_ns, end_ns, time.time_ns())
+            self._writer.write(records.WINDOW, number, self._started_ns, end_ns, time.time_ns())
         else:
-            self._own.write(records.DROPPED, number, time.time_ns())
+            self._writer.write(records.DROPPED, number, time.time_ns())
         return path is not None
 
     def _end(self, step: int) -> None:
@@ -572,7 +553,6 @@ class Agreement:
     """Rank 0's latest announcement, as one process sends or receives it."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nothing is announced yet."""
         self._recorder = recorder
         self.forget()
 
@@ -621,8 +601,8 @@ class Agreement:
         self._looks += 1
         if _one_host() or self._looks % STORE_EVERY:
             return self._received
-        found = self._recorder.store.ask(lambda store: store.get(KEY) if store.check([KEY]) else None)
-        return self._received if found is None else bytes(found)
+        announced = self._recorder.store.ask(lambda store: store.get(KEY) if store.check([KEY]) else None)
+        return self._received if announced is None else bytes(announced)
 
 
 def _one_host() -> bool:
@@ -639,17 +619,12 @@ class UserProfilers:
     """The profilers of the user, from when they are prepared until they end or are deleted."""
 
     def __init__(self) -> None:
-        """Start without profilers."""
         self._prepared: weakref.WeakKeyDictionary[profile, int] = weakref.WeakKeyDictionary()
         self._running: weakref.WeakSet[profile] = weakref.WeakSet()
         self._undone: weakref.WeakSet[profile] = weakref.WeakSet()
 
     def prepare(self, profiler: profile, step: int) -> None:
-        """Note a profiler that will be prepared now.
-
-        Args:
-            profiler: the user's profiler.
-        """
+        """Note a profiler that will be prepared now."""
         self._prepared[profiler] = step
         self._undone.discard(profiler)
 
@@ -686,7 +661,6 @@ class Ranges:
     """Those that were entered while a profiler ran, and have not been left."""
 
     def __init__(self) -> None:
-        """There are none."""
         self.forget()
 
     def forget(self) -> None:

@@ -1,1 +1,0 @@
-"""Deep windows of one process, on their way into tables."""

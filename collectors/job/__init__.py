@@ -1,1 +1,0 @@
-"""A whole recording, from all its processes."""
