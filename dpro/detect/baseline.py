@@ -25,7 +25,7 @@ from dpro.replay.timeline import (
     Timeline,
     chain_to,
     changed_step_times,
-    critical_nodes,
+    critical_stretches,
     durations_of,
     replay,
     step_ends,
@@ -164,8 +164,7 @@ class Baseline:
 
     def critical_stretches(self) -> Iterable[tuple[Timeline, Ints]]:
         """What decides when windows end: replays of ranks, or of all, and their nodes that do, in order."""
-        windows = np.unique(self.graph.nodes.window).tolist()
-        return ((self.timeline, critical_nodes(self.timeline, window)) for window in windows)
+        return critical_stretches(self.timeline)
 
     def changed_step_ns(self, changed: Graph) -> Ints:
         """[T] ns, how long each step takes in a changed graph."""

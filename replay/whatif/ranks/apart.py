@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.sharded.agreed import Spread
-from dpro.replay.sharded.joined import critical_stretches, meetings_of, replay_inside, those_of
+from dpro.replay.sharded.joined import inside_of, path_through
 from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share, skeletons_of_both
-from dpro.replay.timeline import Timeline
+from dpro.replay.timeline import Stretch, Timeline, critical_stretches
 from dpro.replay.whatif.edit import RankChange
 from dpro.replay.whatif.ranks.changed import CondensedJob, with_ranks
 from dpro.replay.whatif.ranks.rank import RankWork, rank_under_edits
@@ -74,16 +74,10 @@ class RanksApart:
         one, other = (with_ranks(self.job, [each[at] for each in found]).graph for at in (0, 1))
         return one, other
 
-    def critical_stretches(self, timeline: Timeline) -> Iterator[tuple[Timeline, Any]]:
-        """As `dpro.replay.sharded.joined.critical_stretches`."""
-        meetings = meetings_of(timeline)
-
-        @cache
-        def inside(rank: int) -> Timeline:
-            share, graph = _built(self.changes, next(iter(self._work([rank]))))
-            return replay_inside(share, graph, those_of(meetings, share.instance))
-
-        return critical_stretches(self.job.joined, timeline, inside)
+    def critical_stretches(self, timeline: Timeline) -> Iterator[Stretch]:
+        """As `dpro.replay.timeline.critical_stretches`."""
+        inside = inside_of(timeline, lambda rank: _built(self.changes, next(self._work([rank]))))
+        return critical_stretches(timeline, path_through(self.job.joined, timeline, inside))
 
     def _work(self, ranks: Iterable[int] | None = None) -> Iterator[RankWork]:
         return self.job.work_on(self.job.condensed.agreed.ranks if ranks is None else ranks)

@@ -17,7 +17,7 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.sharded.agreed import Spread
-from dpro.replay.sharded.joined import meetings_of, replay_inside, those_of
+from dpro.replay.sharded.joined import meetings_of, replay_inside
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
@@ -111,7 +111,7 @@ def _proposed(
 def _facts_of_rank(job: CondensedJob, facts: RunFacts, rank: int) -> RunFacts:
     """What one rank shows, as it runs beside the others."""
     share, graph = rank_under_edits(next(job.work_on([rank])))
-    inside = replay_inside(share, graph, those_of(meetings_of(facts.timeline), share.instance))
+    inside = replay_inside(share, graph, meetings_of(facts.timeline))
     return facts_of(inside.graph, suspects=facts.suspects)
 
 
