@@ -28,6 +28,7 @@ from dpro.replay.timeline import changed_durations, changed_ends, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.job import Job
 from dpro.replay.whatif.predict import Prediction, apply_all, compare
 from dpro.replay.whatif.registry import EDITS
 
@@ -130,13 +131,13 @@ class Tries:
             Unanswerable: one leaves nothing for another to change.
         """
         ordered = in_order(edits)
-        graphs, notes = apply_all(self.facts.graph, ordered, self.changed)
-        return compare(graphs, self.facts.baseline, ordered, self._trust, notes)
+        applied = apply_all(Job(self.facts.graph, self.changed), ordered)
+        return compare(applied, self.facts.baseline, self._trust)
 
 
 def is_slim(graph: Graph, changed: Graph) -> bool:
     """Whether a changed graph shares its nodes with its origin: keeping it takes little memory."""
-    return changed.nodes.measured_start is graph.nodes.measured_start
+    return changed.has_nodes_of(graph)
 
 
 def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float:

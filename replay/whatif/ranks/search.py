@@ -16,14 +16,11 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.sharded.agreed import Spread
-from dpro.replay.sharded.joined import meetings_of, replay_inside
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts, facts_of
-from dpro.replay.whatif.predict import Prediction, Refusal, ranked
-from dpro.replay.whatif.ranks.changed import CondensedJob
-from dpro.replay.whatif.ranks.predict import predict_by_rank
-from dpro.replay.whatif.ranks.rank import WHOLE_ONLY, rank_under_edits
+from dpro.replay.whatif.predict import Prediction, Refusal, predict, ranked
+from dpro.replay.whatif.ranks.condensed import CondensedJob
+from dpro.replay.whatif.ranks.rank import WHOLE_ONLY
 from dpro.replay.whatif.registry import all_kinds
 from dpro.replay.whatif.search import (
     BUDGET,
@@ -46,7 +43,6 @@ Predict = Callable[[Sequence[Edit]], Prediction]
 def explore_by_rank(
     job: CondensedJob,
     trust: Trust,
-    spread: Spread,
     budget: int = BUDGET,
     report: Callable[[int, int], None] = lambda *_: None,
     suspects: Collection[int] = (),
@@ -64,20 +60,20 @@ def explore_by_rank(
     Raises:
         Unanswerable: there is no whole step.
     """
-    facts = facts_of(job.joined.graph, baseline, suspects)
+    facts = facts_of(job.graph, baseline, suspects)
     proposed, refused = _proposed(job, facts, all_kinds() if kinds is None else kinds)
     tried, found, little = proposed[:budget], list[Prediction](), list[SmallGain]()
     made = 0
 
-    def predict(edits: Sequence[Edit]) -> Prediction:
+    def predicted(edits: Sequence[Edit]) -> Prediction:
         nonlocal made
         made += 1
         report(made, min(budget, len(tried) + MAX_TOGETHER))
-        return predict_by_rank(job.run, job.condensed, facts.baseline, edits, trust, job.folder, spread)
+        return predict(job, facts.baseline, edits, trust)
 
     for edit in tried:
         try:
-            answer = predict([edit])
+            answer = predicted([edit])
         except Unanswerable as error:
             refused.append(Refusal(str(edit), str(error)))
             continue
@@ -85,7 +81,7 @@ def explore_by_rank(
             little.append(SmallGain(str(edit), ms(answer.gain_ns)))
         elif not heals_the_healthy(answer, facts.suspects):
             found.append(answer)
-    found += _together(predict, usable(found, facts.base_ns), facts.base_ns, budget - len(tried))
+    found += _together(predicted, usable(found, facts.base_ns), facts.base_ns, budget - len(tried))
     return SearchResult(ranked(found), once_each(refused), [], list(map(str, proposed[budget:])), little)
 
 
@@ -94,7 +90,7 @@ def _proposed(
 ) -> tuple[list[Edit], list[Refusal]]:
     """What each edit proposes: those of the inside of ranks to one rank, all others to the joined graph."""
     rank = int(np.argmax(np.bincount(facts.graph.nodes.rank + 1, facts.of_critical_path)[1:]))
-    inside = _facts_of_rank(job, facts, rank)
+    inside = facts_of(job.graph_of(rank, facts.timeline), suspects=facts.suspects)
     found, refused = list[Edit](), list[Refusal]()
     for kind in kinds:
         if kind.acts_on == "job":
@@ -106,13 +102,6 @@ def _proposed(
         found += [edit for edit in edits if edit.scope() != "job"]
         refused += why
     return found, refused
-
-
-def _facts_of_rank(job: CondensedJob, facts: RunFacts, rank: int) -> RunFacts:
-    """What one rank shows, as it runs beside the others."""
-    share, graph = rank_under_edits(next(job.work_on([rank])))
-    inside = replay_inside(share, graph, meetings_of(facts.timeline))
-    return facts_of(inside.graph, suspects=facts.suspects)
 
 
 def _together(predict: Predict, singles: list[Prediction], base_ns: float, budget: int) -> list[Prediction]:
