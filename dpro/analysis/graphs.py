@@ -289,7 +289,6 @@ def search_of(
         Unanswerable: the run holds no whole step.
         DproError: a process was killed.
     """
-    from dpro.replay.whatif.ranks.search import explore_by_rank
     from dpro.replay.whatif.search import BUDGET, explore
 
     run, condensed, suspects = analysis.run, analysis.condensed, analysis.suspects
@@ -298,7 +297,7 @@ def search_of(
         graph = analysis.built.predictive
         return explore(graph, trust, budget, report, suspects, baseline, kinds)
     with condensed_job(run, condensed) as job:
-        return explore_by_rank(job, trust, budget, report, suspects, baseline, kinds)
+        return explore(job, trust, budget, report, suspects, baseline, kinds)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from dpro.replay.timeline import replay
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict, ranked
 from dpro.replay.whatif.ranks.condensed import CondensedJob
 from dpro.replay.whatif.ranks.rank import WHOLE_ONLY
-from dpro.replay.whatif.ranks.search import explore_by_rank
 from dpro.replay.whatif.registry import all_kinds, parse_edit
+from dpro.replay.whatif.search import explore
 from dpro.store import Run
 from tests.builders import TinyRun, cpu_job, gpu_job
 from tests.fabrics import crossing_pairs
@@ -138,7 +138,7 @@ def test_paths_and_cables_of_a_fabric_change_the_joined_graph(tmp_path):
 @pytest.mark.parametrize("job", [cpu_job, gpu_job])
 def test_a_search_by_rank_predicts_what_the_whole_graph_does(job, tmp_path):
     both = Both(job().write(tmp_path / "run"), tmp_path / "shares")
-    found = explore_by_rank(both.job, both.trust)
+    found = explore(both.job, both.trust)
     assert found.predictions == ranked(found.predictions)
     for each in found.predictions:
         whole = both.whole([str(edit) for edit in each.edits])
@@ -147,7 +147,7 @@ def test_a_search_by_rank_predicts_what_the_whole_graph_does(job, tmp_path):
     assert found.predictions
     refused = {each.edit for each in found.refused if each.reason == WHOLE_ONLY}
     assert refused == {kind.name for kind in all_kinds() if kind.acts_on == "job"}
-    few = explore_by_rank(both.job, both.trust, budget=2)
+    few = explore(both.job, both.trust, budget=2)
     assert few.untried
     assert len(few.predictions) + len(few.little) <= 2 < len(found.predictions) + len(found.little)
 
