@@ -34,10 +34,10 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import GraphError
 from dpro.replay.timeline import changed_step_times, replay
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit_sets import bounds_of, candidates, goes_with, in_order
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import Prediction
-from dpro.replay.whatif.search import bounds_of, candidates, explore
-from dpro.replay.whatif.together import goes_with, in_order
+from dpro.replay.whatif.search import explore
 
 RUNS = (
     "multirank/torchrec_v100_2r_kjt",

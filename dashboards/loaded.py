@@ -30,7 +30,6 @@ from dpro.goodput.life import JobLife, life_of
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import Graph
 from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh
 from dpro.replay.models.roofline import MATMULS
@@ -39,7 +38,8 @@ from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.run_mesh import mesh_of_run
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.predict import Prediction, apply_all, predicted_timeline
+from dpro.replay.whatif.job import Job
+from dpro.replay.whatif.predict import Applied, Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
 from dpro.selection import quoted
@@ -92,7 +92,7 @@ class Loaded(Analysis):
         self.others: Callable[[str], Loaded] = _no_other
         self.offered: Callable[[], list[Run]] = list
         self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()
-        self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
+        self._changed: tuple[tuple[str, ...], Applied[Job]] | None = None
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
         self._difference: tuple[Callable[[], Analysis | None], DifferenceDocument] | None = None
 
@@ -163,15 +163,15 @@ class Loaded(Analysis):
         """How the step time depends on the speed of each part of the machine."""
         return sensitivity(self.built.predictive)
 
-    def changed(self, edits: Sequence[Edit]) -> tuple[list[Graph], list[str]]:
-        """Apply edits one after the other; return the graph after each, and notes. Cache the latest result.
+    def changed(self, edits: Sequence[Edit]) -> Applied[Job]:
+        """Apply edits one after the other. Cache the latest result.
 
         Raises:
             Unanswerable: the run lacks what an edit needs.
         """
         with self.lock_of("changed"):
             key = ("changed", *map(str, edits))
-            if self._changed[0] != key:
+            if self._changed is None or self._changed[0] != key:
                 self._changed = key, apply_all(self.built.predictive, edits)
             return self._changed[1]
 
@@ -183,11 +183,11 @@ class Loaded(Analysis):
         """
         if not edits:
             return self.path
-        graphs, _ = self.changed(edits)
+        applied = self.changed(edits)
         with self.lock_of("changed_path"):
             key = tuple(map(str, edits))
             if self._changed_path[0] != key:
-                changed = predicted_timeline(graphs, self.trust)
+                changed = predicted_timeline(applied, self.trust)
                 path = critical_path_of_steps(changed, self.baseline, self.baseline)
                 self._changed_path = key, path
             return self._changed_path[1]

@@ -227,6 +227,10 @@ class Graph:
         found = once(self, "ranks", (self.nodes.rank,), lambda: distinct(self.nodes.rank)[0])
         return [rank for rank in found.tolist() if rank >= 0]
 
+    def has_nodes_of(self, graph: Graph) -> bool:
+        """Whether its nodes are those of another one: graphs of the same nodes share what was measured."""
+        return self.nodes.measured_start is graph.nodes.measured_start
+
     def edges_into(self, nodes: Ints) -> Ints:
         """Numbers of the edges into some nodes, node by node."""
         first, count = self.indptr[nodes], self.indptr[nodes + 1] - self.indptr[nodes]

@@ -6,7 +6,7 @@ that is done in `dpro.replay.fidelity.accuracy`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.graph import Graph, NodeKind, once
 
@@ -38,6 +38,10 @@ class Timeline:
     start: Ints
     end: Ints
     binding: Ints
+
+
+Stretch = tuple[Timeline, Ints]  # a part of a path: the replay that it is of, and its nodes, first to last
+PathTo = Callable[[Bools], Sequence[Stretch]]  # what decides when the first of those nodes ends that are true
 
 
 def replay(graph: Graph) -> Timeline:
@@ -321,19 +325,40 @@ def chain_to(timeline: Timeline, node: int) -> Ints:
     return chain_of(timeline.binding, timeline.graph.edges.source, node)
 
 
-def critical_path(timeline: Timeline) -> pl.DataFrame:
+def path_within(timeline: Timeline) -> PathTo:
+    """How to find paths in a graph that holds all work."""
+    return lambda last: [(timeline, chain_to(timeline, int(np.argmax(last))))]
+
+
+def critical_stretches(timeline: Timeline, path_to: PathTo | None = None) -> Iterator[Stretch]:
+    """The critical paths of all windows, stretch by stretch.
+
+    Args:
+        path_to: how to find paths, where the graph does not hold all work; as of `path_within` if None.
+    """
+    nodes, path_to = timeline.graph.nodes, path_to or path_within(timeline)
+    for window in np.unique(nodes.window).tolist():
+        ends = np.where(nodes.window == window, timeline.end, -1)
+        yield from path_to(ends == ends.max())
+
+
+def critical_path(timeline: Timeline, path_to: PathTo | None = None) -> pl.DataFrame:
     """What the critical paths of all windows consist of, largest first.
+
+    Args:
+        path_to: as of `critical_stretches`.
 
     Returns:
         `rank`, `name`, `kind`, `duration_ns`: time on the path, with the lags that lead to it.
     """
-    windows = np.unique(timeline.graph.nodes.window)
-    frames = [path_pieces(timeline, critical_nodes(timeline, int(window)), 0) for window in windows]
-    return summed_pieces(frames)
+    return _summed([_pieces(stretch, 0) for stretch in critical_stretches(timeline, path_to)])
 
 
 def critical_path_of_steps(
-    timeline: Timeline, steps: pl.DataFrame, baseline: pl.DataFrame | None = None
+    timeline: Timeline,
+    steps: pl.DataFrame,
+    baseline: pl.DataFrame | None = None,
+    path_to: PathTo | None = None,
 ) -> pl.DataFrame:
     """What decided when steps ended, from the end of the step before each: `critical_path` of those steps.
 
@@ -344,12 +369,20 @@ def critical_path_of_steps(
         steps: `window` and `step` of each.
         baseline: `step_ends` of the unchanged graph, if this is the replay of a changed one: windows then
             begin where they began there, as in `changed_step_times`.
+        path_to: as of `critical_stretches`.
     """
-    wanted = steps_between(timeline, steps, baseline).iter_rows()
-    return summed_pieces([each for step in wanted for each in _path_of_step(timeline, *step)])
+    nodes, path_to, pieces = timeline.graph.nodes, path_to or path_within(timeline), list[pl.DataFrame]()
+    for window, step, finish, begins in _steps_between(timeline, steps, baseline).iter_rows():
+        last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
+        last &= nodes.kind != NodeKind.RENDEZVOUS
+        # A step that ends with the work before it has nothing of its own to wait for.
+        path = path_to(last) if last.any() else []
+        of_step = [_pieces(stretch, begins) for stretch in path]
+        pieces += [*of_step, _from_begin(path, of_step, finish - begins)]
+    return _summed(pieces)
 
 
-def steps_between(
+def _steps_between(
     timeline: Timeline, steps: pl.DataFrame, baseline: pl.DataFrame | None = None
 ) -> pl.DataFrame:
     """When steps ended, and when the ones before them did: `window`, `step`, `finish_ns`, `begin_ns`.
@@ -367,37 +400,26 @@ def steps_between(
     return wanted.sort("window", "step").select("window", "step", "finish_ns", "begin_ns")
 
 
-def _path_of_step(timeline: Timeline, window: int, step: int, finish: int, begins: int) -> list[pl.DataFrame]:
-    """What decided when one step ended, for as long as it lasts."""
-    nodes = timeline.graph.nodes
-    last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
-    last &= nodes.kind != NodeKind.RENDEZVOUS
-    # A step that ends with the work before it has nothing of its own to wait for.
-    path = chain_to(timeline, int(np.argmax(last))) if last.any() else np.empty(0, np.int64)
-    pieces = path_pieces(timeline, path, begins)
-    rank = int(nodes.rank[path[0]]) if path.size else -1
-    return [pieces, from_begin([pieces], rank, finish - begins)]
-
-
-def from_begin(pieces: Sequence[pl.DataFrame], rank: int, lasts: int) -> pl.DataFrame:
+def _from_begin(path: Sequence[Stretch], pieces: Sequence[pl.DataFrame], lasts: int) -> pl.DataFrame:
     """The part of a step before the first piece of work that decides its end may start.
 
     Args:
-        rank: of the first one; -1 without any.
+        pieces: of the path.
         lasts: ns of the step.
     """
-    rest = lasts - sum(int(each["duration_ns"].sum()) for each in pieces)
+    rest = lasts - sum(int(piece["duration_ns"].sum()) for piece in pieces)
+    rank = int(path[0][0].graph.nodes.rank[path[0][1][0]]) if path else -1
     first = {"rank": rank, "name": NOT_BEFORE, "kind": "start", "duration_ns": rest}
     return pl.DataFrame([first], schema=PIECES)
 
 
-def path_pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
-    """The nodes of a path, and for how much of the time since a moment each is what was waited for.
+def _pieces(stretch: Stretch, since: int) -> pl.DataFrame:
+    """The nodes of a stretch, and for how much of the time since a moment each is what was waited for.
 
     Args:
-        path: as from `chain_to`.
         since: ns.
     """
+    timeline, path = stretch
     graph = timeline.graph
     before = np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
     kinds = {int(kind): kind.name.lower() for kind in NodeKind}
@@ -411,10 +433,10 @@ def path_pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
     )
 
 
-def summed_pieces(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def _summed(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """What paths consist of, largest first."""
     return (
-        pl.concat([pl.DataFrame(schema=PIECES), *frames])
+        pl.concat([pl.DataFrame(schema=PIECES), *pieces])
         .group_by("rank", "name", "kind")
         .agg(pl.col("duration_ns").sum())
         .filter(pl.col("duration_ns") != 0)

@@ -18,6 +18,8 @@ import pytest
 
 from dpro.folders import written_whole
 from dpro.replay.graph import Graph
+from dpro.replay.whatif.job import job_of
+from dpro.replay.whatif.ranks.condensed import CondensedJob
 from dpro.replay.whatif.search import SearchResult
 
 _found: dict[bytes, SearchResult] = {}
@@ -45,9 +47,12 @@ def _kept(explore: Callable[..., SearchResult], folder: Path) -> Callable[..., S
     def search(*given: Any, **named: Any) -> SearchResult:
         asked = signature.bind(*given, **named)
         asked.apply_defaults()
-        question = {name: value for name, value in asked.arguments.items() if name not in ("graph", "report")}
+        question = {name: value for name, value in asked.arguments.items() if name not in ("job", "report")}
+        job = job_of(asked.arguments["job"])
+        if isinstance(job, CondensedJob):
+            return explore(*given, **named)
         question["suspects"] = sorted(question["suspects"])
-        key = _contents(asked.arguments["graph"]) + pickle.dumps(question)
+        key = _contents(job.graph) + pickle.dumps(question)
         if key not in _found:
             _found[key] = _on_disk(folder, hashlib.blake2b(key, digest_size=16).hexdigest(), asked, explore)
         found = _found[key]

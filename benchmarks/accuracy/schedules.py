@@ -165,7 +165,7 @@ def compare(runs: Path, before: Shape, after: Shape) -> dict[str, object]:
         found = predict(graph, baseline, edits, view.trust)
     except Unanswerable as refused:
         return pair | {"refused": str(refused)}
-    changed = apply_all(graph, edits)[0][-1]
+    changed = apply_all(graph, edits).graphs[-1]
     timeline = replay(changed)
     steps = changed_step_times(baseline, changed, timeline.start, timeline.end)["duration_ns"].to_numpy()
     middle, truth = float(np.median(steps)) / MS, measured_ms(folder_of(runs, after))

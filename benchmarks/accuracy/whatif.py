@@ -160,7 +160,7 @@ def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
     baseline = baseline_steps(graph)
     wanted = [parse_edit(text) for text in edits]
     predicted = predict(graph, baseline, wanted, trust)
-    graph = apply_all(graph, wanted)[0][-1]
+    graph = apply_all(graph, wanted).graphs[-1]
     timeline = replay(graph)
     steps = (
         changed_step_times(baseline, graph, timeline.start, timeline.end) if edits else durations_of(baseline)

@@ -146,8 +146,7 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     """
     if loaded.condensed is not None:
         return predicted(loaded, edits, loaded.trust, loaded.baseline)
-    graphs, notes = loaded.changed(edits)
-    return compare(graphs, loaded.baseline, edits, loaded.trust, notes)
+    return compare(loaded.changed(edits), loaded.baseline, loaded.trust)
 
 
 def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.replay.graph import Graph
     from dpro.replay.whatif.edit import Edit
+    from dpro.replay.whatif.ranks.condensed import CondensedJob
     from dpro.replay.whatif.search import SearchResult
     from dpro.store import Run
 
@@ -209,6 +210,22 @@ def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
 
 
 @contextmanager
+def condensed_job(run: Run, condensed: CondensedRun) -> Iterator[CondensedJob]:
+    """A job by its condensed ranks, with the processes that work on them.
+
+    Raises:
+        DproError: a process was killed, or there is no room for the ranks.
+    """
+    from dpro.replay.whatif.ranks.condensed import CondensedJob
+
+    with ranks_at_hand(run) as (executor, folder):
+        yield CondensedJob(
+            graph=condensed.joined.graph, node=condensed.joined.node, run=run, condensed=condensed,
+            folder=folder, spread=spread_over(executor),
+        )  # fmt: skip
+
+
+@contextmanager
 def context_by_rank(
     run: Run, condensed: CondensedRun, operations: tuple[Graph, OperationsAnalysis] | None = None
 ) -> Iterator[Context]:
@@ -222,18 +239,14 @@ def context_by_rank(
     Raises:
         DproError: a process was killed, or there is no room for the ranks.
     """
-    from dpro.detect.baseline import BaselineOfRanks
+    from dpro.detect.baseline import Baseline
     from dpro.detect.context import Context
-    from dpro.replay.whatif.ranks.apart import RanksApart
-    from dpro.replay.whatif.ranks.changed import CondensedJob
 
     if not condensed.trust.answerable:
         yield Context(run, None, operations)
         return
-    with ranks_at_hand(run) as (executor, folder):
-        job = CondensedJob(run, condensed, folder, condensed.joined)
-        windows = BaselineOfRanks(RanksApart(job, spread_over(executor)))
-        yield Context(run, windows, operations, breakdown=lambda: _breakdown_by_rank(run, condensed))
+    with condensed_job(run, condensed) as job:
+        yield Context(run, Baseline(job), operations, breakdown=lambda: _breakdown_by_rank(run, condensed))
 
 
 def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
@@ -276,8 +289,6 @@ def search_of(
         Unanswerable: the run holds no whole step.
         DproError: a process was killed.
     """
-    from dpro.replay.whatif.ranks.changed import CondensedJob
-    from dpro.replay.whatif.ranks.search import explore_by_rank
     from dpro.replay.whatif.search import BUDGET, explore
 
     run, condensed, suspects = analysis.run, analysis.condensed, analysis.suspects
@@ -285,10 +296,8 @@ def search_of(
     if condensed is None or not why_too_large(run):
         graph = analysis.built.predictive
         return explore(graph, trust, budget, report, suspects, baseline, kinds)
-    with ranks_at_hand(run) as (executor, folder):
-        job = CondensedJob(run, condensed, folder, condensed.joined)
-        spread = spread_over(executor)
-        return explore_by_rank(job, trust, spread, budget, report, suspects, baseline, kinds)
+    with condensed_job(run, condensed) as job:
+        return explore(job, trust, budget, report, suspects, baseline, kinds)
 
 
 @contextmanager

@@ -8,35 +8,32 @@ decided here, nor whether the last one is the cause: it may itself have waited e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.condense.skeletons import condense_both, with_ranks_of
-from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
-from dpro.replay.peers import phase_work, teams, with_calls, work_without_calls
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.peers import teams
 from dpro.replay.timeline import (
     AFTER_STEPS,
+    Stretch,
     Timeline,
     chain_to,
     changed_step_times,
-    critical_nodes,
+    critical_stretches,
     durations_of,
     replay,
     step_ends,
 )
-
-if TYPE_CHECKING:
-    from dpro.replay.whatif.edit import RankChange
-    from dpro.replay.whatif.ranks.apart import RanksApart
+from dpro.replay.whatif.edit import RankChange
+from dpro.replay.whatif.job import Job, job_of
 
 FEW = 8  # sets of ranks: condensing the graph takes as long as that many replays of it
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,17 +60,23 @@ class ScaledWork:
 
 
 class Baseline:
-    """A graph, its replay, and what follows from them.
+    """A job, its replay, and what follows from them.
 
     Attributes:
-        graph: as recorded, or as it would be with balanced work; of condensed ranks their joined graph, which
-            has all collectives and steps, and no other work.
+        job: as recorded, or as it would be with balanced work.
+        graph: of it; of condensed ranks their joined graph, which has all collectives and steps, and no other
+            work.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        """Nothing is computed yet."""
-        self.graph = graph
-        self._last: tuple[RankChange, Ints] | None = None
+    def __init__(self, job: Job | Graph) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            job: or its whole graph.
+        """
+        self.job = job_of(job)
+        self.graph = self.job.graph
+        self._last: tuple[RankChange, set[int], tuple[Graph, Graph]] | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -98,7 +101,7 @@ class Baseline:
     @cached_property
     def work(self) -> pl.DataFrame:
         """Work of each rank in each phase of each step, as `phase_work` returns it."""
-        return phase_work(self.graph)
+        return self.job.work
 
     @cached_property
     def teams(self) -> list[list[int]]:
@@ -110,19 +113,6 @@ class Baseline:
         """Nodes that decide when the last step of each window ends: none ends earlier than these allow."""
         return _decisive(self.timeline)
 
-    @cached_property
-    def on_gpus(self) -> bool:
-        """Whether any rank has work on a GPU."""
-        return bool(np.isin(self.graph.nodes.kind, GPU_KINDS).any())
-
-    def look(self, look: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
-        """What a function returns of the graph; of condensed ranks, of the graph of each.
-
-        Args:
-            ranks: which are looked at, where they are apart; all where None.
-        """
-        return [look(self.graph)]
-
     def under(self, change: RankChange) -> Baseline:
         """The job under a change.
 
@@ -132,7 +122,7 @@ class Baseline:
         Raises:
             Unanswerable: there is nothing that it changes.
         """
-        return Baseline(change.apply(self.graph))
+        return Baseline(self.job.with_change(change))
 
     def saved_at_most(self, change: RankChange, ranks: Collection[int]) -> Ints:
         """[R + 2] ns by rank + 1: what changing it saves at most of the time until windows end, if anything.
@@ -142,96 +132,41 @@ class Baseline:
         Args:
             ranks: which may be changed.
         """
-        nodes, at = self.graph.nodes, self.decisive
-        taken = nodes.duration[at] - self._changed(change)[at]
-        return np.bincount(nodes.rank[at] + 1, taken, int(nodes.rank.max()) + 2)
+        rank = self.graph.nodes.rank
+        on_chain = set(ranks) & set(rank[self.decisive].tolist())
+        if not on_chain:
+            return np.zeros(int(rank.max()) + 2, np.int64)
+        one, other = self._beside_changed(change, on_chain)
+        timeline = self.timeline if one is self.graph else replay(one)
+        chain = self.decisive if one is self.graph else _decisive(timeline)
+        saved = one.nodes.duration[chain] - other.nodes.duration[chain]
+        binding = timeline.binding[chain]
+        free, edge = binding < 0, binding[binding >= 0]
+        saved[free] += (one.nodes.earliest - other.nodes.earliest)[chain[free]]
+        saved[~free] += one.edges.lag[edge] - other.edges.lag[edge]
+        return np.bincount(one.nodes.rank[chain] + 1, saved, int(rank.max()) + 2)
 
-    def each_changed(self, change: RankChange, sets: Sequence[Sequence[int]]) -> Iterator[Graph]:
+    def graphs_changed(self, change: RankChange, sets: Sequence[Sequence[int]]) -> Iterator[Graph]:
         """Graphs that replay as this one does, with sets of ranks changed in turn."""
-        graph, changed = self.graph, self._changed(change)
-        if len(sets) > FEW:
-            both = condense_both(graph, changed)
-            return (with_ranks_of(*both, ranks) for ranks in sets)
-        own = graph.nodes.duration
-        of_sets = (np.isin(graph.nodes.rank, ranks) for ranks in sets)
-        return (graph.with_durations(np.where(mine, changed, own)) for mine in of_sets)
+        one, other = self._beside_changed(change, {rank for ranks in sets for rank in ranks})
+        if one is self.graph and len(sets) > FEW:
+            one, other = condense_both(one, other.nodes.duration)
+        return (with_ranks_of(one, other, ranks) for ranks in sets)
 
-    def _changed(self, change: RankChange) -> Ints:
-        """[N] ns, durations of the nodes under a change; those of the last one are kept."""
-        if self._last is None or self._last[0] is not change:
-            self._last = change, change.apply(self.graph).nodes.duration
-        return self._last[1]
+    def _beside_changed(self, change: RankChange, ranks: set[int]) -> tuple[Graph, Graph]:
+        """`Job.beside_changed`; those of the last change are kept."""
+        if self._last is None or self._last[0] is not change or not ranks <= self._last[1]:
+            self._last = change, ranks, self.job.beside_changed(change, sorted(ranks))
+        return self._last[2]
 
-    def critical_stretches(self) -> Iterable[tuple[Timeline, Ints]]:
+    def critical_stretches(self) -> Iterator[Stretch]:
         """What decides when windows end: replays of ranks, or of all, and their nodes that do, in order."""
-        windows = np.unique(self.graph.nodes.window).tolist()
-        return ((self.timeline, critical_nodes(self.timeline, window)) for window in windows)
+        return critical_stretches(self.timeline, self.job.path_to(self.timeline))
 
     def changed_step_ns(self, changed: Graph) -> Ints:
         """[T] ns, how long each step takes in a changed graph."""
         after = replay(changed)
         return changed_step_times(self.step_ends, changed, after.start, after.end)["duration_ns"].to_numpy()
-
-
-class BaselineOfRanks(Baseline):
-    """The same of condensed ranks: what is inside them is asked of each by itself."""
-
-    def __init__(self, ranks: RanksApart) -> None:
-        """Nothing is computed yet."""
-        super().__init__(ranks.graph)
-        self._ranks = ranks
-        self._both: tuple[RankChange, set[int], tuple[Graph, Graph]] | None = None
-
-    @cached_property
-    def work(self) -> pl.DataFrame:
-        """As of `Baseline`."""
-        return with_calls(pl.concat(self.look(work_without_calls)), self.graph)
-
-    @cached_property
-    def on_gpus(self) -> bool:
-        """As of `Baseline`."""
-        return self._ranks.job.condensed.pooled.on_gpu
-
-    def look(self, look: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
-        """As of `Baseline`."""
-        return self._ranks.look(look, ranks)
-
-    def under(self, change: RankChange) -> Baseline:
-        """As of `Baseline`."""
-        return BaselineOfRanks(self._ranks.under(change))
-
-    def saved_at_most(self, change: RankChange, ranks: Collection[int]) -> Ints:
-        """As of `Baseline`; only ranks that the chain goes through are condensed again.
-
-        Args:
-            ranks: which may be changed.
-        """
-        rank = self.graph.nodes.rank
-        on_chain = set(ranks) & set(rank[self.decisive].tolist())
-        if not on_chain:
-            return np.zeros(int(rank.max()) + 2, np.int64)
-        one, other = self._changed_beside(change, on_chain)
-        timeline = replay(one)
-        at = _decisive(timeline)
-        taken, by = one.nodes.duration[at] - other.nodes.duration[at], timeline.binding[at]
-        first, lag = one.nodes.earliest[at] - other.nodes.earliest[at], one.edges.lag - other.edges.lag
-        taken = taken + np.where(by < 0, first, np.append(lag, 0)[by])
-        return np.bincount(one.nodes.rank[at] + 1, taken, int(rank.max()) + 2)
-
-    def each_changed(self, change: RankChange, sets: Sequence[Sequence[int]]) -> Iterator[Graph]:
-        """As of `Baseline`."""
-        both = self._changed_beside(change, {rank for ranks in sets for rank in ranks})
-        return (with_ranks_of(*both, ranks) for ranks in sets)
-
-    def _changed_beside(self, change: RankChange, ranks: set[int]) -> tuple[Graph, Graph]:
-        """The joined graph as it is, and with ranks changed; those of the last change are kept."""
-        if self._both is None or self._both[0] is not change or not ranks <= self._both[1]:
-            self._both = change, ranks, self._ranks.both(change, sorted(ranks))
-        return self._both[2]
-
-    def critical_stretches(self) -> Iterable[tuple[Timeline, Ints]]:
-        """As of `Baseline`."""
-        return self._ranks.critical_stretches(self.timeline)
 
 
 def _decisive(timeline: Timeline) -> Ints:

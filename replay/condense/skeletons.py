@@ -216,17 +216,17 @@ def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
     """The first graph, with some ranks taken from the second.
 
     Args:
-        one, other: as from `condense_both`.
+        one, other: of one shape, as from `condense_both`.
         ranks: the ranks to take from `other`.
     """
     mine = np.isin(one.nodes.rank, list(ranks))
-    nodes = dataclasses.replace(
-        one.nodes,
-        duration=np.where(mine, other.nodes.duration, one.nodes.duration),
-        earliest=np.where(mine, other.nodes.earliest, one.nodes.earliest),
-    )
+    changed = one.with_durations(np.where(mine, other.nodes.duration, one.nodes.duration))
+    if other.edges is one.edges:  # all that was changed is how long nodes last
+        return changed
+    earliest = np.where(mine, other.nodes.earliest, one.nodes.earliest)
     lag = np.where(mine[one.edges.target], other.edges.lag, one.edges.lag)
-    return dataclasses.replace(one, nodes=nodes).with_lags(lag)
+    nodes = dataclasses.replace(changed.nodes, earliest=earliest)
+    return dataclasses.replace(changed, nodes=nodes).with_lags(lag)
 
 
 # The skeletons of all ranks as one graph, joined where ranks wait for each other.

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,18 +23,19 @@ from dpro.replay.fidelity.accuracy import FitFacts, Trust, added, facts_of, judg
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.sharded.agreed import Agreed, agree
 from dpro.replay.sharded.joined import (
-    InsideOf,
     Joined,
     Meetings,
+    inside_of,
     join_skeletons,
     meetings_of,
+    path_through,
     replay_inside,
     those_of,
 )
 from dpro.replay.sharded.pooled import Pooled, PooledOfRank, pool
-from dpro.replay.sharded.share import build_share, load_share, share_file, share_of
+from dpro.replay.sharded.share import Share, build_share, load_share, share_file, share_of
 from dpro.replay.sharded.skeleton import condense_share, finished
-from dpro.replay.timeline import Timeline, replay
+from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.store import Run
 
 # Of this many ranks, evenly apart, the kernels show by how much communication slows them down.
@@ -144,14 +144,15 @@ def fit_of_share(folder: Path, known: PooledOfRank, meetings: Meetings, compared
     return facts if compared else dataclasses.replace(facts, kernels=facts.kernels.clear())
 
 
-def inside_of(run: Run, condensed: CondensedRun, timeline: Timeline) -> InsideOf:
-    """What replays a rank of a condensed run by itself, each once: its share is built again."""
-    meetings = meetings_of(timeline)
+def path_of_run(run: Run, condensed: CondensedRun, timeline: Timeline) -> PathTo:
+    """How to find what decides when nodes of a condensed run end: shares of ranks are built again.
 
-    @cache
-    def inside(rank: int) -> Timeline:
+    Args:
+        timeline: the replay of its joined graph.
+    """
+
+    def built(rank: int) -> tuple[Share, Graph]:
         share, _ = share_of(run, condensed.agreed.of(rank))
-        own = those_of(meetings, share.instance)
-        return replay_inside(share, finished(share, condensed.pooled.of(rank)), own)
+        return share, finished(share, condensed.pooled.of(rank))
 
-    return inside
+    return path_through(condensed.joined, timeline, inside_of(timeline, built))

@@ -10,12 +10,12 @@ work there; where they do not, the interval is wide and no slowdown is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Floats, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.documents import DocumentPart
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.intervals import covered, union
@@ -194,41 +194,73 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
     """
     kernels, moving = _kernels_and_transfers(graph)
     timeline, recorded = replay(graph), before[kernels]
-    now = _shares(graph, kernels, moving, timeline.start, timeline.end)
-    if not (np.abs(now - recorded) > UNCHANGED).any():
+    first = _shares(graph, kernels, moving, timeline.start, timeline.end)
+    if not differs(recorded, first).any():
         yield timeline
         return
     ends = int(timeline.end.max(initial=0))
     del timeline
     for slowdown in slowdowns:
-        yield _settled(graph, ends, recorded, now, slowdown)
+        yield _slowed_replay(graph, ends, recorded, first, slowdown)
 
 
-def _settled(graph: Graph, ends: int, before: Floats, now: Floats, slowdown: float) -> Timeline:
-    """Replays with the durations that go with the last one's overlap, until that changes the end no more.
+def _slowed_replay(graph: Graph, ends: int, before: Floats, first: Floats, slowdown: float) -> Timeline:
+    """Replay a graph with kernels as slow as goes with the communication that they then overlap.
 
     Args:
         ends: ns, when its replay ends.
         before: [K] `overlapped_share` of its kernels in the replay of the unchanged graph.
-        now: [K] the same in its own replay, with a change.
+        first: [K] the same in its own replay.
         slowdown: as of `Contention`.
     """
     kernels, moving = _kernels_and_transfers(graph)
-    given = graph.nodes.duration[kernels]
-    alone = given / (1 + (slowdown - 1) * before)
-    duration = graph.nodes.duration.copy()  # one for all rounds: all but the last one's is thrown away
-    slowed = graph.with_durations(duration)
-    changed = np.abs(now - before) > UNCHANGED
-    rounds = 0
-    while True:
-        duration[kernels] = np.where(changed, np.rint(alone * (1 + (slowdown - 1) * now)), given)
-        timeline = replay(slowed)
+    given, duration = graph.nodes.duration[kernels], graph.nodes.duration.copy()
+    slow_graph = graph.with_durations(duration)  # one for all rounds, of which the last one's counts
+
+    def slow(last: Timeline | None) -> Graph | None:
+        now = first if last is None else _shares(graph, kernels, moving, last.start, last.end)
+        if not differs(before, now).any():
+            return None
+        duration[kernels] = slowed(given, before, now, slowdown)
+        return slow_graph
+
+    return settled(ends, slow)
+
+
+def differs(before: Floats, now: Floats) -> Bools:
+    """Which shares are not the same."""
+    return np.abs(now - before) > UNCHANGED
+
+
+def slowed(duration: Ints, before: Floats, now: Floats, slowdown: float) -> Floats:
+    """How long kernels last that overlap communication for another share of their time, ns.
+
+    Args:
+        duration: [K] ns, with the shares of before.
+        before, now: [K] as of `overlapped_share`.
+        slowdown: as of `Contention`.
+    """
+    alone = duration / (1 + (slowdown - 1) * before)
+    return np.where(differs(before, now), np.rint(alone * (1 + (slowdown - 1) * now)), duration)
+
+
+def settled(ends: int, slow: Callable[[Timeline | None], Graph | None]) -> Timeline:
+    """Replays with the durations that go with the last one's overlap, until that changes the end no more.
+
+    Args:
+        ends: ns, when the replay ends of the graph with kernels as they are.
+        slow: returns the graph with kernels as slow as goes with the overlap in the last replay, which is
+            None before the first one; None where that is as recorded, which it is not before the first.
+    """
+    timeline = None
+    for _ in range(ROUNDS):
+        graph = slow(timeline)
+        if graph is None:
+            break
+        timeline = None  # its memory is for the next one
+        timeline = replay(graph)
         ended, ends = ends, int(timeline.end.max(initial=0))
-        rounds += 1
-        if abs(ends - ended) < SETTLED_NS or rounds == ROUNDS:
-            return timeline
-        now = _shares(graph, kernels, moving, timeline.start, timeline.end)
-        changed = np.abs(now - before) > UNCHANGED
-        if not changed.any():
-            return timeline
-        del timeline  # its memory is for the next one
+        if abs(ends - ended) < SETTLED_NS:
+            break
+    assert timeline is not None
+    return timeline

@@ -58,7 +58,7 @@ def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[E
     """
     ordered = iterations.sort("start_ns")
     by_iteration = with_kept_tables(_steps_are_iterations(graph, ordered))
-    changed = apply_all(by_iteration, edits)[0][-1]
+    changed = apply_all(by_iteration, edits).graphs[-1]
     before, after = replay(by_iteration), replay(changed)
     baseline = step_ends(by_iteration, before.start, before.end)
     both = durations_of(baseline).join(

@@ -7,12 +7,12 @@ step is that of the whole graph, to the nanosecond.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.condense.skeletons import paths_beside
@@ -23,15 +23,7 @@ from dpro.replay.sharded.agreed import Agreed
 from dpro.replay.sharded.pooled import Pooled
 from dpro.replay.sharded.share import Share
 from dpro.replay.sharded.skeleton import RankSkeleton
-from dpro.replay.timeline import (
-    Timeline,
-    chain_to,
-    from_begin,
-    path_pieces,
-    replay,
-    steps_between,
-    summed_pieces,
-)
+from dpro.replay.timeline import PathTo, Stretch, Timeline, chain_to, replay
 from dpro.store import Run
 
 
@@ -180,7 +172,7 @@ def replay_inside(share: Share, graph: Graph, meetings: Meetings) -> Timeline:
 
     Args:
         graph: its graph, as from `dpro.replay.sharded.share.finished`.
-        meetings: rendezvous of all its collectives, as from `those_of`.
+        meetings: rendezvous of all its collectives at least.
 
     Returns:
         Of its graph, in which transfers do not begin before their rendezvous.
@@ -194,46 +186,26 @@ def replay_inside(share: Share, graph: Graph, meetings: Meetings) -> Timeline:
 
 # What decides when a step ends, through ranks that were condensed: their nodes are found where it goes.
 
-InsideOf = Callable[[int], Timeline]  # as `dpro.replay.sharded.joined.replay_inside`, of a rank
-Stretches = list[tuple[Timeline, Ints]]  # parts of a path, each on one rank, first to last
+InsideOf = Callable[[int], Timeline]  # of a rank its replay by itself, as of `replay_inside`
 
 
-def critical_path_inside(joined: Joined, timeline: Timeline, inside: InsideOf) -> pl.DataFrame:
-    """As `dpro.replay.timeline.critical_path`."""
-    paths = critical_stretches(joined, timeline, inside)
-    return summed_pieces([path_pieces(own, nodes, 0) for own, nodes in paths])
-
-
-def critical_stretches(
-    joined: Joined, timeline: Timeline, inside: InsideOf
-) -> Iterator[tuple[Timeline, Ints]]:
-    """What decides when windows end, as the replays of the ranks that it goes through and their nodes."""
-    nodes = joined.graph.nodes
-    for window in np.unique(nodes.window).tolist():
-        ends = np.where(nodes.window == window, timeline.end, -1)
-        yield from _path_to_last(joined, timeline, inside, ends == ends.max())
-
-
-def critical_path_of_steps_inside(
-    joined: Joined, timeline: Timeline, inside: InsideOf, steps: pl.DataFrame
-) -> pl.DataFrame:
-    """As `dpro.replay.timeline.critical_path_of_steps`.
+def inside_of(timeline: Timeline, built: Callable[[int], tuple[Share, Graph]]) -> InsideOf:
+    """What replays ranks by themselves, each once.
 
     Args:
-        steps: `window` and `step` of each.
+        timeline: of the joined graph.
+        built: returns a rank's share and its graph.
     """
-    nodes, frames = joined.graph.nodes, []
-    for window, step, finish, begins in steps_between(timeline, steps).iter_rows():
-        last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
-        last &= nodes.kind != NodeKind.RENDEZVOUS
-        path = _path_to_last(joined, timeline, inside, last) if last.any() else []
-        pieces = [path_pieces(own, nodes_, begins) for own, nodes_ in path]
-        rank = int(path[0][0].graph.nodes.rank[path[0][1][0]]) if path else -1
-        frames += [*pieces, from_begin(pieces, rank, finish - begins)]
-    return summed_pieces(frames)
+    meetings = meetings_of(timeline)
+    return cache(lambda rank: replay_inside(*built(rank), meetings))
 
 
-def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bools) -> Stretches:
+def path_through(joined: Joined, timeline: Timeline, inside: InsideOf) -> PathTo:
+    """How to find what decides when nodes of a joined graph end, through the ranks that it goes through."""
+    return partial(_path_to_last, joined, timeline, inside)
+
+
+def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bools) -> list[Stretch]:
     """What decides when the last work ends of which some kept nodes are, or stand for the end."""
     kept = int(np.argmax(last))
     nodes = joined.graph.nodes
@@ -246,9 +218,9 @@ def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bo
     return path_inside(joined, timeline, inside, rank, int(np.argmax(ends)))
 
 
-def path_inside(joined: Joined, timeline: Timeline, inside: InsideOf, rank: int, node: int) -> Stretches:
+def path_inside(joined: Joined, timeline: Timeline, inside: InsideOf, rank: int, node: int) -> list[Stretch]:
     """What decides when a node of a rank ends."""
-    stretches: Stretches = []
+    stretches: list[Stretch] = []
     edges, kind = joined.graph.edges, joined.graph.nodes.kind
     met = np.flatnonzero(kind == NodeKind.RENDEZVOUS)
     met_by = {int(joined.graph.nodes.collective[each]): int(each) for each in met}

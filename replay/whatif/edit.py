@@ -7,14 +7,15 @@ what it is, fields made with `dpro.replay.whatif.grammar.key` are what a user ma
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
-import polars as pl
-
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, once
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import check, text_of
 
@@ -26,6 +27,9 @@ EFFORTS = {
     "money": "other hardware",
     "none": "cannot be done",
 }
+
+
+Counts = dict[str, float]
 
 
 class RankChange(Protocol):
@@ -59,6 +63,7 @@ class Edit(ABC):
         of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
         acts_on: what it looks at and changes: only transfers, each rank by itself, some ranks beside their
             peers, or the whole job; all but the last can be had of condensed ranks.
+        compares_ranks: whether what it does to a rank depends on what others hold.
     """
 
     name: ClassVar[str]
@@ -75,6 +80,7 @@ class Edit(ABC):
     memory: ClassVar[Literal["", "takes", "frees"]] = ""
     of_operations: ClassVar[bool] = False
     acts_on: ClassVar[Literal["transfers", "ranks", "peers", "job"]] = "job"
+    compares_ranks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -122,11 +128,16 @@ class Edit(ABC):
         """What it looks at and changes, as `acts_on`."""
         return self.acts_on
 
-    def beside_peers(self, graph: Graph, work: pl.DataFrame) -> RankChange:
-        """What it changes, once it is known how long all ranks work; of edits that compare ranks.
+    def seen_of(self, graph: Graph) -> Any:
+        """What the graph of a rank shows on which depends what it does to others."""
+        return None
+
+    def knowing(self, seen: Sequence[Any], graph: Graph) -> RankChange:
+        """What it does to ranks.
 
         Args:
-            work: as `dpro.replay.peers.phase_work` returns it.
+            seen: `seen_of` each rank.
+            graph: that joins them.
         """
         return self
 
@@ -161,3 +172,43 @@ class Edit(ABC):
     @abstractmethod
     def how(self) -> str:
         """How to do it for real in PyTorch."""
+
+
+@dataclass(frozen=True)
+class CountedEdit(Edit):
+    """An edit that changes each rank by itself, for which numbers of the whole job matter.
+
+    Attributes:
+        counted: these numbers, the sums of `counts` of all ranks; None where the graph is of the whole job.
+    """
+
+    acts_on: ClassVar[Literal["transfers", "ranks", "peers", "job"]] = "ranks"
+    compares_ranks: ClassVar[bool] = True
+    counted: Counts | None = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
+
+    @abstractmethod
+    def counts(self, graph: Graph) -> Counts:
+        """What a graph shows, of the whole job or of one of its ranks."""
+
+    def counts_of_job(self, graph: Graph) -> Counts:
+        """`counts` of the whole job, of one graph once.
+
+        Args:
+            graph: of the job, or of one of its ranks.
+        """
+        if self.counted is not None:
+            return self.counted
+        edges = graph.edges
+        columns = (*graph.nodes.columns, edges.source, edges.target, edges.kind, graph.run)
+        return once(graph, ("counts", self), columns, lambda: self.counts(graph))
+
+    def seen_of(self, graph: Graph) -> Counts:
+        """What is counted."""
+        return self.counts(graph)
+
+    def knowing(self, seen: Sequence[Counts], graph: Graph) -> RankChange:
+        """The same edit, for graphs of ranks."""
+        counted = Counter[str]()
+        for counts in seen:
+            counted.update(counts)
+        return dataclasses.replace(self, counted=dict(counted))

@@ -13,12 +13,12 @@ varies from step to step, and what the edit assumes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
-from types import MappingProxyType
+from typing import Generic
 
 import numpy as np
 import polars as pl
@@ -30,13 +30,11 @@ from dpro.errors import Unanswerable
 from dpro.markup import table
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
-from dpro.replay.fidelity.overlap import Contention, overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import beyond_sizes
 from dpro.replay.timeline import Timeline, changed_durations, replay, replayed, step_ends, step_lengths
 from dpro.replay.whatif.edit import EFFORTS, Edit
-from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
-from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
+from dpro.replay.whatif.job import Changed, J, Job, job_of
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
 
@@ -215,108 +213,156 @@ def baseline_steps(
     return steps.with_columns(counted=is_in_ranges("step", selection.steps))
 
 
-def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust) -> Prediction:
+def predict(job: Job | Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust) -> Prediction:
     """Apply edits one after the other, replay, and compare with the baseline.
 
     Args:
-        baseline: `baseline_steps` of it.
+        job: or its whole graph.
+        baseline: `baseline_steps` of its graph.
 
     Raises:
-        Unanswerable: an edit needs what the run lacks.
+        Unanswerable: an edit needs what the run lacks, or the whole graph of a job by condensed ranks.
     """
-    graphs, notes = apply_all(with_kept_tables(graph), edits)
-    return compare(graphs, baseline, edits, trust, notes)
+    return compare(apply_all(job_of(job).with_kept_tables(), edits), baseline, trust)
 
 
-def apply_all(
-    graph: Graph, edits: Sequence[Edit], changed: Mapping[Edit, Graph] = MappingProxyType({})
-) -> tuple[list[Graph], list[str]]:
-    """The graph, and as it is after each edit on top of those before; what is to be said of that.
+@dataclass(frozen=True)
+class Applied(Generic[J]):
+    """Edits that were applied one after the other.
 
-    Args:
+    Attributes:
+        before: the job without them.
         edits: in their order.
-        changed: graphs that single edits have made of the same graph, if at hand.
+        changes: what each made, on top of those before it.
+    """
+
+    before: J
+    edits: tuple[Edit, ...]
+    changes: Sequence[Changed[J]]
+
+    @property
+    def after(self) -> J:
+        """The job under all of them."""
+        return self.changes[-1].job if self.changes else self.before
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graph of the job, and as it is after each edit."""
+        return [self.before.graph, *(change.job.graph for change in self.changes)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of it, a line each."""
+        lines = (
+            (*change.notes, *beyond_sizes(graph, change.job.graph))
+            for graph, change in zip(self.graphs, self.changes)
+        )
+        return tuple(chain(*lines))
+
+    def others(self, alternatives: Callable[[Changed[J]], Iterable[J]]) -> Iterator[J]:
+        """The jobs that each edit could have made instead, with the edits after it on top.
+
+        Args:
+            alternatives: of what an edit made, its `ends` or its `limits`.
+        """
+        for number, change in enumerate(self.changes, 1):
+            for job in alternatives(change):
+                with suppress(Unanswerable):  # a later edit may find nothing to change there
+                    for edit in self.edits[number:]:
+                        job = job.under(edit, in_full=False).job
+                    yield job
+
+
+def apply_all(job: Job | Graph, edits: Sequence[Edit]) -> Applied[Job]:
+    """Apply edits one after the other.
+
+    Args:
+        job: or its whole graph.
 
     Raises:
-        Unanswerable: an edit needs what the run lacks.
+        Unanswerable: as of `predict`.
     """
-    graphs = [graph]
-    notes: list[str] = []
+    before = after = job_of(job)
+    changes: list[Changed[Job]] = []
     for edit in edits:
-        notes += edit.notes(graphs[-1])
-        first = len(graphs) == 1
-        made = changed[edit] if first and edit in changed else edit.apply(graphs[-1])
-        notes += beyond_sizes(graphs[-1], made)
-        graphs.append(with_shared_links(graphs[-1], made))
-    return graphs, notes
+        changes.append(after.under(edit))
+        after = changes[-1].job
+    return Applied(before, tuple(edits), changes)
 
 
-def compare(
-    graphs: Sequence[Graph], baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust, notes: Sequence[str]
-) -> Prediction:
-    """Replay edits that were applied, and compare.
+def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Prediction:
+    """Replay a job under edits, and compare.
 
     Args:
-        graphs, baseline, edits, trust, notes: as of `compare_replays`.
+        baseline: `baseline_steps` of the job without them.
     """
-    graph, changed = graphs[0], graphs[-1]
-    known = _still_known(graph, changed, trust)
-    timelines = _replays(graph, changed, known.overlap if known else None)
-    if known and known.rendezvous is not None:
-        timelines = chain(timelines, as_missing_ranks_may_come(changed, known.rendezvous))
-    others = [_with_each(graphs, edits, each) for each in (_ends_of, _limits_of)]
-    others_ns = [_means_of(each, baseline, graph, trust.overlap) for each in others]
-    return compare_replays(graphs, timelines, baseline, edits, trust, notes, others_ns)
-
-
-def compare_replays(
-    graphs: Sequence[Graph],
-    timelines: Iterable[Timeline],
-    baseline: pl.DataFrame,
-    edits: Sequence[Edit],
-    trust: Trust,
-    notes: Sequence[str],
-    others_ns: Sequence[Sequence[float]],
-) -> Prediction:
-    """What edits that were applied and replayed do to the step, against the baseline; as `predict`.
-
-    Args:
-        graphs: as from `apply_all`.
-        timelines: of the last one, and of what else it may come to.
-        baseline: `baseline_steps` of the first.
-    """
-    graph = graphs[0]
-    before_ns = step_lengths(baseline)
+    before, after, slowdowns = applied.before, applied.after, _slowdowns(trust)
+    timelines: Iterable[Timeline] = before.replays(after, slowdowns)
+    if trust.rendezvous is not None and before.keeps_nodes(after):
+        timelines = chain(timelines, as_missing_ranks_may_come(after.graph, trust.rendezvous))
     # By `map`, which holds no timeline while the next one is made.
     after_ns, *may_be_ns = map(partial(_steps_of, baseline), timelines)
+    ends_ns, limits_ns = (
+        [
+            float(_steps_of(baseline, next(before.replays(other, slowdowns[:1]))).mean())
+            for other in applied.others(alternatives)
+        ]
+        for alternatives in (lambda change: change.ends(), lambda change: change.limits())
+    )
+    return _with_interval(applied, baseline, trust, (after_ns, may_be_ns, ends_ns, limits_ns))
+
+
+def _slowdowns(trust: Trust) -> tuple[float, ...]:
+    """Of kernels by communication: as estimated, and at both bounds; none where that is not known."""
+    known = trust.overlap
+    return () if known is None else (known.factor, known.low, known.high)
+
+
+def _with_interval(
+    applied: Applied[J],
+    baseline: pl.DataFrame,
+    trust: Trust,
+    replayed_ns: tuple[Ints, Sequence[Ints], Sequence[float], Sequence[float]],
+) -> Prediction:
+    """What edits do to the step, and how sure that is.
+
+    Args:
+        baseline: `baseline_steps` of the job without them.
+        replayed_ns: [S] the steps then, and what else they may come to; mean steps at the ends of what the
+            edits leave open, and those that they cannot be faster than.
+    """
+    graphs, edits = applied.graphs, applied.edits
+    before_ns = step_lengths(baseline)
+    after_ns, may_be_ns, ends_ns, limits_ns = replayed_ns
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
-    samples = float(np.prod([edit.samples(at) for edit, at in zip(edits, graphs)]))
+    samples = float(np.prod([edit.samples(graph) for edit, graph in zip(edits, graphs)]))
     gain = before_ns - after_ns
     between_runs = RUN_TO_RUN * _deviation(before_ns) / base * predicted if base else 0.0
     spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
-    if graph.run is not None and graph.run.manifest.is_pretended:
+    run = graphs[0].run
+    if run is not None and run.manifest.is_pretended:
         measured = base  # which has no communication
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     misfit += trust.doubt_pct / 100 * predicted
-    between = [float(_steps_of(baseline, replay(each)).mean()) for each in graphs[1:-1]]
-    proven = [edit.is_proven(at) for edit, at in zip(edits, graphs)]
+    between = [float(_steps_of(baseline, replay(graph)).mean()) for graph in graphs[1:-1]]
+    proven = [edit.is_proven(graph) for edit, graph in zip(edits, graphs)]
     doubts = _doubts(edits, [base, *between, predicted])
     open_ns = max((abs(float(other.mean()) - predicted) for other in may_be_ns), default=0.0)
     margin = spread + misfit + sum(doubts) + open_ns
     saved = before_ns - after_ns / samples
-    ends = [predicted, *others_ns[0]]
-    least = min(max(others_ns[1], default=0.0), predicted)
+    ends = [predicted, *ends_ns]
+    least = min(max(limits_ns, default=0.0), predicted)
     doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
     unsure = _unsure(before_ns, saved, doubted / samples) + open_ns / samples
     unsure += misfit / max(predicted, 1.0) * abs(float(saved.mean()))
     return Prediction(
-        tuple(edits),
+        edits,
         predicted,
         base / predicted * samples if predicted else float("inf"),
         max(min(ends) - margin, least, 0.0),
         max(ends) + margin,
-        tuple(notes),
+        applied.notes,
         bool(edits) and all(proven),
         samples,
         base - max(ends) / samples - unsure,
@@ -341,19 +387,9 @@ def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
     return math.hypot(NINETY * deviation / math.sqrt(saved_ns.size), lasting, between, doubted_ns)
 
 
-def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:
-    """The replay of a changed graph whose steps `compare` predicts: to show what they consist of.
-
-    Args:
-        graphs: as from `apply_all`.
-    """
-    known = _still_known(graphs[0], graphs[-1], trust)
-    return next(_replays(graphs[0], graphs[-1], known.overlap if known else None))
-
-
-def _still_known(graph: Graph, changed: Graph, trust: Trust) -> Trust | None:
-    """What is known of nodes of the unchanged graph, if they are still the same ones."""
-    return trust if changed.nodes.measured_start is graph.nodes.measured_start else None
+def predicted_timeline(applied: Applied[J], trust: Trust) -> Timeline:
+    """The replay of a job under edits whose steps `compare` predicts: to show what they consist of."""
+    return next(applied.before.replays(applied.after, _slowdowns(trust)))
 
 
 def _doubts(edits: Sequence[Edit], steps: Sequence[float]) -> list[float]:
@@ -373,57 +409,6 @@ def _deviation(steps_ns: NDArray[np.int64]) -> float:
 def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> float:
     """Of the mean step that a run of the changed job would show: its own steps vary, and so do the gains."""
     return float(np.hypot(_deviation(gain), _deviation(after_ns)) / np.sqrt(gain.size))
-
-
-def _replays(graph: Graph, changed: Graph, overlap: Contention | None) -> Iterator[Timeline]:
-    """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
-    if overlap is None:
-        return iter([replay(changed)])
-    return replays_with_new_overlap(
-        changed, overlapped_before(graph), (overlap.factor, overlap.low, overlap.high)
-    )
-
-
-def _with_each(
-    graphs: Sequence[Graph], edits: Sequence[Edit], others: Callable[[Edit, Graph], Sequence[Graph]]
-) -> list[Graph]:
-    """Graphs that each edit could have made instead of its own, with the edits after it on top.
-
-    Args:
-        graphs: as from `apply_all`.
-    """
-    found = []
-    for at, edit in enumerate(edits):
-        for changed in (with_shared_links(graphs[at], other) for other in others(edit, graphs[at])):
-            with suppress(Unanswerable):  # a later edit may find nothing to change there
-                for later in edits[at + 1 :]:
-                    changed = with_shared_links(changed, later.apply(changed))
-                found.append(changed)
-    return found
-
-
-def _ends_of(edit: Edit, graph: Graph) -> Sequence[Graph]:
-    return edit.bounds(graph)
-
-
-def _limits_of(edit: Edit, graph: Graph) -> Sequence[Graph]:
-    limit = edit.limit(graph)
-    return [] if limit is None else [limit]
-
-
-def _means_of(
-    changed: Sequence[Graph], baseline: pl.DataFrame, graph: Graph, overlap: Contention | None
-) -> list[float]:
-    """The mean step of each changed graph, ns, with what overlap costs where its nodes are still the same."""
-    means = []
-    for each in changed:
-        if overlap is None or each.nodes.measured_start is not graph.nodes.measured_start:
-            timeline = replay(each)
-        else:
-            before = overlapped_before(graph)
-            timeline = next(replays_with_new_overlap(each, before, (overlap.factor,)))
-        means.append(float(_steps_of(baseline, timeline).mean()))
-    return means
 
 
 def _steps_of(baseline: pl.DataFrame, timeline: Timeline) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ gain. Every edit there is names its candidates for this run. Those whose bound s
 are not replayed. The others are replayed, and those that gain are predicted with their intervals, and ranked
 by what they gain for certain.
 
-The best pair of all is found by branch and bound (`together.py`), since two edits may save the same time, or
+The best pair of all is found by branch and bound (`best_pair.py`), since two edits may save the same time, or
 make room for each other. What gains most on top of a pair is taken with it, each time by a replay of all that
 is taken so far. Nothing is random: the same run gives the same answer.
 """
@@ -13,27 +13,27 @@ is taken so far. Nothing is random: the same run gives the same answer.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import polars as pl
 
 from dpro.documents import DocumentPart
-from dpro.errors import Unanswerable
+from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import Graph, GraphError
-from dpro.replay.timeline import replay
+from dpro.replay.graph import Graph
+from dpro.replay.whatif.best_pair import best_pair
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, PredictedSets, in_order
 from dpro.replay.whatif.edits.heal import Heal
-from dpro.replay.whatif.facts import RunFacts, facts_of
-from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
+from dpro.replay.whatif.facts import facts_of
+from dpro.replay.whatif.job import Job, job_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
+from dpro.replay.whatif.ranks.condensed import CondensedJob
 from dpro.replay.whatif.registry import all_kinds
-from dpro.replay.whatif.together import Tries, best_pair, gain_of, goes_with, in_order, is_slim
 from dpro.units import format_duration, ms
 
-MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
 MAX_TOGETHER = 4
 MAX_PAIRED = 6  # of the best edits each two are compared with their sum
 WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
@@ -95,10 +95,10 @@ def search(
 
 
 def explore(
-    graph: Graph,
+    job: Job | Graph,
     trust: Trust,
     budget: int = BUDGET,
-    report: Callable[[int, int], None] = lambda *_: None,
+    report: Progress = ignore,
     suspects: Collection[int] = (),
     baseline: pl.DataFrame | None = None,
     kinds: Collection[type[Edit]] | None = None,
@@ -106,99 +106,37 @@ def explore(
     """Predict every candidate that may gain, and the best of them together.
 
     Args:
-        budget: how many replays of changed graphs to make at most.
-        report: is called with how many were made, and how many there will be at most.
-        baseline: `baseline_steps` of the graph, if it is at hand or not of all steps.
+        job: or its whole graph.
+        budget: how many changed jobs to replay at most.
+        report: is called with how many were, and how many will be at most.
+        baseline: `baseline_steps` of its graph, if it is at hand or not of all steps.
         kinds: the edits to consider; None for all.
 
     Raises:
         Unanswerable: there is no whole step.
     """
-    facts = facts_of(with_kept_tables(graph), baseline, suspects)
-    every, refused = candidates(facts, kinds)
-    bounds, refusals = bounds_of(facts, every)
-    refused += refusals
-    promising = sorted(
-        (edit for edit, bound in bounds.items() if bound > MIN_GAIN * facts.base_ns),
-        key=lambda edit: -bounds[edit],
-    )
+    job = job_of(job).with_kept_tables()
+    facts = facts_of(job.graph, baseline, suspects)
+    sets = EditSets(facts, trust, report)
+    if isinstance(job, CondensedJob):
+        sets = PredictedSets(job, facts, trust, report)
+    bounds, refused = sets.bounds(all_kinds() if kinds is None else kinds)
+    least_ns = MIN_GAIN * facts.base_ns
+    promising = sorted((edit for edit in bounds if bounds[edit] > least_ns), key=lambda edit: -bounds[edit])
     tried = promising[:budget]
-    tries = Tries(facts, trust, budget - len(tried), report)
-    gains, refusals = replayed_gains(facts, tried, tries.count, tries.changed)
-    tries.keep(gains)
+    gains, refusals = sets.single_gains(tried, budget - len(tried))
     refused += refusals
     at_most = [*bounds.items(), *gains.items()]
-    little = [SmallGain(str(edit), ms(most)) for edit, most in at_most if most <= MIN_GAIN * facts.base_ns]
-    worth = [edit for edit, gain in gains.items() if gain > MIN_GAIN * facts.base_ns]
-    predictions = [tries.answer([edit]) for edit in worth]
-    predictions = [each for each in predictions if not heals_the_healthy(each, facts.suspects)]
-    predictions += _with_room(tries, [edit for edit in tried if edit not in gains], bounds)
+    little = [SmallGain(str(edit), ms(most)) for edit, most in at_most if most <= least_ns]
+    predictions = [sets.answer([edit]) for edit, gain in gains.items() if gain > least_ns]
+    predictions = [answer for answer in predictions if not heals_the_healthy(answer, facts.suspects)]
+    predictions += _with_room(sets, [edit for edit in tried if edit not in gains], bounds)
     best = usable(predictions, facts.base_ns)
     advice = [edit for edit in bounds if edit.is_advice and (edit in gains or edit not in promising)]
-    predictions += _together(tries, best, gains, advice)
-    interactions = _interactions(tries, best, gains)
+    predictions += _together(sets, best, gains, advice)
+    interactions = _interactions(sets, best, gains)
     untried = list(map(str, promising[budget:]))
     return SearchResult(ranked(predictions), once_each(refused), interactions, untried, little)
-
-
-def candidates(
-    facts: RunFacts, kinds: Collection[type[Edit]] | None = None
-) -> tuple[list[Edit], list[Refusal]]:
-    """What each edit there is proposes for a run, in the order of the registry, and what has nothing to.
-
-    Args:
-        kinds: the edits to consider; None for all.
-    """
-    found: list[Edit] = []
-    refused = []
-    for kind in all_kinds() if kinds is None else kinds:
-        try:
-            found += kind.candidates(facts)
-        except (Unanswerable, GraphError) as error:
-            refused.append(Refusal(kind.name, str(error)))
-    return found, refused
-
-
-def bounds_of(facts: RunFacts, edits: Iterable[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
-    """The most that each edit can gain, ns of the mean step, and what the run cannot answer."""
-    found, refused = dict[Edit, float](), []
-    for edit in edits:
-        try:
-            found[edit] = edit.bound(facts)
-        except (Unanswerable, GraphError) as error:
-            refused.append(Refusal(str(edit), str(error)))
-    return found, refused
-
-
-def replayed_gains(
-    facts: RunFacts,
-    edits: Sequence[Edit],
-    count: Callable[[], None] = lambda: None,
-    changed_by: dict[Edit, Graph] | None = None,
-) -> tuple[dict[Edit, float], list[Refusal]]:
-    """What each edit gains by a replay, ns of the time for a batch of today's size.
-
-    Args:
-        count: is called for each that was replayed or refused.
-        changed_by: is given the changed graphs of those that gain, and of those that have the nodes of the
-            unchanged one, if it is there.
-
-    Returns:
-        Gains, in the order of the edits, and what the run cannot answer.
-    """
-    graph, found, refused = facts.graph, dict[Edit, float](), []
-    for edit in edits:
-        count()
-        try:
-            changed = edit.apply(graph)
-        except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
-            refused.append(Refusal(str(edit), str(error)))
-            continue
-        found[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
-        kept = is_slim(graph, changed) or found[edit] > MIN_GAIN * facts.base_ns
-        if changed_by is not None and kept:
-            changed_by[edit] = changed
-    return found, refused
 
 
 def once_each(refused: Iterable[Refusal]) -> list[Refusal]:
@@ -220,17 +158,17 @@ def usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
     )
 
 
-def _with_room(tries: Tries, refused: Iterable[Edit], every: Iterable[Edit]) -> list[Prediction]:
+def _with_room(sets: EditSets, refused: Iterable[Edit], every: Iterable[Edit]) -> list[Prediction]:
     """What edits gain that there is memory for only with others that free some; of each the best."""
     room = [edit for edit in every if edit.memory == "frees"]
     found = []
     for edit in refused:
         if edit.memory != "takes":
             continue
-        ways = [(gain, other) for other in room if (gain := tries.together([edit, other])) is not None]
+        ways = [(gain, other) for other in room if (gain := sets.together([edit, other])) is not None]
         most, best = max(ways, key=lambda way: way[0], default=(0.0, edit))
-        if most > MIN_GAIN * tries.facts.base_ns:
-            found.append(tries.answer([edit, best]))
+        if most > MIN_GAIN * sets.facts.base_ns:
+            found.append(sets.answer([edit, best]))
     return found
 
 
@@ -240,29 +178,31 @@ def heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool
     return isinstance(edit, Heal) and edit.at.rank not in suspects and prediction.effect != "faster"
 
 
-def _interactions(tries: Tries, usable: list[Prediction], gains: Mapping[Edit, float]) -> list[Interaction]:
+def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit, float]) -> list[Interaction]:
     """Of each two of the best those that do not save together what they do in sum."""
+    if not sets.compares_pairs:
+        return []
     found = []
-    best = [each.edits[0] for each in _best_of_each(tries.facts, usable) if len(each.edits) == 1]
+    best = [each.edits[0] for each in _best_of_each(sets, usable) if len(each.edits) == 1]
     for pair in combinations(best[:MAX_PAIRED], 2):
-        both = tries.together(pair) if goes_with(tries.facts, pair[1], [pair[0]]) else None
+        both = sets.together(pair) if sets.goes_with(pair[1], [pair[0]]) else None
         apart = gains[pair[0]] + gains[pair[1]]
-        if both is not None and abs(both - apart) > INTERACT * tries.facts.base_ns:
+        if both is not None and abs(both - apart) > INTERACT * sets.facts.base_ns:
             found.append(Interaction(list(map(str, pair)), ms(both), ms(apart)))
     return found
 
 
-def _best_of_each(facts: RunFacts, usable: list[Prediction]) -> list[Prediction]:
+def _best_of_each(sets: EditSets, usable: list[Prediction]) -> list[Prediction]:
     """Of several edits of one kind the best, of ranks as many as go together; what gains most first."""
     kept: list[Prediction] = []
     for single in sorted(usable, key=lambda each: -each.speedup):
-        if goes_with(facts, single.edits[0], [each.edits[0] for each in kept]):
+        if sets.goes_with(single.edits[0], [each.edits[0] for each in kept]):
             kept.append(single)
     return kept
 
 
 def _together(
-    tries: Tries, usable: list[Prediction], gains: Mapping[Edit, float], advice: Collection[Edit]
+    sets: EditSets, usable: list[Prediction], gains: Mapping[Edit, float], advice: Collection[Edit]
 ) -> list[Prediction]:
     """What edits save together, one more at a time: all, those that leave the training as it is, proven ones.
 
@@ -270,17 +210,10 @@ def _together(
         usable: single edits in the order in which they are taken.
         advice: all that the best pair may be of, which edits may be that gain nothing by themselves.
     """
-    ordered = [each.edits for each in usable]
-    sets = _from_best_pair(tries, advice, ordered)
-    if any(edit.training for edits in sets for edit in edits):
-        same = [edit for edit in advice if not edit.training]
-        sets += _from_best_pair(tries, same, [each.edits for each in usable if not each.training])
-    proven = [each.edits for each in usable if each.proven]
-    if proven and not (sets and all((edit,) in proven for edit in sets[0])):
-        sets += _one_more(tries, list(proven[0]), proven[1:])
+    chosen = _sets_together(sets, usable, advice)
     found = []
-    for edits in dict.fromkeys(map(tuple, sets)):
-        answer = tries.answer(edits)
+    for edits in dict.fromkeys(map(tuple, chosen)):
+        answer = sets.answer(edits)
         apart = sum(gains.get(edit, 0.0) for edit in edits)
         note = (
             f"together they save {format_duration(answer.gain_ns)} per step; "
@@ -290,8 +223,23 @@ def _together(
     return found
 
 
+def _sets_together(sets: EditSets, usable: list[Prediction], advice: Collection[Edit]) -> list[list[Edit]]:
+    """Sets of edits, each with one more than that before it; as of `_together`."""
+    ordered = [single.edits for single in usable]
+    if not sets.compares_pairs:
+        return _one_more(sets, list(ordered[0]), ordered[1:]) if ordered else []
+    chosen = _from_best_pair(sets, advice, ordered)
+    if any(edit.training for edits in chosen for edit in edits):
+        same = [edit for edit in advice if not edit.training]
+        chosen += _from_best_pair(sets, same, [single.edits for single in usable if not single.training])
+    proven = [single.edits for single in usable if single.proven]
+    if proven and not (chosen and all((edit,) in proven for edit in chosen[0])):
+        chosen += _one_more(sets, list(proven[0]), proven[1:])
+    return chosen
+
+
 def _from_best_pair(
-    tries: Tries, edits: Collection[Edit], ordered: Iterable[Sequence[Edit]]
+    sets: EditSets, edits: Collection[Edit], ordered: Iterable[Sequence[Edit]]
 ) -> list[list[Edit]]:
     """The best two of some edits, and these with one more at a time; nothing where no two gain more than one.
 
@@ -299,21 +247,21 @@ def _from_best_pair(
         edits: all that the pair may be of.
         ordered: what is taken with it, in order.
     """
-    pair = best_pair(tries, edits)
-    return _one_more(tries, in_order(pair), ordered) if pair else []
+    pair = best_pair(sets, edits)
+    return _one_more(sets, in_order(pair), ordered) if pair else []
 
 
-def _one_more(tries: Tries, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:
+def _one_more(sets: EditSets, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:
     """The first edits where they are several, and these with one more at a time that saves more."""
     taken, found = first, [first] if len(first) > 1 else []
-    so_far = tries.together(taken)
+    so_far = sets.together(taken)
     for edits in others:
         if len(taken) + len(edits) > MAX_TOGETHER or so_far is None:
             break
-        if not all(edit not in taken and goes_with(tries.facts, edit, taken) for edit in edits):
+        if not all(edit not in taken and sets.goes_with(edit, taken) for edit in edits):
             continue
-        more = tries.together([*taken, *edits])
-        if more is not None and more >= so_far + WORTH * tries.facts.base_ns:
+        more = sets.together([*taken, *edits])
+        if more is not None and more >= so_far + WORTH * sets.facts.base_ns:
             taken, so_far = in_order([*taken, *edits]), more
             found.append(taken)
     return found

@@ -10,8 +10,7 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.replay.fidelity.accuracy import counted, has_gpu_work, judged_starts
-from dpro.replay.fidelity.by_rank import inside_of
-from dpro.replay.sharded.joined import critical_path_inside, critical_path_of_steps_inside
+from dpro.replay.fidelity.by_rank import path_of_run
 from dpro.replay.timeline import critical_path, critical_path_of_steps
 
 
@@ -29,9 +28,7 @@ def deciding_work(analysis: Analysis, steps: pl.DataFrame | None = None) -> pl.D
         steps: `window` and `step` of each; None for whole windows.
     """
     timeline, condensed = analysis.outline_timeline, analysis.condensed
-    if condensed is None:
-        return critical_path(timeline) if steps is None else critical_path_of_steps(timeline, steps)
-    inside = inside_of(analysis.run, condensed, timeline)
+    path_to = None if condensed is None else path_of_run(analysis.run, condensed, timeline)
     if steps is None:
-        return critical_path_inside(condensed.joined, timeline, inside)
-    return critical_path_of_steps_inside(condensed.joined, timeline, inside, steps)
+        return critical_path(timeline, path_to)
+    return critical_path_of_steps(timeline, steps, path_to=path_to)

@@ -22,7 +22,7 @@ from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import JobEnd
-from dpro.analysis.graphs import fingerprint, ranks_at_hand, search_of, spread_over
+from dpro.analysis.graphs import condensed_job, fingerprint, search_of
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
 from dpro.cache import cache_folder, keep_latest
@@ -39,7 +39,6 @@ from dpro.replay.whatif.documents import PredictionDocument, prediction_document
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.pareto import ParetoPoint, pareto
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
-from dpro.replay.whatif.ranks.predict import predict_by_rank
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.replay.whatif.search import BUDGET, Interaction, SearchResult, SmallGain, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
@@ -245,9 +244,8 @@ def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline:
     condensed = analysis.condensed
     if condensed is None or any(edit.scope() == "job" for edit in edits):
         return predict(analysis.built.predictive, baseline, edits, trust)
-    with ranks_at_hand(analysis.run) as (executor, folder):
-        spread = spread_over(executor)
-        return predict_by_rank(analysis.run, condensed, baseline, edits, trust, folder, spread)
+    with condensed_job(analysis.run, condensed) as job:
+        return predict(job, baseline, edits, trust)
 
 
 def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Refusal]:

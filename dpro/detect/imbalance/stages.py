@@ -47,7 +47,7 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
     """The same by the steps from a first one on."""
     graph = baseline.graph
     stage_of = {rank: place.stage for rank, place in graph.places.items()}
-    computed = pl.concat(baseline.look(partial(_computed, baseline.on_gpus)))
+    computed = pl.concat(baseline.job.map_ranks(partial(_computed, baseline.job.on_gpus)))
     stages = _stages(computed.filter(pl.col("step") >= first), stage_of)
     if stages.height < 2:
         return []
@@ -58,7 +58,7 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
     factors = steps_of_ranks.with_columns(
         factor=pl.col("rank").replace_strict(of_ranks, return_dtype=pl.Float64)
     )
-    even = baseline.under(ScaledWork(_kinds(baseline.on_gpus), factors))
+    even = baseline.under(ScaledWork(_kinds(baseline.job.on_gpus), factors))
     times = baseline.step_ns, baseline.changed_step_ns(even.graph)
     before, after = (each[-num_steps:] for each in times)
     saved = before - after

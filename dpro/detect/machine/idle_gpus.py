@@ -80,9 +80,9 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
 
 def _saved(baseline: Baseline) -> tuple[Ints, Ints]:
     """Return [S] ns, step times, and what hosts that take no time would save; empty where no GPU was used."""
-    on_gpus = np.concatenate(baseline.look(_ranks_on_gpus)) if baseline.on_gpus else np.empty(0, np.int64)
-    if not on_gpus.size:
+    if not baseline.job.on_gpus:
         return np.empty(0, np.int64), np.empty(0, np.int64)
+    on_gpus = np.concatenate(baseline.job.map_ranks(_ranks_on_gpus))
     no_time = pl.DataFrame({"rank": on_gpus, "factor": np.zeros(on_gpus.size)})
     free = baseline.changed_step_ns(baseline.under(ScaledWork(CPU_KINDS, no_time)).graph)
     return baseline.step_ns, baseline.step_ns - np.clip(
@@ -161,7 +161,7 @@ def _host_work(baseline: Baseline, timeline: Timeline, path: Ints) -> pl.DataFra
     critical = timeline.end[path] - np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
     on_host = np.isin(nodes.kind[path], CPU_KINDS) & (nodes.step[path] >= 0) & (critical > 0)
     here = path[on_host]
-    cause = causes_of(graph, baseline.on_gpus)[here]
+    cause = causes_of(graph, baseline.job.on_gpus)[here]
     around = np.where(nodes.around[here] >= 0, nodes.around[here], nodes.name[here])
     name = np.where(cause == CAUSES.index(OUTSIDE_OPERATORS), around, nodes.name[here])
     names = pl.Series(graph.names, dtype=pl.String).gather(name)

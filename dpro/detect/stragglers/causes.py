@@ -103,7 +103,9 @@ def excess_by_cause(baseline: Baseline, rank: int, peers: list[int], since: int)
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
     """
     keys, compared = ["cause", "label"], [rank, *peers]
-    per_step = pl.concat(baseline.look(partial(_work_by_cause, compared, since, baseline.on_gpus), compared))
+    per_step = pl.concat(
+        baseline.job.map_ranks(partial(_work_by_cause, compared, since, baseline.job.on_gpus), compared)
+    )
     others = per_step.filter(pl.col("rank").is_in(peers)).group_by(keys).agg(peer=pl.col("work").median())
     own = per_step.filter(pl.col("rank") == rank).join(others, on=keys, how="left")
     excess = own.with_columns(

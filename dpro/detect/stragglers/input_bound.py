@@ -41,7 +41,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     steady = float((saved >= MIN_WAIT * base).mean()) if base.size else 0.0
     if base.size < MIN_STEPS or steady < PERSISTENT:
         return []
-    looked = chain(*(each.items() for each in baseline.look(_loading)))
+    looked = chain(*(each.items() for each in baseline.job.map_ranks(_loading)))
     loading = {rank: total / base.size for rank, total in looked}
     if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # the input of some ranks only is their fault

@@ -165,7 +165,7 @@ def gains_of(
     """
     counted = _that_count(baseline, work)
     base = baseline.step_ns[counted]
-    graphs = baseline.each_changed(healed, sets)
+    graphs = baseline.graphs_changed(healed, sets)
     after = [baseline.changed_step_ns(changed)[-base.size :] for changed in graphs]
     return HealingGains(
         sets, baseline.steps[counted], base, base[:, None] - np.reshape(after, (-1, base.size)).T

@@ -23,7 +23,9 @@ from dpro.replay.peers import (
     phase_work,
     ranks_of_teams,
     teams,
+    with_calls,
     work_keys,
+    work_without_calls,
 )
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
@@ -81,6 +83,7 @@ class Heal(Edit):
     source = "ours: per phase between collectives the median over steps, against the median of the peers'"
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, 2 and 4 on gloo; a sleep, 4 V100"
     acts_on = "peers"
+    compares_ranks = True
     effort = "code"
     at: RanksAt
     doubt: float = 0.1
@@ -102,14 +105,15 @@ class Heal(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, phase by phase, down to the peers' median; never up."""
-        return self.beside_peers(graph, phase_work(graph)).apply(graph)
+        return self._shortened(graph, phase_work(graph)).apply(graph)
 
-    def beside_peers(self, graph: Graph, work: pl.DataFrame) -> Shortened:
-        """Shorten the work of the ranks to what it takes their peers.
+    def seen_of(self, graph: Graph) -> pl.DataFrame:
+        return work_without_calls(graph)
 
-        Args:
-            work: as `phase_work` returns it.
-        """
+    def knowing(self, seen: Sequence[pl.DataFrame], graph: Graph) -> Shortened:
+        return self._shortened(graph, with_calls(pl.concat(seen), graph))
+
+    def _shortened(self, graph: Graph, work: pl.DataFrame) -> Shortened:
         ranks = self.at.ranks(graph)
         compared = healing_of_stages if self.at.stage is not None else healing
         return Shortened(compared(graph, ranks, work, apart=ranks))

@@ -15,8 +15,7 @@ from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.counted import CountedEdit, Counts
+from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key, nearest
@@ -106,9 +105,9 @@ class FreeHost(CountedEdit):
     def counts(self, graph: Graph) -> Counts:
         return {LAUNCHES: num_launches(graph)}
 
-    def change(self, graph: Graph, counts: Counts) -> Graph:
+    def apply(self, graph: Graph) -> Graph:
         """Make all CPU work and all launches free."""
-        return free_host(graph, counts)
+        return free_host(graph, self.counts_of_job(graph))
 
     def describe(self) -> str:
         return "the host is free: no Python, dispatch, launches or data loading"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,11 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import EdgeKind, Edges, Graph, MeshPosition, Message
-from dpro.replay.peers import work_without_calls
 from dpro.replay.sharded.agreed import OF_RANKS, OfRank
 from dpro.replay.sharded.pooled import PooledOfRank
 from dpro.replay.sharded.share import Share, build_share, load_share, share_file
 from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
 from dpro.replay.whatif.edit import Edit, RankChange
-from dpro.replay.whatif.edits.counted import CountedEdit, Counts
 from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
 from dpro.store import Run
 from dpro.table import Table
@@ -40,12 +38,10 @@ class RankEdit:
 
     Attributes:
         edit: the edit, or what follows from it.
-        counts: of the whole job, where it counts.
         end: the changed job, one of the ends of what the edit leaves open, or what it cannot be faster than.
     """
 
     edit: RankChange
-    counts: Counts = field(default_factory=dict)
     end: int = CHANGED
 
     def of(self, graph: Graph) -> Graph:
@@ -66,10 +62,9 @@ class RankEdit:
             NothingToChange: it stays as it is.
             Unanswerable: the run lacks what the edit needs.
         """
-        edit = self.edit
-        changed = edit.change(graph, self.counts) if isinstance(edit, CountedEdit) else edit.apply(graph)
+        changed = self.edit.apply(graph)
         if changed.num_nodes != graph.num_nodes:
-            raise Unanswerable(f"{edit} {WHOLE_ONLY}")
+            raise Unanswerable(f"{self.edit} {WHOLE_ONLY}")
         return changed
 
     def ends(self, graph: Graph) -> dict[int, Graph]:
@@ -78,10 +73,9 @@ class RankEdit:
         if not isinstance(edit, Edit):
             return found
         with suppress(NothingToChange):
-            ends = edit.ends(graph, self.counts) if isinstance(edit, CountedEdit) else edit.bounds(graph)
-            found |= dict(enumerate(ends, CHANGED + 1))
+            found |= dict(enumerate(edit.bounds(graph), CHANGED + 1))
         with suppress(NothingToChange):
-            least = edit.least(graph, self.counts) if isinstance(edit, CountedEdit) else edit.limit(graph)
+            least = edit.limit(graph)
             found |= {} if least is None else {FASTEST: least}
         return found
 
@@ -164,20 +158,6 @@ def still_meeting(share: Share, graph: Graph) -> Share:
     waits = np.zeros(graph.num_nodes, np.bool_)
     waits[graph.edges.target[graph.edges.kind == EdgeKind.RENDEZVOUS]] = True
     return dataclasses.replace(share, instance=np.where(waits[share.transfer], share.instance, -1))
-
-
-def count_rank(edit: CountedEdit, work: RankWork) -> Counts:
-    """What a rank shows of what an edit counts.
-
-    Args:
-        work: the rank without it.
-    """
-    return edit.counts(rank_under_edits(work)[1])
-
-
-def work_of_rank(work: RankWork) -> pl.DataFrame:
-    """How long a rank works in each phase."""
-    return work_without_calls(rank_under_edits(work)[1])
 
 
 def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict[int, RankSkeleton], str]:

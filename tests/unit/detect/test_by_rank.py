@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro.detect.baseline import Baseline, BaselineOfRanks
+from dpro.detect.baseline import Baseline
 from dpro.detect.context import Context
 from dpro.detect.findings import Finding
 from dpro.detect.run import IN_WINDOWS, notes_of, run_detectors
@@ -20,8 +20,6 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.by_rank import condense_run
 from dpro.replay.steps.breakdown import step_breakdown
 from dpro.replay.steps.durations import steps_of
-from dpro.replay.whatif.ranks.apart import RanksApart
-from dpro.replay.whatif.ranks.changed import CondensedJob
 from dpro.schema import COLLECTIVES, SPANS
 from dpro.store import Run, open_run
 from tests.builders import TinyRun
@@ -29,6 +27,7 @@ from tests.jobs import ROOT
 from tests.reference.training_jobs import Job, run_job
 from tests.reference.training_records import Recording, write_run
 from tests.unit.detect.jobs import Work, equal_work, noisy, slower, write_job
+from tests.unit.replay.whatif.ranks.test_predict_by_rank import condensed_job
 
 WINDOWS = ((2, 2), (5, 2), (8, 2))
 
@@ -36,8 +35,7 @@ WINDOWS = ((2, 2), (5, 2), (8, 2))
 def both_of(run: Run, folder: Path) -> tuple[Baseline, Baseline]:
     with ThreadPoolExecutor(1) as executor:
         condensed = condense_run(run, folder, executor)
-    job = CondensedJob(run, condensed, folder, condensed.joined)
-    return Baseline(build_graph(run).graph), BaselineOfRanks(RanksApart(job, map))
+    return Baseline(build_graph(run).graph), Baseline(condensed_job(run, condensed, folder))
 
 
 def judged(run: Run, windows: Baseline) -> tuple[list[Finding], list[str]]:

@@ -22,8 +22,7 @@ from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
 from dpro.replay.timeline import differs_from_last
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.counted import CountedEdit, Counts
+from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.edits.host import LAUNCHES, free_host, num_launches, require_launches
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
@@ -96,12 +95,12 @@ class CudaGraph(CountedEdit):
                 counts[name] = float(nodes.duration[mask & inside].sum())
         return counts
 
-    def change(self, graph: Graph, counts: Counts) -> Graph:
+    def apply(self, graph: Graph) -> Graph:
         """Make the CPU time of captured operators free, behind the first launch of each graph."""
         found = self._captured(graph)
         return graph.with_durations(np.where(found.taken, 0, graph.nodes.duration))
 
-    def ends(self, graph: Graph, counts: Counts) -> tuple[Graph, ...]:
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Where launching a graph takes long, and where all host code between launches is captured."""
         found = self._captured(graph)
         duration = np.where(found.taken, 0, graph.nodes.duration)
@@ -110,12 +109,13 @@ class CudaGraph(CountedEdit):
             graph.with_durations(np.where(found.open, 0, duration)),
         )
 
-    def least(self, graph: Graph, counts: Counts) -> Graph | None:
+    def limit(self, graph: Graph) -> Graph | None:
         """No graph gains more than a host that takes no time."""
-        return free_host(graph, counts)
+        return free_host(graph, self.counts_of_job(graph))
 
-    def lines(self, counts: Counts) -> tuple[str, ...]:
+    def notes(self, graph: Graph) -> tuple[str, ...]:
         """How much host time is captured, stays, and is neither known to be one nor the other."""
+        counts = self.counts_of_job(graph)
         per = max(counts["steps"], 1)
         taken, left_open, whole = (counts[name] / per for name in ("taken", "open", "whole"))
         stays = format_duration(whole - taken - left_open)

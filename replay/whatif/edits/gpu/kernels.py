@@ -22,8 +22,7 @@ from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.models.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.counted import CountedEdit, Counts
+from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.fewer_bits import by_roofline
@@ -81,8 +80,9 @@ class Optimizer(CountedEdit):
             return dict.fromkeys(names, 1.0) | {KERNELS: float(inside.sum())}
         return {}
 
-    def change(self, graph: Graph, counts: Counts) -> Graph:
+    def apply(self, graph: Graph) -> Graph:
         """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
+        counts = self.counts_of_job(graph)
         names = [name for name in counts if name != KERNELS] or names_in_scope(graph, f"{OPTIMIZER}*")
         now = next((impl for impl in ("fused", "foreach") if _any(names, f"aten::_{impl}_")), "loop")
         if now == self.impl:

@@ -13,10 +13,9 @@ import pytest
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import PERCENTILES, Trust, assess, counted, start_errors
-from dpro.replay.fidelity.by_rank import CondensedRun, condense_run, inside_of
+from dpro.replay.fidelity.by_rank import CondensedRun, condense_run, path_of_run
 from dpro.replay.fidelity.saved import load_condensed, save, save_condensed
 from dpro.replay.graph import NodeKind
-from dpro.replay.sharded.joined import critical_path_inside, critical_path_of_steps_inside
 from dpro.replay.timeline import critical_path, critical_path_of_steps, replay
 from dpro.store import Run
 from tests.builders import cpu_job, gpu_job
@@ -44,9 +43,9 @@ def assert_judged_as_whole(run: Run, folder: Path) -> Trust:
     assert equal(comparable(found.trust), comparable(trust))
     assert found.joined.graph.num_nodes < built.graph.num_nodes
     assert found.pooled.num_nodes == np.count_nonzero(built.graph.nodes.kind != NodeKind.RENDEZVOUS)
-    inside, steps = inside_of(run, found, small), trust.steps
-    assert critical_path_inside(found.joined, small, inside).equals(critical_path(whole))
-    of_steps = critical_path_of_steps_inside(found.joined, small, inside, steps)
+    path_to, steps = path_of_run(run, found, small), trust.steps
+    assert critical_path(small, path_to).equals(critical_path(whole))
+    of_steps = critical_path_of_steps(small, steps, path_to=path_to)
     assert of_steps.equals(critical_path_of_steps(whole, steps))
     return trust
 

@@ -134,11 +134,11 @@ def test_parts_of_predicted_steps_add_up_where_a_changed_overlap_changes_kernels
     trust = assess(built, replay(built.graph), run.manifest)
     trust = dataclasses.replace(trust, overlap=overlap_of(graph))
     baseline = baseline_steps(graph)
-    graphs, _ = apply_all(graph, [edit])
-    parts = critical_path_of_steps(predicted_timeline(graphs, trust), baseline, baseline)
+    applied = apply_all(graph, [edit])
+    parts = critical_path_of_steps(predicted_timeline(applied, trust), baseline, baseline)
     predicted = predict(graph, baseline, [edit], trust).predicted_ns
     assert parts["duration_ns"].sum() == predicted * STEPS
-    plain = critical_path_of_steps(replay(graphs[-1]), baseline, baseline)
+    plain = critical_path_of_steps(replay(applied.graphs[-1]), baseline, baseline)
     assert plain["duration_ns"].sum() != predicted * STEPS
 
 

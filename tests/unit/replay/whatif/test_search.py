@@ -15,6 +15,7 @@ from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path
 from dpro.replay.whatif.documents import undominated
+from dpro.replay.whatif.edit_sets import MIN_GAIN, bounds_of, candidates, goes_with, in_order, replayed_gains
 from dpro.replay.whatif.edits.gradients import Priority
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates
@@ -22,9 +23,8 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
 from dpro.replay.whatif.registry import EDITS, parse_edit
-from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, replayed_gains, search
+from dpro.replay.whatif.search import explore, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
-from dpro.replay.whatif.together import goes_with, in_order
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job

@@ -12,15 +12,14 @@ from dpro.errors import Unanswerable
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.fidelity.by_rank import condense_run
+from dpro.replay.fidelity.by_rank import CondensedRun, condense_run
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict, ranked
-from dpro.replay.whatif.ranks.changed import CondensedJob
-from dpro.replay.whatif.ranks.predict import predict_by_rank
+from dpro.replay.whatif.ranks.condensed import CondensedJob
 from dpro.replay.whatif.ranks.rank import WHOLE_ONLY
-from dpro.replay.whatif.ranks.search import explore_by_rank
 from dpro.replay.whatif.registry import all_kinds, parse_edit
+from dpro.replay.whatif.search import explore
 from dpro.store import Run
 from tests.builders import TinyRun, cpu_job, gpu_job
 from tests.fabrics import crossing_pairs
@@ -79,6 +78,11 @@ ON_FABRICS = (
 )
 
 
+def condensed_job(run: Run, condensed: CondensedRun, folder: Path) -> CondensedJob:
+    graph, node = condensed.joined.graph, condensed.joined.node
+    return CondensedJob(graph=graph, node=node, run=run, condensed=condensed, folder=folder, spread=map)
+
+
 class Both:
     """Predicts the same from the whole graph and from condensed ranks."""
 
@@ -89,6 +93,7 @@ class Both:
         self.graph, self.trust = built.graph, dataclasses.replace(trust, overlap=overlap or trust.overlap)
         with ThreadPoolExecutor(2) as executor:
             self.condensed = condense_run(run, folder, executor)
+        self.job = condensed_job(run, self.condensed, folder)
 
     def whole(self, edits: list[str]) -> Prediction | str:
         baseline, parsed = baseline_steps(self.graph), list(map(parse_edit, edits))
@@ -98,9 +103,9 @@ class Both:
             return str(error)
 
     def by_rank(self, edits: list[str]) -> Prediction | str:
-        baseline, parsed = baseline_steps(self.condensed.joined.graph), list(map(parse_edit, edits))
+        baseline, parsed = baseline_steps(self.job.graph), list(map(parse_edit, edits))
         try:
-            return predict_by_rank(self.run, self.condensed, baseline, parsed, self.trust, self.folder, map)
+            return predict(self.job, baseline, parsed, self.trust)
         except Unanswerable as error:
             return str(error)
 
@@ -133,8 +138,7 @@ def test_paths_and_cables_of_a_fabric_change_the_joined_graph(tmp_path):
 @pytest.mark.parametrize("job", [cpu_job, gpu_job])
 def test_a_search_by_rank_predicts_what_the_whole_graph_does(job, tmp_path):
     both = Both(job().write(tmp_path / "run"), tmp_path / "shares")
-    condensed = CondensedJob(both.run, both.condensed, both.folder, both.condensed.joined)
-    found = explore_by_rank(condensed, both.trust, map)
+    found = explore(both.job, both.trust)
     assert found.predictions == ranked(found.predictions)
     for each in found.predictions:
         whole = both.whole([str(edit) for edit in each.edits])
@@ -143,7 +147,7 @@ def test_a_search_by_rank_predicts_what_the_whole_graph_does(job, tmp_path):
     assert found.predictions
     refused = {each.edit for each in found.refused if each.reason == WHOLE_ONLY}
     assert refused == {kind.name for kind in all_kinds() if kind.acts_on == "job"}
-    few = explore_by_rank(condensed, both.trust, map, budget=2)
+    few = explore(both.job, both.trust, budget=2)
     assert few.untried
     assert len(few.predictions) + len(few.little) <= 2 < len(found.predictions) + len(found.little)
 

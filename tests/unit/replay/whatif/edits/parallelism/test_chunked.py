@@ -245,5 +245,5 @@ def test_the_candidates_are_the_operations_next_to_products(jobs):
 
 
 def test_the_notes_say_how_many_pairs_there_are(jobs):
-    _, notes = apply_all(jobs["drains"], [parse_edit("split")])
+    notes = apply_all(jobs["drains"], [parse_edit("split")]).notes
     assert notes[0] == "collectives that are cut up: 8 behind its matmul"

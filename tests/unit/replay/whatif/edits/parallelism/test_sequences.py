@@ -70,7 +70,7 @@ def test_a_rank_that_is_slow_by_itself_stays_slow(tmp_path):
 
 
 def test_the_notes_say_over_how_many_ranks_the_longest_sequences_would_be_cut(tmp_path):
-    _, notes = apply_all(built(tmp_path, handed_job()), [parse_edit("balance:over=sequences")])
+    notes = apply_all(built(tmp_path, handed_job()), [parse_edit("balance:over=sequences")]).notes
     assert "a rank has up to 1.60 times the mean" in notes[0]
     assert "cut over 2 ranks" in notes[1]
 

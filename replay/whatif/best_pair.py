@@ -1,7 +1,6 @@
-"""Several edits together: what they gain by a replay, and the best two without a replay of every pair.
+"""The best two edits together, without a replay of every pair.
 
-In: what a run shows, and graphs that single edits have made. Out: gains by a plain replay, predictions with
-their intervals, and the two edits that gain most together.
+In: sets of edits of which single ones were tried. Out: the two that gain most together.
 
 The best two are found by branch and bound, best first (Land and Doig, An automatic method of solving discrete
 programming problems, 1960). No pair gains more than both take from the critical path as it is, nor more than
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection
 from itertools import combinations
 
 import numpy as np
@@ -22,163 +21,27 @@ import numpy as np
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
-from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError, once, with_own_known
-from dpro.replay.timeline import changed_durations, changed_ends, replay
+from dpro.replay.timeline import changed_ends, replay
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.edit_sets import EditSets, in_order, is_slim
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.predict import Prediction, apply_all, compare
-from dpro.replay.whatif.registry import EDITS
 
 NEAR = 0.002  # of the time that is left: a pair that may be better by no more is as good
 
 
-class Tries:
-    """Gains and predictions of sets of edits.
-
-    Attributes:
-        facts: what the run shows.
-        changed: graphs that single edits have made of its graph.
-        least_after: what is left at least by a first edit and a second one on top of it, ns; and whether the
-            graph of the second was known then.
-        left: how many more sets of several edits may be replayed.
-    """
-
-    def __init__(
-        self, facts: RunFacts, trust: Trust, left: int, report: Callable[[int, int], None] = lambda *_: None
-    ) -> None:
-        """Begin with nothing tried.
-
-        Args:
-            left: how many sets of several edits may be replayed.
-            report: is called with how many were made, and how many there will be at most.
-        """
-        self.facts, self.left = facts, left
-        self.changed: dict[Edit, Graph] = {}
-        self.least_after: dict[tuple[Edit, Edit, bool], float] = {}
-        self._trust, self._report, self._made = trust, report, 0
-        self._gains: dict[frozenset[Edit], float | None] = {}
-        self._taken: dict[tuple[Edit, bool], float] = {}
-
-    def keep(self, gains: Mapping[Edit, float]) -> None:
-        """Take what single edits gain as known.
-
-        Args:
-            gains: of edits that were replayed, ns.
-        """
-        self._gains |= {frozenset([edit]): gain for edit, gain in gains.items()}
-
-    def knows(self, edit: Edit) -> bool:
-        """Whether it was tried by itself."""
-        return frozenset([edit]) in self._gains
-
-    def count(self) -> None:
-        """Report one more."""
-        self._made += 1
-        self._report(self._made, self._made + max(self.left, 0))
-
-    def together(self, edits: Iterable[Edit]) -> float | None:
-        """What these gain together, ns of the time for a batch of today's size.
-
-        None where one leaves nothing for another to change, or no budget is left.
-
-        Args:
-            edits: in any order.
-        """
-        chosen = frozenset(edits)
-        if chosen not in self._gains:
-            if self.left <= 0:
-                return None
-            self.left -= 1
-            self.count()
-            self._gains[chosen] = self._replayed(in_order(chosen))
-        return self._gains[chosen]
-
-    def _replayed(self, edits: Sequence[Edit]) -> float | None:
-        changed, samples = self.facts.graph, 1.0
-        try:
-            for number, edit in enumerate(edits):
-                samples *= edit.samples(changed)
-                first = self.changed.get(edit) if number == 0 else None
-                changed = edit.apply(changed) if first is None else first
-        except (Unanswerable, GraphError):
-            return None
-        if len(edits) == 1 and is_slim(self.facts.graph, changed):
-            self.changed[edits[0]] = changed
-        return gain_of(self.facts, changed, replay(changed).end, samples)
-
-    def taken_anywhere_ns(self, edit: Edit, was: Ints, then: Ints) -> float:
-        """What an edit takes from all durations, or from all lags, of the run's graph.
-
-        Args:
-            was: [K] ns as they are.
-            then: [K] ns under the edit.
-        """
-        place = (edit, was is self.facts.graph.edges.lag)
-        if place not in self._taken:
-            self._taken[place] = float(np.maximum(was - then, 0).sum())
-        return self._taken[place]
-
-    def answer(self, edits: Iterable[Edit]) -> Prediction:
-        """Predict these edits together.
-
-        Args:
-            edits: one or more, in any order.
-
-        Raises:
-            Unanswerable: one leaves nothing for another to change.
-        """
-        ordered = in_order(edits)
-        graphs, notes = apply_all(self.facts.graph, ordered, self.changed)
-        return compare(graphs, self.facts.baseline, ordered, self._trust, notes)
-
-
-def is_slim(graph: Graph, changed: Graph) -> bool:
-    """Whether a changed graph shares its nodes with its origin: keeping it takes little memory."""
-    return changed.nodes.measured_start is graph.nodes.measured_start
-
-
-def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float:
-    """What is saved of the time for a batch of today's size, by the replay of a changed graph.
-
-    Args:
-        end: [N] ns of its nodes.
-    """
-    steps = changed_durations(facts.baseline, changed, end)
-    return facts.base_ns - float(steps.mean()) / samples
-
-
-def goes_with(facts: RunFacts, edit: Edit, taken: Iterable[Edit]) -> bool:
-    """Whether an edit can be combined with others: not twice the same kind, but for ranks.
-
-    Who is healed becomes as fast as its peers that are not: of those that do the same work half have to stay.
-    """
-    if not isinstance(edit, Heal):
-        return all(type(edit) is not type(each) for each in taken)
-    heals = [each for each in (edit, *taken) if isinstance(each, Heal)]
-    healed = {rank for each in heals for rank in each.at.ranks(facts.graph)}
-    return all(2 * len(healed.intersection(team)) <= len(team) for team in facts.teams)
-
-
-def in_order(edits: Iterable[Edit]) -> list[Edit]:
-    """In the order of the registry, so that a set of edits has one text."""
-    order = {name: number for number, name in enumerate(EDITS)}
-    return sorted(edits, key=lambda edit: (order[edit.name], str(edit)))
-
-
-def best_pair(tries: Tries, edits: Collection[Edit]) -> frozenset[Edit]:
+def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
     """The two edits that gain most together; of those that gain as much within `NEAR` any.
 
     Returns:
         The pair, or nothing where none gains more than the best single edit.
     """
-    limits, base_ns = _Limits(tries), tries.facts.base_ns
+    limits, base_ns = _Limits(sets), sets.facts.base_ns
     queue = list[tuple[float, int, bool, list[Edit], frozenset[Edit]]]()
     for number, (one, other) in enumerate(combinations(edits, 2)):
         pair = frozenset([one, other])
-        if goes_with(tries.facts, other, [one]) and (firsts := limits.firsts(pair)):
-            queue.append((limits.least_ns(pair), number, all(map(tries.knows, pair)), firsts, pair))
+        if sets.goes_with(other, [one]) and (firsts := limits.firsts(pair)):
+            queue.append((limits.least_ns(pair), number, all(map(sets.knows, pair)), firsts, pair))
     heapq.heapify(queue)
     best, left_ns = frozenset[Edit](), min((limits.left_ns(edit) for edit in edits), default=base_ns)
     while queue and queue[0][0] < left_ns * (1 - NEAR):
@@ -186,12 +49,12 @@ def best_pair(tries: Tries, edits: Collection[Edit]) -> frozenset[Edit]:
         if firsts:
             least_ns = max(least_ns, limits.least_after_ns(firsts[0], pair))
             heapq.heappush(queue, (least_ns, number, both_known, firsts[1:], pair))
-        elif any(tries.together([edit]) is None for edit in pair):
+        elif any(sets.together([edit]) is None for edit in pair):
             continue  # the run cannot answer one of them
         elif not both_known:
             least_ns = max(least_ns, limits.least_ns(pair))
             heapq.heappush(queue, (least_ns, number, True, limits.firsts(pair), pair))
-        elif (gain := tries.together(pair)) is not None and base_ns - gain < left_ns * (1 - NEAR):
+        elif (gain := sets.together(pair)) is not None and base_ns - gain < left_ns * (1 - NEAR):
             best, left_ns = pair, base_ns - gain
     return best
 
@@ -199,19 +62,19 @@ def best_pair(tries: Tries, edits: Collection[Edit]) -> frozenset[Edit]:
 class _Limits:
     """What edits leave at least of the time for a batch of today's size."""
 
-    def __init__(self, tries: Tries) -> None:
-        self._tries = tries
+    def __init__(self, sets: EditSets) -> None:
+        self._sets = sets
         self._after: dict[Edit, RunFacts] = {}
         self._taken: dict[tuple[Edit, bool], float] = {}
 
     def left_ns(self, edit: Edit) -> float:
         """What one that was replayed leaves; all where it was not."""
-        gain = self._tries.together([edit]) if self._tries.knows(edit) else None
-        return self._tries.facts.base_ns - (gain or 0.0)
+        gain = self._sets.together([edit]) if self._sets.knows(edit) else None
+        return self._sets.facts.base_ns - (gain or 0.0)
 
     def firsts(self, pair: Collection[Edit]) -> list[Edit]:
         """Those of two whose graphs are at hand; first those after which bounds take least to work out."""
-        before, changed = self._tries.facts.graph, self._tries.changed
+        before, changed = self._sets.facts.graph, self._sets.changed
         made = [edit for edit in pair if edit in changed]
         return sorted(
             made,
@@ -220,7 +83,7 @@ class _Limits:
 
     def least_ns(self, pair: Collection[Edit]) -> float:
         """What two leave at least, of themselves or by what both take from the critical path as it is."""
-        facts = self._tries.facts
+        facts = self._sets.facts
         one, other = pair
         on_path = sum(map(self._taken_ns, pair))
         try:
@@ -231,27 +94,27 @@ class _Limits:
 
     def _taken_ns(self, edit: Edit) -> float:
         """What an edit takes from the critical path as it is, as far as its graph is at hand."""
-        place = (edit, edit in self._tries.changed)
+        place = (edit, edit in self._sets.changed)
         if place not in self._taken:
-            self._taken[place] = taken(self._tries, self._tries.facts, edit)[0]
+            self._taken[place] = taken(self._sets, self._sets.facts, edit)[0]
         return self._taken[place]
 
     def least_after_ns(self, first: Edit, pair: frozenset[Edit]) -> float:
         """What two leave at least by what the second can take from the critical path under the first."""
         (second,) = pair - {first}
-        place = (first, second, second in self._tries.changed)
-        if place not in self._tries.least_after:
-            self._tries.least_after[place] = self._least_on_top_ns(first, second)
-        return self._tries.least_after[place]
+        place = (first, second, second in self._sets.changed)
+        if place not in self._sets.least_after:
+            self._sets.least_after[place] = self._least_on_top_ns(first, second)
+        return self._sets.least_after[place]
 
     def _least_on_top_ns(self, first: Edit, second: Edit) -> float:
         """As `least_after_ns`, worked out."""
-        before = self._tries.facts
+        before = self._sets.facts
         if first not in self._after:
-            self._after[first] = _facts_after(before, self._tries.changed[first])
+            self._after[first] = _facts_after(before, self._sets.changed[first])
         after = self._after[first]
         samples = first.samples(before.graph)
-        can, is_known = taken(self._tries, after, second, samples)
+        can, is_known = taken(self._sets, after, second, samples)
         if not is_known:
             try:
                 can = min(can, second.bound_on_top(before, after))
@@ -267,21 +130,21 @@ def _facts_after(facts: RunFacts, changed: Graph) -> RunFacts:
     return RunFacts(timeline.graph, timeline, baseline, facts.suspects)
 
 
-def taken(tries: Tries, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tuple[float, bool]:
+def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tuple[float, bool]:
     """What an edit can take from the critical path of a graph: what it took from the same work as it was.
 
     Of what takes longer by now it can take as large a part. What the run has not can go away, but in all no
     more than the edit took anywhere.
 
     Args:
-        tries: has the graph that the edit makes of the run's.
+        sets: has the graph that the edit makes of the run's.
         facts: of the run, or of a graph that another edit made of the run's.
         edit: one that leaves all dependencies and the batch; of others infinite.
 
     Returns:
         ns of the mean step, and whether the run has all of the path.
     """
-    before, changed, now = tries.facts.graph, tries.changed.get(edit), facts.graph
+    before, changed, now = sets.facts.graph, sets.changed.get(edit), facts.graph
     if changed is None or edit.samples(before) != 1 or not _keeps_dependencies(before, changed):
         return math.inf, False
     path, edges = facts.path, facts.timeline.binding[facts.path]
@@ -299,7 +162,7 @@ def taken(tries: Tries, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tu
         longer = np.maximum(lasts / np.maximum(was[known], 1), 1)  # by what it takes longer by now
         can = np.where(known >= 0, np.maximum(was[known] - then[known], 0) * longer, np.inf)
         total += float(np.minimum(can, np.maximum(lasts, 0)).sum())
-        anywhere += total if has_all else samples * tries.taken_anywhere_ns(edit, was, then)
+        anywhere += total if has_all else samples * sets.taken_anywhere_ns(edit, was, then)
     return facts.per_step(min(total, anywhere)), has_all
 
 

@@ -12,42 +12,41 @@ from hypothesis import strategies as st
 
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
+from dpro.replay.whatif.best_pair import NEAR, best_pair
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, bounds_of, candidates, goes_with
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, replayed_gains
-from dpro.replay.whatif.together import NEAR, Tries, best_pair, goes_with
 from tests.unit.replay.whatif.test_every_edit import NAMES, TABLES, job  # noqa: F401
 
 TEXTS = sorted({text for texts in TABLES.values() for text in texts})
 
 
-def _tries(graph: Graph, edits: Sequence[Edit]) -> tuple[Tries, list[Edit]]:
+def _sets(graph: Graph, edits: Sequence[Edit]) -> tuple[EditSets, list[Edit]]:
     """As the search begins to look for pairs: what may gain was replayed by itself."""
     facts = facts_of(graph)
     bounds, _ = bounds_of(facts, edits)
     tried = [edit for edit, bound in bounds.items() if bound > MIN_GAIN * facts.base_ns]
-    tries = Tries(facts, cast(Trust, None), left=10_000)  # which only predictions ask for
-    gains, _ = replayed_gains(facts, tried, changed_by=tries.changed)
-    tries.keep(gains)
-    return tries, [edit for edit in bounds if edit in gains or edit not in tried]
+    sets = EditSets(facts, cast(Trust, None))  # which only predictions ask for
+    gains, _ = sets.single_gains(tried, 10_000)
+    return sets, [edit for edit in bounds if edit in gains or edit not in tried]
 
 
-def _left(tries: Tries, edits: Sequence[Edit]) -> float:
+def _left(tried: EditSets, edits: Sequence[Edit]) -> float:
     """The least that is left by one of the edits, or by two."""
     sets = [[edit] for edit in edits]
-    sets += [list(pair) for pair in combinations(edits, 2) if goes_with(tries.facts, pair[1], [pair[0]])]
-    gains = [gain for each in sets if (gain := tries.together(each)) is not None]
-    return tries.facts.base_ns - max(gains, default=0.0)
+    sets += [list(pair) for pair in combinations(edits, 2) if goes_with(tried.facts, pair[1], [pair[0]])]
+    gains = [gain for each in sets if (gain := tried.together(each)) is not None]
+    return tried.facts.base_ns - max(gains, default=0.0)
 
 
 def _found(graph: Graph, edits: Sequence[Edit]) -> tuple[float, float]:
     """What is left by the best pair that is found, or the best edit, and by the best of all."""
-    tries, known = _tries(graph, edits)
-    pair = best_pair(tries, known)
-    singles = [gain for edit in known if tries.knows(edit) and (gain := tries.together([edit])) is not None]
-    most = tries.together(pair) if pair else max(singles, default=0.0)
-    return tries.facts.base_ns - max(most or 0.0, 0.0), _left(_tries(graph, edits)[0], known)
+    tried, known = _sets(graph, edits)
+    pair = best_pair(tried, known)
+    singles = [gain for edit in known if tried.knows(edit) and (gain := tried.together([edit])) is not None]
+    most = tried.together(pair) if pair else max(singles, default=0.0)
+    return tried.facts.base_ns - max(most or 0.0, 0.0), _left(_sets(graph, edits)[0], known)
 
 
 @settings(max_examples=25)
