@@ -4,10 +4,10 @@ python -m benchmarks.verdicts [--traces FOLDER] [--verdicts FILE] [--list] [--js
 
 The file holds one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`,
 `faulty_ranks`, `not_advice`, and `advice` with `kind`, `gain_low_x`, `gain_high_x`. Without options both are
-looked for in the folders that DPRO_TRACES and DPRO_VERDICTS name. `--list` prints what differs. `--json` prints
-one object: check → {n, agree_pct, bar, holds}. Checks: the limit is his, or one that he would accept; the ranks
-are those that he names; his first advice is among ours, by kind; the intervals of gains for the same kind of
-advice meet; none of ours is one that he warns of.
+looked for where DPRO_TRACES and DPRO_VERDICTS say. `--list` prints what differs. `--json` prints one object:
+check → {n, agree_pct, bar, holds}. Checks: the limit is his, or one that he would accept; the ranks are those
+that he names; his first advice is among ours, by kind; the intervals of gains for the same kind of advice
+meet; none of ours is one that he warns of.
 """
 
 from __future__ import annotations

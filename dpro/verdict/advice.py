@@ -19,6 +19,7 @@ from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.case import Case
+from dpro.verdict.causes import StandStill, dear_launches, stand_still
 from dpro.verdict.kernel_names import short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
@@ -143,6 +144,23 @@ def _launches(case: Case, limit: str) -> Iterator[Advice]:
     host = case.gains_by_limit().get(HOST, 1.0)
     if limit != HOST:  # what gains is another thing, of which a free host is the bound
         return
+    still = stand_still(case)
+    if still is not None:
+        yield _cores(case, still, host)
+    dear = dear_launches(case)
+    if dear is not None:
+        name, number, took_ns = dear
+        most = min(1 / (1 - min(number * took_ns / case.step_ns, 0.95)), host)
+        yield Advice(
+            "launch-one",
+            f"find what the host does for {format_duration(took_ns)} before each of {number:.0f} launches of "
+            f"{short_kernel(name)} a step",
+            1 + (most - 1) * 0.5,
+            most,
+            "new code",
+            "a launch of it can cost what others do",
+            "record with --stacks",
+        )
     launches = case.launches
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if by_graph.height and case.kernels["count"].sum() > 4 * launches.height:
@@ -174,6 +192,22 @@ def _launches(case: Case, limit: str) -> Iterator[Advice]:
             "a setting",
             "the host takes as long for a larger batch; gain per sample",
         )
+
+
+def _cores(case: Case, still: StandStill, host: float) -> Advice:
+    """Give hosts that stand still their cores."""
+    durations = case.graph.nodes.duration.copy()
+    durations[still.nodes] = still.usual_ns
+    gains = case.gain_of(case.graph.with_durations(durations))
+    gain = float(1 / np.mean(1 / gains))
+    return Advice(
+        "cores",
+        "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
+        1 + (gain - 1) * 0.75,
+        max(gain, host),
+        "a setting",
+        "calls then take as long as they usually do",
+    )
 
 
 def _input(case: Case, limit: str) -> Iterator[Advice]:

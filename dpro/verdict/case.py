@@ -88,7 +88,7 @@ class Case:
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Kernels of usual steps, longest first: `name`, `count`, `total_ns`, and `family`, as `classify` has it."""
+        """Kernels of usual steps, longest first: `name`, `count`, `total_ns`, `family` as of `classify`."""
         spans = self.spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
         totals = spans.group_by("name").agg(count=pl.len(), total_ns=pl.col("duration_ns").sum())
         families = pl.Series([classify(name).kind for name in totals["name"]], dtype=pl.String)

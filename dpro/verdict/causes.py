@@ -11,15 +11,18 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.replay.graph import CPU_KINDS, NodeKind, is_of
+from dpro.arrays import Ints
+from dpro.replay.graph import NodeKind, is_of
 from dpro.units import NS_PER_MS, format_duration
 from dpro.verdict.case import Case
 from dpro.verdict.kernel_names import short_kernel
-from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, IMBALANCE
+from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST
 
 STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of microseconds stands still
 USUALLY_NS = 200_000  # a call that takes less, usually
 STILL = 0.2  # share of the step from which on standing still is the cause
+FEW = 4  # calls of a name, from which on it is known how long one usually takes
+MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
 DEAR_NS = 500_000  # host time before one launch
 DEAR = 0.4  # of the host's time: what one kernel's launches take of it
 
@@ -30,32 +33,31 @@ class StandStill(NamedTuple):
     Attributes:
         share: of the step, mean of ranks.
         at_once: how many ranks do at the same time, mean over the time when any does.
-        ranks: how many ranks do at all.
+        nodes, usual_ns: [P] the calls in which they do, and how long each usually takes.
     """
 
     share: float
     at_once: float
-    ranks: int
+    nodes: Ints
+    usual_ns: Ints
 
 
 def cause_of(case: Case, limit: str) -> str:
     """What is behind a limit, in words; empty where the run does not show it."""
-    if limit in (HOST, IMBALANCE):
-        still = stand_still(case)
-        if still and still.share >= STILL and still.ranks > len(case.analysis.run.manifest.ranks) / 2:
-            ranks = len(case.analysis.run.manifest.ranks)
-            return (
-                f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {ranks} at a time: "
-                "they do not get a core"
-            )
     if limit == HOST:
-        return _launching(case)
+        still = stand_still(case)
+        if still is None:
+            return _launching(case)
+        return (
+            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {len(case.graph.ranks)} "
+            "at a time: they do not get a core"
+        )
     if limit == COMPUTE:
         return ", ".join(
             f"{short_kernel(name)} {case.share_of([name]):.0%}" for name in _longest(case, False)
         )
     if limit == COMMUNICATION:
-        return ", ".join(f"{short_kernel(name)}" for name in _longest(case, True)[:1])
+        return ", ".join(map(short_kernel, _longest(case, True)[:1]))
     return ""
 
 
@@ -113,33 +115,40 @@ def dear_launches(case: Case) -> tuple[str, float, float] | None:
 
 
 def stand_still(case: Case) -> StandStill | None:
-    """How long hosts stand still: calls that usually take microseconds take milliseconds now and then."""
+    """How long hosts stand still, where that is what they mostly do: they have no core.
+
+    Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
+    """
     graph = case.graph
     nodes = graph.nodes
-    works = np.flatnonzero(is_of(nodes.kind, (*CPU_KINDS[:2], NodeKind.HOST)) & (nodes.step >= 0))
-    if not works.size:
-        return None
+    works = np.flatnonzero(is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME)) & (nodes.step >= 0))
     calls = pl.DataFrame(
         {
+            "node": works,
             "rank": nodes.rank[works],
             "name": nodes.name[works],
             "start": nodes.measured_start[works],
             "took_ns": nodes.duration[works],
         }
     )
-    usual = calls.group_by("name").agg(median=pl.col("took_ns").median(), count=pl.len())
+    usual = calls.group_by("name").agg(usual_ns=pl.col("took_ns").median(), count=pl.len())
     pauses = calls.join(usual, on="name").filter(
-        (pl.col("median") < USUALLY_NS) & (pl.col("count") >= 4) & (pl.col("took_ns") >= STILL_NS)
+        (pl.col("usual_ns") < USUALLY_NS) & (pl.col("count") >= FEW) & (pl.col("took_ns") >= STILL_NS)
     )
-    if pauses.is_empty():
+    paused_ns, ranks = float(pauses["took_ns"].sum()), len(graph.ranks)
+    share = paused_ns / max(case.step_ns * case.ends.height * ranks, 1.0)
+    if share < STILL or pauses["rank"].n_unique() <= ranks / 2:
         return None
-    ranks = len(graph.ranks)
-    lasted = case.step_ns * int(case.ends["counted"].sum()) * ranks
-    starts, ends = pauses["start"].to_numpy(), (pauses["start"] + pauses["took_ns"]).to_numpy()
-    moments = np.concatenate([starts, ends])
+    of_one_name = pauses.group_by("name").agg(pl.col("took_ns").sum())["took_ns"].max()
+    if float(of_one_name or 0) > MOSTLY * paused_ns:  # type: ignore[arg-type]
+        return None
+    starts = pauses["start"].to_numpy()
+    moments = np.concatenate([starts, starts + pauses["took_ns"].to_numpy()])
     order = np.argsort(moments, kind="stable")
     standing = np.cumsum(np.repeat([1, -1], starts.size)[order])[:-1]
     between = np.diff(moments[order])
-    any_ns = between[standing > 0].sum()
-    at_once = float((standing * between)[standing > 0].sum() / any_ns) if any_ns else 0.0
-    return StandStill(float(pauses["took_ns"].sum()) / lasted, at_once, pauses["rank"].n_unique())
+    some = standing > 0
+    at_once = float((standing * between)[some].sum() / max(between[some].sum(), 1))
+    return StandStill(
+        share, at_once, pauses["node"].to_numpy(), pauses["usual_ns"].to_numpy().astype(np.int64)
+    )

@@ -28,6 +28,7 @@ HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "i
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
 
 USUAL = 1.5  # a step that takes so many times the median, or a part of it, is no usual one
+CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
 BUSY = 0.5  # share of the step: devices that compute less are limited by something else
@@ -62,8 +63,8 @@ def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
     lengths = step_lengths(ends.drop("counted", strict=False))
     median = float(np.median(lengths))
     usual = (lengths <= USUAL * median) & (lengths >= median / USUAL)
-    if lengths.size == 2 and not usual.all():  # the first one warms up, or the last one is cut off
-        usual = lengths == lengths.min() if lengths[0] == lengths.max() else lengths == lengths.max()
+    if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
+        usual = np.array([lengths[1] < CUT_OFF * lengths[0], lengths[1] >= CUT_OFF * lengths[0]])
     return ends.with_columns(counted=usual)
 
 

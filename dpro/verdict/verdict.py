@@ -147,7 +147,7 @@ def _by_calls(analysis: Analysis) -> Verdict:
     )
     hangs = [finding for finding in findings if finding.class_ in HANGS]
     if hangs:
-        fault = verdict_in_words(hangs[0])
+        fault = "; ".join(map(verdict_in_words, hangs[:2]))
         do = advice_in_words(hangs[0], analysis.workers)
         advice = [Advice("unblock", do, math.inf, math.inf, "a setting")] if do else []
     else:
@@ -190,11 +190,17 @@ def _fault(findings: list[Finding]) -> str:
     if not findings:
         return "no rank or part stands out."
     words = [
-        f"{finding.component} ({finding.cause or finding.class_}) costs {format_duration(cost_ns)} a step"
-        for finding, cost_ns in ((finding, finding.cost_ns) for finding in findings[:2])
+        f"{_part_of(finding)} costs {format_duration(finding.cost_ns)} a step" for finding in findings[:2]
     ]
     more = len(findings) - len(words)
     return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+
+
+def _part_of(finding: Finding) -> str:
+    """What is at fault, and by what."""
+    if finding.component_kind == "job":
+        return finding.cause or finding.component_id
+    return f"{finding.component} ({finding.cause or finding.class_})"
 
 
 def limit_of(case: Case) -> Limit:
