@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "recipe": ("dpro.cli.job.recipe", "recipe", "Commands that take a host out of a job."),
     "history": ("dpro.cli.history", "history", "Which hosts were found at fault before."),
     "import": ("dpro.cli.run.import_", "import_", "Turn other tools' traces into a run directory."),
+    "explain": ("dpro.cli.run.explain", "explain", "What limits the job, who is at fault, what to do first."),
     "info": ("dpro.cli.run.info", "info", "What a run holds and what it lacks."),
     "report": ("dpro.cli.run.report", "report", "Where the time of each step went."),
     "replay": ("dpro.cli.run.replay", "replay", "Replay the run's graph and say how well it fits."),

@@ -532,7 +532,9 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     for steps in (_counted(ranges), find_marked_steps(spans)):
         if steps.height:
             return steps
-    return _repeated(ranges)
+    top = _top_level(ranges)
+    steps = _repeated(top)
+    return steps if steps.height else _busiest_phase(top, spans)
 
 
 def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
@@ -563,15 +565,37 @@ def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
     return found.select(_STEP_COLUMNS).sort("step")
 
 
-def _repeated(ranges: pl.DataFrame) -> pl.DataFrame:
+def _top_level(ranges: pl.DataFrame) -> pl.DataFrame:
+    """The ranges that lie in no other one of their thread."""
+    before = pl.col("end_ns").cum_max().shift(1).over("tid")
+    return ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
+        before.is_null() | (pl.col("start_ns") >= before)
+    )
+
+
+def _busiest_phase(top: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Of phases that come once each (set-up, warm-up, measured loop), the one in which most kernels run.
+
+    Args:
+        top: ranges at the top level of threads.
+    """
+    phases = top.sort("start_ns")
+    kernels = spans.filter(pl.col("kind") == "kernel").select("start_ns", busy="duration_ns").sort("start_ns")
+    placed = kernels.join_asof(phases.select("start_ns", begin="start_ns", end="end_ns"), on="start_ns")
+    busy = placed.filter(pl.col("start_ns") < pl.col("end")).group_by("begin").agg(pl.col("busy").sum())
+    longest = busy.filter(pl.col("busy") > kernels["busy"].sum() / 2)
+    chosen = phases.join(longest, left_on="start_ns", right_on="begin", how="semi").head(1)
+    return _cycles(chosen.with_columns(nth=pl.lit(0, pl.Int64)))
+
+
+def _repeated(top: pl.DataFrame) -> pl.DataFrame:
     """The ranges at the top level of a thread that repeat and take most time.
 
     Ranges that come equally often, one after the other (forward, backward, optimizer), make a step together.
+
+    Args:
+        top: ranges at the top level of threads.
     """
-    before = pl.col("end_ns").cum_max().shift(1).over("tid")
-    top = ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
-        before.is_null() | (pl.col("start_ns") >= before)
-    )
     named = top.with_columns(
         count=pl.len().over("tid", "name"), nth=pl.int_range(pl.len()).over("tid", "name")
     )

@@ -10,6 +10,7 @@ Which it is, is decided by pair of streams: newer drivers lose the record of som
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -32,6 +33,11 @@ LAST_WAVE = 0.5
 # A CPU thread goes on within this time of the GPU work it was blocked on.
 WAKE_UP_NS = 200_000
 ROUNDING_NS = 2_000
+# A device's clock may be ahead of the host's by so much: work then ends after the call that waited for it.
+CLOCK_AHEAD_NS = 50_000
+# A launch may block, longer than any call lasts, where so many are outstanding: CUDA's queue holds 1,020.
+OUTSTANDING = 128
+BLOCKED_NS = 100_000
 # A thread that records nothing for less than this before it reads when events happened need not have waited.
 SILENCE_NS = 500_000
 # What a launching call costs the CPU where a trace holds no other call to take it from.
@@ -318,7 +324,8 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
     for call in is_one.tolist():
         recorded = call in awaited
         last = [awaited[call]] if recorded else _last_everywhere(view, streams, call)
-        fitting = [span for span in last if _ends_with(view, call, view.end[span])]
+        ahead = CLOCK_AHEAD_NS if recorded else ROUNDING_NS
+        fitting = [span for span in last if _ends_with(view, call, view.end[span], ahead)]
         if fitting:
             closest = max(fitting, key=lambda span: view.end[span])
             blocked.append(_blocked(view, call, int(view.start[call]), [closest], recorded))
@@ -331,7 +338,37 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
         if last and _ends_with(view, call, max(view.end[span] for span in last)):
             blocked.append(_blocked(view, call, int(view.start[call]), last))
     reading = runtime & names.match(READS_EVENTS, view.name)
+    blocked += _full_queue(view, streams, {call.call for call in blocked})
     return blocked + _silent_waits(view, streams, np.flatnonzero(reading))
+
+
+def _full_queue(view: RankView, streams: Streams, explained: Collection[int]) -> list[BlockedCall]:
+    """Launches that waited for room in the device's queue, inferred: they return as earlier work ends.
+
+    Args:
+        streams: its GPU work in order.
+        explained: calls that waited for something else.
+    """
+    calls = np.unique(view.calls)
+    calls = calls[view.end[calls] - view.start[calls] >= BLOCKED_NS]
+    if not calls.size:
+        return []
+    by_end = streams.work[np.argsort(view.end[streams.work], kind="stable")]
+    ends, launched = view.end[by_end], np.sort(streams.launched[by_end])
+    outstanding = np.searchsorted(launched, view.start[calls]) - np.searchsorted(ends, view.end[calls])
+    last = np.searchsorted(ends, view.end[calls], side="right") - 1
+    late = view.end[calls] - ends[last]
+    waited = (
+        (last >= 0)
+        & (late <= COINCIDENCE_NS)
+        & (ends[last] > view.start[calls])
+        & (outstanding >= OUTSTANDING)
+    )
+    return [
+        _blocked(view, int(call), int(view.start[call]), [int(by_end[number])])
+        for call, number in zip(calls[waited], last[waited])
+        if int(call) not in explained
+    ]
 
 
 def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[BlockedCall]:
@@ -399,10 +436,14 @@ def _last_everywhere(view: RankView, streams: Streams, call: int) -> list[int]:
     return [span for span in last if span >= 0 and view.end[span] <= view.end[call] + ROUNDING_NS]
 
 
-def _ends_with(view: RankView, call: int | Ints, work_end: int | Ints) -> Bools:
-    """Whether a call was still running when the work ended, and returned soon after."""
+def _ends_with(view: RankView, call: int | Ints, work_end: int | Ints, ahead_ns: int = ROUNDING_NS) -> Bools:
+    """Whether a call was still running when the work ended, and returned soon after.
+
+    Args:
+        ahead_ns: by how much the device's clock may be ahead of the host's.
+    """
     late = view.end[call] - work_end
-    return (view.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
+    return (view.start[call] < work_end) & (late >= -ahead_ns) & (late <= WAKE_UP_NS)
 
 
 def _blocked(

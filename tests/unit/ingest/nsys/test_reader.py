@@ -313,6 +313,24 @@ def test_what_repeats_only_inside_other_ranges_is_no_step(tmp_path):
     assert steps_of(database, tmp_path) == []
 
 
+def test_of_phases_that_come_once_the_one_in_which_most_kernels_run_is_the_step(tmp_path):
+    database = session()
+    database.nvtx("setup", 0, 500)
+    database.nvtx("loop", 500, 800)
+    database.nvtx("attention", 510, 520)
+    database.kernel("copied", 100, 150)
+    database.kernel("gemm", 520, 780)
+    assert steps_of(database, tmp_path) == [(0, 500, 300, "NVTX loop")]
+
+
+def test_phases_that_share_the_kernels_are_no_steps(tmp_path):
+    database = session()
+    for number, name in enumerate(("first", "second", "third")):
+        database.nvtx(name, 100 * number, 100 * number + 90)
+        database.kernel("gemm", 100 * number + 10, 100 * number + 80)
+    assert steps_of(database, tmp_path) == []
+
+
 def test_ranges_of_libraries_are_no_steps(tmp_path):
     database = session()
     for start in (100, 200):

@@ -121,10 +121,11 @@ def test_synchronising_calls_are_all_there(export):
     assert sorted(export.table("syncs").group_by("kind").len().rows()) == sorted(truth)
 
 
-def test_jobs_that_mark_no_steps_have_none(export):
+def test_jobs_that_mark_no_steps_have_none_or_their_busiest_phase(export):
     counting = "SELECT count(*) FROM NVTX_EVENTS WHERE text LIKE '%step %' OR text LIKE '%iter%'"
     assert not export.has("NVTX_EVENTS") or export.sql(counting) == [(0,)]
-    assert export.table("steps").is_empty()
+    phases = ["NVTX benchmark_loop"] if "a100" in export.path.name else []
+    assert export.table("steps")["source"].to_list() == phases
 
 
 def test_the_process_with_the_first_gpu_is_rank_0(traces):

@@ -439,3 +439,35 @@ def test_measured_starts_of_derived_work_do_not_enter_the_replay(tmp_path):
     )
     moved = type(graph)(nodes, graph.edges, graph.indptr, graph.names, graph.lanes, graph.origin_ns)
     assert (replay(moved).start == replay(graph).start).all()
+
+
+def test_a_wait_that_is_recorded_is_one_though_the_clock_of_the_gpu_is_ahead(tmp_path):
+    # The call returns at 503, by the GPU's clock 13 before the work that it waited for.
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.kernel("gemm", 10, 516, 1)
+    call = run.call(20, 503, 2, name="cudaStreamSynchronize")
+    run.sync("stream_sync", 20, stream=COMPUTE, span_id=call, correlation=2, duration_ns=483 * US)
+    run.op("after", 503, 600)
+    seen = replayed(run, tmp_path)
+    assert seen.lasting("gemm", -400).start("after") == pytest.approx(103, abs=15)
+
+
+def _full_queue(outstanding: int) -> TinyRun:
+    """A launch of 400 us that returns as the first kernel ends, with so many others still in the queue."""
+    run = TinyRun()
+    for number in range(outstanding):
+        run.call(number * 0.1, number * 0.1 + 0.1, number)
+        run.kernel("first" if number == 0 else "queued", 500 + number, 501 + number, number)
+    run.rows["spans"][1] |= {"start_ns": 50 * US, "duration_ns": 450 * US}
+    run.call(100, 504, outstanding)
+    run.kernel("last", 500 + outstanding, 501 + outstanding, outstanding)
+    run.op("after", 504, 510)
+    return run
+
+
+@pytest.mark.parametrize(("outstanding", "starts"), [(200, 304), (50, 504)])
+def test_a_launch_waits_for_room_in_a_queue_that_is_full(tmp_path, outstanding, starts):
+    seen = Seen(_full_queue(outstanding).build(tmp_path / "r").graph)
+    faster = seen.lasting("first", -200)
+    assert faster.start("after") == pytest.approx(starts, abs=5)

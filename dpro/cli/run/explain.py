@@ -1,0 +1,41 @@
+"""`dpro explain`: what limits a job, who is at fault, and what to do first, in twelve lines."""
+
+from __future__ import annotations
+
+import click
+
+from dpro.cli.analysis import run_argument
+from dpro.cli.output import json_option, print_json
+from dpro.cli.runs import open_or_import
+
+
+@click.command()
+@run_argument
+@json_option
+def explain(run: str, as_json: bool) -> None:
+    """Say what limits the job, who is at fault, and what to do first.
+
+    \b
+    LIMIT   what gives most when it alone costs nothing, found by replaying the job without it
+    FAULT   ranks and parts that are worse than their peers (all: dpro diagnose)
+    TRY     what a person can do, with the range of what it would gain (all: dpro whatif)
+    NOT     what looks like a remedy and is none
+    UNSURE  what limits these answers
+
+    \b
+    dpro explain RUN
+    dpro explain trace.json.gz
+    dpro explain RUN --json | jq .limit.kind
+    """
+    from dpro.analysis.analysis import Analysis
+    from dpro.analysis.graphs import ranks_built_once
+    from dpro.verdict.verdict import verdict_of
+    from dpro.verdict.words import lines_of
+
+    click.get_current_context().with_resource(ranks_built_once())
+    verdict = verdict_of(Analysis(open_or_import(run)))
+    if as_json:
+        print_json(verdict)
+        return
+    for line in lines_of(verdict):
+        click.echo(line)

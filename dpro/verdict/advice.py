@@ -1,0 +1,525 @@
+"""What a person can do about it: at most three things, in the words of the job, each with what it would gain.
+
+In: a `Case`, and what limits it. Out: `Advice`, the best first. Each kind of advice is a function that looks
+for its own reason in the run, and gives nothing where there is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import polars as pl
+
+from dpro.documents import DocumentPart
+from dpro.errors import DproError
+from dpro.replay.models.roofline import GPUS
+from dpro.replay.whatif.predict import predict
+from dpro.replay.whatif.registry import parse_edit
+from dpro.units import format_bytes, format_duration
+from dpro.verdict.case import Case
+from dpro.verdict.causes import StandStill, dear_launches, stand_still
+from dpro.verdict.kernel_names import short_kernel
+from dpro.verdict.limits import (
+    BUBBLE,
+    COMMUNICATION,
+    COMPUTE,
+    COPIES,
+    HOST,
+    IMBALANCE,
+    INPUT,
+    SYNCHRONISATION,
+    before_first_launch,
+)
+
+MOST = 3
+WORTH = 1.02  # gain below which nothing is advised
+SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
+TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
+FUSED_ATTENTION = (0.35, 0.12)  # share of the time of unfused attention that a fused kernel takes
+NEWER_ATTENTION = (0.75, 0.5)  # share of the time of FlashAttention 2 on Hopper that version 3 takes
+FUSED = (0.7, 0.4)  # share of the time of pointwise kernels that is left when they are fused
+_UNFUSED_ATTENTION = r"(?i)softmax(?!.*(nll|log|loss))"
+_ROUGH = "a change of this kind elsewhere; not measured on this job"
+
+
+class Advice(DocumentPart, frozen=True):
+    """Something that a person can do.
+
+    Attributes:
+        kind: what is done, in one word.
+        do: what to do, in the words of the job.
+        gain_low, gain_high: how many times as long the step takes now.
+        effort: what it takes: `a setting`, `a line of code`, `new code`, `other hardware`.
+        assumes: what the gain takes for granted.
+        check: how to see whether it holds.
+    """
+
+    kind: str
+    do: str
+    gain_low: float
+    gain_high: float
+    effort: str
+    assumes: str = ""
+    check: str = ""
+
+
+def advise(case: Case, limit: str) -> list[Advice]:
+    """What to do, the most certain gain for the least effort first.
+
+    Args:
+        limit: what limits the job, one of `limits`.
+    """
+    wanted = [advice for source in _SOURCES for advice in source(case, limit)]
+    worth = [advice for advice in wanted if advice.gain_high >= WORTH or advice.kind == "record-more"]
+    order = {kind: place for place, kind in enumerate(_FIRST.get(limit, ()))}
+    ranked = sorted(worth, key=lambda advice: (order.get(advice.kind, len(order)), -_merit(advice)))
+    # A rank at fault is always named, whatever limits the job.
+    healing = [advice for advice in ranked[MOST:] if advice.kind == "heal"][:1]
+    return [*ranked[: MOST - len(healing)], *healing]
+
+
+def _merit(advice: Advice) -> float:
+    return float(np.log(advice.gain_low) + np.log(min(advice.gain_high, 20.0))) / 2
+
+
+# What treats each limit itself, before what merely helps.
+_FIRST = {
+    HOST: ("cores", "launch-one", "allocator", "launch", "batch"),
+    COMPUTE: ("amp", "attention", "fuse", "tune-kernel"),
+    COMMUNICATION: ("record-more", "link", "transfer", "overlap", "balance-experts"),
+    IMBALANCE: ("heal", "stages", "balance-experts"),
+    INPUT: ("input",),
+    SYNCHRONISATION: ("sync",),
+    COPIES: ("copies",),
+    BUBBLE: ("interleave", "microbatches", "stages"),
+}
+
+
+def _slow_parts(case: Case, limit: str) -> Iterator[Advice]:
+    """Find out what a rank that a finding names does, and end it."""
+    for finding in case.findings:
+        if finding.component_kind != "rank" or not finding.ranks:
+            continue
+        try:
+            edits = [parse_edit(f"heal:rank={rank}") for rank in finding.ranks]
+            graph = case.graph
+            for edit in edits:
+                graph = edit.apply(graph)
+        except DproError:
+            continue
+        gains = case.gain_of(graph)
+        names = ", ".join(map(str, finding.ranks))
+        where = _place_of(finding.evidence)
+        yield Advice(
+            "heal",
+            f"find what rank {names} does that its peers do not{where}, and end it",
+            *_interval(gains),
+            "new code",
+            "its peers do the same work",
+            f"dpro whatif RUN --edit heal:rank={finding.ranks[0]}",
+        )
+
+
+def _place_of(evidence: Sequence[str]) -> str:
+    """Where in the code a finding has seen the time go."""
+    for line in evidence:
+        _, colon, place = line.rpartition(": ")
+        if colon and ("works" in line):
+            return f", in {place}"
+    return ""
+
+
+def _interval(gains: np.ndarray) -> tuple[float, float]:
+    """Least and most of what usual steps gain; of few steps a tenth of the gain more."""
+    saved = 1 - 1 / gains
+    spread = max(float(saved.std()), 0.1 * float(saved.mean()))
+    low, high = (float(np.clip(saved.mean() + sign * spread, 0.0, 0.99)) for sign in (-1, 1))
+    return 1 / (1 - low), 1 / (1 - high)
+
+
+def _launches(case: Case, limit: str) -> Iterator[Advice]:
+    """Cut what the host does for each launch, or give the GPU more work for each."""
+    host = case.gains_by_limit().get(HOST, 1.0)
+    if limit != HOST:  # what gains is another thing, of which a free host is the bound
+        return
+    still = stand_still(case)
+    if still is not None:
+        yield _cores(case, still, host)
+    dear = dear_launches(case)
+    if dear is not None:
+        name, number, took_ns = dear
+        most = min(1 / (1 - min(number * took_ns / case.step_ns, 0.95)), host)
+        yield Advice(
+            "launch-one",
+            f"find what the host does for {format_duration(took_ns)} before each of {number:.0f} launches of "
+            f"{short_kernel(name)} a step",
+            1 + (most - 1) * 0.5,
+            most,
+            "new code",
+            "a launch of it can cost what others do",
+            "record with --stacks",
+        )
+    launches = case.launches
+    by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
+    if by_graph.height and case.kernels["count"].sum() > 4 * launches.height:
+        return
+    low = 1 + (host - 1) * 0.3
+    try:
+        graphs = predict(case.graph, case.ends, [parse_edit("cuda-graph")], case.analysis.trust)
+        low = max(min(graphs.speedup, host), low) if graphs.speedup > WORTH else low
+    except DproError:
+        pass
+    steps = case.stretches.height or 1
+    count = launches.height / steps
+    yield Advice(
+        "launch",
+        f"launch less: {count:,.0f} launches a step and rank; CUDA graphs "
+        '(torch.compile(mode="reduce-overhead")), a fused optimizer',
+        min(low, host),
+        host,
+        "a line of code",
+        "shapes are static, and nothing in the captured part waits for the GPU",
+        "dpro whatif RUN --edit cuda-graph",
+    )
+    if case.computing < 0.3:
+        yield Advice(
+            "batch",
+            f"give each step more work (a larger batch): GPUs compute {case.computing:.0%} of it",
+            min(2.0, host),
+            host,
+            "a setting",
+            "the host takes as long for a larger batch; gain per sample",
+        )
+
+
+def _cores(case: Case, still: StandStill, host: float) -> Advice:
+    """Give hosts that stand still their cores."""
+    durations = case.graph.nodes.duration.copy()
+    durations[still.nodes] = still.usual_ns
+    gains = case.gain_of(case.graph.with_durations(durations))
+    gain = float(1 / np.mean(1 / gains))
+    return Advice(
+        "cores",
+        "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
+        1 + (gain - 1) * 0.75,
+        max(gain, host),
+        "a setting",
+        "calls then take as long as they usually do",
+    )
+
+
+def _input(case: Case, limit: str) -> Iterator[Advice]:
+    """Have the input ready before the step asks for it."""
+    gain = case.gains_by_limit().get(INPUT, 1.0)
+    if gain < 1.1:
+        return
+    before = before_first_launch(case.graph) & (case.graph.nodes.step >= 0)
+    names = _longest_names(case, before)
+    yield Advice(
+        "input",
+        f"prepare the input beside the step or on the GPU{names}",
+        1 + (gain - 1) * 0.6,
+        gain,
+        "a line of code",
+        "there are free cores for it, and the source can keep up",
+    )
+
+
+def _longest_names(case: Case, chosen: np.ndarray) -> str:
+    nodes = case.graph.nodes
+    totals = np.bincount(nodes.name[chosen], nodes.duration[chosen], minlength=len(case.graph.names))
+    top = [number for number in np.argsort(-totals)[:2] if totals[number] > 0]
+    steps = max(case.stretches.height, 1)
+    shown = ", ".join(
+        f"{_plain(case.graph.names[number])} {format_duration(totals[number] / steps)}" for number in top
+    )
+    return f": {shown}" if shown else ""
+
+
+def _plain(name: str) -> str:
+    """A Python function without its path."""
+    found = re.search(r"([\w.]+\.py)\((\d+)\): (.+)", name)
+    return f"{found[3]} ({found[1]}:{found[2]})" if found else name[:50]
+
+
+def _matmuls(case: Case, limit: str) -> Iterator[Advice]:
+    """Use tensor cores for matmuls in FP32."""
+    names = [
+        name for name in case.kernels.filter(pl.col("family") == "gemm")["name"] if without_tensor_cores(name)
+    ]
+    share = case.share_of(names)
+    if share < SURE_TO_SHOW or not _has_tensor_cores(case.gpu, names):
+        return
+    low, high = (case.gain_of_faster(names, 1 / factor) for factor in TENSOR_CORES)
+    yield Advice(
+        "amp",
+        f"matmuls on tensor cores (TF32 or bf16 autocast): {short_kernel(names[0])} and others are FP32, "
+        f"{share:.0%} of compute",
+        low,
+        high,
+        "a line of code",
+        "the model trains as well with fewer bits",
+    )
+
+
+def without_tensor_cores(kernel: str) -> bool:
+    """Whether a matmul's name says that it multiplies FP32 as such."""
+    return bool(re.search(r"(?i)sgemm|_f32f32_f32f32|simt", kernel)) and not re.search(
+        r"(?i)tensorop|tf32|s1688|s884|s16816|hmma|h884|bf16|half", kernel
+    )
+
+
+def _has_tensor_cores(gpu: str, names: Sequence[str]) -> bool:
+    if gpu:
+        peaks = GPUS[gpu].tflops if gpu in GPUS else {}
+        return not peaks or max(peaks.values()) > 2 * peaks.get("fp32", 0.0)
+    return any(re.search(r"volta|turing|ampere|sm[789]\d|sm1\d\d", name) for name in names)
+
+
+def _attention(case: Case, limit: str) -> Iterator[Advice]:
+    """Fuse attention, or use the version for the GPU at hand."""
+    computing = case.kernels.filter(pl.col("family") != "communication")
+    unfused = [name for name in computing["name"] if re.search(_UNFUSED_ATTENTION, name)]
+    softmax = case.share_of(unfused)
+    if softmax >= SURE_TO_SHOW:
+        count = dict(computing.select("name", "count").iter_rows())
+        each = max(count[name] for name in unfused)
+        products = [
+            name
+            for name, family, number in computing.select("name", "family", "count").iter_rows()
+            if family == "gemm" and 0.5 * each <= number <= 1.5 * each
+        ]
+        names = [*unfused, *products]
+        low, high = (case.gain_of_faster(names, factor) for factor in FUSED_ATTENTION)
+        yield Advice(
+            "attention",
+            f"scaled_dot_product_attention: scores are written to memory ({short_kernel(unfused[0])} and its "
+            f"matmuls, {case.share_of(names):.0%} of compute)",
+            low,
+            high,
+            "a line of code",
+            _ROUGH,
+        )
+    older = [
+        name
+        for name in computing["name"]
+        if re.search(r"flash_(fwd|bwd)\w*kernel", name) and "sm90" not in name
+    ]
+    if case.share_of(older) >= SURE_TO_SHOW and _is_hopper(case):
+        low, high = (case.gain_of_faster(older, factor) for factor in NEWER_ATTENTION)
+        yield Advice(
+            "attention",
+            f"FlashAttention 3: {short_kernel(older[0])} is version 2, {case.share_of(older):.0%} of compute",
+            low,
+            high,
+            "a line of code",
+            _ROUGH,
+        )
+
+
+def _is_hopper(case: Case) -> bool:
+    if case.gpu:
+        return bool(re.search(r"H100|H200|GH200|H800|H20", case.gpu))
+    return bool(case.kernels["name"].str.contains(r"sm90|nvjet").any())
+
+
+def _pointwise(case: Case, limit: str) -> Iterator[Advice]:
+    """Fuse pointwise kernels."""
+    computing = case.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
+    names = computing["name"].to_list()
+    share = case.share_of(names)
+    count = int(computing["count"].sum()) / max(case.stretches.height, 1)
+    if share < SURE_TO_SHOW or count < 10:
+        return
+    low, high = (case.gain_of_faster(names, factor) for factor in FUSED)
+    yield Advice(
+        "fuse",
+        f"torch.compile: {count:,.0f} pointwise and copying kernels a step and rank, {share:.0%} of compute",
+        low,
+        high,
+        "a line of code",
+        _ROUGH,
+    )
+
+
+def _dominant_kernel(case: Case, limit: str) -> Iterator[Advice]:
+    """Where nothing else is known, the kernel that takes most."""
+    computing = case.kernels.filter(pl.col("family") != "communication")
+    if limit != COMPUTE or computing.is_empty():
+        return
+    name = computing["name"][0]
+    share = case.share_of([name])
+    if share >= 0.15:
+        yield Advice(
+            "tune-kernel",
+            f"tune {short_kernel(name)}: {share:.0%} of compute",
+            1.0,
+            case.gain_of_faster([name], 0.5),
+            "new code",
+            _ROUGH,
+        )
+
+
+def _transfers(case: Case, limit: str) -> Iterator[Advice]:
+    """Shorten or hide transfers."""
+    gain = case.gains_by_limit().get(COMMUNICATION, 1.0)
+    if gain < 1.03 and limit != COMMUNICATION:
+        return
+    manifest = case.analysis.run.manifest
+    missing = len(manifest.ranks) < manifest.world_size
+    kernels = case.kernels.filter(pl.col("family") == "communication")
+    what = short_kernel(kernels["name"][0]) if kernels.height else "transfers"
+    if missing and limit == COMMUNICATION:
+        yield Advice(
+            "record-more",
+            f"record all {manifest.world_size} ranks: from {len(manifest.ranks)} nobody can say whether "
+            f"{what} waits for late peers or moves data slowly",
+            1.0,
+            gain,
+            "a setting",
+        )
+    if limit == COMMUNICATION:
+        yield Advice(
+            "transfer",
+            f"shorten {what}: another algorithm, path or placement",
+            1 + (gain - 1) * 0.4,
+            gain,
+            "new code",
+            "its transfers are not at the limit of the wires",
+        )
+    yield Advice(
+        "overlap",
+        f"hide {what} behind compute",
+        1 + (gain - 1) * 0.4,
+        gain,
+        "new code",
+        "there is compute that does not depend on it",
+    )
+
+
+def _experts(case: Case, limit: str) -> Iterator[Advice]:
+    """Balance the experts of a mixture."""
+    exchanged = case.kernels.filter(
+        (pl.col("family") == "communication") & pl.col("name").str.contains("(?i)dispatch|combine")
+    )
+    gain = case.gains_by_limit().get(IMBALANCE, 1.0)
+    if exchanged.height and gain >= WORTH:
+        yield Advice(
+            "balance-experts",
+            "balance the load of the experts: another rank is last in other layers",
+            1 + (gain - 1) * 0.7,
+            1 + (gain - 1) * 2,
+            "new code",
+            "the waiting in dispatch and combine is for experts with more tokens",
+        )
+
+
+def _stages(case: Case, limit: str) -> Iterator[Advice]:
+    """Even out the stages of a pipeline, or shrink its bubble."""
+    if not case.analysis.outline.of_operations:
+        return
+    try:
+        even = case.gain_of(parse_edit("balance:over=stages").apply(case.graph))
+    except DproError:
+        even = np.ones(1)
+    if even.mean() >= WORTH:
+        yield Advice(
+            "stages",
+            "distribute layers evenly over the stages",
+            *_interval(even),
+            "a setting",
+            "layers can be moved in small pieces",
+            "dpro whatif RUN --edit balance:over=stages",
+        )
+    bubble = case.gains_by_limit().get(BUBBLE, 1.0)
+    if bubble >= 1.1:
+        half = 1 / (1 - (1 - 1 / bubble) / 2)
+        for kind, do in (
+            ("interleave", "interleave two chunks of layers per stage, which halves the bubble"),
+            ("microbatches", "twice as many micro-batches per step, which halves the bubble"),
+        ):
+            yield Advice(kind, do, 1 + (half - 1) * 0.6, half, "a setting", "memory holds more activations")
+
+
+def _waits(case: Case, limit: str) -> Iterator[Advice]:
+    """Take out calls that wait for the GPU."""
+    gain = case.gains_by_limit().get(SYNCHRONISATION, 1.0)
+    if gain < 1.03:
+        return
+    waits = case.spans.filter(
+        (pl.col("kind") == "runtime")
+        & pl.col("name").str.contains("(?i)synchronize")
+        & (pl.col("duration_ns") > 0)
+    )
+    count = waits.height / max(case.stretches.height, 1)
+    yield Advice(
+        "sync",
+        f"take out what waits for the GPU, {count:,.0f} calls a step (.item(), .to(), blocking copies)",
+        1 + (gain - 1) * 0.5,
+        gain,
+        "new code",
+        "what is waited for can be read later",
+        "dpro whatif RUN --edit no-sync",
+    )
+
+
+def _allocations(case: Case, limit: str) -> Iterator[Advice]:
+    """Let memory be kept."""
+    calls = case.spans.filter(
+        (pl.col("kind") == "runtime") & pl.col("name").str.contains(r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$")
+    )
+    share = case.typical_share(calls)  # not that of a first step, which allocates what the others reuse
+    if share >= 0.03:
+        yield Advice(
+            "allocator",
+            f"keep device memory: cudaMalloc and cudaFree take {share:.0%} of the step "
+            "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer sizes)",
+            1.0,
+            1 / (1 - min(share, 0.9)),
+            "a setting",
+        )
+
+
+def _copies(case: Case, limit: str) -> Iterator[Advice]:
+    """Keep on the GPU what is copied again and again."""
+    gain = case.gains_by_limit().get(COPIES, 1.0)
+    if gain < 1.05:
+        return
+    copies = case.spans.filter(pl.col("kind") == "memcpy")
+    steps = max(case.stretches.height, 1)
+    totals = (
+        copies.group_by("name")
+        .agg(total_ns=pl.col("duration_ns").sum(), moved=pl.col("bytes").clip(lower_bound=0).sum())
+        .sort("total_ns", descending=True)
+    )
+    if totals.is_empty():
+        return
+    name, total_ns, moved = totals.row(0)
+    yield Advice(
+        "copies",
+        f"keep on the GPU what is copied: {name} moves {format_bytes(moved / steps)} in "
+        f"{format_duration(total_ns / steps)} a step and rank",
+        1 + (gain - 1) * 0.6,
+        gain,
+        "new code",
+        "memory has room for it",
+    )
+
+
+_SOURCES: Sequence[Callable[[Case, str], Iterator[Advice]]] = (
+    _slow_parts,
+    _launches,
+    _input,
+    _matmuls,
+    _attention,
+    _pointwise,
+    _dominant_kernel,
+    _transfers,
+    _experts,
+    _stages,
+    _waits,
+    _allocations,
+    _copies,
+)

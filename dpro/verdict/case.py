@@ -1,0 +1,179 @@
+"""A run as the verdict looks at it: its graph, the steps that count, and what changes of it would give.
+
+In: an `Analysis`. Out: a `Case`, whose parts everything of the verdict shares, each computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from operator import itemgetter
+
+import numpy as np
+import polars as pl
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import PARTS, mean_steps
+from dpro.arrays import Bools, Floats
+from dpro.classify import classify
+from dpro.detect.findings import Finding
+from dpro.errors import DproError
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.models.roofline import common_model
+from dpro.replay.steps.breakdown import recorded_steps, within_stretches
+from dpro.replay.timeline import step_lengths
+from dpro.schema import GPU_WORK_KINDS
+from dpro.verdict.limits import (
+    CHANGES,
+    INDEPENDENT,
+    Counterfactual,
+    counterfactuals,
+    gains_of,
+    usual_steps,
+)
+
+STUDIED_CONFIDENCE = 0.5  # findings that are less sure name nobody
+
+
+class Case:
+    """What is known of a run that has a graph."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        """Nothing is computed yet."""
+        self.analysis = analysis
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Whole operations where the run has no spans beside them; else the graph of spans."""
+        return self.analysis.outline.predictive
+
+    @cached_property
+    def ends(self) -> pl.DataFrame:
+        """`step_ends` of the replay, `counted` where a step is a usual one."""
+        return usual_steps(self.analysis.baseline)
+
+    @cached_property
+    def step_ns(self) -> float:
+        """The mean usual step, replayed."""
+        return float(step_lengths(self.ends).mean())
+
+    @cached_property
+    def counterfactuals(self) -> list[Counterfactual]:
+        """What limits the step, by what it would give if it cost nothing, the most first."""
+        return counterfactuals(self.graph, self.ends)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What is wrong, costliest first, as far as it is likely."""
+        try:
+            findings, _ = self.analysis.verdict
+        except DproError:
+            return []
+        return [finding for finding in findings if finding.confidence >= STUDIED_CONFIDENCE]
+
+    @cached_property
+    def stretches(self) -> pl.DataFrame:
+        """When each rank went through each usual step: `rank`, `window`, `step`, `start_ns`, `end_ns`."""
+        counted = self.ends.filter("counted").select("window", "step")
+        stretches = recorded_steps(self.analysis.spans, self.analysis.steps)
+        known = stretches.with_columns(pl.col("window").cast(pl.Int64), pl.col("step").cast(pl.Int64))
+        usual = known.join(counted.cast(pl.Int64), on=["window", "step"], how="semi")
+        return usual if usual.height else known
+
+    @cached_property
+    def spans(self) -> pl.DataFrame:
+        """Table `spans`, as far as they began in usual steps."""
+        return within_stretches(self.analysis.spans, self.stretches)
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """Kernels of usual steps, longest first: `name`, `count`, `total_ns`, `family` as of `classify`."""
+        spans = self.spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
+        totals = spans.group_by("name").agg(count=pl.len(), total_ns=pl.col("duration_ns").sum())
+        families = pl.Series([classify(name).kind for name in totals["name"]], dtype=pl.String)
+        return totals.with_columns(family=families).sort(["total_ns", "name"], descending=[True, False])
+
+    @cached_property
+    def launches(self) -> pl.DataFrame:
+        """Spans of usual steps that launched work of a GPU."""
+        calls = self.spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+        work = self.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).select("rank", "correlation")
+        return calls.join(work.unique(), on=["rank", "correlation"], how="semi")
+
+    @cached_property
+    def gpu(self) -> str:
+        """The one model of all GPUs; empty where it is not known."""
+        return common_model(self.analysis.run.manifest.gpus) or ""
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Where the usual step of a rank goes: share of each part, as `mean_step.PARTS` names them."""
+        counted = self.ends.filter("counted")["step"].unique().implode()
+        breakdown = self.analysis.breakdown
+        usual = breakdown.filter(pl.col("step").is_in(counted))
+        means = mean_steps(usual if usual.height else breakdown).row(0, named=True)
+        return {part: means[part] / means["duration_ns"] for part in PARTS}
+
+    @property
+    def computing(self) -> float:
+        """Share of the usual step for which something computes, mean of ranks."""
+        return self.shares["compute_ns"]
+
+    def share_of(self, names: Sequence[str]) -> float:
+        """Share of computing kernels' time that some take."""
+        computing = self.kernels.filter(pl.col("family") != "communication")
+        whole = float(computing["total_ns"].sum())
+        some = float(computing.filter(pl.col("name").is_in(list(names)))["total_ns"].sum())
+        return some / whole if whole else 0.0
+
+    def typical_share(self, calls: pl.DataFrame) -> float:
+        """Share of a usual step that calls take, the median of steps of ranks."""
+        parts = []
+        for rank, begin, end in self.stretches.select("rank", "start_ns", "end_ns").iter_rows():
+            inside = calls.filter(
+                (pl.col("rank") == rank) & pl.col("start_ns").is_between(begin, end, "left")
+            )
+            parts.append(float(inside["duration_ns"].sum()) / max(end - begin, 1))
+        return float(np.median(parts)) if parts else 0.0
+
+    def nodes_named(self, names: Sequence[str]) -> Bools:
+        """[N] kernels of these names."""
+        wanted = np.isin(np.array(self.graph.names), list(names))
+        named: Bools = (self.graph.nodes.kind == NodeKind.KERNEL) & wanted[self.graph.nodes.name]
+        return named
+
+    def gain_of(self, graph: Graph) -> Floats:
+        """[S] how many times as long each usual step takes as in a changed graph."""
+        return gains_of(graph, self.ends)
+
+    def gain_of_faster(self, names: Sequence[str], factor: float) -> float:
+        """How many times as long the mean usual step takes as with kernels that take a share of theirs."""
+        nodes = self.graph.nodes
+        shorter = np.where(self.nodes_named(names), nodes.duration * factor, nodes.duration)
+        gains = self.gain_of(self.graph.with_durations(np.rint(shorter).astype(np.int64)))
+        return float(1 / np.mean(1 / gains))
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether Python's calls were recorded, which slows the host."""
+        return bool((self.analysis.spans["kind"] == "python").any())
+
+    def best_beside(self, limit: str) -> tuple[str, float]:
+        """What gives most when it costs nothing together with a limit, and what both give."""
+        first = dict(CHANGES)[limit](self.graph)
+        best = ("", 1.0)
+        for other, change in CHANGES:
+            if other == limit or other not in INDEPENDENT:
+                continue
+            with suppress(DproError):
+                gains = gains_of(change(first), self.ends)
+                best = max(best, (other, float(1 / np.mean(1 / gains))), key=itemgetter(1))
+        return best
+
+    def gains_by_limit(self) -> Mapping[str, float]:
+        """The most that each limit gives by itself."""
+        most: dict[str, float] = {}
+        for counterfactual in self.counterfactuals:
+            most[counterfactual.limit] = max(most.get(counterfactual.limit, 1.0), counterfactual.gain)
+        return most

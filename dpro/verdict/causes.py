@@ -1,0 +1,154 @@
+"""Why a limit limits: what was found in the run, with names and numbers from it.
+
+In: a `Case`. Out: a few words, or nothing where the run does not show it. Waiting is traced to what the host
+did: many cheap launches, a few that cost milliseconds each, hosts that stand still, memory that is allocated.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Ints
+from dpro.replay.graph import NodeKind, is_of
+from dpro.units import NS_PER_MS, format_duration
+from dpro.verdict.case import Case
+from dpro.verdict.kernel_names import short_kernel
+from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST
+
+STILL_NS = 2 * NS_PER_MS  # a host that ends nothing for so long in a call of microseconds stands still
+USUALLY_NS = 200_000  # a call that takes less, usually
+STILL = 0.2  # share of the step from which on standing still is the cause
+FEW = 4  # calls of a name, from which on it is known how long one usually takes
+MOSTLY = 0.4  # of the pauses: a name that has more of them is itself the cause
+DEAR_NS = 500_000  # host time before one launch
+DEAR = 0.4  # of the host's time: what one kernel's launches take of it
+
+
+class StandStill(NamedTuple):
+    """Hosts that stand still.
+
+    Attributes:
+        share: of the step, mean of ranks.
+        at_once: how many ranks do at the same time, mean over the time when any does.
+        nodes, usual_ns: [P] the calls in which they do, and how long each usually takes.
+    """
+
+    share: float
+    at_once: float
+    nodes: Ints
+    usual_ns: Ints
+
+
+def cause_of(case: Case, limit: str) -> str:
+    """What is behind a limit, in words; empty where the run does not show it."""
+    if limit == HOST:
+        still = stand_still(case)
+        if still is None:
+            return _launching(case)
+        return (
+            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {len(case.graph.ranks)} "
+            "at a time: they do not get a core"
+        )
+    if limit == COMPUTE:
+        return ", ".join(
+            f"{short_kernel(name)} {case.share_of([name]):.0%}" for name in _longest(case, False)
+        )
+    if limit == COMMUNICATION:
+        return ", ".join(map(short_kernel, _longest(case, True)[:1]))
+    return ""
+
+
+def _longest(case: Case, communication: bool) -> list[str]:
+    of_kind = (pl.col("family") == "communication") == communication
+    return case.kernels.filter(of_kind)["name"].head(2).to_list()
+
+
+def _launching(case: Case) -> str:
+    dear = dear_launches(case)
+    if dear is not None:
+        name, count, took_ns = dear
+        return (
+            f"{count:.0f} launches of {short_kernel(name)} take {format_duration(took_ns)} of the host each"
+        )
+    steps = max(case.stretches.height, 1)
+    launches = case.launches.height / steps
+    gpu_ns = float(case.kernels["total_ns"].sum()) / steps
+    if not launches:
+        return ""
+    return f"{launches:,.0f} launches a rank for {format_duration(gpu_ns)} of kernels"
+
+
+def dear_launches(case: Case) -> tuple[str, float, float] | None:
+    """The kernel before whose launches the host spends much of the step.
+
+    Returns:
+        Its name, how many a step and rank, ns of the host before each.
+    """
+    spans = case.spans
+    launches = (
+        spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+        .select("rank", "tid", "correlation", "start_ns", end=pl.col("start_ns") + pl.col("duration_ns"))
+        .sort("rank", "tid", "start_ns")
+    )
+    kernels = (
+        spans.filter(pl.col("kind") == "kernel")
+        .select("rank", "correlation", "name")
+        .unique(["rank", "correlation"])
+    )
+    before = (pl.col("end") - pl.col("end").shift(1).over("rank", "tid")).alias("took_ns")
+    named = launches.with_columns(before).drop_nulls("took_ns").join(kernels, on=["rank", "correlation"])
+    steps = max(case.stretches.height, 1)
+    dear = (
+        named.filter(pl.col("took_ns") >= DEAR_NS)
+        .group_by("name")
+        .agg(
+            count=pl.len() / steps, mean_ns=pl.col("took_ns").mean(), total_ns=pl.col("took_ns").sum() / steps
+        )
+        .sort("total_ns", descending=True)
+    )
+    if dear.is_empty() or dear["count"][0] < 3 or dear["total_ns"][0] < DEAR * case.step_ns:
+        return None
+    return str(dear["name"][0]), float(dear["count"][0]), float(dear["mean_ns"][0])
+
+
+def stand_still(case: Case) -> StandStill | None:
+    """How long hosts stand still, where that is what they mostly do: they have no core.
+
+    Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
+    """
+    graph = case.graph
+    nodes = graph.nodes
+    works = np.flatnonzero(is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME)) & (nodes.step >= 0))
+    calls = pl.DataFrame(
+        {
+            "node": works,
+            "rank": nodes.rank[works],
+            "name": nodes.name[works],
+            "start": nodes.measured_start[works],
+            "took_ns": nodes.duration[works],
+        }
+    )
+    usual = calls.group_by("name").agg(usual_ns=pl.col("took_ns").median(), count=pl.len())
+    pauses = calls.join(usual, on="name").filter(
+        (pl.col("usual_ns") < USUALLY_NS) & (pl.col("count") >= FEW) & (pl.col("took_ns") >= STILL_NS)
+    )
+    paused_ns, ranks = float(pauses["took_ns"].sum()), len(graph.ranks)
+    share = paused_ns / max(case.step_ns * case.ends.height * ranks, 1.0)
+    if share < STILL or pauses["rank"].n_unique() <= ranks / 2:
+        return None
+    of_one_name = pauses.group_by("name").agg(pl.col("took_ns").sum())["took_ns"].max()
+    if float(of_one_name or 0) > MOSTLY * paused_ns:  # type: ignore[arg-type]
+        return None
+    starts = pauses["start"].to_numpy()
+    moments = np.concatenate([starts, starts + pauses["took_ns"].to_numpy()])
+    order = np.argsort(moments, kind="stable")
+    standing = np.cumsum(np.repeat([1, -1], starts.size)[order])[:-1]
+    between = np.diff(moments[order])
+    some = standing > 0
+    at_once = float((standing * between)[some].sum() / max(between[some].sum(), 1))
+    return StandStill(
+        share, at_once, pauses["node"].to_numpy(), pauses["usual_ns"].to_numpy().astype(np.int64)
+    )

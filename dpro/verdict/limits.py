@@ -1,0 +1,258 @@
+"""What limits the step: how much shorter it is when one thing alone costs nothing any more.
+
+In: the graph of a run, and when its steps end. Out: a `Counterfactual` for each thing that could limit it. A
+share of the time is no reason: a rank that waits is faster only if what it waits for is. So each is replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Floats
+from dpro.errors import DproError
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.peers import ON_GPU, PHASE, phase_work, teams
+from dpro.replay.timeline import changed_durations, replay, step_lengths
+from dpro.replay.whatif.edits.heal import Shortened
+from dpro.replay.whatif.edits.host import NoSync, free_host
+from dpro.replay.whatif.edits.parallelism.pipeline import Balance
+from dpro.replay.whatif.edits.training_loop import loading_of
+
+HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
+INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
+
+USUAL = 1.5  # a step that takes so many times the median, or a part of it, is no usual one
+CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
+PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
+CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
+BUSY = 0.5  # share of the step: devices that compute less are limited by something else
+
+
+class Counterfactual(NamedTuple):
+    """The step if one thing cost nothing.
+
+    Attributes:
+        limit: what would cost nothing.
+        gains: [S] how many times as long each usual step takes now.
+    """
+
+    limit: str
+    gains: Floats
+
+    @property
+    def gain(self) -> float:
+        """How many times as long the mean step takes now."""
+        return float(1 / np.mean(1 / self.gains))
+
+
+def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
+    """The steps that say how long one usually takes: neither cut off by the recording, nor warm-up or pauses.
+
+    Args:
+        ends: as `step_ends` returns it.
+
+    Returns:
+        The same with `counted`.
+    """
+    lengths = step_lengths(ends.drop("counted", strict=False))
+    median = float(np.median(lengths))
+    usual = (lengths <= USUAL * median) & (lengths >= median / USUAL)
+    if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
+        usual = np.array([lengths[1] < CUT_OFF * lengths[0], lengths[1] >= CUT_OFF * lengths[0]])
+    return ends.with_columns(counted=usual)
+
+
+def counterfactuals(graph: Graph, ends: pl.DataFrame) -> list[Counterfactual]:
+    """What each thing that could limit the job would give by itself, the most first.
+
+    Args:
+        ends: `step_ends` of the replay of the graph, with `counted`.
+    """
+    now = step_lengths(ends)
+    results = []
+    for limit, change in CHANGES:
+        with suppress(DproError):
+            results.append(Counterfactual(limit, gains_of(change(graph), ends)))
+    results += [Counterfactual(BUBBLE, now / busiest) for busiest in _without_bubble(graph, ends)]
+    return sorted(results, key=lambda result: -result.gain)
+
+
+def gains_of(changed: Graph, ends: pl.DataFrame) -> Floats:
+    """[S] how many times as long each usual step takes as in a changed graph, at least 1.
+
+    Args:
+        ends: of the unchanged graph, with `counted`.
+    """
+    now = step_lengths(ends)
+    then = np.maximum(changed_durations(ends, changed, replay(changed).end), pace_of_hosts(changed))
+    gains: Floats = np.maximum(now, 1) / np.clip(then, 1, np.maximum(now, 1))
+    return gains
+
+
+def pace_of_hosts(graph: Graph) -> float:
+    """Ns per step that the slowest host needs if it never waits for a device: no step lasts less for long.
+
+    In a window of few steps a host that began it ahead of its device hides that.
+    """
+    nodes = graph.nodes
+    on_device = is_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
+    if not (graph.edges.kind == EdgeKind.LAUNCH).any():
+        return 0.0
+    alone = dataclasses.replace(
+        graph,
+        nodes=dataclasses.replace(
+            nodes,
+            duration=np.where(on_device, 0, nodes.duration),
+            earliest=np.where(on_device, 0, nodes.earliest),
+        ),
+    )
+    timeline = replay(alone)
+    on_host = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+    extents = (
+        pl.DataFrame(
+            {"rank": nodes.rank[on_host], "window": nodes.window[on_host], "step": nodes.step[on_host]}
+        )
+        .with_columns(start=pl.Series(timeline.start[on_host]), end=pl.Series(timeline.end[on_host]))
+        .group_by("rank", "window", "step")
+        .agg(pl.col("start").min(), pl.col("end").max())
+        .sort("rank", "window", "step")
+    )
+    between = pl.col("end") - pl.col("end").shift(1).over("rank", "window")
+    paces = extents.with_columns(pace=pl.coalesce(between, pl.col("end") - pl.col("start")))
+    first = pl.col("step") == pl.col("step").min().over("rank", "window")
+    later = paces.filter(~first)
+    typical = (later if later.height else paces).group_by("rank").agg(pl.col("pace").median())
+    return float(typical["pace"].max() or 0.0)  # type: ignore[arg-type]
+
+
+def _free_transfers(graph: Graph) -> Graph:
+    """Transfers take no time; ranks still wait until all have come."""
+    moves = graph.nodes.kind == NodeKind.TRANSFER
+    if not moves.any():
+        raise DproError("the run holds no communication")
+    return graph.with_durations(np.where(moves, 0, graph.nodes.duration))
+
+
+def _free_copies(graph: Graph) -> Graph:
+    copies = graph.nodes.kind == NodeKind.COPY
+    if not copies.any():
+        raise DproError("the run holds no copies")
+    return graph.with_durations(np.where(copies, 0, graph.nodes.duration))
+
+
+def _equal_ranks(graph: Graph) -> Graph:
+    """All ranks of one role take what half of them take at most, be they late by turns or together.
+
+    Devices are compared in each phase of each step. Hosts vary from phase to phase for no reason, which would
+    look like a gain: they are compared by the step, and what one takes longer is taken from longer phases.
+    """
+    work = phase_work(graph)
+    members = [team for team in teams(work) if len(team) > 1]
+    if not members:
+        raise DproError("no rank has a peer")
+    team_of = {rank: number for number, team in enumerate(members) for rank in team}
+    phases = (
+        work.filter(pl.col("rank").is_in(list(team_of)))
+        .group_by("rank", "step", *PHASE)
+        .agg(pl.col("work_ns").sum())
+        .with_columns(team=pl.col("rank").replace_strict(team_of, return_dtype=pl.Int64))
+    )
+    longer = (pl.col("work_ns") - _most_of_half("team", "step", *PHASE)).clip(lower_bound=0)
+    whole = pl.col("work_ns").sum().over("rank", "step", "resource")
+    of_steps = phases.with_columns(longer=longer, whole=whole)
+    totals = of_steps.group_by("team", "rank", "step", "resource").agg(
+        pl.col("whole").first(), pl.col("longer").sum()
+    )
+    excess = (pl.col("whole") - _most_of_half("team", "step", "resource", of="whole")).clip(lower_bound=0)
+    counts = pl.when(pl.col("resource") == ON_GPU).then(1.0).otherwise(excess / pl.col("longer"))
+    taken = totals.select("rank", "step", "resource", counts=counts.clip(upper_bound=1.0))
+    ratios = of_steps.join(taken, on=["rank", "step", "resource"]).with_columns(
+        ratio=1 - pl.col("longer") * pl.col("counts").fill_nan(0.0) / pl.col("work_ns")
+    )
+    ratios = ratios.filter((pl.col("work_ns") > 0) & (pl.col("ratio") < 1))
+    return Shortened(ratios.select("rank", "step", *PHASE, "ratio")).apply(graph)
+
+
+def _most_of_half(*by: str, of: str = "work_ns") -> pl.Expr:
+    """What half of the ranks of a group take at most."""
+    return pl.col(of).quantile(0.5, "lower").over(by)
+
+
+def _balanced_stages(graph: Graph) -> Graph:
+    return Balance(over="stages").apply(graph)
+
+
+def _ready_input(graph: Graph) -> Graph:
+    """What the host does in a step before it first launches anything is done when the step begins."""
+    before = before_first_launch(graph)
+    with suppress(DproError):
+        before = before | loading_of(graph)
+    if not before.any():
+        raise DproError("nothing comes before the first launch of a step")
+    return graph.with_durations(np.where(before, 0, graph.nodes.duration))
+
+
+def before_first_launch(graph: Graph) -> Bools:
+    """[N] CPU work of a step that comes before its rank first launches work of the GPU in it."""
+    nodes, edges = graph.nodes, graph.edges
+    launches = edges.source[edges.kind == EdgeKind.LAUNCH]
+    launches = launches[(nodes.step[launches] >= 0) & (nodes.kind[launches] == NodeKind.RUNTIME)]
+    if not launches.size:
+        return np.zeros(graph.num_nodes, np.bool_)
+    first = (
+        pl.DataFrame(
+            {"rank": nodes.rank[launches], "step": nodes.step[launches], "window": nodes.window[launches]}
+        )
+        .with_columns(first_ns=pl.Series(nodes.measured_start[launches]))
+        .group_by("rank", "step", "window")
+        .agg(pl.col("first_ns").min())
+    )
+    on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
+    work = pl.DataFrame(
+        {"rank": nodes.rank[on_cpu], "step": nodes.step[on_cpu], "window": nodes.window[on_cpu]}
+    )
+    until = work.join(first, on=["rank", "step", "window"], how="left", maintain_order="left")["first_ns"]
+    before = np.zeros(graph.num_nodes, np.bool_)
+    before[on_cpu] = nodes.measured_end[on_cpu] <= until.fill_null(-1).to_numpy()
+    return before
+
+
+def _no_synchronisation(graph: Graph) -> Graph:
+    return NoSync().apply(graph)
+
+
+def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Iterator[Floats]:
+    """[S] ns, how long the busiest rank computes in each step, of graphs of whole operations."""
+    nodes = graph.nodes
+    if not (nodes.kind == NodeKind.DELAY).any():
+        return
+    works = is_of(nodes.kind, (NodeKind.KERNEL, *CPU_KINDS)) & (nodes.step >= 0)
+    busy = (
+        pl.DataFrame({"window": nodes.window[works], "step": nodes.step[works], "rank": nodes.rank[works]})
+        .with_columns(busy_ns=pl.Series(nodes.duration[works]))
+        .group_by("window", "step", "rank")
+        .agg(pl.col("busy_ns").sum())
+        .group_by("window", "step")
+        .agg(pl.col("busy_ns").max())
+    )
+    wanted = ends.filter("counted") if "counted" in ends.columns else ends
+    yield wanted.join(busy, on=["window", "step"], how="left", maintain_order="left")["busy_ns"].to_numpy()
+
+
+# Of these two may have to go together.
+INDEPENDENT = (HOST, COMMUNICATION, IMBALANCE)
+CHANGES: Sequence[tuple[str, Callable[[Graph], Graph]]] = (
+    (HOST, free_host),
+    (COMMUNICATION, _free_transfers),
+    (IMBALANCE, _equal_ranks),
+    (IMBALANCE, _balanced_stages),
+    (INPUT, _ready_input),
+    (SYNCHRONISATION, _no_synchronisation),
+    (COPIES, _free_copies),
+)

@@ -1,0 +1,268 @@
+"""What limits a job, who is at fault, what to do first: computed once, for every face of dpro.
+
+In: an `Analysis`. Out: a `Verdict`. Of a job that hangs, that comes first, and no limit is looked for. A run
+without deep windows has no limit, but what its steps and calls show of faults.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import polars as pl
+from msgspec import field
+from msgspec.structs import replace
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import PARTS, mfu_of
+from dpro.analysis.step_time import step_time_document
+from dpro.detect.findings import Finding
+from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
+from dpro.documents import Document, DocumentPart
+from dpro.errors import DproError
+from dpro.schema import SPANS
+from dpro.units import NS_PER_MS, format_duration, ms
+from dpro.verdict.advice import Advice, advise, without_tensor_cores
+from dpro.verdict.case import Case
+from dpro.verdict.causes import cause_of
+from dpro.verdict.limits import (
+    BUBBLE,
+    BUSY,
+    CLEAR,
+    COMMUNICATION,
+    COMPUTE,
+    HOST,
+    IMBALANCE,
+    INPUT,
+    PART_OF_HOST,
+    SYNCHRONISATION,
+)
+from dpro.words import shortened
+
+NAMING = ("rank", "host", "stage")  # kinds of components whose ranks are at fault
+NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
+ALONE = 1.3  # gain of one thing, below which two are tried together where devices are mostly idle
+SHORT_NAMES = {
+    "waiting for others": "waiting",
+    "communication, wait not known": "communication",
+    "host bound": "host",
+}
+
+
+class Limit(DocumentPart, frozen=True):
+    """What limits the step.
+
+    Attributes:
+        kind: host, compute, communication, imbalance, input, synchronisation, memory-copies, pipeline-bubble.
+        gain: how many times as long the step takes now as without it; 1 of compute, which cannot go.
+        share: of the step: what is lost to it; of compute: for how long the devices compute.
+        cause: what was found to be behind it, with names and numbers; empty where nothing was.
+        together: what else has to go for much to change; empty where it gives most by itself.
+        gain_together: how many times as long the step takes now as without both.
+    """
+
+    kind: str
+    gain: float
+    share: float
+    cause: str = ""
+    together: str = ""
+    gain_together: float = 1.0
+
+
+class Verdict(Document, frozen=True, kw_only=True):
+    """What an expert would say first.
+
+    Attributes:
+        run: as it was named.
+        job: name, devices, steps and their time, on one line.
+        step_ms: the mean usual step, of which all gains are; null where none is known.
+        steps, left_out: how many steps it is the mean of, and how many are no usual ones.
+        shares: of the usual step of a rank, by what it goes into; empty where none was recorded in depth.
+        limit: what limits it; null where the run does not show it.
+        alternatives: how many times as long the step takes now as without each other thing.
+        fault: which ranks or parts are at fault, in words.
+        faulty_ranks: ranks that findings name.
+        advice: what to do, the best first.
+        tempting: what looks like a remedy and is none, a line each.
+        unsure: what limits the verdict, a line each.
+    """
+
+    run: str
+    job: str
+    step_ms: float | None = None
+    steps: int = 0
+    left_out: int = 0
+    shares: dict[str, float] = field(default_factory=dict)
+    limit: Limit | None = None
+    alternatives: dict[str, float] = field(default_factory=dict)
+    fault: str
+    faulty_ranks: list[int]
+    advice: list[Advice] = field(default_factory=list)
+    tempting: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+
+
+def verdict_of(analysis: Analysis) -> Verdict:
+    """The verdict on any run."""
+    if analysis.verdict_on_hangs is not None or not analysis.run.num_rows(SPANS):
+        return _by_calls(analysis)
+    try:
+        case = Case(analysis)
+        _ = case.ends
+    except DproError as error:
+        verdict = _by_calls(analysis)
+        return replace(verdict, unsure=[str(error), *verdict.unsure])
+    limit = limit_of(case)
+    counted = int(case.ends["counted"].sum())
+    return Verdict(
+        run=analysis.run.label,
+        job=_job(
+            analysis, f"{counted} step{'s' * (counted != 1)} of {format_duration(case.step_ns)}", case.gpu
+        ),
+        step_ms=ms(case.step_ns),
+        steps=counted,
+        left_out=case.ends.height - counted,
+        shares=_shares(case),
+        limit=replace(limit, cause=cause_of(case, limit.kind)),
+        alternatives={kind: round(gain, 3) for kind, gain in case.gains_by_limit().items()},
+        fault=_fault(case.findings),
+        faulty_ranks=_ranks_of(case.findings),
+        advice=advise(case, limit.kind),
+        tempting=_tempting(case, limit),
+        unsure=_unsure(case, counted),
+    )
+
+
+def _by_calls(analysis: Analysis) -> Verdict:
+    """What is known of a job without its graph: what hangs, or what steps and calls show."""
+    try:
+        findings, unknown = analysis.verdict
+    except DproError as error:
+        findings, unknown = [], [str(error)]
+    series = step_time_document(analysis.steps)
+    steps = (
+        f"{series.steps:,} steps of {format_duration(series.typical_ms * NS_PER_MS)}"
+        if series
+        else "no steps"
+    )
+    hangs = [finding for finding in findings if finding.class_ in HANGS]
+    if hangs:
+        fault = "; ".join(map(verdict_in_words, hangs[:2]))
+        do = advice_in_words(hangs[0], analysis.workers)
+        advice = [Advice("unblock", do, math.inf, math.inf, "a setting")] if do else []
+    else:
+        fault, advice = _fault(findings), []
+    end = analysis.end
+    return Verdict(
+        run=analysis.run.label,
+        job=_job(analysis, steps),
+        step_ms=series.typical_ms if series else None,
+        steps=series.steps if series else 0,
+        fault=f"{end.sentence} {fault}" if end.early and end.sentence else fault,
+        faulty_ranks=_ranks_of(findings),
+        advice=advice,
+        unsure=list(unknown),
+    )
+
+
+def _job(analysis: Analysis, steps: str, gpu: str = "") -> str:
+    manifest = analysis.run.manifest
+    ranks = len(manifest.ranks)
+    devices = f"{ranks} x {gpu}" if gpu else f"{ranks} rank{'s' * (ranks != 1)}"
+    name = os.path.basename(os.path.abspath(analysis.run.label))
+    mfu, _ = mfu_of(analysis)
+    return "   ".join([shortened(name, 34), devices, steps, *([f"MFU {mfu.share:.1%}"] if mfu else [])])
+
+
+def _shares(case: Case) -> dict[str, float]:
+    names = {part: SHORT_NAMES.get(title, title) for part, title in PARTS.items()}
+    if case.analysis.outline.of_operations:
+        names["idle_ns"] = "bubble"
+    return {names[part]: round(share, 4) for part, share in case.shares.items()}
+
+
+def _ranks_of(findings: list[Finding]) -> list[int]:
+    named = [finding for finding in findings if finding.class_ in HANGS or finding.component_kind in NAMING]
+    return sorted({rank for finding in named for rank in finding.ranks})
+
+
+def _fault(findings: list[Finding]) -> str:
+    if not findings:
+        return "no rank or part stands out."
+    words = [
+        f"{_part_of(finding)} costs {format_duration(finding.cost_ns)} a step" for finding in findings[:2]
+    ]
+    more = len(findings) - len(words)
+    return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+
+
+def _part_of(finding: Finding) -> str:
+    """What is at fault, and by what."""
+    if finding.component_kind == "job":
+        return finding.cause or finding.component_id
+    return f"{finding.component} ({finding.cause or finding.class_})"
+
+
+def limit_of(case: Case) -> Limit:
+    """What gives most when it alone costs nothing.
+
+    Devices that compute most of the time are the limit where nothing else gives much. A part of what the host
+    does (that a rank is later than its peers, waits for the GPU, preparing the input) is the limit itself
+    where it gives most of what a free host would.
+    """
+    gains = case.gains_by_limit()
+    kind = max(gains, key=gains.__getitem__, default=COMPUTE)
+    computing = case.computing >= BUSY and not case.analysis.outline.of_operations
+    if kind == COMPUTE or (computing and gains[kind] < max(CLEAR, _faster_matmuls(case))):
+        return Limit(COMPUTE, 1.0, case.computing)
+    if kind in (HOST, INPUT, SYNCHRONISATION):
+        parts = {part: math.log(gains.get(part, 1.0)) for part in (INPUT, SYNCHRONISATION)}
+        part = max(parts, key=parts.__getitem__)
+        if parts[part] >= PART_OF_HOST * math.log(gains[kind]):
+            kind = part
+        # The input of one rank, say.
+        if math.log(gains.get(IMBALANCE, 1.0)) >= PART_OF_HOST * math.log(gains[kind]):
+            kind = IMBALANCE
+    limit = Limit(kind, gains[kind], 1 - 1 / gains[kind])
+    if gains[kind] >= ALONE or kind == BUBBLE:
+        return limit
+    other, gain = case.best_beside(kind)
+    return replace(limit, together=other, gain_together=gain) if gain >= ALONE * gains[kind] else limit
+
+
+def _faster_matmuls(case: Case) -> float:
+    """What matmuls would give that leave tensor cores unused, where they took a third of their time."""
+    names = [name for name in case.kernels["name"] if without_tensor_cores(name)]
+    return case.gain_of_faster(names, 1 / 3) if names else 1.0
+
+
+def _tempting(case: Case, limit: Limit) -> list[str]:
+    """What has a large share of the time and gives nothing."""
+    kernels = case.kernels
+    whole = float(kernels["total_ns"].sum())
+    if not whole or COMMUNICATION in (limit.kind, limit.together):
+        return []
+    communicating = kernels.filter(pl.col("family") == "communication")["total_ns"].sum()
+    share = float(communicating) / whole
+    gain = case.gains_by_limit().get(COMMUNICATION, 1.0)
+    if share < NOTABLE or 1 - 1 / gain > share / 2:
+        return []
+    return [
+        f"tune communication: it is {share:.0%} of GPU time, but most of that waits; free transfers give "
+        f"x{gain:.2f}"
+    ]
+
+
+def _unsure(case: Case, counted: int) -> list[str]:
+    manifest, trust = case.analysis.run.manifest, case.analysis.trust
+    missing = manifest.world_size - len(manifest.ranks)
+    left_out = case.ends.height - counted
+    why = next(iter(trust.reasons), trust.grade)
+    reasons = {
+        f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
+        f"{missing} of {manifest.world_size} ranks are missing": missing > 0,
+        "one step: whether it persists is not known": counted == 1,
+        f"{left_out} unusual step{'s' * (left_out != 1)} left out": left_out > 0,
+        "Python stacks were recorded, which slow the host": case.has_stacks,
+    }
+    return [reason for reason, holds in reasons.items() if holds]

@@ -1,0 +1,110 @@
+"""A verdict in twelve lines of 80 characters: the same on every screen.
+
+In: a `Verdict`. Out: lines of text without markup.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+
+from dpro.units import format_ms
+from dpro.verdict.advice import Advice
+from dpro.verdict.limits import (
+    BUBBLE,
+    COMMUNICATION,
+    COMPUTE,
+    COPIES,
+    HOST,
+    IMBALANCE,
+    INPUT,
+    SYNCHRONISATION,
+)
+from dpro.verdict.verdict import Limit, Verdict
+
+WIDTH = 80
+MARGIN = 7  # columns of the labels
+SHOWN = 0.005  # share of the step: less is not shown
+MUCH = 20  # times: more is said as "more than"
+
+_LIMITS = {
+    HOST: "the host: GPUs wait for it to launch work",
+    COMPUTE: "compute: the devices work {share:.0%} of the step",
+    COMMUNICATION: "communication: data move between ranks while nothing computes",
+    IMBALANCE: "uneven ranks: the others wait for the slowest",
+    INPUT: "the input: the step waits until it is prepared",
+    SYNCHRONISATION: "synchronisation: the host waits for the GPU, and then the GPU for it",
+    COPIES: "copies between host and device",
+    BUBBLE: "the pipeline's bubble: stages wait for each other",
+}
+_WITHOUT = {
+    HOST: "With a free host",
+    COMMUNICATION: "Without transfers",
+    IMBALANCE: "With equal ranks",
+    INPUT: "With the input ready",
+    SYNCHRONISATION: "Without these waits",
+    COPIES: "Without copies",
+    BUBBLE: "Without bubble",
+}
+
+
+def lines_of(verdict: Verdict, width: int = WIDTH) -> list[str]:
+    """The verdict, at most a screen of it."""
+    shares = " | ".join(f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN)
+    lines = [verdict.job, *([shares] if shares else [])]
+    if verdict.limit is not None:
+        lines += _labelled("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0), width)
+    lines += _labelled("FAULT", verdict.fault, width)
+    for number, advice in enumerate(verdict.advice, 1):
+        label = "TRY" if number == 1 else ""
+        lines += _labelled(label, f"{number} {advice.do}{worth_in_words(advice)}", width, indent=2)
+    if verdict.tempting:
+        lines += _labelled("NOT", "; ".join(verdict.tempting), width)
+    if verdict.unsure:
+        lines += _labelled("UNSURE", "; ".join(verdict.unsure), width)
+    return lines
+
+
+def worth_in_words(advice: Advice) -> str:
+    """What advice gains, and what it takes; empty where no gain can be said."""
+    if not math.isfinite(advice.gain_high) or advice.kind == "record-more":
+        return ""
+    return f": {times(advice.gain_low, advice.gain_high)}, {advice.effort}"
+
+
+def limit_in_words(limit: Limit, step_ms: float) -> str:
+    """What limits the step, and what it would take without that."""
+    said = _LIMITS[limit.kind].format(share=limit.share)
+    because = f" ({limit.cause})" if limit.cause else ""
+    if limit.kind == COMPUTE:
+        return f"{said}{because}."
+    without = _WITHOUT[limit.kind]
+    if limit.together:
+        both = f"{without} {_factor(limit.gain)}; {_WITHOUT[limit.together].lower()} too"
+        return f"{said}{because}. {both} {_from_to(step_ms, limit.gain_together)}."
+    return f"{said}{because}. {without} {_from_to(step_ms, limit.gain)}."
+
+
+def _from_to(step_ms: float, gain: float) -> str:
+    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} ({_factor(gain)})"
+
+
+def times(low: float, high: float) -> str:
+    """A gain as an interval: `x1.2 to 1.5`."""
+    shown_low, shown_high = _factor(low), _factor(high)
+    return shown_low if shown_low == shown_high else f"{shown_low} to {shown_high.removeprefix('x')}"
+
+
+def _factor(gain: float) -> str:
+    if gain > MUCH:
+        return f"x{MUCH}+"
+    return f"x{gain:.2f}" if gain < 2 else f"x{gain:.1f}"
+
+
+def _labelled(label: str, text: str, width: int, indent: int = 0) -> Iterator[str]:
+    margin = " " * MARGIN
+    yield from textwrap.wrap(
+        text, width, initial_indent=label.ljust(MARGIN), subsequent_indent=margin + " " * indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""`dpro explain` on recorded runs, and the verdicts on real traces beside those of an expert."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.verdicts import BARS, VERDICTS, graded
+from dpro.analysis.analysis import Analysis
+from dpro.cli.analysis import analyse
+from dpro.verdict.verdict import verdict_of
+from tests.commands import dpro
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
+LABELS = ("LIMIT", "FAULT", "TRY", "NOT", "UNSURE")
+
+
+@pytest.mark.parametrize(
+    ("sample", "limit", "ranks", "first"),
+    [
+        ("healthy", "compute", [], None),
+        ("slow_input", "input", [], "input"),
+        ("slow_rank", "imbalance", [1], "heal"),
+    ],
+)
+def test_the_samples_are_explained_by_what_was_done_to_them(sample, limit, ranks, first):
+    done = dpro("explain", SAMPLES / sample, "--json")
+    verdict = json.loads(done.stdout)
+    assert verdict["limit"]["kind"] == limit
+    assert verdict["faulty_ranks"] == ranks
+    assert first is None or verdict["advice"][0]["kind"] == first
+
+
+@pytest.mark.parametrize("sample", ["healthy", "slow_input", "slow_rank"])
+def test_an_explanation_is_a_screen_of_labelled_lines(sample):
+    lines = dpro("explain", SAMPLES / sample).stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(sample)
+    assert all(line.split()[0] in LABELS for line in lines[2:] if not line.startswith(" "))
+
+
+@pytest.fixture(scope="module")
+def verdicts(traces) -> list[tuple[dict, object]]:
+    if not VERDICTS.is_file():
+        pytest.skip(f"no verdicts of an expert at {VERDICTS}")
+    experts = json.loads(VERDICTS.read_text())
+    experts = experts["verdicts"] if isinstance(experts, dict) else experts
+    return [(expert, verdict_of(analyse(str(traces / expert["source"])))) for expert in experts]
+
+
+def test_verdicts_on_real_traces_are_those_of_an_expert(verdicts):
+    agreed = defaultdict(list)
+    for expert, verdict in verdicts:
+        for check, things in graded(verdict, expert).items():
+            agreed[check] += [agrees for agrees, _ in things]
+    for check, bar in BARS.items():
+        assert 100 * sum(agreed[check]) / len(agreed[check]) >= bar, check
+
+
+def test_no_verdict_contradicts_itself(verdicts):
+    for _, verdict in verdicts:
+        assert verdict.limit is not None
+        assert len(verdict.advice) <= 3
+        assert all(1 <= advice.gain_low <= advice.gain_high < float("inf") for advice in verdict.advice)
+        most = max(verdict.alternatives.values())
+        assert verdict.limit.gain <= most + 0.001
+        assert sum(verdict.shares.values()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_job_that_hangs_is_explained_by_what_hangs(traces):
+    verdict = verdict_of(Analysis(_dumps(traces / "flight_recorder" / "lock_gil_1st")))
+    assert verdict.limit is None
+    assert verdict.faulty_ranks == [9, 14]  # the ranks that were hit
+    assert verdict.fault.startswith("The job stands still")
+
+
+def _dumps(folder: Path):
+    from dpro.opening import open_path
+
+    return open_path(folder)

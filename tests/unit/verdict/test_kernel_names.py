@@ -1,0 +1,36 @@
+"""Kernels by names that a person can read."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpro.verdict.kernel_names import LONGEST, short_kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("volta_sgemm_128x64_tn", "volta_sgemm_128x64_tn"),
+        (
+            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<(int)128>>(flash::Params)",
+            "flash_fwd_kernel",
+        ),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)", "ncclDevKernel_SendRecv"),
+        (
+            "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(float*)",
+            "CatArrayBatchedCopy",
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)",
+            "CUDAFunctor_add",
+        ),
+        (
+            "void at::native::elementwise_kernel<128, 2, at::native::BinaryFunctor<float, float, float, "
+            "at::native::binary_internal::MulFunctor<float> > >(int)",
+            "MulFunctor",
+        ),
+    ],
+)
+def test_a_kernel_is_named_without_types_and_namespaces(name, short):
+    assert short_kernel(name) == short
+    assert len(short) <= LONGEST

@@ -1,0 +1,142 @@
+"""What a job gains when one thing costs nothing, on small jobs worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.replay.timeline import replay, step_ends
+from dpro.verdict.limits import (
+    COMMUNICATION,
+    HOST,
+    IMBALANCE,
+    INPUT,
+    before_first_launch,
+    counterfactuals,
+    pace_of_hosts,
+    usual_steps,
+)
+from tests.builders import US, TinyRun
+
+
+def ends_of(*lengths: float) -> pl.DataFrame:
+    """When steps end that take so long each, one after the other."""
+    return pl.DataFrame(
+        {
+            "window": [0] * len(lengths),
+            "step": range(len(lengths)),
+            "finish_ns": np.cumsum(lengths) * US,
+            "begin_ns": [0] * len(lengths),
+        }
+    ).cast({"finish_ns": pl.Int64})
+
+
+def gains_of(run: TinyRun, folder) -> dict[str, float]:
+    graph = run.build(folder / "run").graph
+    timeline = replay(graph)
+    ends = usual_steps(step_ends(graph, timeline.start, timeline.end))
+    gains: dict[str, float] = {}
+    for result in counterfactuals(graph, ends):
+        gains[result.limit] = max(gains.get(result.limit, 0.0), result.gain)
+    return gains
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counted"),
+    [
+        ((378, 152, 157), (False, True, True)),  # the first one warms up
+        ((150, 150, 150, 0.02), (True, True, True, False)),  # the last one is cut off
+        ((150, 900, 151, 149), (True, False, True, True)),  # a pause
+        ((400, 150), (False, True)),
+        ((150, 20), (True, False)),
+        ((150, 160), (True, True)),
+        ((42,), (True,)),
+    ],
+)
+def test_steps_that_are_cut_off_warm_up_or_pause_do_not_count(lengths, counted):
+    assert tuple(usual_steps(ends_of(*lengths))["counted"]) == counted
+
+
+def launch_bound(folder) -> TinyRun:
+    """Three steps of 1,000, in which the host launches ten kernels of 20, one each 100."""
+    run = TinyRun()
+    for step in range(3):
+        for number in range(10):
+            at, correlation = 1000 * step + 100 * number, 100 * step + number
+            run.op("aten::mul", at, at + 95)
+            run.call(at + 80, at + 90, correlation)
+            run.kernel("mul", at + 92, at + 112, correlation)
+        run.step(step, 1000 * step, 1000 * (step + 1))
+    return run
+
+
+def test_a_job_whose_host_launches_too_slowly_gains_by_a_free_host_alone(tmp_path):
+    gains = gains_of(launch_bound(tmp_path), tmp_path)
+    assert gains[HOST] == pytest.approx(5.0, rel=0.2)  # ten kernels of 20 in 1,000
+    assert {kind for kind, gain in gains.items() if gain > 1.12} == {HOST}
+
+
+def ranks_that_wait(late: tuple[int, ...], transfer: float = 10) -> TinyRun:
+    """Three steps of three ranks that compute 100, late ones 300, and then reduce."""
+    run = TinyRun()
+    begin = 0.0
+    for step in range(3):
+        slow = late[step % len(late)]
+        moved = begin + 320 + transfer
+        for rank in range(3):
+            number = 10 * step
+            work = 300 if rank == slow else 100
+            run.call(begin, begin + 5, number, rank)
+            run.kernel("gemm", begin + 10, begin + 10 + work, number, rank)
+            run.call(begin + 5, begin + 10, number + 1, rank)
+            run.nccl(begin + 10 + work, moved, number + 1, rank, sequence=step)
+            run.call(begin + 10, moved + 5, number + 2, rank, name="cudaDeviceSynchronize")
+            run.step(step, begin, moved + 10, rank)
+        begin = moved + 10
+    return run
+
+
+@pytest.mark.parametrize("late", [(1,), (0, 1, 2)])
+def test_ranks_that_are_late_alone_or_by_turns_are_equal_together(tmp_path, late):
+    gains = gains_of(ranks_that_wait(late), tmp_path)
+    assert gains[IMBALANCE] == pytest.approx(340 / 140, rel=0.1)
+    assert gains[COMMUNICATION] < 1.1
+
+
+def test_transfers_that_are_free_still_wait_for_the_last_rank(tmp_path):
+    gains = gains_of(ranks_that_wait((1,), transfer=400), tmp_path)
+    assert gains[COMMUNICATION] == pytest.approx(740 / 330, rel=0.1)
+
+
+def with_preparation() -> TinyRun:
+    """Three steps: 600 of preparation, a launch, and 300 on the GPU that the host waits for."""
+    run = TinyRun()
+    for step in range(3):
+        begin = 1000.0 * step
+        run.span("python", "normalize", begin, begin + 600, pid=10, tid=10)
+        run.call(begin + 600, begin + 610, 10 * step)
+        run.kernel("gemm", begin + 612, begin + 912, 10 * step)
+        run.call(begin + 610, begin + 915, 10 * step + 1, name="cudaDeviceSynchronize")
+        run.op("log", begin + 915, begin + 1000)
+        run.step(step, begin, begin + 1000)
+    return run
+
+
+def test_work_before_the_first_launch_of_a_step_is_its_input(tmp_path):
+    graph = with_preparation().build(tmp_path / "a").graph
+    before = before_first_launch(graph)
+    assert graph.nodes.duration[before].sum() == pytest.approx(3 * 600 * US, rel=0.05)
+    assert gains_of(with_preparation(), tmp_path)[INPUT] == pytest.approx(1000 / 400, rel=0.1)
+
+
+def test_a_host_that_began_ahead_of_its_device_does_not_set_a_faster_pace(tmp_path):
+    # The host needs 500 a step, the device 600; without the device no step takes less than 500.
+    run = TinyRun()
+    for step in range(4):
+        run.op("aten::mul", 500 * step, 500 * step + 490)
+        run.call(500 * step + 490, 500 * step + 500, step)
+        run.kernel("gemm", 500 + 600 * step, 500 + 600 * (step + 1), step)
+        run.step(step, 500 * step, 500 * (step + 1))
+    graph = run.build(tmp_path / "run").graph
+    assert pace_of_hosts(graph) == pytest.approx(500 * US, rel=0.05)

@@ -1,0 +1,71 @@
+"""A verdict on a screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpro.verdict.advice import Advice
+from dpro.verdict.verdict import Limit, Verdict
+from dpro.verdict.words import lines_of, times
+
+
+def verdict(**more) -> Verdict:
+    known = {
+        "run": "run",
+        "job": "run   8 x H100",
+        "fault": "no rank or part stands out.",
+        "faulty_ranks": [],
+    }
+    return Verdict(**known | more)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.1, 1.25, "x1.10 to 1.25"),
+        (1.2, 1.2, "x1.20"),
+        (2.0, 12.3, "x2.0 to 12.3"),
+        (5.0, 655.5, "x5.0 to 20+"),
+    ],
+)
+def test_a_gain_is_a_range_of_few_digits_and_never_boundless(low, high, words):
+    assert times(low, high) == words
+
+
+def test_a_limit_says_what_the_step_would_take_without_it():
+    (line,) = [
+        line for line in lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))) if "LIMIT" in line
+    ]
+    text = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))))
+    assert line.startswith("LIMIT  the host")
+    assert "40 ms -> 20 ms (x2.0)" in " ".join(text.split())
+
+
+def test_two_things_that_have_to_go_together_are_both_said():
+    limit = Limit("communication", 1.2, 0.17, together="host", gain_together=2.7)
+    text = " ".join(" ".join(lines_of(verdict(step_ms=19.0, limit=limit))).split())
+    assert "Without transfers x1.20; with a free host too 19 ms -> 7.04 ms (x2.7)." in text
+
+
+def test_lines_wrap_at_words_within_the_screen():
+    advice = Advice("launch", "launch less " + "again and again " * 12, 1.1, 1.3, "a line of code")
+    lines = lines_of(
+        verdict(limit=Limit("host", 1.3, 0.2), step_ms=10.0, advice=[advice], unsure=["one step"])
+    )
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.split()[0] for line in lines if line[:1].isalpha()][1:] == [
+        "LIMIT",
+        "FAULT",
+        "TRY",
+        "UNSURE",
+    ]
+
+
+def test_of_a_run_without_a_graph_nothing_limits_and_no_gain_is_said():
+    advice = Advice("unblock", "see what rank 9 does", float("inf"), float("inf"), "a setting")
+    lines = lines_of(verdict(fault="rank 9: its host code is stuck", advice=[advice]))
+    assert lines == [
+        "run   8 x H100",
+        "FAULT  rank 9: its host code is stuck",
+        "TRY    1 see what rank 9 does",
+    ]
