@@ -27,7 +27,7 @@ from dpro.replay.whatif.edits.training_loop import loading_of
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
 
-USUAL = 1.5  # a step that takes so many times the median, or a part of it, is no usual one
+USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time

@@ -1,6 +1,6 @@
 """A run as the verdict looks at it: its graph, the steps that count, and what changes of it would give.
 
-In: an `Analysis`. Out: a `Case`, whose parts everything of the verdict shares, each computed once.
+In: an `Analysis`. Out: a `JobFacts`, whose parts everything of the verdict shares, each computed once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from dpro.verdict.limits import (
     usual_steps,
 )
 
-STUDIED_CONFIDENCE = 0.5  # findings that are less sure name nobody
+STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 
 
-class Case:
+class JobFacts:
     """What is known of a run that has a graph."""
 
     def __init__(self, analysis: Analysis) -> None:
