@@ -1,7 +1,7 @@
 """Why a limit limits: what was found in the run, with names and numbers from it.
 
 In: `JobFacts`. Out: a few words, or nothing where the run does not show it. Waiting is traced to what the
-host did: many cheap launches, a few that cost milliseconds each, hosts that stand still, memory that is allocated.
+host did: many cheap launches, a few that cost milliseconds each, hosts that stand still.
 """
 
 from __future__ import annotations
