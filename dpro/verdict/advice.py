@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import polars as pl
 
+from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.models.roofline import GPUS
@@ -31,6 +32,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
     before_first_launch,
+    typical,
 )
 
 MAX_ADVICE = 3
@@ -132,12 +134,11 @@ def _place_of(evidence: Sequence[str]) -> str:
     return ""
 
 
-def _interval(gains: np.ndarray) -> tuple[float, float]:
-    """Least and most of what usual steps gain; of few steps a tenth of the gain more."""
-    saved = 1 - 1 / gains
-    spread = max(float(saved.std()), 0.1 * float(saved.mean()))
-    low, high = (float(np.clip(saved.mean() + sign * spread, 0.0, 0.99)) for sign in (-1, 1))
-    return 1 / (1 - low), 1 / (1 - high)
+def _interval(gains: Floats) -> tuple[float, float]:
+    """Around the typical gain, by how much gains of steps differ, and by a tenth of the gain at least."""
+    gain = typical(gains)
+    spread = max(MAD_TO_SIGMA * float(np.median(np.abs(gains - gain))), 0.1 * (gain - 1))
+    return max(gain - spread, 1.0), gain + spread
 
 
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -200,7 +201,7 @@ def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
     durations = facts.graph.nodes.duration.copy()
     durations[still.nodes] = still.usual_ns
     gains = facts.gain_of(facts.graph.with_durations(durations))
-    gain = float(1 / np.mean(1 / gains))
+    gain = typical(gains)
     return Advice(
         "cores",
         "give each rank CPU cores of its own (more cores, fewer threads, pinned)",

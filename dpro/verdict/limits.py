@@ -47,8 +47,13 @@ class Counterfactual(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How many times as long the mean step takes now."""
-        return float(1 / np.mean(1 / self.gains))
+        """How many times as long a usual step takes now."""
+        return typical(self.gains)
+
+
+def typical(gains: Floats) -> float:
+    """The gain of steps as one: the median, which one odd step does not change; of two their mean time."""
+    return float(np.median(gains)) if gains.size > 2 else float(1 / np.mean(1 / gains))
 
 
 def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
