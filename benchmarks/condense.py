@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a scr
 from benchmarks import as_program
 from benchmarks.speed.copies import Original, copied, originals
 from dpro.opening import open_path
-from dpro.replay.condense.skeletons import Cut, Skeletons, cut_by_rank, joined_graph, skeletons_of
+from dpro.replay.condense import Cut, Skeletons, cut_by_rank, joined_graph, skeletons_of
 from dpro.replay.construction import graph_builder
 from dpro.replay.engine import grouped, longest_path, topological_order
 from dpro.replay.fidelity.by_rank import fit_of_share

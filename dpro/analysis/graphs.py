@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.replay.graph import Graph
+    from dpro.replay.whatif.condensed import CondensedJob
     from dpro.replay.whatif.edit import Edit
-    from dpro.replay.whatif.ranks.condensed import CondensedJob
     from dpro.replay.whatif.search import SearchResult
     from dpro.store import Run
 
@@ -216,7 +216,7 @@ def condensed_job(run: Run, condensed: CondensedRun) -> Iterator[CondensedJob]:
     Raises:
         DproError: a process was killed, or there is no room for the ranks.
     """
-    from dpro.replay.whatif.ranks.condensed import CondensedJob
+    from dpro.replay.whatif.condensed import CondensedJob
 
     with ranks_at_hand(run) as (executor, folder):
         yield CondensedJob(

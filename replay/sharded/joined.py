@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.condense.skeletons import paths_beside
+from dpro.replay.condense import paths_beside
 from dpro.replay.construction.graph_builder import in_order, write_columns
 from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.condense.skeletons import Cut, Skeletons, joined_graph, skeletons_of
+from dpro.replay.condense import Cut, Skeletons, joined_graph, skeletons_of
 from dpro.replay.construction.graph_builder import count_from, on_worker
 from dpro.replay.construction.lags import started_work, with_lags
 from dpro.replay.construction.phases import phases_at

@@ -1,7 +1,7 @@
 """A job by its condensed ranks: each is built, changed and condensed by itself, in any process.
 
-In: a condensed run. Out: a `CondensedJob`, of which the same can be asked as of a `Job`, but edits that look
-at the whole graph, with the same answers. Transfers change in the joined graph, other work in each rank.
+In: a condensed run. Out: a `CondensedJob`, which answers as a `ReplayedJob` does, and refuses edits that look
+at the whole graph. Transfers change in the joined graph, other work in each rank.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share, skelet
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
-from dpro.replay.whatif.job import Changed, Job, T
-from dpro.replay.whatif.ranks.rank import (
+from dpro.replay.whatif.job import Changed, ReplayedJob, T
+from dpro.replay.whatif.rank import (
     CHANGED,
     FASTEST,
     WHOLE_ONLY,
@@ -55,7 +55,7 @@ from dpro.store import Run
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CondensedJob(Job):
+class CondensedJob(ReplayedJob):
     """A job by its condensed ranks; `graph` joins them.
 
     Attributes:
@@ -85,7 +85,7 @@ class CondensedJob(Job):
         return self.condensed.agreed.ranks
 
     def under(self, edit: Edit, in_full: bool = True) -> Changed[Self]:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         if edit.scope() == "job":
             raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
         if edit.scope() == "transfers":
@@ -149,11 +149,11 @@ class CondensedJob(Job):
             )  # fmt: skip
 
     def keeps_nodes(self, after: Self) -> bool:
-        """As of `Job`: edits that would not are refused."""
+        """As of `ReplayedJob`: edits that would not are refused."""
         return True
 
     def replays(self, after: Self, slowdowns: Sequence[float]) -> Iterator[Timeline]:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         timeline = replay(after.graph)
         if slowdowns:
             pairs = zip(self.work_on(self.ranks), after.work_on(self.ranks))
@@ -189,21 +189,21 @@ class CondensedJob(Job):
 
     @property
     def work(self) -> pl.DataFrame:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         return with_calls(pl.concat(self.map_ranks(work_without_calls)), self.graph)
 
     @property
     def on_gpus(self) -> bool:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         return self.condensed.pooled.on_gpu
 
     def map_ranks(self, function: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         work = self.work_on(self.ranks if ranks is None else ranks)
         return list(self.spread(partial(_result, function), work))
 
     def with_change(self, change: RankChange) -> Self:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         rank_edit, skeletons, why = RankEdit(change), list[RankSkeleton](), list[str]()
         for by_end, reason in self.spread(partial(change_rank, rank_edit, False), self.work_on(self.ranks)):
             skeletons += by_end.values()
@@ -213,13 +213,13 @@ class CondensedJob(Job):
         return self._with_ranks(skeletons, rank_edit)
 
     def beside_changed(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         pairs = list(self.spread(partial(_as_is_and_changed, change), self.work_on(ranks)))
         one, other = (self.with_skeletons(skeletons).graph for skeletons in zip(*pairs))
         return one, other
 
     def path_to(self, timeline: Timeline) -> PathTo:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         inside = inside_of(timeline, lambda rank: rank_under_edits(next(self.work_on([rank]))))
         return path_through(self.joined, timeline, inside)
 
