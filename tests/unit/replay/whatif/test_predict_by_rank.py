@@ -80,7 +80,7 @@ ON_FABRICS = (
 
 def condensed_job(run: Run, condensed: CondensedRun, folder: Path) -> CondensedJob:
     graph, node = condensed.joined.graph, condensed.joined.node
-    return CondensedJob(graph=graph, node=node, run=run, condensed=condensed, folder=folder, spread=map)
+    return CondensedJob(graph=graph, node=node, run=run, condensed=condensed, folder=folder, map_tasks=map)
 
 
 class Both:
