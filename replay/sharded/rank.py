@@ -63,7 +63,7 @@ RECORDS = {kind.__name__: kind for kind in (BareRank, CallOrder, Edges, Graph, N
 
 
 @dataclass(frozen=True)
-class RankFacts:
+class RankSummary:
     """What others need to know of a rank.
 
     Attributes:
@@ -88,7 +88,7 @@ class RankFacts:
     num_edges: int
 
 
-def build_rank(run: Run, matched: MatchedRank, folder: Path) -> RankFacts:
+def build_rank(run: Run, matched: MatchedRank, folder: Path) -> RankSummary:
     """Build one rank without lags, and keep it in a folder.
 
     Args:
@@ -103,7 +103,7 @@ def build_rank(run: Run, matched: MatchedRank, folder: Path) -> RankFacts:
     return facts
 
 
-def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankFacts]:
+def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]:
     """One rank without lags, and what others need to know of it.
 
     Raises:
@@ -126,7 +126,7 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankFacts]:
     bare = _put_together(parts, views, matched.moved, (*names.to_list(), "(no span)", "(rendezvous)"))
     graph = bare.graph
     started = started_work(graph.edges, graph.nodes, on_worker(graph.lanes))
-    return bare, RankFacts(
+    return bare, RankSummary(
         rank=matched.rank,
         lags=facts_of(started, graph.names),
         calls=bare.calls,
@@ -239,10 +239,10 @@ class Pooled:
         return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu)
 
 
-def pool(facts: Iterable[RankFacts]) -> Pooled:
+def pool(facts: Iterable[RankSummary]) -> Pooled:
     """Pool what all ranks show; the order in which they come makes no difference."""
     waiting: list[LagFacts] = []
-    parts: list[RankFacts] = []
+    parts: list[RankSummary] = []
     for rank in facts:
         waiting.append(rank.lags)
         parts.append(rank)
