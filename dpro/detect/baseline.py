@@ -166,7 +166,7 @@ class Baseline:
     def changed_step_ns(self, changed: Graph) -> Ints:
         """[T] ns, how long each step takes in a changed graph."""
         after = replay(changed)
-        return changed_step_times(self.step_ends, changed, after.start, after.end)["duration_ns"].to_numpy()
+        return changed_step_times(self.step_ends, changed, after.end)["duration_ns"].to_numpy()
 
 
 def _decisive(timeline: Timeline) -> Ints:
