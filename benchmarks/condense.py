@@ -36,16 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a scr
 from benchmarks import as_program
 from benchmarks.speed.copies import Original, copied, originals
 from dpro.opening import open_path
-from dpro.replay.condense.skeletons import Cut, Skeletons, cut_by_rank, joined_graph, skeletons_of
+from dpro.replay.condense import Cut, Skeletons, cut_by_rank, joined_graph, skeletons_of
 from dpro.replay.construction import graph_builder
 from dpro.replay.engine import grouped, longest_path, topological_order
-from dpro.replay.fidelity.by_rank import fit_of_share
+from dpro.replay.fidelity.by_rank import fit_of_rank
 from dpro.replay.graph import Graph
-from dpro.replay.sharded.agreed import agree
-from dpro.replay.sharded.joined import join_skeletons, meetings_of, those_of
-from dpro.replay.sharded.pooled import pool
-from dpro.replay.sharded.share import build_share
-from dpro.replay.sharded.skeleton import condense_share
+from dpro.replay.sharded.joined import join_skeletons, of_collectives, rendezvous_of
+from dpro.replay.sharded.matched import match_run
+from dpro.replay.sharded.rank import build_rank, condense_rank, pool
 from dpro.replay.timeline import rank_step_times, replay, step_ends
 
 TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
@@ -168,24 +166,24 @@ def by_rank(source: Path) -> dict[str, Any]:
     run, spent = open_path(source), dict[str, float]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with adding(spent, "agree"):
-            agreed = agree(run)
-        own = [agreed.of(rank) for rank in agreed.ranks]
+        with adding(spent, "match_run"):
+            matched = match_run(run)
+        own = [matched.of(rank) for rank in matched.ranks]
         with adding(spent, "build"):
-            facts = [build_share(run, each, folder) for each in own]
+            facts = [build_rank(run, each, folder) for each in own]
         with adding(spent, "pool"):
             pooled = pool(facts)
-        known = [pooled.of(rank) for rank in agreed.ranks]
+        known = [pooled.of(rank) for rank in matched.ranks]
         with adding(spent, "condense"):
-            skeletons = [condense_share(folder, each) for each in known]
+            skeletons = [condense_rank(folder, each) for each in known]
         with adding(spent, "join"):
-            joined = join_skeletons(skeletons, agreed, pooled, run)
+            joined = join_skeletons(skeletons, matched, pooled, run)
         with adding(spent, "replay"):
             small = replay(joined.graph)
-        meetings = meetings_of(small)
-        met = [those_of(meetings, each.instance) for each in skeletons]
+        rendezvous = rendezvous_of(small)
+        met = [of_collectives(rendezvous, each.instance) for each in skeletons]
         with adding(spent, "judge"):
-            judged = [fit_of_share(folder, *each, True) for each in zip(known, met)]
+            judged = [fit_of_rank(folder, *each, True) for each in zip(known, met)]
         shares = sum(file.stat().st_size for file in folder.iterdir())
     graph = graph_builder.build_graph(run).graph
     whole, num_ranks = replay(graph), len(own)
@@ -260,10 +258,12 @@ def adding(spent: dict[str, float], what: str) -> Iterator[None]:
     spent[what] = spent.get(what, 0.0) + time.process_time() - begin
 
 
-Joined = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+JoinedGraph = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def join(skeletons: Sequence[Skeletons], met: Sequence[tuple[np.ndarray, np.ndarray]], shared: int) -> Joined:
+def join(
+    skeletons: Sequence[Skeletons], met: Sequence[tuple[np.ndarray, np.ndarray]], shared: int
+) -> JoinedGraph:
     """Skeletons joined by a rendezvous per collective: what a replay takes, and the place of each node."""
     first = np.cumsum([0, *(each.node.size for each in skeletons)])
     total = int(first[-1]) + shared

@@ -67,7 +67,7 @@ def speedup(facts: RunFacts, edits: Sequence[Edit]) -> float:
     except (Unanswerable, GraphError):
         return 0.0
     timeline = replay(changed)
-    steps = changed_step_times(facts.baseline, changed, timeline.start, timeline.end)
+    steps = changed_step_times(facts.baseline, changed, timeline.end)
     mean = float(np.maximum(steps["duration_ns"].to_numpy(), 0).mean())
     return facts.base_ns / mean * samples if mean else float("inf")
 

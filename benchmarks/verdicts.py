@@ -51,7 +51,7 @@ def graded(verdict: Verdict, expert: dict[str, Any]) -> dict[str, list[tuple[boo
     limit = verdict.limit.kind if verdict.limit else "none"
     ours: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for advice in verdict.advice:
-        ours[advice.kind].append((advice.gain_low, advice.gain_high))
+        ours[advice.kind].append((advice.gain_low or 1.0, advice.gain_high or 1.0))
     first = expert["advice"][0]["kind"]
     result = {
         "limit": [(limit in accepted, f"{limit}, not {' or '.join(accepted)}")],

@@ -38,7 +38,7 @@ from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.run_mesh import mesh_of_run
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.job import Job
+from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Applied, Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
@@ -92,7 +92,7 @@ class Loaded(Analysis):
         self.others: Callable[[str], Loaded] = _no_other
         self.offered: Callable[[], list[Run]] = list
         self.earlier, self.opened_ns = EarlierFindings(), time.time_ns()
-        self._changed: tuple[tuple[str, ...], Applied[Job]] | None = None
+        self._changed: tuple[tuple[str, ...], Applied[ReplayedJob]] | None = None
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
         self._difference: tuple[Callable[[], Analysis | None], DifferenceDocument] | None = None
 
@@ -163,7 +163,7 @@ class Loaded(Analysis):
         """How the step time depends on the speed of each part of the machine."""
         return sensitivity(self.built.predictive)
 
-    def changed(self, edits: Sequence[Edit]) -> Applied[Job]:
+    def changed(self, edits: Sequence[Edit]) -> Applied[ReplayedJob]:
         """Apply edits one after the other. Cache the latest result.
 
         Raises:

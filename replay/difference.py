@@ -242,7 +242,7 @@ def _mean_steps(graph: Graph, durations: Ints, selection: Selection) -> Floats:
     means = [_mean(durations_of(baseline), selection)]
     for column in range(1, durations.shape[1]):
         end = np.ascontiguousarray(ends[:, column])
-        steps = changed_step_times(baseline, graph, end - durations[:, column], end)
+        steps = changed_step_times(baseline, graph, end)
         means.append(_mean(steps, selection))
     return np.array(means)
 

@@ -298,7 +298,7 @@ class _Layer(dict[Hashable, tuple[Sequence[object], Any]]):
         self._below = below
 
     def get(self, name: Hashable, default: Any = None) -> Any:
-        return super().get(name) or self._below.get(name, default)
+        return super().get(name, self._below.get(name, default))
 
 
 def with_own_known(graph: Graph) -> Graph:

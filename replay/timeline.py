@@ -166,15 +166,8 @@ def durations_of(ends: pl.DataFrame) -> pl.DataFrame:
     Args:
         ends: as from `step_ends`; steps that a column `counted` denies, if there is one, are left out.
     """
-    durations = _durations(ends, ["window"])
-    if "counted" not in ends.columns:
-        return durations
-    return durations.join(ends.filter("counted"), on=["window", "step"], how="semi", maintain_order="left")
-
-
-def _durations(ends: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    previous = pl.col("finish_ns").shift(1).over(by).fill_null(pl.col("begin_ns"))
-    return ends.sort(*by, "step").select(*by, "step", duration_ns=pl.col("finish_ns") - previous)
+    counted = ends.filter("counted") if "counted" in ends.columns else ends
+    return counted.select("window", "step", duration_ns=pl.Series(step_lengths(ends), dtype=pl.Int64))
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
@@ -192,11 +185,12 @@ def rank_step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
     Args:
         start, end: [N] ns of each node: replayed, or as measured.
     """
-    by = ["rank", "window"]
-    return _durations(_ends_of_steps(graph, start, end, by), by)
+    ends = _ends_of_steps(graph, start, end, ["rank", "window"])
+    lasts = _lasting(ends, ends["finish_ns"].to_numpy(), ["rank", "window"])
+    return ends.select("rank", "window", "step", duration_ns=pl.Series(lasts, dtype=pl.Int64))
 
 
-def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
+def changed_step_times(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFrame:
     """`step_times` of a changed graph, counted from where the unchanged one's windows began.
 
     What a change saves before the first step is not lost to that step: so work that takes less time never
@@ -204,10 +198,9 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: I
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
-        start, end: [N] ns of its nodes.
+        end: [N] ns of its nodes.
     """
-    begins = baseline.drop("finish_ns")
-    return durations_of(step_ends(graph, start, end).drop("begin_ns").join(begins, on=["window", "step"]))
+    return durations_of(changed_ends(baseline, graph, end))
 
 
 def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
@@ -220,7 +213,8 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
         end: [N] ns of its nodes.
     """
     finish, kept = _finish_of(baseline, graph, end)
-    return np.maximum(_lengths(baseline, finish, kept), 0)
+    ends = baseline if kept.all() else baseline.filter(kept)
+    return np.maximum(_counted(ends, finish), 0)
 
 
 def step_lengths(ends: pl.DataFrame) -> Ints:
@@ -229,20 +223,24 @@ def step_lengths(ends: pl.DataFrame) -> Ints:
     Args:
         ends: as from `step_ends`, in its order; steps that a column `counted` denies are left out.
     """
-    return _lengths(ends, ends["finish_ns"].to_numpy(), np.ones(ends.height, np.bool_))
+    return _counted(ends, ends["finish_ns"].to_numpy())
 
 
-def _lengths(ends: pl.DataFrame, finish: Ints, kept: NDArray[np.bool_]) -> Ints:
+def _counted(ends: pl.DataFrame, finish: Ints) -> Ints:
     """How long steps last that count.
 
     Args:
-        ends: as from `step_ends`, with or without `counted`.
-        finish: [S] ns, when those that are kept end.
-        kept: [B] which are.
+        finish: [B] ns, when they end.
     """
-    window, begins = (ends[name].to_numpy()[kept] for name in ("window", "begin_ns"))
-    lasts: Ints = finish - np.where(differs_from_last(window), begins, np.append(0, finish)[: finish.size])
-    return lasts[ends["counted"].to_numpy()[kept]] if "counted" in ends.columns else lasts
+    lasts = _lasting(ends, finish, ["window"])
+    return lasts[ends["counted"].to_numpy()] if "counted" in ends.columns else lasts
+
+
+def _lasting(ends: pl.DataFrame, finish: Ints, by: Sequence[str]) -> Ints:
+    """[B] ns, how long steps last that end one after the other where columns `by` are equal."""
+    opens = differs_from_last(*(ends[name].to_numpy() for name in by))
+    lasts: Ints = finish - np.where(opens, ends["begin_ns"].to_numpy(), np.append(0, finish)[: finish.size])
+    return lasts
 
 
 def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFrame:

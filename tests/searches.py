@@ -18,8 +18,8 @@ import pytest
 
 from dpro.folders import written_whole
 from dpro.replay.graph import Graph
+from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.job import job_of
-from dpro.replay.whatif.ranks.condensed import CondensedJob
 from dpro.replay.whatif.search import SearchResult
 
 _found: dict[bytes, SearchResult] = {}

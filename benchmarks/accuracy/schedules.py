@@ -167,7 +167,7 @@ def compare(runs: Path, before: Shape, after: Shape) -> dict[str, object]:
         return pair | {"refused": str(refused)}
     changed = apply_all(graph, edits).graphs[-1]
     timeline = replay(changed)
-    steps = changed_step_times(baseline, changed, timeline.start, timeline.end)["duration_ns"].to_numpy()
+    steps = changed_step_times(baseline, changed, timeline.end)["duration_ns"].to_numpy()
     middle, truth = float(np.median(steps)) / MS, measured_ms(folder_of(runs, after))
     scale = middle / found.predicted_ns
     return pair | {

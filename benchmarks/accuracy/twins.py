@@ -279,7 +279,7 @@ def predicted_ms(job: Job, *changes: Change) -> float:
     for change in changes:
         changed = with_shared_links(changed, change(changed))
     timeline = replay(changed)
-    return typical_ms(changed_step_times(baseline, changed, timeline.start, timeline.end))
+    return typical_ms(changed_step_times(baseline, changed, timeline.end))
 
 
 def folders(runs: Path, twin: Twin, rounds: int) -> list[tuple[Path, Path]]:

@@ -162,9 +162,7 @@ def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
     predicted = predict(graph, baseline, wanted, trust)
     graph = apply_all(graph, wanted).graphs[-1]
     timeline = replay(graph)
-    steps = (
-        changed_step_times(baseline, graph, timeline.start, timeline.end) if edits else durations_of(baseline)
-    )
+    steps = changed_step_times(baseline, graph, timeline.end) if edits else durations_of(baseline)
     middle = typical(steps["duration_ns"].to_list(), cycle)
     scale = middle / predicted.predicted_ns
     return Answer(

@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from dpro.replay.condense.skeletons import Cut, cut_by_rank
+from dpro.replay.condense import Cut, cut_by_rank
 from dpro.replay.graph import Edges, Graph, NodeKind, Nodes, assembled
 
 NOISE = 0.05

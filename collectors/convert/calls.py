@@ -294,10 +294,11 @@ def with_stalled_states(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataF
     Returns:
         The entries; those unfinished in the stall keep that state, unless their group made later calls.
     """
-    last = entries.group_by("group").agg(last=pl.col("collective_id").max())
-    known = stalls.group_by("group").agg(known=pl.col("collective_id").max())
+    latest = pl.col("collective_id").max()
+    calls = entries.group_by("group").agg(last=latest)
+    calls = calls.join(stalls.group_by("group").agg(last_stalled=latest), on="group")
     stuck = stalls.filter(pl.col("state").is_in(["scheduled", "started"]))
-    stuck = stuck.join(last, on="group").join(known, on="group").filter(pl.col("last") <= pl.col("known"))
+    stuck = stuck.join(calls, on="group").filter(pl.col("last") <= pl.col("last_stalled"))
     joined = entries.join(
         stuck.select("collective_id", stuck="state"), on="collective_id", how="left", maintain_order="left"
     )

@@ -29,7 +29,7 @@ from dpro.replay.fabric.placement import Placed, placed
 from dpro.replay.fabric.planning import planned_connections
 from dpro.replay.fabric.routes import Choice, hashed
 from dpro.replay.fabric.usage import Usage
-from dpro.replay.whatif.edits.fabric.paths import loads_by
+from dpro.replay.whatif.edits.paths import loads_by
 from dpro.units import format_bytes
 
 NAME = "fabric"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.replay.graph import Graph
+    from dpro.replay.whatif.condensed import CondensedJob
     from dpro.replay.whatif.edit import Edit
-    from dpro.replay.whatif.ranks.condensed import CondensedJob
     from dpro.replay.whatif.search import SearchResult
     from dpro.store import Run
 
@@ -49,7 +49,7 @@ WORTH_SAVING = 20_000
 KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens of megabytes
 # A run of more spans is built and condensed rank by rank (docs/performance.md, "Ten thousand ranks").
 LARGE = 4_000_000
-LITTLE = 2  # ranks
+FEW_TASKS = 2  # ranks
 # Chunks of tasks: what the tasks of one have in common, which grows with the number of ranks, is sent once.
 CHUNKS = 64
 BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
@@ -216,12 +216,12 @@ def condensed_job(run: Run, condensed: CondensedRun) -> Iterator[CondensedJob]:
     Raises:
         DproError: a process was killed, or there is no room for the ranks.
     """
-    from dpro.replay.whatif.ranks.condensed import CondensedJob
+    from dpro.replay.whatif.condensed import CondensedJob
 
     with ranks_at_hand(run) as (executor, folder):
         yield CondensedJob(
             graph=condensed.joined.graph, node=condensed.joined.node, run=run, condensed=condensed,
-            folder=folder, spread=spread_over(executor),
+            folder=folder, map_tasks=mapped_over(executor),
         )  # fmt: skip
 
 
@@ -260,8 +260,8 @@ def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
     from dpro.schema import COLLECTIVES, SPANS, STEPS
 
     parts = []
-    for rank in condensed.agreed.ranks:
-        files, mine = condensed.agreed.parts[rank], pl.col("rank") == rank
+    for rank in condensed.matched.ranks:
+        files, mine = condensed.matched.parts[rank], pl.col("rank") == rank
         tables = (
             run.read(each, files[each.name], list(each.columns)) for each in (SPANS, COLLECTIVES, STEPS)
         )
@@ -307,16 +307,16 @@ def _beside(run: Run, executor: Executor) -> Iterator[tuple[Executor, Path]]:
         yield executor, folder
 
 
-def spread_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:
+def mapped_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:
     """A `map` over processes; what is little is done here, in less time than a process takes to begin."""
 
-    def spread(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
+    def map_tasks(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
         each = list(tasks)
-        if len(each) <= LITTLE:
+        if len(each) <= FEW_TASKS:
             return map(work, each)
         return executor.map(work, each, chunksize=-(-len(each) // CHUNKS))
 
-    return spread
+    return map_tasks
 
 
 def _file(run: Run, suffix: str) -> Path | None:

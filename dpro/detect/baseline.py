@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.condense.skeletons import condense_both, with_ranks_of
+from dpro.replay.condense import condense_both, with_ranks_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import teams
 from dpro.replay.timeline import (
@@ -31,7 +31,7 @@ from dpro.replay.timeline import (
     step_ends,
 )
 from dpro.replay.whatif.edit import RankChange
-from dpro.replay.whatif.job import Job, job_of
+from dpro.replay.whatif.job import ReplayedJob, job_of
 
 FEW = 8  # sets of ranks: condensing the graph takes as long as that many replays of it
 
@@ -68,7 +68,7 @@ class Baseline:
             work.
     """
 
-    def __init__(self, job: Job | Graph) -> None:
+    def __init__(self, job: ReplayedJob | Graph) -> None:
         """Nothing is computed yet.
 
         Args:
@@ -154,7 +154,7 @@ class Baseline:
         return (with_ranks_of(one, other, ranks) for ranks in sets)
 
     def _beside_changed(self, change: RankChange, ranks: set[int]) -> tuple[Graph, Graph]:
-        """`Job.beside_changed`; those of the last change are kept."""
+        """`ReplayedJob.beside_changed`; those of the last change are kept."""
         if self._last is None or self._last[0] is not change or not ranks <= self._last[1]:
             self._last = change, ranks, self.job.beside_changed(change, sorted(ranks))
         return self._last[2]
@@ -166,7 +166,7 @@ class Baseline:
     def changed_step_ns(self, changed: Graph) -> Ints:
         """[T] ns, how long each step takes in a changed graph."""
         after = replay(changed)
-        return changed_step_times(self.step_ends, changed, after.start, after.end)["duration_ns"].to_numpy()
+        return changed_step_times(self.step_ends, changed, after.end)["duration_ns"].to_numpy()
 
 
 def _decisive(timeline: Timeline) -> Ints:

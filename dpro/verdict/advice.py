@@ -1,7 +1,7 @@
 """What a person can do about it: at most three things, in the words of the job, each with what it would gain.
 
-In: a `Case`, and what limits it. Out: `Advice`, the best first. Each kind of advice is a function that looks
-for its own reason in the run, and gives nothing where there is none.
+In: `JobFacts`, and what limits the job. Out: `Advice`, the best first. Each kind of advice is a function that
+looks for its own reason in the run, and gives nothing where there is none.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import polars as pl
 
+from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.models.roofline import GPUS
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
-from dpro.verdict.case import Case
 from dpro.verdict.causes import StandStill, dear_launches, stand_still
+from dpro.verdict.facts import JobFacts
 from dpro.verdict.kernel_names import short_kernel
 from dpro.verdict.limits import (
     BUBBLE,
@@ -31,9 +32,11 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
     before_first_launch,
+    typical,
 )
 
-MOST = 3
+MAX_ADVICE = 3
+MUCH = 20.0  # times: more counts as this
 WORTH = 1.02  # gain below which nothing is advised
 SURE_TO_SHOW = 0.08  # share of computing time from which on a family of kernels is worth a line
 TENSOR_CORES = (2.0, 6.0)  # times as fast as FP32 without them that matmuls become, at least and at most
@@ -50,7 +53,7 @@ class Advice(DocumentPart, frozen=True):
     Attributes:
         kind: what is done, in one word.
         do: what to do, in the words of the job.
-        gain_low, gain_high: how many times as long the step takes now.
+        gain_low, gain_high: how many times as long the step takes now; null where nothing says it.
         effort: what it takes: `a setting`, `a line of code`, `new code`, `other hardware`.
         assumes: what the gain takes for granted.
         check: how to see whether it holds.
@@ -58,30 +61,30 @@ class Advice(DocumentPart, frozen=True):
 
     kind: str
     do: str
-    gain_low: float
-    gain_high: float
+    gain_low: float | None
+    gain_high: float | None
     effort: str
     assumes: str = ""
     check: str = ""
 
 
-def advise(case: Case, limit: str) -> list[Advice]:
+def advise(facts: JobFacts, limit: str) -> list[Advice]:
     """What to do, the most certain gain for the least effort first.
 
     Args:
         limit: what limits the job, one of `limits`.
     """
-    wanted = [advice for source in _SOURCES for advice in source(case, limit)]
-    worth = [advice for advice in wanted if advice.gain_high >= WORTH or advice.kind == "record-more"]
+    wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
+    worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
     order = {kind: place for place, kind in enumerate(_FIRST.get(limit, ()))}
     ranked = sorted(worth, key=lambda advice: (order.get(advice.kind, len(order)), -_merit(advice)))
     # A rank at fault is always named, whatever limits the job.
-    healing = [advice for advice in ranked[MOST:] if advice.kind == "heal"][:1]
-    return [*ranked[: MOST - len(healing)], *healing]
+    healing = [advice for advice in ranked[MAX_ADVICE:] if advice.kind == "heal"][:1]
+    return [*ranked[: MAX_ADVICE - len(healing)], *healing]
 
 
 def _merit(advice: Advice) -> float:
-    return float(np.log(advice.gain_low) + np.log(min(advice.gain_high, 20.0))) / 2
+    return float(np.log(advice.gain_low or 1.0) + np.log(min(advice.gain_high or 1.0, MUCH))) / 2
 
 
 # What treats each limit itself, before what merely helps.
@@ -97,19 +100,19 @@ _FIRST = {
 }
 
 
-def _slow_parts(case: Case, limit: str) -> Iterator[Advice]:
+def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Find out what a rank that a finding names does, and end it."""
-    for finding in case.findings:
+    for finding in facts.findings:
         if finding.component_kind != "rank" or not finding.ranks:
             continue
         try:
             edits = [parse_edit(f"heal:rank={rank}") for rank in finding.ranks]
-            graph = case.graph
+            graph = facts.graph
             for edit in edits:
                 graph = edit.apply(graph)
         except DproError:
             continue
-        gains = case.gain_of(graph)
+        gains = facts.gain_of(graph)
         names = ", ".join(map(str, finding.ranks))
         where = _place_of(finding.evidence)
         yield Advice(
@@ -131,26 +134,25 @@ def _place_of(evidence: Sequence[str]) -> str:
     return ""
 
 
-def _interval(gains: np.ndarray) -> tuple[float, float]:
-    """Least and most of what usual steps gain; of few steps a tenth of the gain more."""
-    saved = 1 - 1 / gains
-    spread = max(float(saved.std()), 0.1 * float(saved.mean()))
-    low, high = (float(np.clip(saved.mean() + sign * spread, 0.0, 0.99)) for sign in (-1, 1))
-    return 1 / (1 - low), 1 / (1 - high)
+def _interval(gains: Floats) -> tuple[float, float]:
+    """Around the typical gain, by how much gains of steps differ, and by a tenth of the gain at least."""
+    gain = typical(gains)
+    spread = max(MAD_TO_SIGMA * float(np.median(np.abs(gains - gain))), 0.1 * (gain - 1))
+    return max(gain - spread, 1.0), gain + spread
 
 
-def _launches(case: Case, limit: str) -> Iterator[Advice]:
+def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Cut what the host does for each launch, or give the GPU more work for each."""
-    host = case.gains_by_limit().get(HOST, 1.0)
+    host = facts.gains_by_limit().get(HOST, 1.0)
     if limit != HOST:  # what gains is another thing, of which a free host is the bound
         return
-    still = stand_still(case)
+    still = stand_still(facts)
     if still is not None:
-        yield _cores(case, still, host)
-    dear = dear_launches(case)
+        yield _cores(facts, still, host)
+    dear = dear_launches(facts)
     if dear is not None:
         name, number, took_ns = dear
-        most = min(1 / (1 - min(number * took_ns / case.step_ns, 0.95)), host)
+        most = min(1 / (1 - min(number * took_ns / facts.step_ns, 0.95)), host)
         yield Advice(
             "launch-one",
             f"find what the host does for {format_duration(took_ns)} before each of {number:.0f} launches of "
@@ -161,17 +163,17 @@ def _launches(case: Case, limit: str) -> Iterator[Advice]:
             "a launch of it can cost what others do",
             "record with --stacks",
         )
-    launches = case.launches
+    launches = facts.launches
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
-    if by_graph.height and case.kernels["count"].sum() > 4 * launches.height:
+    if by_graph.height and facts.kernels["count"].sum() > 4 * launches.height:
         return
     low = 1 + (host - 1) * 0.3
     try:
-        graphs = predict(case.graph, case.ends, [parse_edit("cuda-graph")], case.analysis.trust)
+        graphs = predict(facts.graph, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
         low = max(min(graphs.speedup, host), low) if graphs.speedup > WORTH else low
     except DproError:
         pass
-    steps = case.stretches.height or 1
+    steps = facts.stretches.height or 1
     count = launches.height / steps
     yield Advice(
         "launch",
@@ -183,10 +185,10 @@ def _launches(case: Case, limit: str) -> Iterator[Advice]:
         "shapes are static, and nothing in the captured part waits for the GPU",
         "dpro whatif RUN --edit cuda-graph",
     )
-    if case.computing < 0.3:
+    if facts.computing < 0.3:
         yield Advice(
             "batch",
-            f"give each step more work (a larger batch): GPUs compute {case.computing:.0%} of it",
+            f"give each step more work (a larger batch): GPUs compute {facts.computing:.0%} of it",
             min(2.0, host),
             host,
             "a setting",
@@ -194,12 +196,12 @@ def _launches(case: Case, limit: str) -> Iterator[Advice]:
         )
 
 
-def _cores(case: Case, still: StandStill, host: float) -> Advice:
+def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
     """Give hosts that stand still their cores."""
-    durations = case.graph.nodes.duration.copy()
+    durations = facts.graph.nodes.duration.copy()
     durations[still.nodes] = still.usual_ns
-    gains = case.gain_of(case.graph.with_durations(durations))
-    gain = float(1 / np.mean(1 / gains))
+    gains = facts.gain_of(facts.graph.with_durations(durations))
+    gain = typical(gains)
     return Advice(
         "cores",
         "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
@@ -210,13 +212,13 @@ def _cores(case: Case, still: StandStill, host: float) -> Advice:
     )
 
 
-def _input(case: Case, limit: str) -> Iterator[Advice]:
+def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Have the input ready before the step asks for it."""
-    gain = case.gains_by_limit().get(INPUT, 1.0)
+    gain = facts.gains_by_limit().get(INPUT, 1.0)
     if gain < 1.1:
         return
-    before = before_first_launch(case.graph) & (case.graph.nodes.step >= 0)
-    names = _longest_names(case, before)
+    before = before_first_launch(facts.graph) & (facts.graph.nodes.step >= 0)
+    names = _longest_names(facts, before)
     yield Advice(
         "input",
         f"prepare the input beside the step or on the GPU{names}",
@@ -227,13 +229,13 @@ def _input(case: Case, limit: str) -> Iterator[Advice]:
     )
 
 
-def _longest_names(case: Case, chosen: np.ndarray) -> str:
-    nodes = case.graph.nodes
-    totals = np.bincount(nodes.name[chosen], nodes.duration[chosen], minlength=len(case.graph.names))
+def _longest_names(facts: JobFacts, chosen: np.ndarray) -> str:
+    nodes = facts.graph.nodes
+    totals = np.bincount(nodes.name[chosen], nodes.duration[chosen], minlength=len(facts.graph.names))
     top = [number for number in np.argsort(-totals)[:2] if totals[number] > 0]
-    steps = max(case.stretches.height, 1)
+    steps = max(facts.stretches.height, 1)
     shown = ", ".join(
-        f"{_plain(case.graph.names[number])} {format_duration(totals[number] / steps)}" for number in top
+        f"{_plain(facts.graph.names[number])} {format_duration(totals[number] / steps)}" for number in top
     )
     return f": {shown}" if shown else ""
 
@@ -244,15 +246,17 @@ def _plain(name: str) -> str:
     return f"{found[3]} ({found[1]}:{found[2]})" if found else name[:50]
 
 
-def _matmuls(case: Case, limit: str) -> Iterator[Advice]:
+def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Use tensor cores for matmuls in FP32."""
     names = [
-        name for name in case.kernels.filter(pl.col("family") == "gemm")["name"] if without_tensor_cores(name)
+        name
+        for name in facts.kernels.filter(pl.col("family") == "gemm")["name"]
+        if without_tensor_cores(name)
     ]
-    share = case.share_of(names)
-    if share < SURE_TO_SHOW or not _has_tensor_cores(case.gpu, names):
+    share = facts.share_of(names)
+    if share < SURE_TO_SHOW or not _has_tensor_cores(facts.gpu, names):
         return
-    low, high = (case.gain_of_faster(names, 1 / factor) for factor in TENSOR_CORES)
+    low, high = (facts.gain_of_faster(names, 1 / factor) for factor in TENSOR_CORES)
     yield Advice(
         "amp",
         f"matmuls on tensor cores (TF32 or bf16 autocast): {short_kernel(names[0])} and others are FP32, "
@@ -278,11 +282,11 @@ def _has_tensor_cores(gpu: str, names: Sequence[str]) -> bool:
     return any(re.search(r"volta|turing|ampere|sm[789]\d|sm1\d\d", name) for name in names)
 
 
-def _attention(case: Case, limit: str) -> Iterator[Advice]:
+def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Fuse attention, or use the version for the GPU at hand."""
-    computing = case.kernels.filter(pl.col("family") != "communication")
+    computing = facts.kernels.filter(pl.col("family") != "communication")
     unfused = [name for name in computing["name"] if re.search(_UNFUSED_ATTENTION, name)]
-    softmax = case.share_of(unfused)
+    softmax = facts.share_of(unfused)
     if softmax >= SURE_TO_SHOW:
         count = dict(computing.select("name", "count").iter_rows())
         each = max(count[name] for name in unfused)
@@ -292,11 +296,11 @@ def _attention(case: Case, limit: str) -> Iterator[Advice]:
             if family == "gemm" and 0.5 * each <= number <= 1.5 * each
         ]
         names = [*unfused, *products]
-        low, high = (case.gain_of_faster(names, factor) for factor in FUSED_ATTENTION)
+        low, high = (facts.gain_of_faster(names, factor) for factor in FUSED_ATTENTION)
         yield Advice(
             "attention",
             f"scaled_dot_product_attention: scores are written to memory ({short_kernel(unfused[0])} and its "
-            f"matmuls, {case.share_of(names):.0%} of compute)",
+            f"matmuls, {facts.share_of(names):.0%} of compute)",
             low,
             high,
             "a line of code",
@@ -307,11 +311,11 @@ def _attention(case: Case, limit: str) -> Iterator[Advice]:
         for name in computing["name"]
         if re.search(r"flash_(fwd|bwd)\w*kernel", name) and "sm90" not in name
     ]
-    if case.share_of(older) >= SURE_TO_SHOW and _is_hopper(case):
-        low, high = (case.gain_of_faster(older, factor) for factor in NEWER_ATTENTION)
+    if facts.share_of(older) >= SURE_TO_SHOW and _is_hopper(facts):
+        low, high = (facts.gain_of_faster(older, factor) for factor in NEWER_ATTENTION)
         yield Advice(
             "attention",
-            f"FlashAttention 3: {short_kernel(older[0])} is version 2, {case.share_of(older):.0%} of compute",
+            f"FlashAttention 3: {short_kernel(older[0])} is 2, {facts.share_of(older):.0%} of compute",
             low,
             high,
             "a line of code",
@@ -319,21 +323,21 @@ def _attention(case: Case, limit: str) -> Iterator[Advice]:
         )
 
 
-def _is_hopper(case: Case) -> bool:
-    if case.gpu:
-        return bool(re.search(r"H100|H200|GH200|H800|H20", case.gpu))
-    return bool(case.kernels["name"].str.contains(r"sm90|nvjet").any())
+def _is_hopper(facts: JobFacts) -> bool:
+    if facts.gpu:
+        return bool(re.search(r"H100|H200|GH200|H800|H20", facts.gpu))
+    return bool(facts.kernels["name"].str.contains(r"sm90|nvjet").any())
 
 
-def _pointwise(case: Case, limit: str) -> Iterator[Advice]:
+def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Fuse pointwise kernels."""
-    computing = case.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
+    computing = facts.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
     names = computing["name"].to_list()
-    share = case.share_of(names)
-    count = int(computing["count"].sum()) / max(case.stretches.height, 1)
+    share = facts.share_of(names)
+    count = int(computing["count"].sum()) / max(facts.stretches.height, 1)
     if share < SURE_TO_SHOW or count < 10:
         return
-    low, high = (case.gain_of_faster(names, factor) for factor in FUSED)
+    low, high = (facts.gain_of_faster(names, factor) for factor in FUSED)
     yield Advice(
         "fuse",
         f"torch.compile: {count:,.0f} pointwise and copying kernels a step and rank, {share:.0%} of compute",
@@ -344,40 +348,40 @@ def _pointwise(case: Case, limit: str) -> Iterator[Advice]:
     )
 
 
-def _dominant_kernel(case: Case, limit: str) -> Iterator[Advice]:
+def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Where nothing else is known, the kernel that takes most."""
-    computing = case.kernels.filter(pl.col("family") != "communication")
+    computing = facts.kernels.filter(pl.col("family") != "communication")
     if limit != COMPUTE or computing.is_empty():
         return
     name = computing["name"][0]
-    share = case.share_of([name])
+    share = facts.share_of([name])
     if share >= 0.15:
         yield Advice(
             "tune-kernel",
             f"tune {short_kernel(name)}: {share:.0%} of compute",
             1.0,
-            case.gain_of_faster([name], 0.5),
+            facts.gain_of_faster([name], 0.5),
             "new code",
             _ROUGH,
         )
 
 
-def _transfers(case: Case, limit: str) -> Iterator[Advice]:
+def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Shorten or hide transfers."""
-    gain = case.gains_by_limit().get(COMMUNICATION, 1.0)
+    gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
     if gain < 1.03 and limit != COMMUNICATION:
         return
-    manifest = case.analysis.run.manifest
+    manifest = facts.analysis.run.manifest
     missing = len(manifest.ranks) < manifest.world_size
-    kernels = case.kernels.filter(pl.col("family") == "communication")
+    kernels = facts.kernels.filter(pl.col("family") == "communication")
     what = short_kernel(kernels["name"][0]) if kernels.height else "transfers"
     if missing and limit == COMMUNICATION:
         yield Advice(
             "record-more",
-            f"record all {manifest.world_size} ranks: from {len(manifest.ranks)} nobody can say whether "
+            f"record all {manifest.world_size} ranks: from {len(manifest.ranks)} it is not known whether "
             f"{what} waits for late peers or moves data slowly",
-            1.0,
-            gain,
+            None,
+            None,
             "a setting",
         )
     if limit == COMMUNICATION:
@@ -399,12 +403,12 @@ def _transfers(case: Case, limit: str) -> Iterator[Advice]:
     )
 
 
-def _experts(case: Case, limit: str) -> Iterator[Advice]:
+def _experts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Balance the experts of a mixture."""
-    exchanged = case.kernels.filter(
+    exchanged = facts.kernels.filter(
         (pl.col("family") == "communication") & pl.col("name").str.contains("(?i)dispatch|combine")
     )
-    gain = case.gains_by_limit().get(IMBALANCE, 1.0)
+    gain = facts.gains_by_limit().get(IMBALANCE, 1.0)
     if exchanged.height and gain >= WORTH:
         yield Advice(
             "balance-experts",
@@ -416,12 +420,12 @@ def _experts(case: Case, limit: str) -> Iterator[Advice]:
         )
 
 
-def _stages(case: Case, limit: str) -> Iterator[Advice]:
+def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Even out the stages of a pipeline, or shrink its bubble."""
-    if not case.analysis.outline.of_operations:
+    if not facts.analysis.outline.of_operations:
         return
     try:
-        even = case.gain_of(parse_edit("balance:over=stages").apply(case.graph))
+        even = facts.gain_of(parse_edit("balance:over=stages").apply(facts.graph))
     except DproError:
         even = np.ones(1)
     if even.mean() >= WORTH:
@@ -433,7 +437,7 @@ def _stages(case: Case, limit: str) -> Iterator[Advice]:
             "layers can be moved in small pieces",
             "dpro whatif RUN --edit balance:over=stages",
         )
-    bubble = case.gains_by_limit().get(BUBBLE, 1.0)
+    bubble = facts.gains_by_limit().get(BUBBLE, 1.0)
     if bubble >= 1.1:
         half = 1 / (1 - (1 - 1 / bubble) / 2)
         for kind, do in (
@@ -443,17 +447,17 @@ def _stages(case: Case, limit: str) -> Iterator[Advice]:
             yield Advice(kind, do, 1 + (half - 1) * 0.6, half, "a setting", "memory holds more activations")
 
 
-def _waits(case: Case, limit: str) -> Iterator[Advice]:
+def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Take out calls that wait for the GPU."""
-    gain = case.gains_by_limit().get(SYNCHRONISATION, 1.0)
+    gain = facts.gains_by_limit().get(SYNCHRONISATION, 1.0)
     if gain < 1.03:
         return
-    waits = case.spans.filter(
+    waits = facts.spans.filter(
         (pl.col("kind") == "runtime")
         & pl.col("name").str.contains("(?i)synchronize")
         & (pl.col("duration_ns") > 0)
     )
-    count = waits.height / max(case.stretches.height, 1)
+    count = waits.height / max(facts.stretches.height, 1)
     yield Advice(
         "sync",
         f"take out what waits for the GPU, {count:,.0f} calls a step (.item(), .to(), blocking copies)",
@@ -465,12 +469,12 @@ def _waits(case: Case, limit: str) -> Iterator[Advice]:
     )
 
 
-def _allocations(case: Case, limit: str) -> Iterator[Advice]:
+def _allocations(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Let memory be kept."""
-    calls = case.spans.filter(
+    calls = facts.spans.filter(
         (pl.col("kind") == "runtime") & pl.col("name").str.contains(r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$")
     )
-    share = case.typical_share(calls)  # not that of a first step, which allocates what the others reuse
+    share = facts.typical_share(calls)  # not that of a first step, which allocates what the others reuse
     if share >= 0.03:
         yield Advice(
             "allocator",
@@ -482,13 +486,13 @@ def _allocations(case: Case, limit: str) -> Iterator[Advice]:
         )
 
 
-def _copies(case: Case, limit: str) -> Iterator[Advice]:
+def _copies(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Keep on the GPU what is copied again and again."""
-    gain = case.gains_by_limit().get(COPIES, 1.0)
+    gain = facts.gains_by_limit().get(COPIES, 1.0)
     if gain < 1.05:
         return
-    copies = case.spans.filter(pl.col("kind") == "memcpy")
-    steps = max(case.stretches.height, 1)
+    copies = facts.spans.filter(pl.col("kind") == "memcpy")
+    steps = max(facts.stretches.height, 1)
     totals = (
         copies.group_by("name")
         .agg(total_ns=pl.col("duration_ns").sum(), moved=pl.col("bytes").clip(lower_bound=0).sum())
@@ -508,7 +512,7 @@ def _copies(case: Case, limit: str) -> Iterator[Advice]:
     )
 
 
-_SOURCES: Sequence[Callable[[Case, str], Iterator[Advice]]] = (
+_SOURCES: Sequence[Callable[[JobFacts, str], Iterator[Advice]]] = (
     _slow_parts,
     _launches,
     _input,

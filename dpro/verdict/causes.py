@@ -1,7 +1,7 @@
 """Why a limit limits: what was found in the run, with names and numbers from it.
 
-In: a `Case`. Out: a few words, or nothing where the run does not show it. Waiting is traced to what the host
-did: many cheap launches, a few that cost milliseconds each, hosts that stand still, memory that is allocated.
+In: `JobFacts`. Out: a few words, or nothing where the run does not show it. Waiting is traced to what the
+host did: many cheap launches, a few that cost milliseconds each, hosts that stand still.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.replay.graph import NodeKind, is_of
 from dpro.units import NS_PER_MS, format_duration
-from dpro.verdict.case import Case
+from dpro.verdict.facts import JobFacts
 from dpro.verdict.kernel_names import short_kernel
 from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST
 
@@ -42,52 +42,52 @@ class StandStill(NamedTuple):
     usual_ns: Ints
 
 
-def cause_of(case: Case, limit: str) -> str:
+def cause_of(facts: JobFacts, limit: str) -> str:
     """What is behind a limit, in words; empty where the run does not show it."""
     if limit == HOST:
-        still = stand_still(case)
+        still = stand_still(facts)
         if still is None:
-            return _launching(case)
+            return _launching(facts)
         return (
-            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {len(case.graph.ranks)} "
+            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {len(facts.graph.ranks)} "
             "at a time: they do not get a core"
         )
     if limit == COMPUTE:
         return ", ".join(
-            f"{short_kernel(name)} {case.share_of([name]):.0%}" for name in _longest(case, False)
+            f"{short_kernel(name)} {facts.share_of([name]):.0%}" for name in _longest(facts, False)
         )
     if limit == COMMUNICATION:
-        return ", ".join(map(short_kernel, _longest(case, True)[:1]))
+        return ", ".join(map(short_kernel, _longest(facts, True)[:1]))
     return ""
 
 
-def _longest(case: Case, communication: bool) -> list[str]:
+def _longest(facts: JobFacts, communication: bool) -> list[str]:
     of_kind = (pl.col("family") == "communication") == communication
-    return case.kernels.filter(of_kind)["name"].head(2).to_list()
+    return facts.kernels.filter(of_kind)["name"].head(2).to_list()
 
 
-def _launching(case: Case) -> str:
-    dear = dear_launches(case)
+def _launching(facts: JobFacts) -> str:
+    dear = dear_launches(facts)
     if dear is not None:
         name, count, took_ns = dear
         return (
             f"{count:.0f} launches of {short_kernel(name)} take {format_duration(took_ns)} of the host each"
         )
-    steps = max(case.stretches.height, 1)
-    launches = case.launches.height / steps
-    gpu_ns = float(case.kernels["total_ns"].sum()) / steps
+    steps = max(facts.stretches.height, 1)
+    launches = facts.launches.height / steps
+    gpu_ns = float(facts.kernels["total_ns"].sum()) / steps
     if not launches:
         return ""
     return f"{launches:,.0f} launches a rank for {format_duration(gpu_ns)} of kernels"
 
 
-def dear_launches(case: Case) -> tuple[str, float, float] | None:
+def dear_launches(facts: JobFacts) -> tuple[str, float, float] | None:
     """The kernel before whose launches the host spends much of the step.
 
     Returns:
         Its name, how many a step and rank, ns of the host before each.
     """
-    spans = case.spans
+    spans = facts.spans
     launches = (
         spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
         .select("rank", "tid", "correlation", "start_ns", end=pl.col("start_ns") + pl.col("duration_ns"))
@@ -100,7 +100,7 @@ def dear_launches(case: Case) -> tuple[str, float, float] | None:
     )
     before = (pl.col("end") - pl.col("end").shift(1).over("rank", "tid")).alias("took_ns")
     named = launches.with_columns(before).drop_nulls("took_ns").join(kernels, on=["rank", "correlation"])
-    steps = max(case.stretches.height, 1)
+    steps = max(facts.stretches.height, 1)
     dear = (
         named.filter(pl.col("took_ns") >= DEAR_NS)
         .group_by("name")
@@ -109,17 +109,17 @@ def dear_launches(case: Case) -> tuple[str, float, float] | None:
         )
         .sort("total_ns", descending=True)
     )
-    if dear.is_empty() or dear["count"][0] < 3 or dear["total_ns"][0] < DEAR * case.step_ns:
+    if dear.is_empty() or dear["count"][0] < 3 or dear["total_ns"][0] < DEAR * facts.step_ns:
         return None
     return str(dear["name"][0]), float(dear["count"][0]), float(dear["mean_ns"][0])
 
 
-def stand_still(case: Case) -> StandStill | None:
+def stand_still(facts: JobFacts) -> StandStill | None:
     """How long hosts stand still, where that is what they mostly do: they have no core.
 
     Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
     """
-    graph = case.graph
+    graph = facts.graph
     nodes = graph.nodes
     works = np.flatnonzero(is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME)) & (nodes.step >= 0))
     calls = pl.DataFrame(
@@ -136,7 +136,7 @@ def stand_still(case: Case) -> StandStill | None:
         (pl.col("usual_ns") < USUALLY_NS) & (pl.col("count") >= FEW) & (pl.col("took_ns") >= STILL_NS)
     )
     paused_ns, ranks = float(pauses["took_ns"].sum()), len(graph.ranks)
-    share = paused_ns / max(case.step_ns * case.ends.height * ranks, 1.0)
+    share = paused_ns / max(facts.step_ns * facts.ends.height * ranks, 1.0)
     if share < STILL or pauses["rank"].n_unique() <= ranks / 2:
         return None
     of_one_name = pauses.group_by("name").agg(pl.col("took_ns").sum())["took_ns"].max()

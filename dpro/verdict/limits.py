@@ -27,7 +27,7 @@ from dpro.replay.whatif.edits.training_loop import loading_of
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
 
-USUAL = 1.5  # a step that takes so many times the median, or a part of it, is no usual one
+USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
 CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
@@ -47,8 +47,13 @@ class Counterfactual(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How many times as long the mean step takes now."""
-        return float(1 / np.mean(1 / self.gains))
+        """How many times as long a usual step takes now."""
+        return typical(self.gains)
+
+
+def typical(gains: Floats) -> float:
+    """The gain of steps as one: the median, which one odd step does not change; of two their mean time."""
+    return float(np.median(gains)) if gains.size > 2 else float(1 / np.mean(1 / gains))
 
 
 def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:

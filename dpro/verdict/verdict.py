@@ -23,8 +23,8 @@ from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import Advice, advise, without_tensor_cores
-from dpro.verdict.case import Case
 from dpro.verdict.causes import cause_of
+from dpro.verdict.facts import JobFacts
 from dpro.verdict.limits import (
     BUBBLE,
     BUSY,
@@ -107,29 +107,29 @@ def verdict_of(analysis: Analysis) -> Verdict:
     if analysis.verdict_on_hangs is not None or not analysis.run.num_rows(SPANS):
         return _by_calls(analysis)
     try:
-        case = Case(analysis)
-        _ = case.ends
+        facts = JobFacts(analysis)
+        _ = facts.ends
     except DproError as error:
         verdict = _by_calls(analysis)
         return replace(verdict, unsure=[str(error), *verdict.unsure])
-    limit = limit_of(case)
-    counted = int(case.ends["counted"].sum())
+    limit = limit_of(facts)
+    counted = int(facts.ends["counted"].sum())
     return Verdict(
         run=analysis.run.label,
         job=_job(
-            analysis, f"{counted} step{'s' * (counted != 1)} of {format_duration(case.step_ns)}", case.gpu
+            analysis, f"{counted} step{'s' * (counted != 1)} of {format_duration(facts.step_ns)}", facts.gpu
         ),
-        step_ms=ms(case.step_ns),
+        step_ms=ms(facts.step_ns),
         steps=counted,
-        left_out=case.ends.height - counted,
-        shares=_shares(case),
-        limit=replace(limit, cause=cause_of(case, limit.kind)),
-        alternatives={kind: round(gain, 3) for kind, gain in case.gains_by_limit().items()},
-        fault=_fault(case.findings),
-        faulty_ranks=_ranks_of(case.findings),
-        advice=advise(case, limit.kind),
-        tempting=_tempting(case, limit),
-        unsure=_unsure(case, counted),
+        left_out=facts.ends.height - counted,
+        shares=_shares(facts),
+        limit=replace(limit, cause=cause_of(facts, limit.kind)),
+        alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
+        fault=_fault(facts.findings),
+        faulty_ranks=_ranks_of(facts.findings),
+        advice=advise(facts, limit.kind),
+        tempting=_tempting(facts, limit),
+        unsure=_unsure(facts, counted),
     )
 
 
@@ -149,7 +149,7 @@ def _by_calls(analysis: Analysis) -> Verdict:
     if hangs:
         fault = "; ".join(map(verdict_in_words, hangs[:2]))
         do = advice_in_words(hangs[0], analysis.workers)
-        advice = [Advice("unblock", do, math.inf, math.inf, "a setting")] if do else []
+        advice = [Advice("unblock", do, None, None, "a setting")] if do else []
     else:
         fault, advice = _fault(findings), []
     end = analysis.end
@@ -174,11 +174,11 @@ def _job(analysis: Analysis, steps: str, gpu: str = "") -> str:
     return "   ".join([shortened(name, 34), devices, steps, *([f"MFU {mfu.share:.1%}"] if mfu else [])])
 
 
-def _shares(case: Case) -> dict[str, float]:
+def _shares(facts: JobFacts) -> dict[str, float]:
     names = {part: SHORT_NAMES.get(title, title) for part, title in PARTS.items()}
-    if case.analysis.outline.of_operations:
+    if facts.analysis.outline.of_operations:
         names["idle_ns"] = "bubble"
-    return {names[part]: round(share, 4) for part, share in case.shares.items()}
+    return {names[part]: round(share, 4) for part, share in facts.shares.items()}
 
 
 def _ranks_of(findings: list[Finding]) -> list[int]:
@@ -203,18 +203,18 @@ def _part_of(finding: Finding) -> str:
     return f"{finding.component} ({finding.cause or finding.class_})"
 
 
-def limit_of(case: Case) -> Limit:
+def limit_of(facts: JobFacts) -> Limit:
     """What gives most when it alone costs nothing.
 
     Devices that compute most of the time are the limit where nothing else gives much. A part of what the host
     does (that a rank is later than its peers, waits for the GPU, preparing the input) is the limit itself
     where it gives most of what a free host would.
     """
-    gains = case.gains_by_limit()
+    gains = facts.gains_by_limit()
     kind = max(gains, key=gains.__getitem__, default=COMPUTE)
-    computing = case.computing >= BUSY and not case.analysis.outline.of_operations
-    if kind == COMPUTE or (computing and gains[kind] < max(CLEAR, _faster_matmuls(case))):
-        return Limit(COMPUTE, 1.0, case.computing)
+    computing = facts.computing >= BUSY and not facts.analysis.outline.of_operations
+    if kind == COMPUTE or (computing and gains[kind] < max(CLEAR, _faster_matmuls(facts))):
+        return Limit(COMPUTE, 1.0, facts.computing)
     if kind in (HOST, INPUT, SYNCHRONISATION):
         parts = {part: math.log(gains.get(part, 1.0)) for part in (INPUT, SYNCHRONISATION)}
         part = max(parts, key=parts.__getitem__)
@@ -226,25 +226,25 @@ def limit_of(case: Case) -> Limit:
     limit = Limit(kind, gains[kind], 1 - 1 / gains[kind])
     if gains[kind] >= ALONE or kind == BUBBLE:
         return limit
-    other, gain = case.best_beside(kind)
+    other, gain = facts.best_beside(kind)
     return replace(limit, together=other, gain_together=gain) if gain >= ALONE * gains[kind] else limit
 
 
-def _faster_matmuls(case: Case) -> float:
+def _faster_matmuls(facts: JobFacts) -> float:
     """What matmuls would give that leave tensor cores unused, where they took a third of their time."""
-    names = [name for name in case.kernels["name"] if without_tensor_cores(name)]
-    return case.gain_of_faster(names, 1 / 3) if names else 1.0
+    names = [name for name in facts.kernels["name"] if without_tensor_cores(name)]
+    return facts.gain_of_faster(names, 1 / 3) if names else 1.0
 
 
-def _tempting(case: Case, limit: Limit) -> list[str]:
+def _tempting(facts: JobFacts, limit: Limit) -> list[str]:
     """What has a large share of the time and gives nothing."""
-    kernels = case.kernels
+    kernels = facts.kernels
     whole = float(kernels["total_ns"].sum())
     if not whole or COMMUNICATION in (limit.kind, limit.together):
         return []
     communicating = kernels.filter(pl.col("family") == "communication")["total_ns"].sum()
     share = float(communicating) / whole
-    gain = case.gains_by_limit().get(COMMUNICATION, 1.0)
+    gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
     if share < NOTABLE or 1 - 1 / gain > share / 2:
         return []
     return [
@@ -253,16 +253,16 @@ def _tempting(case: Case, limit: Limit) -> list[str]:
     ]
 
 
-def _unsure(case: Case, counted: int) -> list[str]:
-    manifest, trust = case.analysis.run.manifest, case.analysis.trust
+def _unsure(facts: JobFacts, counted: int) -> list[str]:
+    manifest, trust = facts.analysis.run.manifest, facts.analysis.trust
     missing = manifest.world_size - len(manifest.ranks)
-    left_out = case.ends.height - counted
+    left_out = facts.ends.height - counted
     why = next(iter(trust.reasons), trust.grade)
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
         f"{missing} of {manifest.world_size} ranks are missing": missing > 0,
         "one step: whether it persists is not known": counted == 1,
         f"{left_out} unusual step{'s' * (left_out != 1)} left out": left_out > 0,
-        "Python stacks were recorded, which slow the host": case.has_stacks,
+        "Python stacks were recorded, which slow the host": facts.has_stacks,
     }
     return [reason for reason, holds in reasons.items() if holds]

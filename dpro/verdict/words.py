@@ -5,7 +5,6 @@ In: a `Verdict`. Out: lines of text without markup.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator
 
@@ -68,7 +67,7 @@ def lines_of(verdict: Verdict, width: int = WIDTH) -> list[str]:
 
 def worth_in_words(advice: Advice) -> str:
     """What advice gains, and what it takes; empty where no gain can be said."""
-    if not math.isfinite(advice.gain_high) or advice.kind == "record-more":
+    if advice.gain_low is None or advice.gain_high is None:
         return ""
     return f": {times(advice.gain_low, advice.gain_high)}, {advice.effort}"
 

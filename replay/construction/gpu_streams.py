@@ -35,7 +35,7 @@ WAKE_UP_NS = 200_000
 ROUNDING_NS = 2_000
 # A device's clock may be ahead of the host's by so much: work then ends after the call that waited for it.
 CLOCK_AHEAD_NS = 50_000
-# A launch may block, longer than any call lasts, where so many are outstanding: CUDA's queue holds 1,020.
+# A launch may block, longer than any call lasts, where this number is outstanding: CUDA's queue holds 1,020.
 OUTSTANDING = 128
 BLOCKED_NS = 100_000
 # A thread that records nothing for less than this before it reads when events happened need not have waited.
@@ -351,7 +351,7 @@ def _full_queue(view: RankView, streams: Streams, explained: Collection[int]) ->
     """
     calls = np.unique(view.calls)
     calls = calls[view.end[calls] - view.start[calls] >= BLOCKED_NS]
-    if not calls.size:
+    if not calls.size or not streams.work.size:
         return []
     by_end = streams.work[np.argsort(view.end[streams.work], kind="stable")]
     ends, launched = view.end[by_end], np.sort(streams.launched[by_end])

@@ -21,20 +21,29 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.fidelity.accuracy import FitFacts, Trust, added, facts_of, judge
 from dpro.replay.graph import EdgeKind, Graph
-from dpro.replay.sharded.agreed import Agreed, agree
 from dpro.replay.sharded.joined import (
-    Joined,
-    Meetings,
+    JoinedGraph,
+    RendezvousTimes,
     inside_of,
     join_skeletons,
-    meetings_of,
+    of_collectives,
     path_through,
+    rendezvous_of,
     replay_inside,
-    those_of,
 )
-from dpro.replay.sharded.pooled import Pooled, PooledOfRank, pool
-from dpro.replay.sharded.share import Share, build_share, load_share, share_file, share_of
-from dpro.replay.sharded.skeleton import condense_share, finished
+from dpro.replay.sharded.matched import MatchedRun, match_run
+from dpro.replay.sharded.rank import (
+    BareRank,
+    Pooled,
+    PooledOfRank,
+    bare_rank_of,
+    build_rank,
+    condense_rank,
+    load_rank,
+    pool,
+    rank_file,
+    with_pooled_lags,
+)
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.store import Run
 
@@ -50,55 +59,55 @@ class CondensedRun:
     """A run by its condensed ranks.
 
     Attributes:
-        agreed: what its ranks have in common.
+        matched: what its ranks have in common.
         pooled: what follows from all of them.
         joined: their skeletons as one graph.
         trust: how far to believe its replay.
         misses: as of `FitFacts`.
     """
 
-    agreed: Agreed
+    matched: MatchedRun
     pooled: Pooled
-    joined: Joined
+    joined: JoinedGraph
     trust: Trust
     misses: pl.DataFrame
 
     @property
     def built(self) -> Built:
         """The joined graph, and what it rests on."""
-        return _built(self.agreed, self.pooled, self.joined)
+        return _built(self.matched, self.pooled, self.joined)
 
 
 def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = ignore) -> CondensedRun:
     """Build, condense and judge each rank by itself.
 
     Args:
-        folder: where the ranks' shares are kept meanwhile; the executor's processes see it, too.
+        folder: where the ranks are kept meanwhile; the executor's processes see it, too.
         report: called with how much is done, and how much there is.
 
     Raises:
         Unanswerable: the run has no spans, or its ranks are pretended.
         GraphError: the trace contradicts itself (a cycle).
-        OSError: a share cannot be written.
+        OSError: a rank cannot be written.
     """
-    agreed = agree(run, executor.map)
-    ranks = agreed.ranks
+    matched = match_run(run, executor.map)
+    ranks = matched.ranks
     done = counted(1 + 3 * len(ranks), report)
     done()
-    work = ((run, agreed.of(rank), folder) for rank in ranks)
-    pooled = pool(_with(done, executor.map(build_share, *zip(*work))))
+    work = ((run, matched.of(rank), folder) for rank in ranks)
+    pooled = pool(_with(done, executor.map(build_rank, *zip(*work))))
     known = [pooled.of(rank) for rank in ranks]
-    skeletons = list(_with(done, executor.map(condense_share, [folder] * len(ranks), known)))
-    joined = join_skeletons(skeletons, agreed, pooled, run)
+    skeletons = list(_with(done, executor.map(condense_rank, [folder] * len(ranks), known)))
+    joined = join_skeletons(skeletons, matched, pooled, run)
     timeline = replay(joined.graph)
-    meetings = meetings_of(timeline)
-    met = [those_of(meetings, each.instance) for each in skeletons]
+    rendezvous = rendezvous_of(timeline)
+    met = [of_collectives(rendezvous, each.instance) for each in skeletons]
     compared = set(ranks[:: -(-len(ranks) // MAX_COMPARED_RANKS)])
     places = [rank in compared for rank in ranks]
-    judged = executor.map(fit_of_share, [folder] * len(ranks), known, met, places)
+    judged = executor.map(fit_of_rank, [folder] * len(ranks), known, met, places)
     facts = _with_meetings(_sum(_with(done, judged)), joined.graph)
-    trust = judge(_built(agreed, pooled, joined), timeline, facts, run.manifest)
-    return CondensedRun(agreed, pooled, joined, trust, facts.misses)
+    trust = judge(_built(matched, pooled, joined), timeline, facts, run.manifest)
+    return CondensedRun(matched, pooled, joined, trust, facts.misses)
 
 
 def _with(done: Callable[[], None], results: Iterator[T]) -> Iterator[T]:
@@ -123,36 +132,36 @@ def _with_meetings(facts: FitFacts, graph: Graph) -> FitFacts:
     return dataclasses.replace(facts, starts=facts.starts._replace(edges=edges))
 
 
-def _built(agreed: Agreed, pooled: Pooled, joined: Joined) -> Built:
-    return Built(joined.graph, agreed.matching, agreed.alignment, pooled.background, pooled.steps_known)
+def _built(matched: MatchedRun, pooled: Pooled, joined: JoinedGraph) -> Built:
+    return Built(joined.graph, matched.matching, matched.alignment, pooled.background, pooled.steps_known)
 
 
-def fit_of_share(folder: Path, known: PooledOfRank, meetings: Meetings, compared: bool) -> FitFacts:
+def fit_of_rank(folder: Path, pooled: PooledOfRank, rendezvous: RendezvousTimes, compared: bool) -> FitFacts:
     """What a rank shows of how well the replay fits.
 
     Args:
-        folder: where its share is.
-        meetings: rendezvous of its collectives, as from `dpro.replay.sharded.joined.those_of`.
+        folder: where it is.
+        rendezvous: rendezvous of its collectives, as from `dpro.replay.sharded.joined.of_collectives`.
         compared: whether its kernels show by how much communication slows them down.
 
     Raises:
-        OSError: there is no such share.
+        OSError: it is not there.
     """
-    share = load_share(share_file(folder, known.rank))
-    timeline = replay_inside(share, finished(share, known), meetings)
-    facts = facts_of(timeline, timeline, known.on_gpu)
+    bare = load_rank(rank_file(folder, pooled.rank))
+    timeline = replay_inside(bare, with_pooled_lags(bare, pooled), rendezvous)
+    facts = facts_of(timeline, timeline, pooled.on_gpu)
     return facts if compared else dataclasses.replace(facts, kernels=facts.kernels.clear())
 
 
 def path_of_run(run: Run, condensed: CondensedRun, timeline: Timeline) -> PathTo:
-    """How to find what decides when nodes of a condensed run end: shares of ranks are built again.
+    """How to find what decides when nodes of a condensed run end: ranks are built again.
 
     Args:
         timeline: the replay of its joined graph.
     """
 
-    def built(rank: int) -> tuple[Share, Graph]:
-        share, _ = share_of(run, condensed.agreed.of(rank))
-        return share, finished(share, condensed.pooled.of(rank))
+    def built(rank: int) -> tuple[BareRank, Graph]:
+        bare, _ = bare_rank_of(run, condensed.matched.of(rank))
+        return bare, with_pooled_lags(bare, condensed.pooled.of(rank))
 
     return path_through(condensed.joined, timeline, inside_of(timeline, built))

@@ -29,17 +29,17 @@ from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes
-from dpro.replay.sharded.agreed import Agreed, parts_of
-from dpro.replay.sharded.joined import Joined
-from dpro.replay.sharded.pooled import Pooled
+from dpro.replay.sharded.joined import JoinedGraph
+from dpro.replay.sharded.matched import MatchedRun, parts_of
+from dpro.replay.sharded.rank import Pooled
 from dpro.store import Run
 
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
-        Agreed, Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges,
-        Evidence, Graph, Joined, Lags, Matching, MeshPosition, Message, Nodes, Pooled, RendezvousRegistry,
-        Starts, StreamPairs, TraceCoverage, Trust,
+        Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges, Evidence,
+        Graph, JoinedGraph, Lags, MatchedRun, Matching, MeshPosition, Message, Nodes, Pooled,
+        RendezvousRegistry, Starts, StreamPairs, TraceCoverage, Trust,
     )
 }  # fmt: skip
 
@@ -66,8 +66,8 @@ def save_condensed(file: Path, condensed: CondensedRun) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    agreed = dataclasses.replace(condensed.agreed, parts={})  # which files there are is the run's to say
-    write_archive(file, dataclasses.replace(condensed, agreed=agreed), RECORDS)
+    matched = dataclasses.replace(condensed.matched, parts={})  # which files there are is the run's to say
+    write_archive(file, dataclasses.replace(condensed, matched=matched), RECORDS)
 
 
 def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
@@ -91,5 +91,5 @@ def load_condensed(file: Path, run: Run) -> CondensedRun | None:
     found = read_archive(file, RECORDS, run)
     if not isinstance(found, CondensedRun):
         return None
-    agreed = dataclasses.replace(found.agreed, parts=parts_of(run, found.agreed.windows))
-    return dataclasses.replace(found, agreed=agreed)
+    matched = dataclasses.replace(found.matched, parts=parts_of(run, found.matched.windows))
+    return dataclasses.replace(found, matched=matched)

@@ -62,7 +62,7 @@ def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[E
     before, after = replay(by_iteration), replay(changed)
     baseline = step_ends(by_iteration, before.start, before.end)
     both = durations_of(baseline).join(
-        changed_step_times(baseline, changed, after.start, after.end), on=["window", "step"], suffix="_after"
+        changed_step_times(baseline, changed, after.end), on=["window", "step"], suffix="_after"
     )
     has_prompts = ordered["prefill_tokens"].to_numpy()[both["step"].to_numpy()] > 0
     kinds = [both.filter(pl.Series(kind)) for kind in (has_prompts, ~has_prompts)]

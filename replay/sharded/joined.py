@@ -1,7 +1,7 @@
 """The skeletons of all ranks as one graph, which replays as that of the whole run would.
 
-In: the skeleton of every rank. Out: a `Joined`. Nodes come in an order of their own; every start and every
-step is that of the whole graph, to the nanosecond.
+In: the skeleton of every rank. Out: a `JoinedGraph`. Nodes come in an order of their own; every start and
+every step is that of the whole graph, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from typing import NamedTuple
 import numpy as np
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.condense.skeletons import paths_beside
+from dpro.replay.condense import paths_beside
 from dpro.replay.construction.graph_builder import in_order, write_columns
 from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
-from dpro.replay.sharded.agreed import Agreed
-from dpro.replay.sharded.pooled import Pooled
-from dpro.replay.sharded.share import Share
-from dpro.replay.sharded.skeleton import RankSkeleton
+from dpro.replay.sharded.matched import MatchedRun
+from dpro.replay.sharded.rank import BareRank, Pooled, RankSkeleton
 from dpro.replay.timeline import PathTo, Stretch, Timeline, chain_to, replay
 from dpro.store import Run
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedGraph:
     """The condensed graph of a run.
 
     Attributes:
         graph: its skeletons, joined.
-        node: [M] node of its rank's share that each node is; -1 of rendezvous and of virtual ends of steps.
+        node: [M] node of its rank that each node is; -1 of rendezvous and of virtual ends of steps.
     """
 
     graph: Graph
@@ -41,8 +39,8 @@ class Joined:
 
 
 def join_skeletons(
-    skeletons: Sequence[RankSkeleton], agreed: Agreed, pooled: Pooled, run: Run | None = None
-) -> Joined:
+    skeletons: Sequence[RankSkeleton], matched: MatchedRun, pooled: Pooled, run: Run | None = None
+) -> JoinedGraph:
     """Join the skeletons of all ranks where the ranks meet.
 
     A collective that others hold, too, keeps no edge from its arrival to its transfer: the rendezvous is
@@ -55,7 +53,7 @@ def join_skeletons(
     names = sorted({name for each in skeletons for name in each.graph.names})
     code = {name: at for at, name in enumerate(names)}
     labels = (*names, "(no span)", "(rendezvous)")
-    found = in_order([_as_part(each, code, pooled.origin_ns) for each in skeletons], agreed.moved, labels)
+    found = in_order([_as_part(each, code, pooled.origin_ns) for each in skeletons], matched.moved, labels)
     origin = pooled.origin_ns
     for times in (found.nodes.measured_start, found.nodes.measured_end):
         times -= origin
@@ -64,8 +62,8 @@ def join_skeletons(
     node = np.full(graph.num_nodes, -1, np.int64)
     own = np.concatenate([each.node for each in skeletons])
     node[found.number[: own.size]] = own
-    graph = dataclasses.replace(graph, messages=agreed.messages, places=agreed.places, run=run)
-    return Joined(graph, node)
+    graph = dataclasses.replace(graph, messages=matched.messages, places=matched.places, run=run)
+    return JoinedGraph(graph, node)
 
 
 def _less_paths_beside(edges: Edges, size: int) -> Edges:
@@ -88,7 +86,7 @@ def with_own_order(graph: Graph) -> Graph:
     return assembled(nodes, both, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
 
 
-def without_ranks(joined: Joined, ranks: Collection[int]) -> list[RankSkeleton]:
+def without_ranks(joined: JoinedGraph, ranks: Collection[int]) -> list[RankSkeleton]:
     """A joined graph without some ranks, as one skeleton of all others; none where there are no others."""
     graph = with_own_order(joined.graph)  # of a collective that only those ranks leave, too
     nodes, edges = graph.nodes, graph.edges
@@ -134,7 +132,7 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
 # One rank as it runs in the joined graph: its own nodes, replayed by themselves.
 
 
-class Meetings(NamedTuple):
+class RendezvousTimes(NamedTuple):
     """Rendezvous.
 
     Attributes:
@@ -146,40 +144,40 @@ class Meetings(NamedTuple):
     start: Ints
 
 
-def meetings_of(timeline: Timeline) -> Meetings:
+def rendezvous_of(timeline: Timeline) -> RendezvousTimes:
     """The rendezvous of a joined graph."""
     met = np.flatnonzero(timeline.graph.nodes.kind == NodeKind.RENDEZVOUS)
     collective = timeline.graph.nodes.collective[met]
     order = np.argsort(collective, kind="stable")
-    return Meetings(collective[order], timeline.start[met][order])
+    return RendezvousTimes(collective[order], timeline.start[met][order])
 
 
-def those_of(meetings: Meetings, instance: Ints) -> Meetings:
+def of_collectives(rendezvous: RendezvousTimes, instance: Ints) -> RendezvousTimes:
     """The rendezvous of some collectives.
 
     Args:
-        meetings: as from `meetings_of`.
+        rendezvous: as from `rendezvous_of`.
         instance: [K] the collectives; those that one rank ran alone have none.
     """
-    at = np.searchsorted(meetings.collective, np.sort(instance))
-    at = at[at < meetings.collective.size]
-    own = at[np.isin(meetings.collective[at], instance)]
-    return Meetings(meetings.collective[own], meetings.start[own])
+    at = np.searchsorted(rendezvous.collective, np.sort(instance))
+    at = at[at < rendezvous.collective.size]
+    own = at[np.isin(rendezvous.collective[at], instance)]
+    return RendezvousTimes(rendezvous.collective[own], rendezvous.start[own])
 
 
-def replay_inside(share: Share, graph: Graph, meetings: Meetings) -> Timeline:
+def replay_inside(bare: BareRank, graph: Graph, rendezvous: RendezvousTimes) -> Timeline:
     """Replay a rank by itself.
 
     Args:
-        graph: its graph, as from `dpro.replay.sharded.share.finished`.
-        meetings: rendezvous of all its collectives at least.
+        graph: its graph, as from `dpro.replay.sharded.rank.with_pooled_lags`.
+        rendezvous: rendezvous of all its collectives at least.
 
     Returns:
         Of its graph, in which transfers do not begin before their rendezvous.
     """
-    met = np.flatnonzero(np.isin(share.instance, meetings.collective))
-    begins = meetings.start[np.searchsorted(meetings.collective, share.instance[met])]
-    earliest, transfers = graph.nodes.earliest.copy(), share.transfer[met]
+    met = np.flatnonzero(np.isin(bare.instance, rendezvous.collective))
+    begins = rendezvous.start[np.searchsorted(rendezvous.collective, bare.instance[met])]
+    earliest, transfers = graph.nodes.earliest.copy(), bare.transfer[met]
     earliest[transfers] = np.maximum(earliest[transfers], begins)
     return replay(dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, earliest=earliest)))
 
@@ -189,23 +187,23 @@ def replay_inside(share: Share, graph: Graph, meetings: Meetings) -> Timeline:
 InsideOf = Callable[[int], Timeline]  # of a rank its replay by itself, as of `replay_inside`
 
 
-def inside_of(timeline: Timeline, built: Callable[[int], tuple[Share, Graph]]) -> InsideOf:
+def inside_of(timeline: Timeline, built: Callable[[int], tuple[BareRank, Graph]]) -> InsideOf:
     """What replays ranks by themselves, each once.
 
     Args:
         timeline: of the joined graph.
-        built: returns a rank's share and its graph.
+        built: returns a rank without lags, and its graph.
     """
-    meetings = meetings_of(timeline)
-    return cache(lambda rank: replay_inside(*built(rank), meetings))
+    rendezvous = rendezvous_of(timeline)
+    return cache(lambda rank: replay_inside(*built(rank), rendezvous))
 
 
-def path_through(joined: Joined, timeline: Timeline, inside: InsideOf) -> PathTo:
+def path_through(joined: JoinedGraph, timeline: Timeline, inside: InsideOf) -> PathTo:
     """How to find what decides when nodes of a joined graph end, through the ranks that it goes through."""
     return partial(_path_to_last, joined, timeline, inside)
 
 
-def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bools) -> list[Stretch]:
+def _path_to_last(joined: JoinedGraph, timeline: Timeline, inside: InsideOf, last: Bools) -> list[Stretch]:
     """What decides when the last work ends of which some kept nodes are, or stand for the end."""
     kept = int(np.argmax(last))
     nodes = joined.graph.nodes
@@ -218,7 +216,9 @@ def _path_to_last(joined: Joined, timeline: Timeline, inside: InsideOf, last: Bo
     return path_inside(joined, timeline, inside, rank, int(np.argmax(ends)))
 
 
-def path_inside(joined: Joined, timeline: Timeline, inside: InsideOf, rank: int, node: int) -> list[Stretch]:
+def path_inside(
+    joined: JoinedGraph, timeline: Timeline, inside: InsideOf, rank: int, node: int
+) -> list[Stretch]:
     """What decides when a node of a rank ends."""
     stretches: list[Stretch] = []
     edges, kind = joined.graph.edges, joined.graph.nodes.kind

@@ -17,13 +17,13 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import changed_durations, replay
+from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
-from dpro.replay.whatif.job import Job
+from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict
-from dpro.replay.whatif.ranks.condensed import CondensedJob
-from dpro.replay.whatif.ranks.rank import WHOLE_ONLY
+from dpro.replay.whatif.rank import WHOLE_ONLY
 from dpro.replay.whatif.registry import EDITS, all_kinds
 
 MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
@@ -140,15 +140,15 @@ class EditSets:
         Raises:
             Unanswerable: one leaves nothing for another to change.
         """
-        applied = apply_all(Job(self.facts.graph, self.changed), in_order(edits))
+        applied = apply_all(ReplayedJob(self.facts.graph, self.changed), in_order(edits))
         return compare(applied, self.facts.baseline, self.trust)
 
 
 class PredictedSets(EditSets):
     """The same of a job by condensed ranks, of which a set is predicted at once.
 
-    Edits that look at the graph of all ranks are refused. Those of the inside of ranks are proposed by the rank
-    that most of the critical path runs over.
+    Edits that look at the graph of all ranks are refused. Those of the inside of ranks are proposed by the
+    rank that most of the critical path runs over.
     """
 
     compares_pairs = False

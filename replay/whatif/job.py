@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ReplayedJob:
     """A job as it is, or as edits have changed it.
 
     Attributes:
@@ -131,7 +131,7 @@ class Job:
         return path_within(timeline)
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=ReplayedJob)
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,6 @@ class Changed(Generic[J]):
     limits: Callable[[], Iterable[J]]
 
 
-def job_of(graph: Graph | Job) -> Job:
+def job_of(graph: Graph | ReplayedJob) -> ReplayedJob:
     """A job, which may be given by its whole graph."""
-    return graph if isinstance(graph, Job) else Job(graph)
+    return graph if isinstance(graph, ReplayedJob) else ReplayedJob(graph)

@@ -34,7 +34,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.models.link_costs import beyond_sizes
 from dpro.replay.timeline import Timeline, changed_durations, replay, replayed, step_ends, step_lengths
 from dpro.replay.whatif.edit import EFFORTS, Edit
-from dpro.replay.whatif.job import Changed, J, Job, job_of
+from dpro.replay.whatif.job import Changed, J, ReplayedJob, job_of
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
 
@@ -213,7 +213,9 @@ def baseline_steps(
     return steps.with_columns(counted=is_in_ranges("step", selection.steps))
 
 
-def predict(job: Job | Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust) -> Prediction:
+def predict(
+    job: ReplayedJob | Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust
+) -> Prediction:
     """Apply edits one after the other, replay, and compare with the baseline.
 
     Args:
@@ -273,7 +275,7 @@ class Applied(Generic[J]):
                     yield job
 
 
-def apply_all(job: Job | Graph, edits: Sequence[Edit]) -> Applied[Job]:
+def apply_all(job: ReplayedJob | Graph, edits: Sequence[Edit]) -> Applied[ReplayedJob]:
     """Apply edits one after the other.
 
     Args:
@@ -283,7 +285,7 @@ def apply_all(job: Job | Graph, edits: Sequence[Edit]) -> Applied[Job]:
         Unanswerable: as of `predict`.
     """
     before = after = job_of(job)
-    changes: list[Changed[Job]] = []
+    changes: list[Changed[ReplayedJob]] = []
     for edit in edits:
         changes.append(after.under(edit))
         after = changes[-1].job

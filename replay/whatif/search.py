@@ -24,13 +24,13 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.best_pair import best_pair
+from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, PredictedSets, in_order
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.job import Job, job_of
+from dpro.replay.whatif.job import ReplayedJob, job_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
-from dpro.replay.whatif.ranks.condensed import CondensedJob
 from dpro.replay.whatif.registry import all_kinds
 from dpro.units import format_duration, ms
 
@@ -95,7 +95,7 @@ def search(
 
 
 def explore(
-    job: Job | Graph,
+    job: ReplayedJob | Graph,
     trust: Trust,
     budget: int = BUDGET,
     report: Progress = ignore,

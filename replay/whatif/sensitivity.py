@@ -92,7 +92,7 @@ def edit_of(part: str, factor: float) -> Edit:
 
 def _mean_step(changed: Graph, baseline: pl.DataFrame) -> float:
     timeline = replay(changed)
-    steps = changed_step_times(baseline, changed, timeline.start, timeline.end)
+    steps = changed_step_times(baseline, changed, timeline.end)
     return float(steps["duration_ns"].to_numpy().mean())
 
 

@@ -39,7 +39,7 @@ def _step_ms(graph: Graph, *edits: str) -> float:
     for edit in edits:
         changed = parse_edit(edit).apply(changed)
     after = replay(changed)
-    steps = changed_step_times(step_ends(graph, before.start, before.end), changed, after.start, after.end)
+    steps = changed_step_times(step_ends(graph, before.start, before.end), changed, after.end)
     return float(steps["duration_ns"].mean()) / 1e6
 
 

@@ -13,7 +13,7 @@ import pytest
 from dpro.opening import open_path
 from dpro.replay.alignment.align import ClockLine, align
 from dpro.replay.alignment.match import Matching, match_collectives
-from dpro.replay.condense.skeletons import cut_by_rank
+from dpro.replay.condense import cut_by_rank
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from dpro.replay.condense.skeletons import cut_by_rank, joined_graph, skeletons_of
+from dpro.replay.condense import cut_by_rank, joined_graph, skeletons_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import rank_step_times, replay, step_ends
 from tests.builders import tiny_graph

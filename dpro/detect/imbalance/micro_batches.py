@@ -92,7 +92,7 @@ def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
     """[S] ns, how long each step takes in a graph, and [S] ns in a changed one."""
     before, after = replay(graph), replay(changed)
     baseline = step_ends(graph, before.start, before.end)
-    steps = changed_step_times(baseline, changed, after.start, after.end)
+    steps = changed_step_times(baseline, changed, after.end)
     return step_lengths(baseline), steps["duration_ns"].to_numpy()
 
 

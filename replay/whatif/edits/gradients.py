@@ -33,10 +33,12 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.reductions import ReductionEdit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
+from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import sizes_worth_replaying
 from dpro.replay.whatif.graph_ops.reductions.changed import with_reductions
 from dpro.replay.whatif.graph_ops.reductions.recorded import (
     GradientReductions,
     Reduction,
+    closing,
     dtypes_of,
     next_of_rank,
     on_stream,
@@ -71,10 +73,6 @@ class Bucket(ReductionEdit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Sizes that may be best, by what fusing or splitting their buckets would gain."""
-        from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import (
-            sizes_worth_replaying,  # it needs buckets
-        )
-
         return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
 
     def changed(self, known: GradientReductions) -> Graph:
@@ -97,29 +95,6 @@ class Bucket(ReductionEdit):
 
     def how(self) -> str:
         return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
-
-
-def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = False) -> Ints:
-    """The last parameter of each bucket: a bucket closes once it holds the cap or more.
-
-    Args:
-        num_bytes: [P] sizes of gradients in the order in which they are ready.
-        first_cap, cap: bytes, of the first bucket and of the others.
-        closes_before: whether it closes before a parameter with which it would hold more.
-    """
-    closes: list[int] = []
-    held = 0
-    for parameter, size in enumerate(num_bytes.tolist()):
-        if closes_before and held and held + size > (cap if closes else first_cap):
-            closes.append(parameter - 1)
-            held = 0
-        held += size
-        if held >= (cap if closes else first_cap):
-            closes.append(parameter)
-            held = 0
-    if not closes or closes[-1] != num_bytes.size - 1:
-        closes.append(num_bytes.size - 1)
-    return np.array(closes, np.int64)
 
 
 def closing_of(known: GradientReductions, each: Pass, first_cap: int, cap: int) -> Ints:

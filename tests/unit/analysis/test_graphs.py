@@ -19,7 +19,7 @@ from dpro.analysis import graphs
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli import cli
 from dpro.errors import DproError, Unanswerable
-from dpro.replay.sharded.share import build_share
+from dpro.replay.sharded.rank import build_rank
 from dpro.replay.timeline import replay
 from dpro.store import Run, open_run
 from tests.builders import cpu_job
@@ -206,7 +206,7 @@ def test_no_room_for_the_ranks_of_a_large_run_is_one_line(run, command, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(graphs, "LARGE", 1)
-    monkeypatch.setattr("dpro.replay.fidelity.by_rank.build_share", full)
+    monkeypatch.setattr("dpro.replay.fidelity.by_rank.build_rank", full)
     with pytest.raises(DproError, match=r"No space left on device\): name a folder with more room"):
         CliRunner().invoke(cli, [command, str(run.path)], catch_exceptions=False)
 
@@ -217,12 +217,12 @@ def test_a_command_builds_each_rank_of_a_large_run_once(run, command, monkeypatc
 
     def counting(*arguments):
         built.append(arguments[1].rank)
-        return build_share(*arguments)
+        return build_rank(*arguments)
 
     monkeypatch.setattr(graphs, "LARGE", 1)
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
-    for module in ("fidelity.by_rank", "whatif.ranks.rank"):
-        monkeypatch.setattr(f"dpro.replay.{module}.build_share", counting)
+    for module in ("fidelity.by_rank", "whatif.rank"):
+        monkeypatch.setattr(f"dpro.replay.{module}.build_rank", counting)
     documents(run, command=command)
     assert sorted(built) == run.manifest.ranks
 

@@ -27,7 +27,7 @@ from tests.jobs import ROOT
 from tests.reference.training_jobs import Job, run_job
 from tests.reference.training_records import Recording, write_run
 from tests.unit.detect.jobs import Work, equal_work, noisy, slower, write_job
-from tests.unit.replay.whatif.ranks.test_predict_by_rank import condensed_job
+from tests.unit.replay.whatif.test_predict_by_rank import condensed_job
 
 WINDOWS = ((2, 2), (5, 2), (8, 2))
 

@@ -62,7 +62,7 @@ def test_lines_wrap_at_words_within_the_screen():
 
 
 def test_of_a_run_without_a_graph_nothing_limits_and_no_gain_is_said():
-    advice = Advice("unblock", "see what rank 9 does", float("inf"), float("inf"), "a setting")
+    advice = Advice("unblock", "see what rank 9 does", None, None, "a setting")
     lines = lines_of(verdict(fault="rank 9: its host code is stuck", advice=[advice]))
     assert lines == [
         "run   8 x H100",

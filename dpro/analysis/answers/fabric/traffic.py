@@ -25,7 +25,7 @@ from dpro.replay.fabric.planning import planned_connections
 from dpro.replay.fabric.usage import Meeting, Usage, quantile, usage
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.edits.fabric.paths import PlannedPaths
+from dpro.replay.whatif.edits.paths import PlannedPaths
 from dpro.replay.whatif.graph_ops.shared_fabric import (
     Cables,
     met_between_switches,

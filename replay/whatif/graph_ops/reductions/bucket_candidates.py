@@ -21,9 +21,8 @@ import numpy as np
 from dpro.arrays import Floats
 from dpro.replay.models.gradients.passes import MB
 from dpro.replay.models.link_costs import LinkCost
-from dpro.replay.whatif.edits.gradients import closing
 from dpro.replay.whatif.graph_ops.reductions.changed import workers_of
-from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions
+from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions, closing
 
 SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
 CLEARLY = 0.01  # of the time of a pass: what is better by less is as good

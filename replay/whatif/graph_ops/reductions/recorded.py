@@ -496,3 +496,26 @@ class _LaunchedWork:
             on_stream = np.isin(self._lane[work], streams)
             self._found[place] = work[on_stream], at[on_stream]
         return self._found[place]
+
+
+def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = False) -> Ints:
+    """The last parameter of each bucket: a bucket closes once it holds the cap or more.
+
+    Args:
+        num_bytes: [P] sizes of gradients in the order in which they are ready.
+        first_cap, cap: bytes, of the first bucket and of the others.
+        closes_before: whether it closes before a parameter with which it would hold more.
+    """
+    closes: list[int] = []
+    held = 0
+    for parameter, size in enumerate(num_bytes.tolist()):
+        if closes_before and held and held + size > (cap if closes else first_cap):
+            closes.append(parameter - 1)
+            held = 0
+        held += size
+        if held >= (cap if closes else first_cap):
+            closes.append(parameter)
+            held = 0
+    if not closes or closes[-1] != num_bytes.size - 1:
+        closes.append(num_bytes.size - 1)
+    return np.array(closes, np.int64)

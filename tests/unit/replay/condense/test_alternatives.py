@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.condense.skeletons import condense_both, with_ranks_of
+from dpro.replay.condense import condense_both, with_ranks_of
 from dpro.replay.timeline import replay, step_ends
 from tests.reference.condensed import jobs
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.condense.skeletons import cut_by_rank
+from dpro.replay.condense import cut_by_rank
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from tests.builders import tiny_graph
 from tests.reference.condensed import assert_replays_as, condense, jobs, with_transfers_of

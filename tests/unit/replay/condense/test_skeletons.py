@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.condense import skeletons as module
-from dpro.replay.condense.skeletons import Cut, Skeletons, cut_by_rank, skeletons_of
+from dpro.replay import condense as module
+from dpro.replay.condense import Cut, Skeletons, cut_by_rank, skeletons_of
 from dpro.replay.graph import Graph, NodeKind
 from tests.builders import tiny_graph
 from tests.reference.condensed import Labels, Name, jobs, labels_of

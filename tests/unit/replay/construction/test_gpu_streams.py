@@ -454,7 +454,7 @@ def test_a_wait_that_is_recorded_is_one_though_the_clock_of_the_gpu_is_ahead(tmp
 
 
 def _full_queue(outstanding: int) -> TinyRun:
-    """A launch of 400 us that returns as the first kernel ends, with so many others still in the queue."""
+    """A launch of 400 us that returns as the first kernel ends, with the others still in the queue."""
     run = TinyRun()
     for number in range(outstanding):
         run.call(number * 0.1, number * 0.1 + 0.1, number)

@@ -176,7 +176,7 @@ def test_parts_of_changed_steps_add_up_to_the_steps_whatever_the_graph(seed):
     timeline = replay(graph)
     baseline = step_ends(graph, timeline.start, timeline.end)
     changed = replay(graph.with_durations(graph.nodes.duration * random.integers(0, 3, size) // 2))
-    whole = changed_step_times(baseline, changed.graph, changed.start, changed.end)
+    whole = changed_step_times(baseline, changed.graph, changed.end)
     parts = critical_path_of_steps(changed, baseline, baseline)
     assert parts["duration_ns"].sum() == whole["duration_ns"].sum()
     for row in whole.iter_slices(1):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.replay.models.gradients.buffers import Buffers, buffers_of, gradient_moments, turns_of
-from dpro.replay.whatif.edits.gradients import closing
+from dpro.replay.whatif.graph_ops.reductions.recorded import closing
 from dpro.schema import BUCKETS
 from tests.builders import TinyRun
 from tests.ddp import ddp_job

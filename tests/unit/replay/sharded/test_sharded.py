@@ -13,11 +13,9 @@ import pytest
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.sharded.agreed import agree
-from dpro.replay.sharded.joined import Joined, join_skeletons
-from dpro.replay.sharded.pooled import pool
-from dpro.replay.sharded.share import build_share, load_share, share_file
-from dpro.replay.sharded.skeleton import condense_share, finished
+from dpro.replay.sharded.joined import JoinedGraph, join_skeletons
+from dpro.replay.sharded.matched import match_run
+from dpro.replay.sharded.rank import build_rank, condense_rank, load_rank, pool, rank_file, with_pooled_lags
 from dpro.replay.timeline import rank_step_times, replay, step_ends
 from dpro.store import Run
 from tests.jobs import ROOT
@@ -27,17 +25,17 @@ IDENTITY = ("rank", "window", "kind", "span", "collective", "measured_start", "m
 VALUES = ("duration", "earliest", "anchored", "phase", "bytes", "message")
 
 
-def joined_of(run: Run, folder: Path) -> Joined:
+def joined_of(run: Run, folder: Path) -> JoinedGraph:
     """All that a process is given or gives goes through pickle."""
-    agreed = agree(run)
+    matched = match_run(run)
     facts = [
-        pickle.loads(pickle.dumps(build_share(*pickle.loads(pickle.dumps((run, agreed.of(rank), folder))))))
-        for rank in reversed(agreed.ranks)
+        pickle.loads(pickle.dumps(build_rank(*pickle.loads(pickle.dumps((run, matched.of(rank), folder))))))
+        for rank in reversed(matched.ranks)
     ]
     pooled = pool(facts)
     with ThreadPoolExecutor(2) as executor:
-        skeletons = list(executor.map(lambda rank: condense_share(folder, pooled.of(rank)), agreed.ranks))
-    return join_skeletons(pickle.loads(pickle.dumps(skeletons)), agreed, pooled, run)
+        skeletons = list(executor.map(lambda rank: condense_rank(folder, pooled.of(rank)), matched.ranks))
+    return join_skeletons(pickle.loads(pickle.dumps(skeletons)), matched, pooled, run)
 
 
 def described(graph: Graph, rows: np.ndarray) -> pl.DataFrame:
@@ -95,11 +93,11 @@ def test_ranks_built_and_condensed_alone_replay_as_the_whole_run(sample, tmp_pat
 
 def test_the_nodes_of_a_rank_are_those_of_the_whole_graph(tmp_path):
     run = open_path(ROOT / "sample_traces" / "slow_rank")
-    agreed = agree(run)
-    pooled = pool([build_share(run, agreed.of(rank), tmp_path) for rank in agreed.ranks])
+    matched = match_run(run)
+    pooled = pool([build_rank(run, matched.of(rank), tmp_path) for rank in matched.ranks])
     whole = build_graph(run).graph
-    for rank in agreed.ranks:
-        graph = finished(load_share(share_file(tmp_path, rank)), pooled.of(rank))
+    for rank in matched.ranks:
+        graph = with_pooled_lags(load_rank(rank_file(tmp_path, rank)), pooled.of(rank))
         mine = np.flatnonzero(whole.nodes.rank == rank)
         one = described(whole, mine).drop("start")
         assert one.equals(described(graph, np.arange(graph.num_nodes)).drop("start"))

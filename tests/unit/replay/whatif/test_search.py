@@ -254,11 +254,10 @@ def test_first_three_suggestions_on_eight_gpus_gain_for_certain_and_free_the_hos
     built = build_graph(run)
     trust = assess(built, replay(built.predictive), run.manifest)
     first, second, third = search(built.predictive, trust)[0][:3]
-    assert [str(edit) for edit in first.edits[:1]] == ["cuda-graph"]
-    assert [str(*second.edits), str(*third.edits)] == ["cuda-graph", "cuda-graph:module=Optimizer.step#*"]
+    assert [str(*first.edits), str(*second.edits)] == ["cuda-graph", "cuda-graph:module=Optimizer.step#*"]
     assert all(each.is_advice and each.effect == "faster" for each in (first, second, third))
     assert not any(edit.training for each in (first, second, third) for edit in each.edits)
-    assert first.gain_low_ns > second.gain_low_ns  # what is added to the first adds for certain
+    assert first.gain_low_ns > second.gain_low_ns
 
 
 def test_healthy_ranks_are_healed_only_where_a_finding_names_them(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.members import members_text
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.edits.parallelism.chunked.edit import LARGEST_SLOWDOWN, SLOWDOWN
+from dpro.replay.whatif.edits.parallelism.chunks import LARGEST_SLOWDOWN, SLOWDOWN
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.predict import apply_all
 from dpro.replay.whatif.registry import parse_edit

@@ -1,6 +1,6 @@
 """A run as the verdict looks at it: its graph, the steps that count, and what changes of it would give.
 
-In: an `Analysis`. Out: a `Case`, whose parts everything of the verdict shares, each computed once.
+In: an `Analysis`. Out: a `JobFacts`, whose parts everything of the verdict shares, each computed once.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from dpro.verdict.limits import (
     Counterfactual,
     counterfactuals,
     gains_of,
+    typical,
     usual_steps,
 )
 
-STUDIED_CONFIDENCE = 0.5  # findings that are less sure name nobody
+STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 
 
-class Case:
+class JobFacts:
     """What is known of a run that has a graph."""
 
     def __init__(self, analysis: Analysis) -> None:
@@ -55,8 +56,9 @@ class Case:
 
     @cached_property
     def step_ns(self) -> float:
-        """The mean usual step, replayed."""
-        return float(step_lengths(self.ends).mean())
+        """How long a usual step takes, replayed: the median; of two the mean."""
+        lengths = step_lengths(self.ends)
+        return float(np.median(lengths))
 
     @cached_property
     def counterfactuals(self) -> list[Counterfactual]:
@@ -152,7 +154,7 @@ class Case:
         nodes = self.graph.nodes
         shorter = np.where(self.nodes_named(names), nodes.duration * factor, nodes.duration)
         gains = self.gain_of(self.graph.with_durations(np.rint(shorter).astype(np.int64)))
-        return float(1 / np.mean(1 / gains))
+        return typical(gains)
 
     @property
     def has_stacks(self) -> bool:
@@ -168,7 +170,7 @@ class Case:
                 continue
             with suppress(DproError):
                 gains = gains_of(change(first), self.ends)
-                best = max(best, (other, float(1 / np.mean(1 / gains))), key=itemgetter(1))
+                best = max(best, (other, typical(gains)), key=itemgetter(1))
         return best
 
     def gains_by_limit(self) -> Mapping[str, float]:

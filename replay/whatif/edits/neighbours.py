@@ -30,7 +30,7 @@ from dpro.replay.fabric.usage import quantile
 from dpro.replay.graph import Graph, once
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.fabric.paths import EVENLY, TAIL, THEN, FabricEdit, loads_by
+from dpro.replay.whatif.edits.paths import EVENLY, TAIL, THEN, FabricEdit, loads_by
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.shared_fabric import (

@@ -1,7 +1,7 @@
 """A job by its condensed ranks: each is built, changed and condensed by itself, in any process.
 
-In: a condensed run. Out: a `CondensedJob`, of which the same can be asked as of a `Job`, but edits that look
-at the whole graph, with the same answers. Transfers change in the joined graph, other work in each rank.
+In: a condensed run. Out: a `CondensedJob`, which answers as a `ReplayedJob` does, and refuses edits that look
+at the whole graph. Transfers change in the joined graph, other work in each rank.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.overlap import differs, overlapped_share, settled, slowed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.peers import with_calls, work_without_calls
-from dpro.replay.sharded.agreed import Spread
 from dpro.replay.sharded.joined import (
-    Joined,
-    Meetings,
+    JoinedGraph,
+    RendezvousTimes,
     inside_of,
     join_skeletons,
-    meetings_of,
+    of_collectives,
     path_through,
+    rendezvous_of,
     replay_inside,
-    those_of,
     with_own_order,
     without_ranks,
 )
-from dpro.replay.sharded.share import Share
-from dpro.replay.sharded.skeleton import RankSkeleton, skeleton_of_share, skeletons_of_both
+from dpro.replay.sharded.matched import MapTasks
+from dpro.replay.sharded.rank import BareRank, RankSkeleton, skeleton_of, skeletons_of_both
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
-from dpro.replay.whatif.job import Changed, Job, T
-from dpro.replay.whatif.ranks.rank import (
+from dpro.replay.whatif.job import Changed, ReplayedJob, T
+from dpro.replay.whatif.rank import (
     CHANGED,
     FASTEST,
     WHOLE_ONLY,
@@ -55,15 +54,15 @@ from dpro.store import Run
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CondensedJob(Job):
+class CondensedJob(ReplayedJob):
     """A job by its condensed ranks; `graph` joins them.
 
     Attributes:
-        node: as of `Joined`.
+        node: as of `JoinedGraph`.
         run: the run.
         condensed: its ranks as they were recorded.
-        folder: where shares of ranks are kept meanwhile.
-        spread: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
+        folder: where ranks are kept meanwhile.
+        map_tasks: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
         changes: what was changed inside ranks, in order.
     """
 
@@ -71,21 +70,21 @@ class CondensedJob(Job):
     run: Run
     condensed: CondensedRun
     folder: Path
-    spread: Spread
+    map_tasks: MapTasks
     changes: tuple[RankEdit, ...] = ()
 
     @property
-    def joined(self) -> Joined:
+    def joined(self) -> JoinedGraph:
         """The graph, and which nodes its nodes are."""
-        return Joined(self.graph, self.node)
+        return JoinedGraph(self.graph, self.node)
 
     @property
     def ranks(self) -> list[int]:
         """All of them, ascending."""
-        return self.condensed.agreed.ranks
+        return self.condensed.matched.ranks
 
     def under(self, edit: Edit, in_full: bool = True) -> Changed[Self]:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         if edit.scope() == "job":
             raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
         if edit.scope() == "transfers":
@@ -95,7 +94,7 @@ class CondensedJob(Job):
             known = edit.knowing(self.map_ranks(edit.seen_of), self.graph)
         change, skeletons, why = RankEdit(known), dict[int, list[RankSkeleton]](), Counter[str]()
         ranks = self.work_on(edit.ranks_changed(self.graph))
-        for by_end, reason in self.spread(partial(change_rank, change, in_full), ranks):
+        for by_end, reason in self.map_tasks(partial(change_rank, change, in_full), ranks):
             why[reason] += 1
             for end, skeleton in by_end.items():
                 skeletons.setdefault(end, []).append(skeleton)
@@ -123,11 +122,11 @@ class CondensedJob(Job):
         joined, changes = self.with_skeletons(skeletons), (*self.changes, change)
         return dataclasses.replace(self, graph=joined.graph, node=joined.node, changes=changes)
 
-    def with_skeletons(self, skeletons: Sequence[RankSkeleton]) -> Joined:
+    def with_skeletons(self, skeletons: Sequence[RankSkeleton]) -> JoinedGraph:
         """The joined graph with other skeletons of some ranks."""
         condensed, before = self.condensed, self.graph
         rest = without_ranks(self.joined, [skeleton.rank for skeleton in skeletons])
-        joined = join_skeletons([*rest, *skeletons], condensed.agreed, condensed.pooled, self.run)
+        joined = join_skeletons([*rest, *skeletons], condensed.matched, condensed.pooled, self.run)
         graph = dataclasses.replace(joined.graph, network=before.network, products=before.products)
         if _taken_out(graph, before).any():
             graph = with_own_order(graph)
@@ -136,29 +135,29 @@ class CondensedJob(Job):
 
     def work_on(self, ranks: Iterable[int]) -> Iterator[RankWork]:
         """What it takes to build ranks of it again."""
-        agreed, graph = self.condensed.agreed, self.graph
+        matched, graph = self.condensed.matched, self.graph
         nodes = graph.nodes
         moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
         moving = moving[np.argsort(nodes.rank[moving], kind="stable")]
-        rank_of, places = nodes.rank[moving], dict(agreed.places)
+        rank_of, places = nodes.rank[moving], dict(matched.places)
         for rank in ranks:
             mine = moving[slice(*np.searchsorted(rank_of, (rank, rank + 1)))]
             yield RankWork(
-                self.run, agreed.of(rank), self.condensed.pooled.of(rank), self.folder, agreed.messages,
+                self.run, matched.of(rank), self.condensed.pooled.of(rank), self.folder, matched.messages,
                 places, graph.products, self.changes, self.node[mine], nodes.duration[mine],
             )  # fmt: skip
 
     def keeps_nodes(self, after: Self) -> bool:
-        """As of `Job`: edits that would not are refused."""
+        """As of `ReplayedJob`: edits that would not are refused."""
         return True
 
     def replays(self, after: Self, slowdowns: Sequence[float]) -> Iterator[Timeline]:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         timeline = replay(after.graph)
         if slowdowns:
             pairs = zip(self.work_on(self.ranks), after.work_on(self.ranks))
-            met = zip(self.meetings(replay(self.graph)), after.meetings(timeline))
-            if any(list(self.spread(overlap_changes, zip(pairs, met)))):
+            met = zip(self.rendezvous(replay(self.graph)), after.rendezvous(timeline))
+            if any(list(self.map_tasks(changes_overlap, zip(pairs, met)))):
                 return (after._settled(timeline, slowdown) for slowdown in slowdowns)
         return iter([timeline])
 
@@ -172,40 +171,44 @@ class CondensedJob(Job):
 
         def slow(last: Timeline | None) -> Graph | None:
             work = partial(slowed_rank, slowdown, last is None)
-            tasks = zip(self.work_on(self.ranks), self.meetings(last or first))
-            skeletons = [skeleton for skeleton in self.spread(work, tasks) if skeleton is not None]
+            tasks = zip(self.work_on(self.ranks), self.rendezvous(last or first))
+            skeletons = [skeleton for skeleton in self.map_tasks(work, tasks) if skeleton is not None]
             return self.with_skeletons(skeletons).graph if skeletons else None
 
         return settled(int(first.end.max(initial=0)), slow)
 
-    def meetings(self, timeline: Timeline) -> Iterator[Meetings]:
+    def rendezvous(self, timeline: Timeline) -> Iterator[RendezvousTimes]:
         """The rendezvous of each rank, ascending.
 
         Args:
             timeline: a replay of it.
         """
-        meetings, agreed = meetings_of(timeline), self.condensed.agreed
-        return (those_of(meetings, agreed.of(rank).moved["instance"].to_numpy()) for rank in self.ranks)
+        rendezvous, matched = rendezvous_of(timeline), self.condensed.matched
+        return (
+            of_collectives(rendezvous, matched.of(rank).moved["instance"].to_numpy()) for rank in self.ranks
+        )
 
     @property
     def work(self) -> pl.DataFrame:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         return with_calls(pl.concat(self.map_ranks(work_without_calls)), self.graph)
 
     @property
     def on_gpus(self) -> bool:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         return self.condensed.pooled.on_gpu
 
     def map_ranks(self, function: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         work = self.work_on(self.ranks if ranks is None else ranks)
-        return list(self.spread(partial(_result, function), work))
+        return list(self.map_tasks(partial(_result, function), work))
 
     def with_change(self, change: RankChange) -> Self:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         rank_edit, skeletons, why = RankEdit(change), list[RankSkeleton](), list[str]()
-        for by_end, reason in self.spread(partial(change_rank, rank_edit, False), self.work_on(self.ranks)):
+        for by_end, reason in self.map_tasks(
+            partial(change_rank, rank_edit, False), self.work_on(self.ranks)
+        ):
             skeletons += by_end.values()
             why.append(reason)
         if not skeletons:
@@ -213,13 +216,13 @@ class CondensedJob(Job):
         return self._with_ranks(skeletons, rank_edit)
 
     def beside_changed(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
-        """As of `Job`."""
-        pairs = list(self.spread(partial(_as_is_and_changed, change), self.work_on(ranks)))
+        """As of `ReplayedJob`."""
+        pairs = list(self.map_tasks(partial(_as_is_and_changed, change), self.work_on(ranks)))
         one, other = (self.with_skeletons(skeletons).graph for skeletons in zip(*pairs))
         return one, other
 
     def path_to(self, timeline: Timeline) -> PathTo:
-        """As of `Job`."""
+        """As of `ReplayedJob`."""
         inside = inside_of(timeline, lambda rank: rank_under_edits(next(self.work_on([rank]))))
         return path_through(self.joined, timeline, inside)
 
@@ -229,8 +232,8 @@ class CondensedJob(Job):
         Args:
             timeline: the replay of the joined graph.
         """
-        share, graph = rank_under_edits(next(self.work_on([rank])))
-        return replay_inside(share, graph, meetings_of(timeline)).graph
+        bare, graph = rank_under_edits(next(self.work_on([rank])))
+        return replay_inside(bare, graph, rendezvous_of(timeline)).graph
 
 
 def _taken_out(graph: Graph, before: Graph) -> Bools:
@@ -257,41 +260,43 @@ def _result(function: Callable[[Graph], T], work: RankWork) -> T:
 
 
 def _as_is_and_changed(change: RankChange, work: RankWork) -> tuple[RankSkeleton, RankSkeleton]:
-    share, graph = rank_under_edits(work)
-    return skeletons_of_both(work.own.rank, share, graph, change.apply(graph).nodes.duration)
+    bare, graph = rank_under_edits(work)
+    return skeletons_of_both(work.matched.rank, bare, graph, change.apply(graph).nodes.duration)
 
 
-def overlap_changes(task: tuple[tuple[RankWork, RankWork], tuple[Meetings, Meetings]]) -> bool:
+def changes_overlap(task: tuple[tuple[RankWork, RankWork], tuple[RendezvousTimes, RendezvousTimes]]) -> bool:
     """Whether kernels of a rank overlap communication otherwise in the changed job; keeps how they did."""
     (before, after), met = task
-    (share, old), (_, new) = rank_under_edits(before), rank_under_edits(after)
-    one, other = _overlap(share, old, met[0]), _overlap(share, new, met[1])
+    (bare, old), (_, new) = rank_under_edits(before), rank_under_edits(after)
+    one, other = _overlap(bare, old, met[0]), _overlap(bare, new, met[1])
     np.save(_file(before, "before"), one)
     return bool(differs(one, other).any())
 
 
-def slowed_rank(slowdown: float, is_first: bool, task: tuple[RankWork, Meetings]) -> RankSkeleton | None:
+def slowed_rank(
+    slowdown: float, is_first: bool, task: tuple[RankWork, RendezvousTimes]
+) -> RankSkeleton | None:
     """Condense a rank with kernels as slow as goes with what they overlap; None where that is as it was.
 
     Args:
         is_first: whether it starts from the changed rank, and not from where the round before ended.
     """
     work, met = task
-    share, graph = rank_under_edits(work)
+    bare, graph = rank_under_edits(work)
     before, kept = np.load(_file(work, "before")), _file(work, f"slowed-{slowdown:g}")
-    now = _overlap(share, graph if is_first else graph.with_durations(np.load(kept)), met)
+    now = _overlap(bare, graph if is_first else graph.with_durations(np.load(kept)), met)
     duration: Any = slowed(graph.nodes.duration, before, now, slowdown)
     np.save(kept, duration)
     if not differs(before, now).any():
         return None
-    return skeleton_of_share(work.own.rank, share, graph.with_durations(duration))
+    return skeleton_of(work.matched.rank, bare, graph.with_durations(duration))
 
 
-def _overlap(share: Share, graph: Graph, met: Meetings) -> Floats:
+def _overlap(bare: BareRank, graph: Graph, met: RendezvousTimes) -> Floats:
     """[N] `overlapped_share` of a rank that is replayed by itself."""
-    timeline = replay_inside(share, graph, met)
+    timeline = replay_inside(bare, graph, met)
     return overlapped_share(timeline.graph, timeline.start, timeline.end)
 
 
 def _file(work: RankWork, what: str) -> Path:
-    return work.folder / f"rank{work.own.rank:05d}-{what}.npy"
+    return work.folder / f"rank{work.matched.rank:05d}-{what}.npy"

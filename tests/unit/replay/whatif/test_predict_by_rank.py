@@ -15,9 +15,9 @@ from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.by_rank import CondensedRun, condense_run
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.timeline import replay
+from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict, ranked
-from dpro.replay.whatif.ranks.condensed import CondensedJob
-from dpro.replay.whatif.ranks.rank import WHOLE_ONLY
+from dpro.replay.whatif.rank import WHOLE_ONLY
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.replay.whatif.search import explore
 from dpro.store import Run
@@ -80,7 +80,7 @@ ON_FABRICS = (
 
 def condensed_job(run: Run, condensed: CondensedRun, folder: Path) -> CondensedJob:
     graph, node = condensed.joined.graph, condensed.joined.node
-    return CondensedJob(graph=graph, node=node, run=run, condensed=condensed, folder=folder, spread=map)
+    return CondensedJob(graph=graph, node=node, run=run, condensed=condensed, folder=folder, map_tasks=map)
 
 
 class Both:

@@ -1,7 +1,7 @@
 """What ranks must know of each other before any of them can be built: collectives and clocks.
 
-In: a run. Out: an `Agreed`, of which each rank needs its own part. Of spans only a few columns are read, one
-part of the run at a time.
+In: a run. Out: a `MatchedRun`, of which each rank needs its own part. Of spans only a few columns are read,
+one part of the run at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dpro.replay.graph import MeshPosition, Message
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
 
-Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
-LANES = ("span_id", "rank", "window", "device", "stream")
-OF_RANKS = (
+MapTasks = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
+LANE_COLUMNS = ("span_id", "rank", "window", "device", "stream")
+TABLES_OF_RANKS = (
     SPANS,
     SYNCS,
     STEPS,
@@ -37,14 +37,14 @@ OF_RANKS = (
 
 
 @dataclass(frozen=True)
-class OfRank:
+class MatchedRank:
     """What a rank has to know before it is built.
 
     Attributes:
         rank: which.
         windows: deep windows that it has spans of.
         alignment: its clock.
-        moved: its rows of `Agreed.moved`.
+        moved: its rows of `MatchedRun.moved`.
         parts: files of the run that hold its rows, by table.
     """
 
@@ -56,7 +56,7 @@ class OfRank:
 
 
 @dataclass(frozen=True)
-class Agreed:
+class MatchedRun:
     """What all ranks have in common.
 
     Attributes:
@@ -82,21 +82,21 @@ class Agreed:
         """All ranks, ascending."""
         return sorted(self.windows)
 
-    def of(self, rank: int) -> OfRank:
+    def of(self, rank: int) -> MatchedRank:
         """What one rank needs."""
         windows, clocks = self.windows[rank], self.alignment.clocks
-        own = {(rank, window): clocks[rank, window] for window in windows if (rank, window) in clocks}
+        of_rank = {(rank, window): clocks[rank, window] for window in windows if (rank, window) in clocks}
         low, high = np.searchsorted(self.moved["rank"].to_numpy(), (rank, rank + 1)).tolist()
-        return OfRank(
-            rank, windows, Alignment(own), self.moved.slice(low, high - low), self.parts.get(rank, {})
+        return MatchedRank(
+            rank, windows, Alignment(of_rank), self.moved.slice(low, high - low), self.parts.get(rank, {})
         )
 
 
-def agree(run: Run, spread: Spread = map) -> Agreed:
+def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
     """Match the collectives of all ranks, and align their clocks.
 
     Args:
-        spread: has the parts of the spans read: `map`, or that of an executor.
+        map_tasks: has the parts of the spans read: `map`, or that of an executor.
 
     Raises:
         Unanswerable: the run has no spans, or its ranks are pretended.
@@ -110,8 +110,8 @@ def agree(run: Run, spread: Spread = map) -> Agreed:
     tasks = [(part, wanted if rank is None else of_rank.get((rank,), wanted.clear())) for part, rank in named]
     if not tasks:
         raise Unanswerable("the run holds no spans to replay")
-    places, lanes = zip(*spread(partial(_read_part, run), tasks))
-    where = pl.concat(places).unique().sort("rank", "window").rows()
+    where_parts, lanes = zip(*map_tasks(partial(_read_part, run), tasks))
+    where = pl.concat(where_parts).unique().sort("rank", "window").rows()
     matching = match_collectives(collectives, pl.concat(lanes))
     alignment = align(matching.rows, where, workers, run.table(CLOCK_SAMPLES))
     moved, messages = with_messages(wait_and_transfer(alignment.aligned(asked_after(matching.rows))))
@@ -119,12 +119,14 @@ def agree(run: Run, spread: Spread = map) -> Agreed:
     for rank, window in where:
         windows[rank] = (*windows.get(rank, ()), window)
     moved = moved.sort("rank", maintain_order=True)
-    return Agreed(windows, matching, alignment, moved, messages, places_of(workers), parts_of(run, windows))
+    return MatchedRun(
+        windows, matching, alignment, moved, messages, places_of(workers), parts_of(run, windows)
+    )
 
 
 def _read_part(run: Run, task: tuple[Path, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Which windows of which ranks a part of the spans is of, and the lanes of those that are wanted."""
-    part = run.read(SPANS, [task[0]], LANES)
+    part = run.read(SPANS, [task[0]], LANE_COLUMNS)
     lanes = part.join(task[1], on=["rank", "span_id"], how="semi", maintain_order="left")
     return part.select("rank", "window").unique(), lanes
 
@@ -137,13 +139,13 @@ def _rank_of(part: Path) -> int | None:
 
 def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
     """Files that hold rows of each rank, by table: those that are named after it, and those after none."""
-    found: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
-    for table in OF_RANKS:
+    by_rank: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
+    for table in TABLES_OF_RANKS:
         named: dict[int, list[Path]] = {}
         others: list[Path] = []
         for part in run.parts(table):
             number = _rank_of(part)
             (others if number is None else named.setdefault(number, [])).append(part)
-        for rank, own in found.items():
-            own[table.name] = (*named.get(rank, ()), *others)
-    return found
+        for rank, by_table in by_rank.items():
+            by_table[table.name] = (*named.get(rank, ()), *others)
+    return by_rank

@@ -22,7 +22,7 @@ from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.models.roofline import MATMULS
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.parallelism.chunked.edit import (
+from dpro.replay.whatif.edits.parallelism.chunks import (
     ChunkedEdit,
     Member,
     Order,

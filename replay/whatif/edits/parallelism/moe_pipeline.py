@@ -16,7 +16,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.mesh import AXES
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.parallelism.chunked.edit import (
+from dpro.replay.whatif.edits.parallelism.chunks import (
     ALL_TO_ALL,
     ChunkedEdit,
     Order,

@@ -19,10 +19,17 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import EdgeKind, Edges, Graph, MeshPosition, Message
-from dpro.replay.sharded.agreed import OF_RANKS, OfRank
-from dpro.replay.sharded.pooled import PooledOfRank
-from dpro.replay.sharded.share import Share, build_share, load_share, share_file
-from dpro.replay.sharded.skeleton import RankSkeleton, finished, skeleton_of_share
+from dpro.replay.sharded.matched import TABLES_OF_RANKS, MatchedRank
+from dpro.replay.sharded.rank import (
+    BareRank,
+    PooledOfRank,
+    RankSkeleton,
+    build_rank,
+    load_rank,
+    rank_file,
+    skeleton_of,
+    with_pooled_lags,
+)
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
 from dpro.store import Run
@@ -86,20 +93,20 @@ class RankWork:
 
     Attributes:
         run: the run.
-        own: what the rank needs of it.
-        known: what is pooled.
-        folder: where its share is kept once it was built.
+        matched: what the rank needs of it.
+        pooled: over all ranks.
+        folder: where it is kept once it was built.
         messages: kinds of communication.
         places: of all ranks.
         products: measured matrix products.
         changes: what was changed inside ranks, in order.
-        transfers: [K] transfers of its share, and
+        transfers: [K] its transfers, and
         lasting: [K] ns that they take.
     """
 
     run: Run
-    own: OfRank
-    known: PooledOfRank
+    matched: MatchedRank
+    pooled: PooledOfRank
     folder: Path
     messages: tuple[Message, ...]
     places: dict[int, MeshPosition]
@@ -109,55 +116,55 @@ class RankWork:
     lasting: Ints
 
 
-def rank_under_edits(work: RankWork) -> tuple[Share, Graph]:
-    """A rank's share, and its graph as the job has it.
+def rank_under_edits(work: RankWork) -> tuple[BareRank, Graph]:
+    """A rank without lags, and its graph as the job has it.
 
-    Of collectives that edits have taken the rank out of, the share has instance -1. Where there are edits,
-    the graph has edges `with_meetings`.
+    Of collectives that edits have taken it out of, it has instance -1. Where there are edits,
+    the graph has edges `with_rendezvous`.
     """
-    file = share_file(work.folder, work.own.rank)
+    file = rank_file(work.folder, work.matched.rank)
     if not file.exists():
-        build_share(work.run, work.own, work.folder)
-    share = load_share(file)
+        build_rank(work.run, work.matched, work.folder)
+    bare = load_rank(file)
     graph = dataclasses.replace(
-        finished(share, work.known),
+        with_pooled_lags(bare, work.pooled),
         messages=work.messages,
         places=work.places,
-        run=tables_of(work.run, work.own),
+        run=tables_of(work.run, work.matched),
         products=work.products,
     )
     if work.changes:
-        graph = with_meetings(graph, share)
+        graph = with_rendezvous(graph, bare)
         for change in work.changes:
             graph = change.of(graph)
-        share = still_meeting(share, graph)
+        bare = with_memberships(bare, graph)
     duration = graph.nodes.duration.copy()
     duration[work.transfers] = work.lasting
-    return share, graph.with_durations(duration)
+    return bare, graph.with_durations(duration)
 
 
-def with_meetings(graph: Graph, share: Share) -> Graph:
+def with_rendezvous(graph: Graph, bare: BareRank) -> Graph:
     """A rank's graph with an edge for each rendezvous, from its arrival to its transfer."""
-    edges, count = graph.edges, share.instance.size
-    at = graph.indptr[share.transfer + 1]
+    edges, count = graph.edges, bare.instance.size
+    at = graph.indptr[bare.transfer + 1]
     zero = np.zeros(count, np.int64)
     columns = {
-        "source": share.arrive,
-        "target": share.transfer,
+        "source": bare.arrive,
+        "target": bare.transfer,
         "lag": zero,
         "kind": np.full(count, EdgeKind.RENDEZVOUS, np.int64),
         "inferred": zero != 0,
     }
     met = Edges(**{name: np.insert(getattr(edges, name), at, new) for name, new in columns.items()})
-    more = np.bincount(share.transfer, minlength=graph.num_nodes)
+    more = np.bincount(bare.transfer, minlength=graph.num_nodes)
     return dataclasses.replace(graph, edges=met, indptr=graph.indptr + np.append(0, np.cumsum(more)))
 
 
-def still_meeting(share: Share, graph: Graph) -> Share:
-    """A rank's share, with instance -1 for collectives that edits have taken the rank out of."""
+def with_memberships(bare: BareRank, graph: Graph) -> BareRank:
+    """A rank without lags, with instance -1 for collectives that edits have taken the rank out of."""
     waits = np.zeros(graph.num_nodes, np.bool_)
     waits[graph.edges.target[graph.edges.kind == EdgeKind.RENDEZVOUS]] = True
-    return dataclasses.replace(share, instance=np.where(waits[share.transfer], share.instance, -1))
+    return dataclasses.replace(bare, instance=np.where(waits[bare.transfer], bare.instance, -1))
 
 
 def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict[int, RankSkeleton], str]:
@@ -171,9 +178,9 @@ def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict
         Skeletons of the rank in the changed job and at the ends, where it is another one; and why it is none
         in the changed job.
     """
-    share, graph = rank_under_edits(work)
+    bare, graph = rank_under_edits(work)
     if not work.changes:
-        graph = with_meetings(graph, share)
+        graph = with_rendezvous(graph, bare)
     made, why = dict[int, Graph](), ""
     try:
         made[change.end] = change.made(graph)
@@ -181,8 +188,8 @@ def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict
         why = str(error)
     if with_ends:
         made |= change.ends(graph)
-    rank = work.own.rank
-    return {end: skeleton_of_share(rank, still_meeting(share, each), each) for end, each in made.items()}, why
+    rank = work.matched.rank
+    return {end: skeleton_of(rank, with_memberships(bare, each), each) for end, each in made.items()}, why
 
 
 # A run as one of its ranks sees it: of tables that every rank has rows of, its own alone.
@@ -196,7 +203,7 @@ class RankTables(KeptRun):
         own: the rank, with the files that hold its rows.
     """
 
-    own: OfRank | None = None
+    own: MatchedRank | None = None
 
     def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """As `Run.table`, with the rank's rows alone of tables that every rank has rows of.
@@ -207,7 +214,7 @@ class RankTables(KeptRun):
         Raises:
             InputError: a part cannot be read.
         """
-        if self.own is None or table not in OF_RANKS:
+        if self.own is None or table not in TABLES_OF_RANKS:
             return super().table(table, columns)
         wanted = table.columns if columns is None else columns
         read = super().table(table, None if columns is None else list(dict.fromkeys([*columns, "rank"])))
@@ -218,6 +225,6 @@ class RankTables(KeptRun):
         return super().parts(table) if self.own is None else list(self.own.parts.get(table.name, ()))
 
 
-def tables_of(run: Run, own: OfRank) -> RankTables:
+def tables_of(run: Run, own: MatchedRank) -> RankTables:
     """A run as one of its ranks sees it."""
     return RankTables(run.path, run.manifest, run.source, own=own)

@@ -1,0 +1,659 @@
+"""Ranks between what they wait for and what others wait for: with only the nodes that matter.
+
+In: a graph and its `Cut`. Out: `Skeletons`. However long its transfers last, and whenever they begin, every
+node of a rank starts exactly when it does in the whole: a rank is a linear map in max-plus algebra from the
+starts of its transfers to those of its arrivals (Baccelli et al., Synchronization and Linearity, 1992). It
+holds for these durations and lags only: under others the rank is condensed anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.arrays import Bools, Ints
+from dpro.compiled import inlined
+from dpro.replay.engine import compiled
+from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled
+from dpro.replay.timeline import AFTER_STEPS, BEFORE_STEPS
+
+# Rounds after the first, each of which leaves out nodes at which paths merge where that needs no more edges.
+ROUNDS = 3
+# Over how many kept nodes back distances are known, a power of two; what is further apart is not compared.
+REACH = 64
+LONG_AGO = -(2**60)
+TRANSFER, RENDEZVOUS = int(NodeKind.TRANSFER), int(NodeKind.RENDEZVOUS)
+# What is known of a node: it has to stay; it may last for any time; several edges leave it, or one; another
+# of its step surely ends no earlier; one of its window that is not behind its steps surely starts no later.
+MUST_STAY, ANY_DURATION, FORKS, HAS_SUCCESSOR, NEVER_LAST, NEVER_FIRST = 1, 2, 4, 8, 16, 32
+
+
+@dataclass(frozen=True)
+class Skeletons:
+    """Nodes that were kept, rank by rank, and the longest paths between them; K scenarios.
+
+    Attributes:
+        node: [M] node of the graph; -1 of the virtual end of a step.
+        rank: [M].
+        window, step: [M] of virtual ends.
+        duration, earliest: [M, K] ns.
+        indptr, source: [M + 1], [E]; edges into node i are indptr[i]:indptr[i + 1].
+        lag: [E, K] ns.
+    """
+
+    node: Ints
+    rank: Ints
+    window: Ints
+    step: Ints
+    duration: Ints
+    earliest: Ints
+    indptr: Ints
+    source: Ints
+    lag: Ints
+
+    @property
+    def target(self) -> Ints:
+        """[E] where each edge leads to."""
+        return np.repeat(np.arange(self.node.size), np.diff(self.indptr))
+
+
+def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skeletons:
+    """Leave out the nodes that no other rank waits for.
+
+    Nodes at which paths merge and part again stay: without such a node, an edge would lead from each node
+    before it to each node behind it.
+
+    Args:
+        duration: [N, K] ns of its nodes in several scenarios; None for the durations of the graph alone.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    duration = nodes.duration[:, None] if duration is None else duration
+    count = duration.shape[1]
+    ends = ends_of(graph, cut, duration)
+    earliest, lag = (_for_all(column, count) for column in (nodes.earliest, edges.lag))
+    behind = (ends.begins, ends.indptr, ends.source, np.zeros((ends.source.size, count), np.int64))
+    ranks = (cut.order, cut.indptr, nodes.rank)
+    kept, *swept = _sweep_all(
+        ranks, (duration, earliest), (graph.indptr, edges.source, lag), behind, ends.flags, REACH
+    )
+    end = np.flatnonzero(kept >= nodes.rank.size)
+    number = kept[end] - nodes.rank.size
+    kept[end] = 0
+    rank, lasts, flags = nodes.rank[kept], duration[kept], ends.flags[kept]
+    rank[end], lasts[end], flags[end], kept[end] = ends.rank[number], 0, MUST_STAY, -1
+    window, step = np.full((2, kept.size), -1, np.int64)
+    window[end], step[end] = ends.window[number], ends.step[number]
+    at, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept)
+    # What a virtual end is behind has begun by then.
+    earliest = np.maximum(earliest, nodes.earliest.min(initial=0))
+    return Skeletons(kept[at], rank[at], window[at], step[at], lasts[at], earliest, indptr, source, lag)
+
+
+def _fewer(
+    cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints]
+) -> tuple[Ints, Sequence[Ints]]:
+    """Leave out nodes at which paths merge, if that needs no more edges: those left, and `sweep` of them."""
+    at = np.arange(rank.size)
+    nothing = (np.zeros(cut.ranks.size + 1, np.int64), np.zeros(1, np.int64), at[:0], lasts[:0])
+    for _ in range(ROUNDS):
+        earliest, indptr, source, lag = swept
+        entering, leaving = np.diff(indptr), np.bincount(source, minlength=at.size)
+        stays = (flags & MUST_STAY > 0) | (entering * leaving > entering + leaving)
+        if stays.all():
+            break
+        ranks = (np.arange(at.size), np.append(np.searchsorted(rank, cut.ranks), at.size), rank)
+        marks = ((flags & ANY_DURATION) | stays * MUST_STAY).astype(np.uint8)
+        kept, *swept = _sweep_all(ranks, (lasts, earliest), (indptr, source, lag), nothing, marks, REACH)
+        at, rank, lasts, flags = at[kept], rank[kept], lasts[kept], flags[kept]
+    return at, swept
+
+
+def _for_all(column: Ints, count: int) -> Ints:
+    """A column with the same values in each scenario."""
+    return np.repeat(column[:, None], count, axis=1) if count > 1 else column[:, None]
+
+
+# Where a graph falls apart into ranks, and which nodes of them have to stay.
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a graph falls apart into ranks.
+
+    Attributes:
+        ranks: [R] ascending; -1 has the rendezvous.
+        indptr, order: nodes of rank i of them are order[indptr[i]:indptr[i + 1]], ascending.
+        between: [C] edges between ranks.
+        joins: [N] nodes that such an edge ends at.
+        free: [N] transfers among them: how long they last is the network's to say.
+    """
+
+    ranks: Ints
+    indptr: Ints
+    order: Ints
+    between: Ints
+    joins: Bools
+    free: Bools
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What else a rank's share has than its nodes.
+
+    Attributes:
+        flags: [N] what is known of each node, as the compiled loops have it.
+        begins: [R + 1] virtual ends of rank i are begins[i]:begins[i + 1].
+        rank, window, step: [V] of the virtual ends.
+        indptr, source: [V + 1], [.] nodes that a virtual end is behind.
+    """
+
+    flags: NDArray[np.uint8]
+    begins: Ints
+    rank: Ints
+    window: Ints
+    step: Ints
+    indptr: Ints
+    source: Ints
+
+
+def cut_by_rank(graph: Graph) -> Cut:
+    """Find the nodes of each rank, and the edges between ranks."""
+    nodes, edges, size = graph.nodes, graph.edges, graph.num_nodes
+    lowest = int(nodes.rank.min()) if size else 0
+    groups = int(nodes.rank.max()) - lowest + 1 if size else 0
+    begins, place = np.zeros(groups + 1, np.int64), np.empty(groups, np.int64)
+    order, between = np.empty(size, np.int64), np.empty(edges.source.size, np.int64)
+    joins, free = np.zeros(size, np.bool_), np.empty(size, np.bool_)
+    into, found = (graph.indptr, edges.source), (order, between, joins, free)
+    count = _cut(nodes.rank, nodes.kind, into, lowest, begins, place, found)
+    there = np.flatnonzero(np.diff(begins))
+    return Cut(lowest + there, np.append(begins[there], size), order, between[:count].copy(), joins, free)
+
+
+def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
+    """Find what has to stay of ranks.
+
+    Args:
+        duration: [N, K] ns of its nodes in each of several scenarios.
+    """
+    nodes, size = graph.nodes, cut.order.size
+    least = np.where(cut.free, 0, duration[:, 0] if duration.shape[1] == 1 else duration.min(axis=1))
+    flags = cut.joins * np.uint8(MUST_STAY) + cut.free * np.uint8(ANY_DURATION)
+    last, first, early, sizes = (np.empty(each, np.int64) for each in (size, size, size, 3))
+    sizes[:] = 0
+    _mark(
+        cut.order, cut.indptr, (nodes.rank, nodes.window, nodes.step, nodes.kind), least,
+        (graph.indptr, graph.edges.source, graph.edges.lag), flags, (last, first, early), sizes,
+    )  # fmt: skip
+    last, first, early = (found[:count] for found, count in zip((last, first, early), sizes.tolist()))
+    # A window may begin with a node that holds no work of its rank before its first step.
+    several = int(nodes.window[np.append(first, early)].max(initial=0)) + 2
+    opens, before = (nodes.rank[each] * several + nodes.window[each] for each in (first, early))
+    flags[first[~np.isin(opens, before)]] |= MUST_STAY
+    last = last[np.lexsort((nodes.step[last], nodes.window[last], nodes.rank[last]))]
+    columns = [column[last] for column in (nodes.rank, nodes.window, nodes.step)]
+    opens = np.flatnonzero(
+        np.append(True, np.any([np.diff(column) != 0 for column in columns], axis=0))[: last.size]
+    )
+    rank, window, step = (column[opens] for column in columns)
+    begins = np.append(np.searchsorted(rank, cut.ranks), rank.size)
+    return Ends(flags, begins, rank, window, step, np.append(opens, last.size), last)
+
+
+# Scenarios in which some ranks are changed: the condensed graph of each, without condensing again.
+
+
+def condense_both(graph: Graph, changed: Ints) -> tuple[Graph, Graph]:
+    """The condensed graph, and the same with all ranks changed.
+
+    Args:
+        changed: [N] ns, durations of its nodes where their rank is changed.
+    """
+    cut = cut_by_rank(graph)
+    skeletons = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
+    (one, _), (other, _) = (joined_graph(graph, cut, skeletons, scenario) for scenario in (0, 1))
+    return one, other
+
+
+def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
+    """The first graph, with some ranks taken from the second.
+
+    Args:
+        one, other: of one shape, as from `condense_both`.
+        ranks: the ranks to take from `other`.
+    """
+    mine = np.isin(one.nodes.rank, list(ranks))
+    changed = one.with_durations(np.where(mine, other.nodes.duration, one.nodes.duration))
+    if other.edges is one.edges:  # all that was changed is how long nodes last
+        return changed
+    earliest = np.where(mine, other.nodes.earliest, one.nodes.earliest)
+    lag = np.where(mine[one.edges.target], other.edges.lag, one.edges.lag)
+    nodes = dataclasses.replace(changed.nodes, earliest=earliest)
+    return dataclasses.replace(changed, nodes=nodes).with_lags(lag)
+
+
+# The skeletons of all ranks as one graph, joined where ranks wait for each other.
+
+
+def joined_graph(graph: Graph, cut: Cut, skeletons: Skeletons, scenario: int = 0) -> tuple[Graph, Ints]:
+    """Join the skeletons of ranks.
+
+    Args:
+        cut: where it falls apart into ranks.
+
+    Returns:
+        The joined graph, and [M] the node of the whole graph that each of its nodes is; -1 for the virtual
+        end of a step.
+    """
+    # The numbers of the whole graph are in topological order; virtual ends are behind everything.
+    key = np.where(skeletons.node >= 0, skeletons.node, graph.num_nodes + 1 + skeletons.rank)
+    order = np.argsort(key, kind="stable")
+    number = np.empty(order.size, np.int64)
+    number[order] = np.arange(order.size)
+    source, target = number[skeletons.source], number[skeletons.target]
+    between, behind = graph.edges.taken(cut.between), key[order]
+    between = dataclasses.replace(
+        between,
+        source=np.searchsorted(behind, between.source).astype(np.int64),
+        target=np.searchsorted(behind, between.target).astype(np.int64),
+    )
+    paths = paths_beside(source, target, skeletons.lag, between, order.size)
+    kept = Edges(
+        source[paths], target[paths], skeletons.lag[paths, scenario],
+        np.full(paths.size, EdgeKind.PATH, np.int64), np.zeros(paths.size, np.bool_),
+    )  # fmt: skip
+    nodes = _columns(graph, skeletons, order, scenario)
+    joined = assembled(nodes, kept.and_also(between), graph.names, graph.lanes, graph.origin_ns)
+    return joined.of_same_job(graph), skeletons.node[order]
+
+
+def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: int) -> Ints:
+    """Edges of the skeletons, less those from arrival to transfer where it is as far over the rendezvous.
+
+    Args:
+        source, target, lag: of edges inside ranks; [E, K] ns.
+    """
+    met, meets = np.full(size, -1, np.int64), np.full(size, -2, np.int64)
+    lag_before, lag_after = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    meets[between.source], lag_before[between.source] = between.target, between.lag
+    met[between.target], lag_after[between.target] = between.source, between.lag
+    over = lag_before[source] + lag_after[target]
+    return np.flatnonzero((meets[source] != met[target]) | (over[:, None] < lag).any(axis=1))
+
+
+def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> Nodes:
+    """The columns of the joined nodes: those of the whole graph, and of virtual ends their step's."""
+    node = skeletons.node[order]
+    columns = {f.name: getattr(graph.nodes, f.name)[node] for f in dataclasses.fields(Nodes)}
+    ends = slice(np.count_nonzero(node >= 0), None)
+    own = {"kind": NodeKind.END, "anchored": False, "measured_start": 0, "measured_end": 0, "name": 0}
+    own |= dict.fromkeys(("around", "span", "collective", "bytes", "message", "phase", "lane"), -1)
+    for name, value in own.items():
+        columns[name][ends] = value
+    for name in ("rank", "window", "step"):
+        columns[name][ends] = getattr(skeletons, name)[order[ends]]
+    columns["duration"] = skeletons.duration[order, scenario]
+    columns["earliest"] = skeletons.earliest[order, scenario]
+    return Nodes(**columns)
+
+
+# The compiled loops. All ranks are in one call, one after the other; what differs between scenarios has a
+# column for each; and no compiled loop makes an array.
+
+
+@compiled
+def _cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, found: Any) -> int:
+    """Sort nodes by rank, and find the edges between ranks.
+
+    Args:
+        rank, kind: [N].
+        into: `indptr` and `source` of the graph.
+        begins: [G + 1] zeros: where in the order each rank will begin.
+        place: [G] scratch.
+        found: what is filled in: `order` [N], nodes by rank; `between` [E], edges between ranks; `joins` [N],
+            nodes that one of them ends at; `free` [N], transfers among those.
+
+    Returns:
+        How many edges are between ranks.
+    """
+    indptr, source = into
+    order, between, joins, free = found
+    count = 0
+    for node in range(rank.size):
+        own = rank[node]
+        begins[own - lowest + 1] += 1
+        for edge in range(indptr[node], indptr[node + 1]):
+            if rank[source[edge]] != own:
+                between[count] = edge
+                count += 1
+                joins[source[edge]] = True
+                joins[node] = True
+    for group in range(place.size):
+        begins[group + 1] += begins[group]
+        place[group] = begins[group]
+    for node in range(rank.size):
+        group = rank[node] - lowest
+        order[place[group]] = node
+        place[group] += 1
+        free[node] = joins[node] and kind[node] == TRANSFER
+    return count
+
+
+@compiled
+def _mark(
+    order: Any, begins: Any, columns: Any, least: Any, into: Any, flags: Any, found: Any, sizes: Any
+) -> None:
+    """Find the nodes with which steps and windows of ranks may begin and end.
+
+    Args:
+        order, begins: [M] nodes by rank, and [R + 1] where each rank begins.
+        columns: `rank`, `window`, `step` and `kind` of nodes, [N].
+        least: [N] ns that each lasts at least.
+        into: `indptr`, `source` and `lag` [E] of the graph.
+        flags: [N] what is known of nodes; more is filled in.
+        found: what is filled in, each [M]: nodes that no other of their step surely outlasts; those that none
+            of their window surely precedes; of each window one node before its steps, or more.
+        sizes: [3] how many they are.
+    """
+    rank, window, step, kind = columns
+    indptr, source, lag = into
+    last, first, early = found
+    for own in range(begins.size - 1):
+        windows = sizes[2]
+        for at in range(begins[own], begins[own + 1]):
+            node = order[at]
+            its_rank, its_window, its_step = rank[node], window[node], step[node]
+            its_least, known = least[node], 0
+            for edge in range(indptr[node], indptr[node + 1]):
+                before = source[edge]
+                if rank[before] != its_rank:
+                    continue
+                of_before = flags[before]
+                more = FORKS if of_before & HAS_SUCCESSOR else HAS_SUCCESSOR
+                if window[before] == its_window:
+                    if step[before] == its_step and its_least + lag[edge] >= 0:
+                        more |= NEVER_LAST
+                    if step[before] != AFTER_STEPS and least[before] + lag[edge] >= 0:
+                        known |= NEVER_FIRST
+                flags[before] = of_before | more
+            flags[node] |= known
+            if its_step == BEFORE_STEPS and (
+                sizes[2] == windows or window[early[sizes[2] - 1]] != its_window
+            ):
+                early[sizes[2]] = node
+                sizes[2] += 1
+        for at in range(begins[own], begins[own + 1]):
+            node = order[at]
+            of_node = flags[node]
+            if (of_node & NEVER_LAST and of_node & NEVER_FIRST) or kind[node] == RENDEZVOUS:
+                continue
+            if not of_node & NEVER_FIRST and step[node] != AFTER_STEPS:
+                first[sizes[1]] = node
+                sizes[1] += 1
+            if not of_node & NEVER_LAST:
+                last[sizes[0]] = node
+                sizes[0] += 1
+                flags[node] = of_node | (FORKS if of_node & HAS_SUCCESSOR else HAS_SUCCESSOR)
+
+
+@inlined
+def _gather(
+    first: Any,
+    last: Any,
+    own: Any,
+    edges: Any,
+    rank: Any,
+    state: Any,
+    pool: Any,
+    slot: Any,
+    found: Any,
+    floor: Any,
+) -> Any:
+    # The labels of a node's start: of those of its predecessors the longest from each kept node. `slot` says
+    # where in `found` a kept node is.
+    source, lag = edges
+    set_of, shift, ready = state
+    begin, pool_who, pool_weight = pool
+    who, weight = found
+    count = 0
+    for edge in range(first, last):
+        before = source[edge]
+        if rank[before] != own:
+            continue
+        for k in range(lag.shape[1]):
+            floor[k] = max(floor[k], ready[before, k] + lag[edge, k])
+        for label in range(begin[set_of[before]], begin[set_of[before] + 1]):
+            ancestor = pool_who[label]
+            if slot[ancestor] < 0:
+                slot[ancestor] = count
+                who[count] = ancestor
+                for k in range(lag.shape[1]):
+                    weight[count, k] = LONG_AGO
+                count += 1
+            at = slot[ancestor]
+            for k in range(lag.shape[1]):
+                long = pool_weight[label, k] + shift[before, k] + lag[edge, k]
+                weight[at, k] = max(weight[at, k], long)
+    for at in range(count):
+        slot[who[at]] = -1
+    return count
+
+
+@inlined
+def _prune(count: Any, found: Any, drop: Any, kept: Any, distance: Any) -> Any:
+    # A label is dropped that never decides: the way over another kept node behind it is as long, always.
+    who, weight = found
+    reach = distance.shape[0]
+    left = 0
+    for at in range(count):
+        drop[at] = False
+        for other in range(count):
+            back = who[other] - who[at]
+            if drop[at] or back <= 0 or back >= reach or who[other] <= kept - reach:
+                continue
+            over = True
+            for k in range(weight.shape[1]):
+                between = distance[who[other] & (reach - 1), k, back]
+                over = over and between + weight[other, k] >= weight[at, k]
+            drop[at] = over
+    for at in range(count):
+        if not drop[at]:
+            who[left] = who[at]
+            for k in range(weight.shape[1]):
+                weight[left, k] = weight[at, k]
+            left += 1
+    return left
+
+
+@inlined
+def _measure(kept: Any, first: Any, count: Any, found: Any, lasts: Any, distance: Any) -> None:
+    # How long after the end of each of the kept nodes before it, by how many before, this one ends at least.
+    who, weight = found
+    reach = distance.shape[0]
+    row = kept & (reach - 1)
+    for k in range(lasts.size):
+        for back in range(1, min(reach, kept - first + 1)):
+            distance[row, k, back] = LONG_AGO
+        for at in range(count):
+            near = who[at]
+            over = kept - near
+            if over >= reach:
+                continue
+            long = weight[at, k] + lasts[k]
+            distance[row, k, over] = max(distance[row, k, over], long)
+            behind = near & (reach - 1)
+            for back in range(1, min(reach - over, near - first + 1)):
+                far = distance[behind, k, back] + long
+                distance[row, k, over + back] = max(distance[row, k, over + back], far)
+
+
+@inlined
+def _keep(node: Any, kept: Any, count: Any, found: Any, floor: Any, slot: Any, result: Any) -> None:
+    # Write a kept node, and its labels as edges.
+    who, weight = found
+    nodes, floors, ways, way_from, way_lag = result
+    into = ways[kept]
+    for at in range(count):
+        way_from[into + at] = who[at]
+        for k in range(floor.size):
+            way_lag[into + at, k] = weight[at, k]
+    for k in range(floor.size):
+        floors[kept, k] = floor[k]
+    nodes[kept], ways[kept + 1], slot[kept] = node, into + count, -1
+
+
+@inlined
+def _begin_anew(node: Any, kept: Any, state: Any, found: Any) -> int:
+    # The one label that a kept node hands on: itself.
+    _, shift, ready = state
+    who, weight = found
+    who[0] = kept
+    for k in range(shift.shape[1]):
+        weight[0, k], shift[node, k], ready[node, k] = 0, 0, LONG_AGO
+    return 1
+
+
+@inlined
+def _follow(node: Any, edge: Any, work: Any, edges: Any, state: Any) -> None:
+    # A node that shares the labels of the one before it.
+    duration, earliest = work
+    source, lag = edges
+    _, shift, ready = state
+    before = source[edge]
+    for k in range(lag.shape[1]):
+        shift[node, k] = shift[before, k] + lag[edge, k] + duration[node, k]
+        ready[node, k] = max(earliest[node, k], ready[before, k] + lag[edge, k]) + duration[node, k]
+
+
+@inlined
+def _put(sets: Any, count: Any, found: Any, pool: Any) -> None:
+    # Labels as one more set.
+    who, weight = found
+    begin, pool_who, pool_weight = pool
+    into = begin[sets]
+    for at in range(count):
+        pool_who[into + at] = who[at]
+        for k in range(weight.shape[1]):
+            pool_weight[into + at, k] = weight[at, k]
+    begin[sets + 1] = into + count
+
+
+@compiled
+def _sweep_ranks(
+    ranks: Any, work: Any, edges: Any, ends: Any, flags: Any, state: Any, pool: Any, scratch: Any, result: Any
+) -> int:
+    # Each node has a set of labels: how far it is from which kept nodes. A node with one predecessor shares
+    # its set, and ends so much later (`shift`). `ready` is when it ends by what needs no kept node. -1 where
+    # there is too little room for sets, or for edges.
+    order, begins, rank = ranks
+    duration, earliest = work
+    indptr, into = edges[0], (edges[1], edges[2])
+    ends_begin, ends_indptr, ends_source, ends_lag = ends
+    set_of, shift, ready = state
+    begin = pool[0]
+    slot, drop, found, floor, lasts, distance = scratch
+    ways, room = result[2], min(pool[1].size, result[3].size)
+    kept, ways[0] = 0, 0
+    for part in range(begins.size - 1):
+        own, first, sets, begin[0] = rank[order[begins[part]]], kept, 0, 0
+        for at in range(begins[part], begins[part + 1]):
+            node = order[at]
+            flag, edge = flags[node], indptr[node]
+            if not flag & MUST_STAY and indptr[node + 1] == edge + 1:
+                mine = set_of[into[0][edge]]
+                if not flag & FORKS or begin[mine + 1] - begin[mine] < 2:
+                    set_of[node] = mine
+                    _follow(node, edge, work, into, state)
+                    continue
+            for k in range(floor.size):
+                floor[k] = earliest[node, k]
+            count = _gather(edge, indptr[node + 1], own, into, rank, state, pool, slot, found, floor)
+            count = _prune(count, found, drop, kept, distance)
+            if max(begin[sets], ways[kept]) + count >= room:
+                return -1
+            for k in range(floor.size):
+                shift[node, k], ready[node, k] = duration[node, k], floor[k] + duration[node, k]
+                lasts[k] = 0 if flag & ANY_DURATION else duration[node, k]
+            if flag & MUST_STAY or (flag & FORKS and count >= 2):
+                _keep(node, kept, count, found, floor, slot, result)
+                _measure(kept, first, count, found, lasts, distance)
+                count = _begin_anew(node, kept, state, found)
+                kept += 1
+            _put(sets, count, found, pool)
+            set_of[node] = sets
+            sets += 1
+        for end in range(ends_begin[part], ends_begin[part + 1]):
+            for k in range(floor.size):
+                floor[k] = LONG_AGO
+            edge, last = ends_indptr[end], ends_indptr[end + 1]
+            count = _gather(edge, last, own, (ends_source, ends_lag), rank, state, pool, slot, found, floor)
+            count = _prune(count, found, drop, kept, distance)
+            if ways[kept] + count >= room:
+                return -1
+            _keep(rank.size + end, kept, count, found, floor, slot, result)
+            kept += 1
+    return kept
+
+
+def _sweep_all(
+    ranks: tuple[Ints, Ints, Ints],
+    work: tuple[Ints, Ints],
+    edges: tuple[Ints, Ints, Ints],
+    ends: tuple[Ints, Ints, Ints, Ints],
+    flags: NDArray[np.uint8],
+    reach: int,
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Replace all nodes but some by edges as long as the longest paths over them.
+
+    A path is measured from the end of the kept node that it begins at, and a kept node that is free may last
+    for any time: so edges hold for all its durations. An edge is left out where a path over another kept node
+    is as long for all of them (transitive reduction; Aho, Garey and Ullman, 1972).
+
+    Args:
+        ranks: `order`, `begins` and `rank`: nodes by rank, where each rank begins, and the rank of each node.
+        work: `duration` and `earliest`, [N, K].
+        edges: `indptr`, `source` and `lag` [E, K].
+        ends: of virtual nodes behind those of a rank `begins` [R + 1], `indptr`, `source` and `lag`.
+        flags: [N] what is known of the nodes.
+
+    Returns:
+        [M] the nodes kept, those of virtual ends from N on; their [M, K] `earliest`; `indptr`, `source` and
+        `lag` of the edges between them.
+    """
+    size, columns = work[0].shape
+    most, room = size + int(ends[0][-1]), size + 1024
+    given = [tuple(map(_fixed, each)) for each in (ranks, work, edges, ends)]
+    while True:
+        state = np.empty(size, np.int64), *np.empty((2, size, columns), np.int64)
+        pool = np.empty(size + 1, np.int64), np.empty(room, np.int64), np.empty((room, columns), np.int64)
+        found = np.empty(most, np.int64), np.empty((most, columns), np.int64)
+        scratch = (
+            np.empty(most, np.int64), np.empty(most, np.bool_), found, np.empty(columns, np.int64),
+            np.empty(columns, np.int64), np.empty((reach, columns, reach), np.int64),
+        )  # fmt: skip
+        result = (
+            np.empty(most, np.int64), np.empty((most, columns), np.int64), np.empty(most + 1, np.int64),
+            np.empty(room, np.int64), np.empty((room, columns), np.int64),
+        )  # fmt: skip
+        arguments: list[Any] = [*given, _fixed(flags), state, pool, scratch, result]
+        kept = _sweep_ranks(*arguments)
+        if kept >= 0:
+            break
+        room *= 2
+    count = int(result[2][kept])
+    nodes, floors, indptr, source, lag = (
+        each[:length].copy() for each, length in zip(result, (kept, kept, kept + 1, count, count))
+    )
+    return nodes, floors, indptr, source, lag
+
+
+def _fixed(array: NDArray[Any]) -> NDArray[Any]:
+    """An array as loops are compiled for: it cannot be written to."""
+    view = np.ascontiguousarray(array).view()
+    view.setflags(write=False)
+    return view

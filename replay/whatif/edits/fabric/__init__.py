@@ -1,1 +1,0 @@
-"""Edits of the network: they need the topology of a run."""
