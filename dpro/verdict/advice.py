@@ -15,6 +15,7 @@ import polars as pl
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
+from dpro.replay.graph import Graph
 from dpro.replay.models.roofline import GPUS
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -105,14 +106,13 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
     for finding in facts.findings:
         if finding.component_kind != "rank" or not finding.ranks:
             continue
+        job = facts.job
         try:
-            edits = [parse_edit(f"heal:rank={rank}") for rank in finding.ranks]
-            graph = facts.graph
-            for edit in edits:
-                graph = edit.apply(graph)
+            for rank in finding.ranks:
+                job = job.under(parse_edit(f"heal:rank={rank}"), in_full=False).job
         except DproError:
             continue
-        gains = facts.gain_of(graph)
+        gains = facts.gain_of(job)
         names = ", ".join(map(str, finding.ranks))
         where = _place_of(finding.evidence)
         yield Advice(
@@ -169,7 +169,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     low = 1 + (host - 1) * 0.3
     try:
-        graphs = predict(facts.graph, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
+        graphs = predict(facts.job, facts.ends, [parse_edit("cuda-graph")], facts.analysis.trust)
         low = max(min(graphs.speedup, host), low) if graphs.speedup > WORTH else low
     except DproError:
         pass
@@ -198,10 +198,7 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
     """Give hosts that stand still their cores."""
-    durations = facts.graph.nodes.duration.copy()
-    durations[still.nodes] = still.usual_ns
-    gains = facts.gain_of(facts.graph.with_durations(durations))
-    gain = typical(gains)
+    gain = typical(facts.gain_of(facts.job.with_change(still.ended)))
     return Advice(
         "cores",
         "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
@@ -217,8 +214,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.gains_by_limit().get(INPUT, 1.0)
     if gain < 1.1:
         return
-    before = before_first_launch(facts.graph) & (facts.graph.nodes.step >= 0)
-    names = _longest_names(facts, before)
+    names = _longest_names(facts)
     yield Advice(
         "input",
         f"prepare the input beside the step or on the GPU{names}",
@@ -229,15 +225,22 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     )
 
 
-def _longest_names(facts: JobFacts, chosen: np.ndarray) -> str:
-    nodes = facts.graph.nodes
-    totals = np.bincount(nodes.name[chosen], nodes.duration[chosen], minlength=len(facts.graph.names))
-    top = [number for number in np.argsort(-totals)[:2] if totals[number] > 0]
+def _longest_names(facts: JobFacts) -> str:
+    """What takes longest of what the host prepares, per step and rank."""
+    prepared = pl.concat(facts.job.map_ranks(_prepared)).group_by("name").agg(pl.col("took_ns").sum())
     steps = max(facts.stretches.height, 1)
     shown = ", ".join(
-        f"{_plain(facts.graph.names[number])} {format_duration(totals[number] / steps)}" for number in top
+        f"{_plain(name)} {format_duration(took_ns / steps)}"
+        for name, took_ns in prepared.sort("took_ns", descending=True).head(2).iter_rows()
     )
     return f": {shown}" if shown else ""
+
+
+def _prepared(graph: Graph) -> pl.DataFrame:
+    """What the host does before the first launch of a step: `name`, `took_ns`."""
+    before = np.flatnonzero(before_first_launch(graph) & (graph.nodes.duration > 0))
+    names = pl.Series("name", graph.names, dtype=pl.String).gather(graph.nodes.name[before])
+    return pl.DataFrame({"name": names, "took_ns": graph.nodes.duration[before]})
 
 
 def _plain(name: str) -> str:
@@ -425,7 +428,7 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if not facts.analysis.outline.of_operations:
         return
     try:
-        even = facts.gain_of(parse_edit("balance:over=stages").apply(facts.graph))
+        even = facts.gain_under(parse_edit("balance:over=stages"))
     except DproError:
         even = np.ones(1)
     if even.mean() >= WORTH:

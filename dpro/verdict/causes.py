@@ -6,13 +6,15 @@ host did: many cheap launches, a few that cost milliseconds each, hosts that sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Ints
-from dpro.replay.graph import NodeKind, is_of
+from dpro.arrays import Bools
+from dpro.replay.graph import Graph, NodeKind, is_of
 from dpro.units import NS_PER_MS, format_duration
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.kernel_names import short_kernel
@@ -33,13 +35,30 @@ class StandStill(NamedTuple):
     Attributes:
         share: of the step, mean of ranks.
         at_once: how many ranks do at the same time, mean over the time when any does.
-        nodes, usual_ns: [P] the calls in which they do, and how long each usually takes.
+        ended: the change that ends it.
     """
 
     share: float
     at_once: float
-    nodes: Ints
-    usual_ns: Ints
+    ended: UsualCalls
+
+
+@dataclass(frozen=True)
+class UsualCalls:
+    """Calls in which the host stands still take what calls of their name usually do.
+
+    Attributes:
+        usual_ns: by name.
+    """
+
+    usual_ns: Mapping[str, int]
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        nodes = graph.nodes
+        usual_ns = np.array([self.usual_ns.get(name, -1) for name in graph.names])[nodes.name]
+        still = _is_call(graph) & (nodes.duration >= STILL_NS) & (usual_ns >= 0)
+        return graph.with_durations(np.where(still, usual_ns, nodes.duration))
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:
@@ -48,9 +67,10 @@ def cause_of(facts: JobFacts, limit: str) -> str:
         still = stand_still(facts)
         if still is None:
             return _launching(facts)
+        ranks = len(facts.job.graph.ranks)
         return (
-            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {len(facts.graph.ranks)} "
-            "at a time: they do not get a core"
+            f"hosts stand still for {still.share:.0%} of it, {still.at_once:.0f} of {ranks} at a time: "
+            "they do not get a core"
         )
     if limit == COMPUTE:
         return ", ".join(
@@ -119,23 +139,12 @@ def stand_still(facts: JobFacts) -> StandStill | None:
 
     Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
     """
-    graph = facts.graph
-    nodes = graph.nodes
-    works = np.flatnonzero(is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME)) & (nodes.step >= 0))
-    calls = pl.DataFrame(
-        {
-            "node": works,
-            "rank": nodes.rank[works],
-            "name": nodes.name[works],
-            "start": nodes.measured_start[works],
-            "took_ns": nodes.duration[works],
-        }
-    )
+    calls = pl.concat(facts.job.map_ranks(_calls))
     usual = calls.group_by("name").agg(usual_ns=pl.col("took_ns").median(), count=pl.len())
     pauses = calls.join(usual, on="name").filter(
         (pl.col("usual_ns") < USUALLY_NS) & (pl.col("count") >= FEW) & (pl.col("took_ns") >= STILL_NS)
     )
-    paused_ns, ranks = float(pauses["took_ns"].sum()), len(graph.ranks)
+    paused_ns, ranks = float(pauses["took_ns"].sum()), len(facts.job.graph.ranks)
     share = paused_ns / max(facts.step_ns * facts.ends.height * ranks, 1.0)
     if share < STILL or pauses["rank"].n_unique() <= ranks / 2:
         return None
@@ -149,6 +158,24 @@ def stand_still(facts: JobFacts) -> StandStill | None:
     between = np.diff(moments[order])
     some = standing > 0
     at_once = float((standing * between)[some].sum() / max(between[some].sum(), 1))
-    return StandStill(
-        share, at_once, pauses["node"].to_numpy(), pauses["usual_ns"].to_numpy().astype(np.int64)
+    usual_ns = dict(pauses.select("name", pl.col("usual_ns").cast(pl.Int64)).iter_rows())
+    return StandStill(share, at_once, UsualCalls(usual_ns))
+
+
+def _calls(graph: Graph) -> pl.DataFrame:
+    """Calls of the host in steps, by their own time: `rank`, `name`, `start`, `took_ns`."""
+    nodes = graph.nodes
+    calls = np.flatnonzero(_is_call(graph) & (nodes.step >= 0))
+    return pl.DataFrame(
+        {
+            "rank": nodes.rank[calls],
+            "name": pl.Series(graph.names, dtype=pl.String).gather(nodes.name[calls]),
+            "start": nodes.measured_start[calls],
+            "took_ns": nodes.duration[calls],
+        }
     )
+
+
+def _is_call(graph: Graph) -> Bools:
+    """[N] operators and calls of the runtime."""
+    return is_of(graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))

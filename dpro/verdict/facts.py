@@ -5,8 +5,8 @@ In: an `Analysis`. Out: a `JobFacts`, whose parts everything of the verdict shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from operator import itemgetter
 
@@ -14,20 +14,23 @@ import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.graphs import condensed_job
 from dpro.analysis.mean_step import PARTS, mean_steps
-from dpro.arrays import Bools, Floats
+from dpro.arrays import Floats
 from dpro.classify import classify
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
-from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.roofline import common_model
 from dpro.replay.steps.breakdown import recorded_steps, within_stretches
 from dpro.replay.timeline import step_lengths
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.job import ReplayedJob
 from dpro.schema import GPU_WORK_KINDS
 from dpro.verdict.limits import (
     CHANGES,
     INDEPENDENT,
     Counterfactual,
+    FasterKernels,
     counterfactuals,
     gains_of,
     typical,
@@ -40,14 +43,13 @@ STUDIED_CONFIDENCE = 0.5  # findings that are less sure name no rank
 class JobFacts:
     """What is known of a run that has a graph."""
 
-    def __init__(self, analysis: Analysis) -> None:
-        """Nothing is computed yet."""
-        self.analysis = analysis
+    def __init__(self, analysis: Analysis, job: ReplayedJob) -> None:
+        """Nothing is computed yet.
 
-    @cached_property
-    def graph(self) -> Graph:
-        """Whole operations where the run has no spans beside them; else the graph of spans."""
-        return self.analysis.outline.predictive
+        Args:
+            job: that of the run.
+        """
+        self.analysis, self.job = analysis, job
 
     @cached_property
     def ends(self) -> pl.DataFrame:
@@ -63,7 +65,7 @@ class JobFacts:
     @cached_property
     def counterfactuals(self) -> list[Counterfactual]:
         """What limits the step, by what it would give if it cost nothing, the most first."""
-        return counterfactuals(self.graph, self.ends)
+        return counterfactuals(self.job, self.ends)
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -139,22 +141,21 @@ class JobFacts:
             parts.append(float(inside["duration_ns"].sum()) / max(end - begin, 1))
         return float(np.median(parts)) if parts else 0.0
 
-    def nodes_named(self, names: Sequence[str]) -> Bools:
-        """[N] kernels of these names."""
-        wanted = np.isin(np.array(self.graph.names), list(names))
-        named: Bools = (self.graph.nodes.kind == NodeKind.KERNEL) & wanted[self.graph.nodes.name]
-        return named
+    def gain_of(self, job: ReplayedJob) -> Floats:
+        """[S] how many times as long each usual step takes as in a changed job."""
+        return gains_of(job, self.ends)
 
-    def gain_of(self, graph: Graph) -> Floats:
-        """[S] how many times as long each usual step takes as in a changed graph."""
-        return gains_of(graph, self.ends)
+    def gain_under(self, edit: Edit) -> Floats:
+        """The same, under an edit.
 
-    def gain_of_faster(self, names: Sequence[str], factor: float) -> float:
-        """How many times as long the mean usual step takes as with kernels that take a share of theirs."""
-        nodes = self.graph.nodes
-        shorter = np.where(self.nodes_named(names), nodes.duration * factor, nodes.duration)
-        gains = self.gain_of(self.graph.with_durations(np.rint(shorter).astype(np.int64)))
-        return typical(gains)
+        Raises:
+            Unanswerable: the run lacks what the edit needs.
+        """
+        return self.gain_of(self.job.under(edit, in_full=False).job)
+
+    def gain_of_faster(self, names: Collection[str], factor: float) -> float:
+        """How many times as long a usual step takes as with kernels that take a share of their time."""
+        return typical(self.gain_of(self.job.with_change(FasterKernels(frozenset(names), factor))))
 
     @property
     def has_stacks(self) -> bool:
@@ -163,7 +164,7 @@ class JobFacts:
 
     def best_beside(self, limit: str) -> tuple[str, float]:
         """What gives most when it costs nothing together with a limit, and what both give."""
-        first = dict(CHANGES)[limit](self.graph)
+        first = dict(CHANGES)[limit](self.job)
         best = ("", 1.0)
         for other, change in CHANGES:
             if other == limit or other not in INDEPENDENT:
@@ -179,3 +180,19 @@ class JobFacts:
         for counterfactual in self.counterfactuals:
             most[counterfactual.limit] = max(most.get(counterfactual.limit, 1.0), counterfactual.gain)
         return most
+
+
+@contextmanager
+def facts_of(analysis: Analysis) -> Iterator[JobFacts]:
+    """What is known of a run, with its job: its whole graph, or its condensed ranks where it is large.
+
+    Raises:
+        Unanswerable: the run has no graph.
+        DproError: a process that works on ranks was killed, or there is no room for them.
+    """
+    condensed = analysis.condensed
+    if condensed is None:
+        yield JobFacts(analysis, ReplayedJob(analysis.built.predictive))
+        return
+    with condensed_job(analysis.run, condensed) as job:
+        yield JobFacts(analysis, job)

@@ -1,6 +1,6 @@
 """What limits the step: how much shorter it is when one thing alone costs nothing any more.
 
-In: the graph of a run, and when its steps end. Out: a `Counterfactual` for each thing that could limit it. A
+In: a job, and when its steps end. Out: a `Counterfactual` for each thing that could limit it. A
 share of the time is no reason: a rank that waits is faster only if what it waits for is. So each is replayed.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +18,15 @@ import polars as pl
 from dpro.arrays import Bools, Floats
 from dpro.errors import DproError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.peers import ON_GPU, PHASE, phase_work, teams
+from dpro.replay.peers import ON_GPU, PHASE, teams
 from dpro.replay.timeline import changed_durations, replay, step_lengths
+from dpro.replay.whatif.edit import Edit, RankChange
+from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
-from dpro.replay.whatif.edits.host import NoSync, free_host
+from dpro.replay.whatif.edits.host import FreeHost, NoSync
 from dpro.replay.whatif.edits.parallelism.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import loading_of
+from dpro.replay.whatif.job import ReplayedJob
 
 HOST, COMPUTE, COMMUNICATION, IMBALANCE = "host", "compute", "communication", "imbalance"
 INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-copies", "pipeline-bubble"
@@ -30,6 +34,7 @@ INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-cop
 USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
 CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
 PART_OF_HOST = 0.5  # of what a free host gains (as a power): where one part of it gains that, it is the limit
+FREE = 1e6  # times the bandwidth: transfers take no time
 CLEAR = 1.15  # gain of what limits a job whose devices compute most of the time
 BUSY = 0.5  # share of the step: devices that compute less are limited by something else
 
@@ -73,30 +78,32 @@ def usual_steps(ends: pl.DataFrame) -> pl.DataFrame:
     return ends.with_columns(counted=usual)
 
 
-def counterfactuals(graph: Graph, ends: pl.DataFrame) -> list[Counterfactual]:
+def counterfactuals(job: ReplayedJob, ends: pl.DataFrame) -> list[Counterfactual]:
     """What each thing that could limit the job would give by itself, the most first.
 
     Args:
-        ends: `step_ends` of the replay of the graph, with `counted`.
+        ends: `step_ends` of the replay of its graph, with `counted`.
     """
     now = step_lengths(ends)
     results = []
     for limit, change in CHANGES:
         with suppress(DproError):
-            results.append(Counterfactual(limit, gains_of(change(graph), ends)))
-    results += [Counterfactual(BUBBLE, now / busiest) for busiest in _without_bubble(graph, ends)]
+            results.append(Counterfactual(limit, gains_of(change(job), ends)))
+    results += [Counterfactual(BUBBLE, now / busiest) for busiest in _without_bubble(job.graph, ends)]
     return sorted(results, key=lambda result: -result.gain)
 
 
-def gains_of(changed: Graph, ends: pl.DataFrame) -> Floats:
-    """[S] how many times as long each usual step takes as in a changed graph, at least 1.
+def gains_of(changed: ReplayedJob, ends: pl.DataFrame) -> Floats:
+    """[S] how many times as long each usual step takes as in a changed job, at least 1.
 
     Args:
-        ends: of the unchanged graph, with `counted`.
+        ends: of the unchanged job, with `counted`.
     """
-    now = step_lengths(ends)
-    then = np.maximum(changed_durations(ends, changed, replay(changed).end), pace_of_hosts(changed))
-    gains: Floats = np.maximum(now, 1) / np.clip(then, 1, np.maximum(now, 1))
+    now = np.maximum(step_lengths(ends), 1)
+    graph = changed.graph
+    then = changed_durations(ends, graph, replay(graph).end)
+    pace = max(changed.map_ranks(pace_of_hosts), default=0.0)
+    gains: Floats = now / np.clip(np.maximum(then, pace), 1, now)
     return gains
 
 
@@ -136,28 +143,50 @@ def pace_of_hosts(graph: Graph) -> float:
     return float(typical["pace"].max() or 0.0)  # type: ignore[arg-type]
 
 
-def _free_transfers(graph: Graph) -> Graph:
-    """Transfers take no time; ranks still wait until all have come."""
-    moves = graph.nodes.kind == NodeKind.TRANSFER
-    if not moves.any():
-        raise DproError("the run holds no communication")
-    return graph.with_durations(np.where(moves, 0, graph.nodes.duration))
+@dataclass(frozen=True)
+class FreeCopies:
+    """Copies take no time."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        copies = graph.nodes.kind == NodeKind.COPY
+        return graph.with_durations(np.where(copies, 0, graph.nodes.duration))
 
 
-def _free_copies(graph: Graph) -> Graph:
-    copies = graph.nodes.kind == NodeKind.COPY
-    if not copies.any():
-        raise DproError("the run holds no copies")
-    return graph.with_durations(np.where(copies, 0, graph.nodes.duration))
+@dataclass(frozen=True)
+class ReadyInput:
+    """What the host does in a step before it first launches anything is done when the step begins."""
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        before = before_first_launch(graph)
+        with suppress(DproError):
+            before = before | loading_of(graph)
+        return graph.with_durations(np.where(before, 0, graph.nodes.duration))
 
 
-def _equal_ranks(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class FasterKernels:
+    """Kernels of some names take a share of their time."""
+
+    names: frozenset[str]
+    factor: float
+
+    def apply(self, graph: Graph) -> Graph:
+        """As of `RankChange`."""
+        wanted = np.isin(np.array(graph.names), list(self.names))
+        chosen = (graph.nodes.kind == NodeKind.KERNEL) & wanted[graph.nodes.name]
+        shorter = np.where(chosen, graph.nodes.duration * self.factor, graph.nodes.duration)
+        return graph.with_durations(np.rint(shorter).astype(np.int64))
+
+
+def _equal_ranks(job: ReplayedJob) -> ReplayedJob:
     """All ranks of one role take what half of them take at most, be they late by turns or together.
 
     Devices are compared in each phase of each step. Hosts vary from phase to phase for no reason, which would
     look like a gain: they are compared by the step, and what one takes longer is taken from longer phases.
     """
-    work = phase_work(graph)
+    work = job.work
     members = [team for team in teams(work) if len(team) > 1]
     if not members:
         raise DproError("no rank has a peer")
@@ -181,26 +210,12 @@ def _equal_ranks(graph: Graph) -> Graph:
         ratio=1 - pl.col("longer") * pl.col("counts").fill_nan(0.0) / pl.col("work_ns")
     )
     ratios = ratios.filter((pl.col("work_ns") > 0) & (pl.col("ratio") < 1))
-    return Shortened(ratios.select("rank", "step", *PHASE, "ratio")).apply(graph)
+    return job.with_change(Shortened(ratios.select("rank", "step", *PHASE, "ratio")))
 
 
 def _most_of_half(*by: str, of: str = "work_ns") -> pl.Expr:
     """What half of the ranks of a group take at most."""
     return pl.col(of).quantile(0.5, "lower").over(by)
-
-
-def _balanced_stages(graph: Graph) -> Graph:
-    return Balance(over="stages").apply(graph)
-
-
-def _ready_input(graph: Graph) -> Graph:
-    """What the host does in a step before it first launches anything is done when the step begins."""
-    before = before_first_launch(graph)
-    with suppress(DproError):
-        before = before | loading_of(graph)
-    if not before.any():
-        raise DproError("nothing comes before the first launch of a step")
-    return graph.with_durations(np.where(before, 0, graph.nodes.duration))
 
 
 def before_first_launch(graph: Graph) -> Bools:
@@ -228,10 +243,6 @@ def before_first_launch(graph: Graph) -> Bools:
     return before
 
 
-def _no_synchronisation(graph: Graph) -> Graph:
-    return NoSync().apply(graph)
-
-
 def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Iterator[Floats]:
     """[S] ns, how long the busiest rank computes in each step, of graphs of whole operations."""
     nodes = graph.nodes
@@ -250,14 +261,22 @@ def _without_bubble(graph: Graph, ends: pl.DataFrame) -> Iterator[Floats]:
     yield wanted.join(busy, on=["window", "step"], how="left", maintain_order="left")["busy_ns"].to_numpy()
 
 
+def _under(edit: Edit) -> Callable[[ReplayedJob], ReplayedJob]:
+    return lambda job: job.under(edit, in_full=False).job
+
+
+def _with(change: RankChange) -> Callable[[ReplayedJob], ReplayedJob]:
+    return lambda job: job.with_change(change)
+
+
 # Of these two may have to go together.
 INDEPENDENT = (HOST, COMMUNICATION, IMBALANCE)
-CHANGES: Sequence[tuple[str, Callable[[Graph], Graph]]] = (
-    (HOST, free_host),
-    (COMMUNICATION, _free_transfers),
+CHANGES: Sequence[tuple[str, Callable[[ReplayedJob], ReplayedJob]]] = (
+    (HOST, _under(FreeHost())),
+    (COMMUNICATION, _under(Network(bandwidth=FREE, latency=0.0))),
     (IMBALANCE, _equal_ranks),
-    (IMBALANCE, _balanced_stages),
-    (INPUT, _ready_input),
-    (SYNCHRONISATION, _no_synchronisation),
-    (COPIES, _free_copies),
+    (IMBALANCE, _under(Balance(over="stages"))),
+    (INPUT, _with(ReadyInput())),
+    (SYNCHRONISATION, _under(NoSync())),
+    (COPIES, _with(FreeCopies())),
 )

@@ -24,7 +24,7 @@ from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import Advice, advise, without_tensor_cores
 from dpro.verdict.causes import cause_of
-from dpro.verdict.facts import JobFacts
+from dpro.verdict.facts import JobFacts, facts_of
 from dpro.verdict.limits import (
     BUBBLE,
     BUSY,
@@ -107,11 +107,15 @@ def verdict_of(analysis: Analysis) -> Verdict:
     if analysis.verdict_on_hangs is not None or not analysis.run.num_rows(SPANS):
         return _by_calls(analysis)
     try:
-        facts = JobFacts(analysis)
-        _ = facts.ends
+        with facts_of(analysis) as facts:
+            return _by_replay(facts)
     except DproError as error:
         verdict = _by_calls(analysis)
         return replace(verdict, unsure=[str(error), *verdict.unsure])
+
+
+def _by_replay(facts: JobFacts) -> Verdict:
+    analysis = facts.analysis
     limit = limit_of(facts)
     counted = int(facts.ends["counted"].sum())
     return Verdict(

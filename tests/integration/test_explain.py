@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.verdicts import BARS, VERDICTS, graded
+from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
+from dpro.store import open_run
 from dpro.verdict.verdict import verdict_of
 from tests.commands import dpro
 
@@ -70,6 +72,17 @@ def test_no_verdict_contradicts_itself(verdicts):
         most = max(verdict.alternatives.values())
         assert verdict.limit.gain <= most + 0.001
         assert sum(verdict.shares.values()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_large_run_is_explained_as_any_other(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+    whole = verdict_of(Analysis(open_run(SAMPLES / "slow_rank")))
+    monkeypatch.setattr(graphs, "LARGE", 0)
+    by_rank = verdict_of(Analysis(open_run(SAMPLES / "slow_rank")))
+    assert by_rank.limit.kind == whole.limit.kind
+    assert by_rank.limit.gain == pytest.approx(whole.limit.gain, rel=0.02)
+    assert by_rank.faulty_ranks == whole.faulty_ranks
+    assert [advice.kind for advice in by_rank.advice] == [advice.kind for advice in whole.advice]
 
 
 def test_a_job_that_hangs_is_explained_by_what_hangs(traces):

@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.replay.timeline import replay, step_ends
+from dpro.replay.whatif.job import ReplayedJob
 from dpro.verdict.limits import (
     COMMUNICATION,
     HOST,
@@ -37,7 +38,7 @@ def gains_of(run: TinyRun, folder) -> dict[str, float]:
     timeline = replay(graph)
     ends = usual_steps(step_ends(graph, timeline.start, timeline.end))
     gains: dict[str, float] = {}
-    for result in counterfactuals(graph, ends):
+    for result in counterfactuals(ReplayedJob(graph), ends):
         gains[result.limit] = max(gains.get(result.limit, 0.0), result.gain)
     return gains
 

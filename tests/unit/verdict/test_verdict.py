@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpro.analysis.analysis import Analysis
+from dpro.replay.whatif.job import ReplayedJob
 from dpro.verdict.causes import dear_launches, stand_still
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.limits import COMPUTE, HOST
@@ -19,7 +20,8 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def facts_of(run: TinyRun, folder) -> JobFacts:
-    return JobFacts(Analysis(run.write(folder / "run")))
+    analysis = Analysis(run.write(folder / "run"))
+    return JobFacts(analysis, ReplayedJob(analysis.built.predictive))
 
 
 def explained(run: TinyRun, folder) -> Verdict:
@@ -31,7 +33,7 @@ def kinds(verdict: Verdict) -> list[str]:
 
 
 def launches_of(kernels: list[tuple[str, float, float]], steps: int = 3) -> TinyRun:
-    """A rank whose host needs a time (us) before each launch of kernels that last a time; it waits for them."""
+    """A rank whose host needs a time (us) before each launch of a kernel that lasts one, and waits for all."""
     run, at, free = TinyRun(), 0.0, 0.0
     for step in range(steps):
         begin = at
