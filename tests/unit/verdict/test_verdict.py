@@ -33,7 +33,7 @@ def kinds(verdict: Verdict) -> list[str]:
 
 
 def launches_of(kernels: list[tuple[str, float, float]], steps: int = 3) -> TinyRun:
-    """A rank whose host needs a time (us) before each launch of a kernel that lasts one, and waits for all."""
+    """A rank whose host needs a time (us) before each launch of a kernel that lasts one; it waits for all."""
     run, at, free = TinyRun(), 0.0, 0.0
     for step in range(steps):
         begin = at
