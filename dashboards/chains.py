@@ -19,10 +19,10 @@ import plotly.graph_objects as go
 from dpro.dashboards.names import plain
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.hang.case import Case
-from dpro.detect.hang.evidence import attendance, ranks_in_words
+from dpro.detect.hang.evidence import attendance
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to
-from dpro.words import shortened
+from dpro.words import ranks_in_words, shortened
 
 MAX_BOXES = 60
 _LISTED = 3  # operations of a box that are listed one by one

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 _MORE = "…"
@@ -72,3 +73,22 @@ def few(items: Sequence[object], most: int) -> str:
         items: in the order in which they are named.
     """
     return ", ".join(map(str, items[:most])) + (f" {_MORE}" if len(items) > most else "")
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
+
+
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs joined: `0-2, 5`."""
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]] if numbers else []
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def one_of(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `one of ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"

@@ -26,17 +26,11 @@ from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, se
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case
-from dpro.detect.hang.evidence import (
-    HANGS,
-    advice_in_words,
-    name_of,
-    numbers_in_words,
-    ranks_in_words,
-    time_in_words,
-    verdict_in_words,
-)
+from dpro.detect.hang.evidence import HANGS, advice_in_words, name_of, verdict_in_words
 from dpro.detect.hang.waits import victims_of
 from dpro.members import members_of
+from dpro.units import time_in_words
+from dpro.words import numbers_in_words, ranks_in_words
 
 NAME = "hang"
 MAX_GROUPS = 60  # rows of the figure

@@ -95,8 +95,7 @@ class Analysis(Cached):
     @cached
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
-        from dpro.detect.hang.find import find_causes
-        from dpro.detect.hang.watched import merge_watched
+        from dpro.detect.hang.find import find_causes, merge_watched
         from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
         from dpro.detect.machine.link_state import with_broken_links
 

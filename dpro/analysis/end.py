@@ -14,16 +14,15 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro.detect.findings import Finding
-from dpro.detect.hang.case import has_left
-from dpro.detect.hang.deaths import INTERRUPTED, signal_name
-from dpro.detect.hang.evidence import LEFT, ranks_in_words, time_in_words
+from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
+from dpro.detect.hang.evidence import LEFT
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
-from dpro.units import format_duration
+from dpro.units import format_duration, time_in_words
+from dpro.words import ranks_in_words
 
 if TYPE_CHECKING:
-    from dpro.detect.hang.case import Case
-    from dpro.detect.hang.deaths import Death
+    from dpro.detect.hang.case import Case, Death
     from dpro.store import Run
 
 SOURCE = "dpro recorder"  # of table `workers`, where processes were watched

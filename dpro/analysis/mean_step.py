@@ -315,7 +315,7 @@ def _replicas_known(analysis: Analysis) -> bool:
 
 def inputs_per_s(analysis: Analysis) -> float | None:
     """Elements of batches per second, those of a step over the typical step; None where not counted."""
-    from dpro.detect.imbalance.load_model import WORKLOAD
+    from dpro.detect.load_model import WORKLOAD
 
     counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
     series = step_series(analysis.steps)

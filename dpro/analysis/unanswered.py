@@ -28,7 +28,7 @@ _FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |w
 
 def not_read(manifest: Manifest) -> list[str]:
     """What of a job that hangs was not read, one line each."""
-    from dpro.detect.hang.evidence import ranks_in_words
+    from dpro.words import ranks_in_words
 
     missing = manifest.missing_ranks
     unknown = [f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []
@@ -44,10 +44,9 @@ def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
         rows: its always-on tables on one clock.
         apart: ranks that are left out of these: their clocks were never compared.
     """
-    from dpro.detect.hang.evidence import ranks_in_words
     from dpro.detect.significance import LATEST_STEPS
-    from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show
-    from dpro.detect.stragglers.timed_ranks import is_timed
+    from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show, is_timed
+    from dpro.words import ranks_in_words
 
     reasons = cannot_show(rows.collectives, rows.workers)
     if HOSTS_ONLY in reasons and is_timed(rows.collectives):
@@ -92,7 +91,7 @@ def pretended_in_words(manifest: Manifest) -> str:
 
 def bad_ends(run: Run) -> list[str]:
     """How ranks ended, where it was not well and not requested from outside."""
-    from dpro.detect.hang.deaths import ENDED_FROM_OUTSIDE
+    from dpro.detect.hang.case import ENDED_FROM_OUTSIDE
 
     workers = run.table(WORKERS)
     requested = [0, -1, *(int(number) for number in ENDED_FROM_OUTSIDE)]

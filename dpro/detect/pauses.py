@@ -2,9 +2,8 @@
 
 In: steps and counters, which are always recorded; own times of ranks where counters do not explain a pause.
 Out: a finding for each kind of pause that takes enough of the wall time: in which steps, which ranks work in
-them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.durations`, of what
-kind by `kinds.py`. A job that is slower for good has none by that; nor has one of which single steps are a
-little longer.
+them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.durations`. A job that
+is slower for good has none by that; nor has one of which single steps are a little longer.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import ranks_in_words
 from dpro.replay.steps.durations import StepSeries, step_series
 from dpro.replay.steps.host import host_facts
 from dpro.units import NS_PER_S, format_bytes, format_duration
-from dpro.words import few
+from dpro.words import few, ranks_in_words
 
 # Whether something that happens in some steps does so regularly, and in which words.
 

@@ -3,7 +3,7 @@
 In: the context of a run. Out: findings. Each detector is declared once in `DETECTORS`, in the order in which
 they exclude each other: a detector sees what those before it have found. It is run if the run offers what it
 needs and no condition of `unless` holds; then each of its rules decides what of its findings remains. A job
-that runs is looked at by `dpro.detect.live`, with the same detectors and rules.
+that runs is looked at with the same detectors and rules (`diagnose_graph`, `diagnose_calls`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ import polars as pl
 from dpro.detect.baseline import Baseline, waits
 from dpro.detect.context import Context, Need, slow_ranks
 from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.imbalance.load_model import CLASS as UNEVEN_DATA
-from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
+from dpro.detect.host_bound import find_idle_gpus, find_input_bound, find_slow_input, note_idle_gpus
+from dpro.detect.load_model import CLASS as UNEVEN_DATA
+from dpro.detect.load_model import WORKLOAD
 from dpro.detect.machine.gpu_state import with_gpus
-from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
 from dpro.detect.machine.link_state import with_links
 from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
-from dpro.detect.network.degradation import find_slower_transfers
-from dpro.detect.network.host_waits import find_communication_bound
+from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers
 from dpro.detect.network.losses import with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, excess_by_cause
-from dpro.detect.stragglers.input_bound import find_input_bound, find_slow_input
+from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_gpus, find_late_ranks
 from dpro.detect.stragglers.jitter import find_jitter
-from dpro.detect.stragglers.masked import find_masked
-from dpro.detect.stragglers.replayed import gains_of
-from dpro.detect.stragglers.timed_ranks import find_late_gpus
+from dpro.detect.stragglers.replayed import find_masked, gains_of
+from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import peers_of
@@ -513,3 +511,66 @@ def _in_whole_groups(graph: Graph, waited: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.len().over("instance") >= pl.col("size"))
         .drop("op", "size")
     )
+
+
+# A job that runs: what its deep windows show, and which ranks its calls show to be late now.
+
+
+def diagnose_graph(context: Context) -> list[Finding]:
+    """What deep windows show while the job runs, costliest first.
+
+    Whether hosts have more threads than cores shows better in the steps between windows, so that only takes
+    findings away.
+    """
+    found = costliest_first(run_detectors(context, IN_WINDOWS))
+    if Need.STEPS not in context.has:
+        return found
+    crowds = crowds_of(context.steps, context.counters, context.workers)
+    return not_crowding(found, crowds, context.steps, context.counters)
+
+
+class LatestSteps(NamedTuple):
+    """What is known of the latest steps of a job that runs.
+
+    Attributes:
+        own: own times, as `own_time` returns them, `start_ns` on each host's own clock.
+        calls: as `calls_of` returns them.
+        steps, workers: rows of these tables.
+        amounts: rows of `counters` that say how much work steps had.
+        counters: returns the rows of `counters` of ranks that are late and some others.
+        messages_unseen: whether ranks may also have waited for messages, which calls do not show.
+    """
+
+    own: pl.DataFrame
+    calls: pl.DataFrame
+    steps: pl.DataFrame
+    workers: pl.DataFrame
+    amounts: pl.DataFrame
+    counters: Callable[[Sequence[int]], pl.DataFrame]
+    messages_unseen: bool
+
+
+def diagnose_calls(latest: LatestSteps) -> list[Finding]:
+    """Ranks that the others wait for while the job runs, costliest first.
+
+    What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
+
+    Args:
+        latest: what is known of the latest steps.
+    """
+    late = _late_now(latest, latest.amounts)
+    ranks = [rank for finding in late if finding.component_kind == "rank" for rank in finding.ranks]
+    if not ranks:
+        return late
+    counters = latest.counters(ranks)
+    late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != WORKLOAD)]))
+    crowds = crowds_of(latest.steps, counters, latest.workers)
+    kept = not_crowding(late, crowds, latest.steps, counters)
+    return kept if len(kept) == len(late) else [*find_crowded_hosts(crowds, counters), *kept]
+
+
+def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:
+    found = find_late_ranks(
+        latest.own, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
+    )
+    return [each for each in found if each.severity >= NEGLIGIBLE]

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
-from dpro.detect.machine.telemetry import SERIES
+from dpro.detect.machine.telemetry import SERIES, gpus_of_ranks, sampled_gpus
 from dpro.units import NS_PER_S
 
 _OF_STEPS = ("step_", "data_wait_ns", "gc_pause_ns", "loader_start_ns")

@@ -214,7 +214,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
     from dpro.collectors.job.finish import finish
     from dpro.detect.baseline import Baseline
     from dpro.detect.context import Context
-    from dpro.detect.live import diagnose_graph
+    from dpro.detect.run import diagnose_graph
     from dpro.store import open_run
 
     os.nice(NICE)

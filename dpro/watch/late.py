@@ -27,7 +27,7 @@ from dpro.collectors.convert.calls import BACKENDS
 from dpro.collectors.convert.stall import with_group_ranks
 from dpro.collectors.inside.names import SHOWN
 from dpro.detect.findings import Finding
-from dpro.detect.live import LatestSteps, diagnose_calls
+from dpro.detect.run import LatestSteps, diagnose_calls
 from dpro.detect.stragglers.from_calls import HISTORY
 from dpro.detect.stragglers.own_time import MESSAGES, AlwaysOn, calls_of, on_one_clock, own_time
 from dpro.errors import InputError

@@ -22,7 +22,7 @@ from dpro.collectors.convert.tables import frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
 from dpro.collectors.inside.steps.stepping import Boundary, number_steps
-from dpro.detect.imbalance.load_model import WORKLOAD
+from dpro.detect.load_model import WORKLOAD
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 
 MIN_RECENT = 2000  # records that are remembered: a few hundred steps

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import polars as pl
 
-from dpro.detect.machine.devices import ORDER, PCI, gpus_of_ranks
+from dpro.detect.machine.telemetry import ORDER, PCI, gpus_of_ranks
 from dpro.documents import DocumentPart
 from dpro.schema import COUNTERS
 from dpro.units import format_bytes

@@ -6,20 +6,18 @@ threads or exits that it is derived from.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
-from itertools import pairwise
+from collections.abc import Collection, Sequence
 
 import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang import waits as graph
-from dpro.detect.hang.case import MIN_WAIT_NS, Case, is_frozen
-from dpro.detect.hang.deaths import Death
+from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
 from dpro.detect.hang.waits import Root
-from dpro.units import NS_PER_S, format_duration
+from dpro.units import format_duration, time_in_words
+from dpro.words import one_of, ranks_in_words
 
 _VERDICTS = {
     "hang.host": "{who}: its host code is stuck",
@@ -57,33 +55,6 @@ _LEFT_ADVICE = (
     "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
     "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`; read the end of its log{where}"
 )
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Return `rank 3`, or `ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
-
-
-def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Return ascending numbers with runs joined: `0-2, 5`."""
-    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []
-    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]] if numbers else []
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
-
-
-def one_of(ranks: Iterable[int]) -> str:
-    """Return `rank 3`, or `one of ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"
-
-
-def time_in_words(time_ns: int) -> str:
-    """Return a time as `12:34:56.789 UTC`."""
-    if time_ns < 0:
-        return "an unknown time"
-    seconds, rest = divmod(time_ns, NS_PER_S)
-    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}.{rest // 1_000_000:03d} UTC"
 
 
 def name_of(operation: Operation) -> str:

@@ -14,11 +14,17 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.hang.evidence import time_in_words
-from dpro.detect.machine.devices import HEARTBEAT, PCI, gpus_of_ranks
-from dpro.detect.machine.telemetry import LINKS_OF_GPUS, LINKS_OF_PORTS, TimeRange, levels_in
+from dpro.detect.machine.telemetry import (
+    HEARTBEAT,
+    LINKS_OF_GPUS,
+    LINKS_OF_PORTS,
+    PCI,
+    TimeRange,
+    gpus_of_ranks,
+    levels_in,
+)
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_S, time_in_words
 
 # What the errors mean that GPUs report: XIDs of NVIDIA's driver, events of AMD's, GPUs that are lost.
 

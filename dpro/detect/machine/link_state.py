@@ -14,9 +14,16 @@ from functools import cached_property
 import polars as pl
 
 from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
 from dpro.detect.machine.gpu_state import AROUND_NS, HANGS
-from dpro.detect.machine.telemetry import LINKS_OF_GPUS, LINKS_OF_PORTS, RULES, TimeRange, levels_in
+from dpro.detect.machine.telemetry import (
+    LINKS_OF_GPUS,
+    LINKS_OF_PORTS,
+    RULES,
+    TimeRange,
+    gpus_of_ranks,
+    levels_in,
+    sampled_gpus,
+)
 
 MAX_LINES = 4  # per finding
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 import polars as pl
 
 from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.network.tomography import votes_of_losses
-from dpro.detect.network.wires import CLASSES, Blamed, Wires, blame_parts, wires_of
+from dpro.detect.network.wires import CLASSES, Blamed, Wires, blame_parts, votes_of_losses, wires_of
 from dpro.replay.fabric.crossing import crossings
 from dpro.replay.fabric.flows import flows_of
 from dpro.replay.fabric.network import fabric_of

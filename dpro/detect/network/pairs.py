@@ -15,8 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Floats, Ints
-from dpro.detect.network.fabric import LIKE
-from dpro.detect.network.traffic import MESSAGE
+from dpro.detect.network.traffic import KEYS, LIKE, MESSAGE
 from dpro.detect.network.transfers import MIN_GROUPS
 
 MIN_PAIRS = 3  # of a rank: with fewer, what it adds cannot be separated from the others and the pair
@@ -124,10 +123,10 @@ def _kinds_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
     """What each pair typically takes for each kind of transfer: `LIKE`, both ends, `transfer_ns`, `count`."""
     ends = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
     return (
-        transfers.group_by(*LIKE, "members")
+        transfers.group_by(KEYS)
         .agg(pl.col("transfer_ns").median(), count=pl.len().cast(pl.Int64))
         .with_columns(source=ends.list.get(0), target=ends.list.get(1), directed=pl.col("op") == MESSAGE)
-        .sort(*LIKE, "members")
+        .sort(KEYS)
     )
 
 

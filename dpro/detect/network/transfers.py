@@ -3,13 +3,13 @@
 In: a job's traffic. Out: findings. Transfers of the same operation, size and kind of group are compared
 between groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no
 fast one has, is at fault; where several things fit equally well, that is said. Where the run has a topology,
-cables, ports and switches on the paths of slow groups come first (`wires`). A job in which one group does all
-there is gives nothing to compare with.
+cables, ports and switches on the paths of slow groups come first (`wires`). Then come blocks: parts of the
+network between which all is slow. A job in which one group does all there is gives nothing to compare with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
-from dpro.detect.network.axes import with_axis
-from dpro.detect.network.fabric import LIKE, FabricBlock, find_blocks
-from dpro.detect.network.traffic import MESSAGE, Traffic
+from dpro.detect.network.traffic import KEYS, LIKE, MESSAGE, Traffic, with_axis
 from dpro.detect.network.wires import CLASSES, Wires, blame_wires, wires_of, with_hops
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.replay.fabric.flows import PAIRWISE
@@ -65,7 +63,7 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
     wires = wires_of(traffic.run)
     crowded, doubt = _crowded_groups(traffic, transfers, wires)
-    transfers = transfers.join(crowded, on=[*LIKE, "members"], how="anti")
+    transfers = transfers.join(crowded, on=KEYS, how="anti")
     found, explained = _on_wires(traffic, transfers, wires, doubt)
     transfers = transfers.filter(~pl.col("members").is_in(sorted(explained)))
     blocked: set[str] = set()
@@ -86,24 +84,23 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
 def _crowded_groups(
     traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None
 ) -> tuple[pl.DataFrame, str]:
-    """Groups (`LIKE`, `members`) that are slow only since connections of the job meet on their paths.
+    """Groups (`KEYS`) that are slow only since connections of the job meet on their paths.
 
     And what is left to doubt of the others.
     """
-    keys = [*LIKE, "members"]
-    slow = _slow_groups(transfers, wires).select(keys)
+    slow = _slow_groups(transfers, wires).select(KEYS)
     apart = traffic.apart() if slow.height else None
     if apart is None:
         return slow.clear(), CROWDED
     still = _slow_groups(apart.filter("whole"), wires)
-    return slow.join(still, on=keys, how="anti"), CROWDED_BY_OTHERS
+    return slow.join(still, on=KEYS, how="anti"), CROWDED_BY_OTHERS
 
 
 def _slow_groups(transfers: pl.DataFrame, wires: Wires | None) -> pl.DataFrame:
     """Groups that are slow among all of their kind, or among those whose paths are as long."""
     compared = [compare_groups(transfers)]
     compared += [] if wires is None else [_compare_on_wires(transfers, wires)]
-    return pl.concat([each.filter("slow").select(*LIKE, "members") for each in compared]).unique()
+    return pl.concat([each.filter("slow").select(KEYS) for each in compared]).unique()
 
 
 def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
@@ -116,9 +113,9 @@ def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
     if not by_length:
         return compare_groups(transfers.clear())
     groups = pl.concat([compare_groups(part) for part in by_length])
-    among_all = compare_groups(pl.concat(by_length)).filter("slow").select(*LIKE, "members", also=True)
+    among_all = compare_groups(pl.concat(by_length)).filter("slow").select(*KEYS, also=True)
     far = pl.col("also").fill_null(False) & (pl.col("excess") >= np.log(MIN_BROKEN))
-    joined = groups.join(among_all, on=[*LIKE, "members"], how="left")
+    joined = groups.join(among_all, on=KEYS, how="left")
     return joined.with_columns(slow=pl.col("slow") | far)
 
 
@@ -165,12 +162,12 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
         transfers: as `transfers_of` gives them.
 
     Returns:
-        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`,
+        `KEYS` columns, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`,
         `num_same_kind` (groups), and whether it is `slow`; of groups that have others of their kind.
     """
-    per_group = transfers.group_by(*LIKE, "members").agg(pl.col("transfer_ns").median(), count=pl.len())
+    per_group = transfers.group_by(KEYS).agg(pl.col("transfer_ns").median(), count=pl.len())
     compared = []
-    for _, same_kind in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
+    for _, same_kind in per_group.sort(KEYS).group_by(LIKE, maintain_order=True):
         if same_kind.height < 2:
             continue
         least = MIN_SLOW if same_kind.height >= MIN_GROUPS else MIN_BROKEN
@@ -213,16 +210,15 @@ def shortest_half(values: Floats) -> tuple[float, float]:
 
 def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
     """Whether a group is beyond half of its excess in nearly every step that it was seen in."""
-    keys = [*LIKE, "members"]
     over = pl.col("transfer_ns").median().log() - pl.col("typical_ns").first().log()
     beyond = (
-        transfers.join(groups.select(*keys, "excess", "typical_ns"), on=keys)
-        .group_by(*keys, "step")
+        transfers.join(groups.select(*KEYS, "excess", "typical_ns"), on=KEYS)
+        .group_by(*KEYS, "step")
         .agg(over=over > pl.col("excess").first() / 2)
-        .group_by(keys)
+        .group_by(KEYS)
         .agg(share=pl.col("over").mean(), seen=pl.len())
     )
-    joined = groups.join(beyond, on=keys, how="left", maintain_order="left")
+    joined = groups.join(beyond, on=KEYS, how="left", maintain_order="left")
     return (joined["share"] >= PERSISTENT) & (joined["seen"] >= MIN_STEPS)
 
 
@@ -403,8 +399,102 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
 
 def _healed(traffic: Traffic, slow: pl.DataFrame) -> tuple[Floats, Floats]:
     """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
-    keys = [*LIKE, "members"]
     times = (-pl.col("excess")).exp()
-    mine = traffic.transfers.join(slow.select(*keys, "excess"), on=keys).select("instance", times=times)
+    mine = traffic.transfers.join(slow.select(*KEYS, "excess"), on=KEYS).select("instance", times=times)
     _, saved, base = traffic.healed(mine)
     return saved, base
+
+
+# Groups of hosts between which all is slow: a switch, or what lies between two parts of the network. Most
+# pairs of hosts are then slow, so that a comparison with the usual shows nothing; two levels do, and which
+# hosts are on which. Whether the network is broken there or was built so, the transfers of one run do not
+# show.
+
+MIN_RATIO = 1.5  # of the slow level's time to the fast level's
+MAX_SPREAD = 0.5  # of a level's values, of the distance between the levels, in logarithms
+MIN_HOSTS = 2  # in each of two parts: one host alone is at fault itself
+
+
+class FabricBlock(NamedTuple):
+    """Parts of the network, and what is slow between them.
+
+    Attributes:
+        parts: hosts of each part.
+        slow: of the groups between parts `KEYS` columns, `transfer_ns`, `count`, `typical_ns` (of
+            the fast level) and `excess` (logarithm against that).
+    """
+
+    parts: tuple[tuple[str, ...], ...]
+    slow: pl.DataFrame
+
+    @property
+    def name(self) -> str:
+        """The parts in words."""
+        return " | ".join(", ".join(part) for part in self.parts)
+
+
+def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[FabricBlock]:
+    """Parts of the network between which all is slow; none unless that holds for every group there is.
+
+    Args:
+        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
+    """
+    typical = (
+        transfers.filter(pl.col("num_hosts") > 1)
+        .group_by(KEYS)
+        .agg(pl.col("transfer_ns").median(), count=pl.len())
+        .sort(KEYS)
+    )
+    blocks: dict[tuple[tuple[str, ...], ...], list[pl.DataFrame]] = {}
+    for _, same_kind in typical.group_by(LIKE, maintain_order=True):
+        levels = _two_levels(same_kind)
+        parts = _parts(levels, hosts) if levels is not None else None
+        if levels is not None and parts:
+            blocks.setdefault(parts, []).append(levels.filter("slow").drop("slow"))
+    return [FabricBlock(parts, pl.concat(slow)) for parts, slow in blocks.items()]
+
+
+def _two_levels(same_kind: pl.DataFrame) -> pl.DataFrame | None:
+    """Groups, fast and slow ones separated at the widest gap of their times; None if there is none."""
+    ordered = same_kind.sort("transfer_ns", "members")
+    times = np.log(ordered["transfer_ns"].to_numpy())
+    if times.size < 2:
+        return None
+    cut = int(np.argmax(np.diff(times))) + 1
+    fast, slow = times[:cut], times[cut:]
+    distance = float(np.median(slow) - np.median(fast))
+    widest = max(float(np.ptp(fast)), float(np.ptp(slow)))
+    if distance < np.log(MIN_RATIO) or widest > MAX_SPREAD * distance:
+        return None
+    middle = float(np.median(fast))
+    return ordered.with_columns(
+        pl.Series("excess", times - middle),
+        typical_ns=pl.lit(float(np.exp(middle))),
+        slow=pl.int_range(pl.len()) >= cut,
+    )
+
+
+def _parts(levels: pl.DataFrame, hosts: Mapping[int, str]) -> tuple[tuple[str, ...], ...] | None:
+    """Parts that fast groups join, if all slow groups are between them and no fast one is; None otherwise."""
+    fast, slow = (
+        [_hosts_of(members, hosts) for members in levels.filter(which)["members"]]
+        for which in (~pl.col("slow"), pl.col("slow"))
+    )
+    parts = tuple(sorted(_joined(fast, set().union(*fast, *slow))))
+    place = {host: number for number, part in enumerate(parts) for host in part}
+    between = all(len({place[host] for host in group}) > 1 for group in slow)
+    large = sum(len(part) >= MIN_HOSTS for part in parts)
+    return parts if between and large >= 2 and large == len(parts) else None
+
+
+def _hosts_of(members: str, hosts: Mapping[int, str]) -> set[str]:
+    return {hosts.get(int(rank), "") for rank in members.split(",")}
+
+
+def _joined(groups: Iterable[set[str]], every: set[str]) -> Iterator[tuple[str, ...]]:
+    """Hosts that groups connect, be it through others."""
+    parts: list[set[str]] = [{host} for host in sorted(every)]
+    for group in groups:
+        touched = [part for part in parts if part & group]
+        parts = [part for part in parts if not part & group] + [set().union(*touched)]
+    yield from (tuple(sorted(part)) for part in parts)

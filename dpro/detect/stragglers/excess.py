@@ -82,7 +82,7 @@ class Excess:
 def late_columns(team: Team) -> list[Excess]:
     """The ranks of a team that are clearly and persistently slower: than their peers, then than they were."""
     logs = np.log(np.maximum(team.own, 1.0))
-    excess = logs - median_of_others(logs)
+    excess = logs - median_of_peers(logs)
     peers = [_against_peers(excess, size) for size in LATEST_STEPS if size <= len(excess)]
     past = [_against_past(logs, excess, size) for size in PAST_STEPS if size + MIN_BEFORE <= len(excess)]
     return [*_longest_windows(peers), *_longest_windows(past)]
@@ -155,7 +155,7 @@ def midmean(values: Floats) -> Floats:
     return np.asarray(middle.mean(axis=0))
 
 
-def median_of_others(values: Floats) -> Floats:
+def median_of_peers(values: Floats) -> Floats:
     """[T, R] the median over all columns but the own."""
     size = values.shape[1]
     order = np.argsort(values, axis=1)

@@ -13,7 +13,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import explain, workloads_of
+from dpro.detect.load_model import explain, workloads_of
 from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.causes import EXPLAINED, HOST_CAUSES
 from dpro.detect.stragglers.excess import MIN_RATIO, Team

@@ -3,22 +3,33 @@
 In: a graph. Out: findings. A rank that waits shows long collectives, not long work, so work is what is
 compared, phase by phase between collectives. A rank is at fault if the step becomes shorter when it
 works like its peers: in nearly every step, and by more than noise; in all that was recorded, or in the latest
-steps.
+steps. Two more detectors find ranks whose own work is far or steadily longer, though the replay does not show
+in every step that this costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline, waits
 from dpro.detect.findings import Finding
-from dpro.detect.significance import MIN_SHARE, MIN_STEPS, clear_gains, confidence, first_of_latest
+from dpro.detect.significance import (
+    MIN_COST_OF_SLOW,
+    MIN_LATEST,
+    MIN_SHARE,
+    MIN_STEPS,
+    PERSISTENT,
+    clear_gain,
+    clear_gains,
+    confidence,
+    first_of_latest,
+)
 from dpro.detect.stragglers.causes import (
     CPU,
     HOST_CAUSES,
@@ -28,11 +39,20 @@ from dpro.detect.stragglers.causes import (
     host_cause,
     idle_cause,
 )
+from dpro.detect.stragglers.excess import (
+    MIDMEAN_ERROR,
+    MIN_NOISE,
+    MIN_SIGNIFICANCE,
+    Excess,
+    median_of_peers,
+    midmean,
+    noise_of,
+)
 from dpro.replay.graph import Graph
 from dpro.replay.mesh import Mesh, named_axes, places_along
-from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams
+from dpro.replay.peers import ON_CPU, ON_GPU, median_of_others, peers_of, ranks_of_teams, teams
 from dpro.replay.run_mesh import axes_of_messages, mesh_of_run
-from dpro.replay.whatif.edits.heal import Shortened, healing
+from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_step
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
@@ -297,3 +317,197 @@ def _waits_by_axis(graph: Graph, ranks: Sequence[int]) -> dict[str, float]:
     )
     each = waited.group_by("axis").agg(pl.col("wait_ns").sum() / (steps * pl.col("rank").n_unique()))
     return {axis: float(ns) for axis, ns in each.sort("axis").iter_rows()}
+
+
+# Ranks whose lateness is hidden by work that is queued.
+
+FAR = 1.5  # times the work of the slowest peer
+MIN_PEERS = 2  # with one other rank it is not known which of the two is usual
+NO_STAGE = -1
+
+
+def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
+    """Name ranks whose host is far slower than its peers' and costs something now, costliest first."""
+    graph, work, base = baseline.graph, baseline.work, baseline.step_ns
+    if base.size < MIN_STEPS:
+        return []
+    found = []
+    for rank, longer in _far_longer(graph, work, base).items():
+        gains = healing_gains(baseline, work, [[rank]]) if rank not in named else None
+        if gains is not None and gains.saved.mean() >= MIN_COST_OF_SLOW * base.mean():
+            found.append(_describe(baseline, rank, gains, longer))
+    return sorted(found, key=lambda finding: -finding.cost_ns)
+
+
+def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
+    """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
+
+    Phases count that are far longer in nearly every step, against what is usual there: what all ranks do
+    longer in a step (allocating memory in the first) does not make a rank look better.
+
+    Args:
+        work: its `phase_work`.
+        base: [T] ns, step times.
+    """
+    excess = pl.col("work_ns") - pl.col("peer")
+    far = excess >= (FAR - 1) * pl.col("peer").median().over("rank", "position")
+    suspects = (
+        _with_slowest_peer(graph, work)
+        .with_columns(far=far, excess=excess)
+        .group_by("rank", "position")
+        .agg(pl.col("excess").sort_by("step"), pl.col("far").mean(), steps=pl.len())
+        .filter((pl.col("far") >= PERSISTENT) & (pl.col("steps") == base.size))
+        .sort("rank", "position")
+    )
+    found: dict[int, Floats] = {}
+    for (rank,), phases in suspects.group_by("rank", maintain_order=True):
+        longer = np.array(phases["excess"].to_list(), np.float64)
+        clear = [each for each in longer if clear_gain(each, base)]
+        if clear or clear_gain(longer.sum(axis=0), base):
+            found[int(rank)] = np.sum(clear or longer, axis=0)
+    return found
+
+
+def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `step`, `position` of a phase, `work_ns` of the host there, and that of the slowest `peer`.
+
+    Peers are ranks of one team and one pipeline stage.
+    """
+    stages = {rank: place.stage for rank, place in graph.places.items()}
+    numbered = {rank: number for number, team in enumerate(teams(work)) for rank in team}
+    sort = [
+        pl.col("rank").replace_strict(numbered),
+        pl.col("rank").replace_strict(stages, default=NO_STAGE),
+    ]
+    compared = ["step", "position", "team", "stage"]
+    worked = pl.col("work_ns")
+    return (
+        work.filter(pl.col("resource") == ON_CPU)
+        .group_by("rank", "step", "position")
+        .agg(worked.sum())
+        .with_columns(team=sort[0], stage=sort[1])
+        .filter(pl.len().over(compared) > MIN_PEERS)
+        .with_columns(first=worked.max().over(compared), second=worked.top_k(2).min().over(compared))
+        .with_columns(peer=pl.when(worked == pl.col("first")).then("second").otherwise("first"))
+        .select("rank", "step", "position", "work_ns", "peer")
+    )
+
+
+def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats) -> Finding:
+    cost, step = float(gains.saved.mean()), float(gains.base.mean())
+    causes = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
+    largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
+    excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
+    evidence = (
+        f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
+        f"slowest of its peers, {FAR} times as long or more in nearly every step; {largest['cause']}: "
+        f"{largest['example']}",
+        lateness(baseline.graph, rank),
+        f"replayed with rank {rank} as fast as its peers, the step takes {healed} instead of "
+        f"{format_duration(step)}: work that is queued elsewhere hides the rest for now",
+    )
+    return Finding(
+        "slow.host", "rank", str(rank), (rank,), round(cost / step, 4), confidence(longer, gains.base), cost,
+        evidence, largest["cause"],
+    )  # fmt: skip
+
+
+# Ranks whose work is clearly longer, at a cost that differs from step to step. Where peers are nearly as late
+# by chance, now this one and now that, healing a slow rank saves nothing in many steps, and few steps of deep
+# windows do not show that it persists. That the rank's own work is longer does: it is compared with its
+# peers' in log-ratios, in units of their noise, which is estimated from all ranks of the team. A rank is
+# named if that costs something on average.
+
+MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and little shows what is usual
+MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not show the noise
+SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
+
+
+def find_persistent(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
+    """Name ranks that clearly work longer than their peers and cost something, costliest first."""
+    work = baseline.work
+    found: dict[int, Finding] = {}
+    for ranks, steps, spent in _teams(work):
+        for size in _latest(len(steps)):
+            latest = work.filter(pl.col("step") >= int(steps[-size]))
+            for excess in clearly_longer(spent, size):
+                rank = ranks[excess.column]
+                if rank in found or rank in named:
+                    continue
+                finding = _costing(baseline, latest, rank, excess)
+                if finding is not None:
+                    found[rank] = finding
+    return sorted(found.values(), key=lambda finding: -finding.cost_ns)
+
+
+def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
+    """Ranks of each team, their steps, and [T, R] ns of work in these; the CPU and the GPU apart."""
+    per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
+    found = []
+    for members, resource in product(teams(work), (ON_CPU, ON_GPU)):
+        team = per_step.filter(pl.col("rank").is_in(members) & (pl.col("resource") == resource))
+        ranks = sorted(team["rank"].unique().to_list())
+        whole = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+        if len(ranks) > 1 and whole.height:
+            steps = whole["step"].unique(maintain_order=True).to_numpy()
+            found.append((ranks, steps, whole["work_ns"].to_numpy().reshape(-1, len(ranks)).astype(float)))
+    return found
+
+
+def _latest(count: int) -> list[int]:
+    """Numbers of latest steps that are looked at, most first."""
+    sizes: list[int] = []
+    size = float(count)
+    while round(size) >= MIN_LATEST:
+        sizes.append(round(size))
+        size /= SHRINK
+    return sizes
+
+
+def clearly_longer(spent: Floats, size: int) -> list[Excess]:
+    """Ranks that worked longer than their peers in nearly all of the latest steps, beyond chance.
+
+    Noise is the spread of log-ratios from step to step: those of all ranks together, or of the rank alone
+    where that is more. Two ranks show it half as well as three, since their ratios are the same.
+
+    Args:
+        spent: [T, R] ns of work.
+        size: how many of the latest steps are judged.
+    """
+    if (size - 1) * (spent.shape[1] - 1) < MIN_DIFFERENCES:
+        return []
+    logs = np.log(np.maximum(spent[-size:], 1.0))
+    excess = logs - median_of_peers(logs)
+    level, persistent = midmean(excess), (excess > 0).mean(axis=0)
+    differences = np.diff(excess, axis=0)
+    noise = np.maximum(noise_of(differences), noise_of(differences.reshape(-1, 1)))
+    error = np.maximum(noise, MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
+    clear = (level >= np.log(MIN_LONGER)) & (persistent >= PERSISTENT) & (level >= MIN_SIGNIFICANCE * error)
+    return [
+        Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
+        for at in np.flatnonzero(clear)
+    ]
+
+
+def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) -> Finding | None:
+    """The finding, if healing the rank saves something on average: what is typical, or what is so now."""
+    gains = healing_gains(baseline, work, [[rank]])
+    if gains is None:
+        return None
+    if not _costs(gains):
+        healed = Shortened(healing_in_each_step(rank, work))
+        gains = gains_of(baseline, work, [[rank]], healed)
+    if not _costs(gains):
+        return None
+    finding = describe(baseline, work, gains, 0)
+    why = (
+        f"its work is longer than its peers' typically is in {excess.persistent:.0%} of {excess.num_steps} "
+        "recorded steps; the step does not wait for it in all of them"
+    )
+    sure = round(excess.persistent * (1 - excess.error / excess.level), 3)
+    return replace(finding, confidence=sure, evidence=(*finding.evidence, why))
+
+
+def _costs(gains: HealingGains) -> bool:
+    """Whether the mean gain is worth a finding."""
+    return bool(gains.saved.mean() >= MIN_COST_OF_SLOW * gains.base.mean())

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding, finding_document
-from dpro.detect.network.axes import with_axis
-from dpro.detect.network.traffic import Healed, Traffic
+from dpro.detect.network.traffic import Healed, Traffic, with_axis
 from dpro.documents import encode
 from tests.builders import TinyRun
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.imbalance.load_model import explain
+from dpro.detect.load_model import explain
 from dpro.detect.stragglers.own_time import calls_of, own_time
 from tests.unit.detect.calling import MS, Job, counted, data_parallel, late_ranks, noisy, slower, tables
 

@@ -5,7 +5,7 @@ import pytest
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
+from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.store import open_run
 from tests.reference.training_jobs import Job, Machine, run_job

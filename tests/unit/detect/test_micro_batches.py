@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.micro_batches import variation
-from dpro.detect.pipeline_slowdown import analyse_slowdown, diagnose_operations
+from dpro.detect.pipeline_slowdown import analyse_slowdown, diagnose_operations, variation
 from dpro.replay.construction.graph_builder import build_graph
 from tests.pipelines import MS, Job, written
 

@@ -10,7 +10,7 @@ import pytest
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
+from dpro.detect.host_bound import find_idle_gpus, note_idle_gpus
 from dpro.replay.steps.breakdown import step_breakdown
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from tests.builders import TinyRun, gpu_job

@@ -2,7 +2,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.imbalance.rebalanced import workloads_in_windows
+from dpro.detect.uneven_work import workloads_in_windows
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, TABLES
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
