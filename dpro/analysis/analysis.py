@@ -395,9 +395,11 @@ class Analysis(Cached):
     @cached
     def suspects(self) -> frozenset[int]:
         """Ranks that findings name as slow by themselves; none where the run cannot show it."""
+        from dpro.detect.findings import ranks_of
+
         with suppress(DproError):
             slow = [each for each in self.verdict[0] if each.class_ in ("slow.compute", "slow.host")]
-            return frozenset(rank for each in slow if each.component_kind != "job" for rank in each.ranks)
+            return frozenset(ranks_of(finding for finding in slow if not finding.of_job))
         return frozenset()
 
     @cached

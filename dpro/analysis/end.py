@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import polars as pl
 from msgspec.structs import replace
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
 from dpro.detect.hang.evidence import LEFT
 from dpro.documents import DocumentPart
@@ -157,7 +157,7 @@ def _seen(number: int) -> int | None:
 
 
 def _ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
-    return tuple(sorted({rank for each in findings[:1] for rank in each.ranks}))
+    return tuple(sorted(ranks_of(findings[:1])))
 
 
 def _dead(deaths: Sequence[Death], num_ranks: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType, field
@@ -45,9 +46,24 @@ class Finding:
         return f"{self.component_kind} {self.component_id}"
 
     @property
+    def of_job(self) -> bool:
+        """Whether it is about the job as a whole, and no part of it is at fault."""
+        return self.component_kind == "job"
+
+    @property
     def title(self) -> str:
         """What is wrong with what: `slow.host: rank 1`."""
         return f"{self.class_}: {self.component}"
+
+
+def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, costliest first."""
+    return sorted(findings, key=lambda finding: -finding.cost_ns)
+
+
+def ranks_of(findings: Iterable[Finding]) -> set[int]:
+    """The ranks that any of the findings is about."""
+    return {rank for finding in findings for rank in finding.ranks}
 
 
 class ComponentDocument(DocumentPart, frozen=True):

@@ -69,11 +69,7 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
 
 
 def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
-    """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual.
-
-    Args:
-        breakdown: as of `find_idle_gpus`.
-    """
+    """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual."""
     base, saved = _saved(baseline)
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
         return []
@@ -194,7 +190,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     steady = float((saved >= MIN_WAIT * base).mean()) if base.size else 0.0
     if base.size < MIN_STEPS or steady < PERSISTENT:
         return []
-    looked = chain(*(each.items() for each in baseline.look(_loading)))
+    looked = chain(*(part.items() for part in baseline.look(_loading)))
     loading = {rank: total / base.size for rank, total in looked}
     if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # the input of some ranks only is their fault
@@ -226,8 +222,6 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
     """The finding, if every rank waits for data for a large part of nearly each of the latest steps.
 
     Args:
-        steps: table `steps`.
-        counters: table `counters`.
         on_gpus: whether GPUs may have had work meanwhile.
     """
     facts = host_facts(steps.filter(pl.col("window") < 0), counters).drop_nulls("data_wait_ns")
@@ -247,7 +241,7 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
         for size in reversed(LATEST_STEPS)
         if size <= waits.height
     )
-    waits, steady = next((each for each in judged if each[1] >= PERSISTENT), (waits, 0.0))
+    waits, steady = next((latest for latest in judged if latest[1] >= PERSISTENT), (waits, 0.0))
     if not steady:
         return []
     least, most, step = (

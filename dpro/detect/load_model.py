@@ -71,7 +71,6 @@ class Uneven:
     """Own times of ranks, and what of them the workload explains.
 
     Attributes:
-        model: of time and workload.
         workloads: [T, R]; NaN where unknown.
         own: [T, R] ns.
         equal: [T, R] ns, what own times would be if all ranks had the step's mean amount.
@@ -94,7 +93,6 @@ def workloads_of(counters: pl.DataFrame, ranks: list[int], start: Ints) -> Float
     """[T, R] the workloads of ranks in steps; NaN where unknown.
 
     Args:
-        counters: table `counters`.
         ranks: [R] which.
         start: [T, R] ns, when their steps began.
     """
@@ -107,18 +105,18 @@ def workloads_of(counters: pl.DataFrame, ranks: list[int], start: Ints) -> Float
     return joined["value"].fill_null(np.nan).to_numpy().reshape(start.shape)
 
 
-def explain(own: Floats, workloads: Floats, steps: Ints, what: str = ELEMENTS) -> Uneven | None:
+def explain(own_ns: Floats, workloads: Floats, steps: Ints, what: str = ELEMENTS) -> Uneven | None:
     """Infer what of own times the workload explains; None where workloads are unknown, or all equal.
 
     Args:
-        own: [T, R] ns of work.
+        own_ns: [T, R] ns of work.
         workloads: [T, R] of the batches loaded in the step, NaN where unknown.
         steps: [T] their numbers.
     """
     ahead = np.full_like(workloads, np.nan)
     following = np.diff(steps) == 1
     ahead[1:][following] = workloads[:-1][following]
-    model, model_ahead = _fitted(own, workloads, lag=0), _fitted(own, ahead, lag=1)
+    model, model_ahead = _fitted(own_ns, workloads, lag=0), _fitted(own_ns, ahead, lag=1)
     needed = 2 * max(MIN_SIGNIFICANCE, model.significance if model else 0.0)
     if model_ahead is not None and model_ahead.significance >= needed:
         model, workloads = model_ahead, ahead
@@ -126,21 +124,21 @@ def explain(own: Floats, workloads: Floats, steps: Ints, what: str = ELEMENTS) -
         return None
     likely = _with_likely(workloads, model.typical)
     takes, even = model.curve(likely), model.curve(likely.mean(axis=1, keepdims=True))
-    return Uneven(model, workloads, own, own * even / takes, what)
+    return Uneven(model, workloads, own_ns, own_ns * even / takes, what)
 
 
 def _with_likely(workloads: Floats, typical: float) -> Floats:
     """[T, R] workloads; unknown ones from the steps around, since samples may be missing."""
     filled = workloads.copy()
     for column in range(workloads.shape[1]):
-        known = np.flatnonzero(~np.isnan(workloads[:, column]))
+        sampled = np.flatnonzero(~np.isnan(workloads[:, column]))
         for row in np.flatnonzero(np.isnan(workloads[:, column])).tolist():
-            nearest = known[np.argsort(np.abs(known - row), kind="stable")[:NEAREST]]
+            nearest = sampled[np.argsort(np.abs(sampled - row), kind="stable")[:NEAREST]]
             filled[row, column] = np.median(workloads[nearest, column]) if nearest.size else typical
     return filled
 
 
-def _fitted(own: Floats, workloads: Floats, lag: int) -> LoadModel | None:
+def _fitted(own_ns: Floats, workloads: Floats, lag: int) -> LoadModel | None:
     """The model of own times and workloads; None where no workload is known."""
     known = ~np.isnan(workloads) & (workloads > 0)
     known &= known.sum(axis=1, keepdims=True) > 1
@@ -148,7 +146,7 @@ def _fitted(own: Floats, workloads: Floats, lag: int) -> LoadModel | None:
         return None
     typical = float(np.median(workloads[known]))
     relative = np.where(known, workloads, typical) / typical
-    logs = np.log(np.maximum(own, 1.0))
+    logs = np.log(np.maximum(own_ns, 1.0))
     from_steps = _from_steps(logs, relative, known)
     share, power, significance, explained = from_steps or _from_ranks(logs, relative, known)
     return LoadModel(share, power, typical, significance, explained, lag)

@@ -19,7 +19,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.load_model import CLASS
 from dpro.detect.significance import MIN_COST, MIN_LATEST, MIN_STEPS, clear_gain, confidence
 from dpro.detect.stragglers.replayed import find_stragglers
@@ -88,20 +88,20 @@ def analyse_slowdown(graph: Graph) -> OperationsAnalysis:
     measured = replay(graph)
     delayed = float(step_times(graph, measured.start, measured.end)["duration_ns"].to_numpy().mean())
     free = without_launches(graph)
-    own, typical = free.nodes.duration, typical_durations(free)
+    as_recorded, typical = free.nodes.duration, typical_durations(free)
     by_rank = {rank: free.nodes.rank == rank for rank in sorted(free.places)}
     by_stage = _by_place(free, lambda place: place.stage)
     by_dp = _by_place(free, lambda place: place.dp)
     by_op = _by_kind(free)
     masks = [*by_rank.values(), *by_stage.values(), *by_dp.values(), *by_op.values()]
-    only = [np.where(mask, own, typical) for mask in masks]
-    healed = [np.where(mask, typical, own) for mask in (by_stage[max(by_stage)], *by_rank.values())]
-    means = replayed_steps(free, [own, typical, *only, *healed]).mean(axis=0)
+    only = [np.where(mask, as_recorded, typical) for mask in masks]
+    healed = [np.where(mask, typical, as_recorded) for mask in (by_stage[max(by_stage)], *by_rank.values())]
+    means = replayed_steps(free, [as_recorded, typical, *only, *healed]).mean(axis=0)
     step, even = float(means[0]), float(means[1])
     ratios, after = iter((means[2:] / even).tolist()), means[2 + len(only) :].tolist()
     slowdown_by_rank = {rank: next(ratios) for rank in by_rank}
     workers = _slowest(slowdown_by_rank)
-    worst = replayed_steps(free, [np.where(np.isin(free.nodes.rank, workers), typical, own)]).mean()
+    worst = replayed_steps(free, [np.where(np.isin(free.nodes.rank, workers), typical, as_recorded)]).mean()
     lost = step - even
     slowdown = Slowdown(
         total=step / even,
@@ -184,23 +184,19 @@ def diagnose_operations(graph: Graph, analysed: OperationsAnalysis) -> list[Find
 
     What varies with the data may hide a slow worker, or look like what one costs: so workers and stages are
     compared with equal micro-batches.
-
-    Args:
-        graph: the run's graph.
-        analysed: its `analyse_slowdown`.
     """
     free = without_launches(graph)
     equal, data = equal_batches(free)
     workers, stages = find_slow_workers(graph, analysed), find_uneven_stages(equal)
     if equal is not free:
         at_equal_work = find_slow_workers(equal, analyse_slowdown(equal))
-        named = {rank for finding in at_equal_work for rank in finding.ranks}
+        named = ranks_of(at_equal_work)
         # A single stage does not show what is a worker's and what its data's: an outlier stays anyway.
         alone = len({place.stage for place in graph.places.values()}) == 1
-        left = [each for each in workers if alone and not named & {*each.ranks}]
+        left = [finding for finding in workers if alone and not named & {*finding.ranks}]
         workers = [*at_equal_work, *left]
-        stages = [each for each in stages if is_longer_in_most(free, each)]
-    return sorted([*data, *workers, *stages], key=lambda finding: -finding.cost_ns)
+        stages = [finding for finding in stages if is_longer_in_most(free, finding)]
+    return costliest_first([*data, *workers, *stages])
 
 
 def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Finding]:
@@ -208,15 +204,11 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
 
     Peers are the other data-parallel ranks of the stage, which have the same work. The cost is that of the
     published method: the worker takes the typical times of all.
-
-    Args:
-        graph: with or without launch delays.
-        analysed: its `analyse_slowdown`.
     """
-    found = []
+    findings = []
     for finding in find_stragglers(Baseline(without_launches(graph))):
         if len(finding.ranks) > 1:
-            found.append(finding)
+            findings.append(finding)
             continue
         rank = finding.ranks[0]
         cost = analysed.step_ns - analysed.healed_ns[rank]
@@ -229,12 +221,12 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
             f"the cost is that of its times above what is typical of all ranks: {format_duration(cost)}",
         )
         severity = round(cost / analysed.step_ns, 4)
-        found.append(
+        findings.append(
             dataclasses.replace(
                 finding, cost_ns=cost, severity=severity, evidence=(*finding.evidence, *evidence)
             )
         )
-    return found
+    return findings
 
 
 def find_uneven_stages(graph: Graph) -> list[Finding]:
@@ -307,14 +299,14 @@ def _stage_ratios(graph: Graph) -> pl.DataFrame:
         .agg(pl.col("duration").median())
         .with_columns(stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64))
     )
-    own = per_rank.group_by("stage", "name").agg(own=pl.col("duration").min())
+    of_stage = per_rank.group_by("stage", "name").agg(own=pl.col("duration").min())
     others = (
-        own.join(own.select("name", peer="stage", peers="own"), on="name")
+        of_stage.join(of_stage.select("name", peer="stage", peers="own"), on="name")
         .filter(pl.col("peer") != pl.col("stage"))
         .group_by("stage", "name")
         .agg(others=pl.col("peers").median())
     )
-    longer = own.join(others, on=["stage", "name"]).filter(pl.col("own") > pl.col("others"))
+    longer = of_stage.join(others, on=["stage", "name"]).filter(pl.col("own") > pl.col("others"))
     return longer.with_columns(ratio=pl.col("others") / pl.col("own")).sort("stage", "name")
 
 
@@ -322,11 +314,11 @@ def _evened(graph: Graph, ratios: pl.DataFrame) -> Ints:
     """Durations with one stage's computing scaled down to what other stages need."""
     nodes = graph.nodes
     stage = ratios["stage"][0]
-    mine = np.isin(nodes.rank, [rank for rank, place in graph.places.items() if place.stage == stage])
+    in_stage = np.isin(nodes.rank, [rank for rank, place in graph.places.items() if place.stage == stage])
     duration = nodes.duration.copy()
     for name, ratio in ratios.select("name", "ratio").iter_rows():
-        at = mine & (nodes.kind == NodeKind.KERNEL) & (nodes.name == name)
-        duration[at] = np.rint(duration[at] * ratio).astype(np.int64)
+        scaled = in_stage & (nodes.kind == NodeKind.KERNEL) & (nodes.name == name)
+        duration[scaled] = np.rint(duration[scaled] * ratio).astype(np.int64)
     return duration
 
 
@@ -335,10 +327,10 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
     ranks = tuple(sorted(rank for rank, place in graph.places.items() if place.stage == stage))
     cost, step = float(saved.mean()), float(base.mean())
     evidence = [
-        f"on stage {stage} every {graph.names[name]} takes {format_duration(own)}, on the others typically "
-        f"{format_duration(others)}"
-        for name, own, others in ratios.sort("ratio").select("name", "own", "others").iter_rows()
-        if own - others > 0.01 * others
+        f"on stage {stage} every {graph.names[name]} takes {format_duration(own_ns)}, on the others "
+        f"typically {format_duration(others_ns)}"
+        for name, own_ns, others_ns in ratios.sort("ratio").select("name", "own", "others").iter_rows()
+        if own_ns - others_ns > 0.01 * others_ns
     ]
     evidence.append(
         f"replayed with stage {stage} as fast as the others, the step takes {format_duration(step - cost)} "
@@ -462,7 +454,7 @@ def _batches(graph: Graph) -> pl.DataFrame:
     nodes, names = graph.nodes, [name.lower() for name in graph.names]
     directions = {FORWARD_NAMES: "forward", BACKWARD_NAMES: "backward"}
     direction = {
-        code: way for code, name in enumerate(names) for known, way in directions.items() if name in known
+        code: way for code, name in enumerate(names) for group, way in directions.items() if name in group
     }
     chunk = {code: match[1] for code, name in enumerate(names) if (match := _BATCH.match(name))}
     work = np.flatnonzero(
@@ -478,8 +470,8 @@ def _batches(graph: Graph) -> pl.DataFrame:
         schema={"rank": pl.Int64, "dp": pl.Int64, "stage": pl.Int64}, orient="row",
     )  # fmt: skip
     times = {way: pl.col("duration").filter(pl.col("way") == way).sum() for way in directions.values()}
-    both = frame.group_by(*ONE, batch="around").agg(**times).filter(pl.min_horizontal(*times) > 0)
-    return both.join(places, on="rank").sort(*ONE, "batch")
+    whole = frame.group_by(*ONE, batch="around").agg(**times).filter(pl.min_horizontal(*times) > 0)
+    return whole.join(places, on="rank").sort(*ONE, "batch")
 
 
 def variation(batches: pl.DataFrame) -> MicroBatches:
@@ -503,11 +495,11 @@ def variation(batches: pl.DataFrame) -> MicroBatches:
     # The stages of a pipeline see the same micro-batches.
     distinct = several.select("dp", "chunk", "step", "batch").n_unique()
     freedom = distinct - several.select("dp", "chunk", "step").n_unique()
-    own = several.height - several.select(ONE).n_unique()
+    freedom_of_ranks = several.height - several.select(ONE).n_unique()
     longest = several.group_by(ONE).agg(longest=total.max() / total.mean())["longest"].median()
     return MicroBatches(
         correlation,
-        float(np.sqrt(squares[0] / max(own, 1))),
+        float(np.sqrt(squares[0] / max(freedom_of_ranks, 1))),
         freedom,
         longest if isinstance(longest, float) else 1.0,
     )
@@ -528,8 +520,8 @@ def _with_equal_batches(graph: Graph, batches: pl.DataFrame) -> Ints:
         .with_columns(size=pl.col("relative") * pl.col("mean_size"))
         .with_columns(factor=pl.col("size").mean().over("chunk", "step") / pl.col("size"))
     )
-    known = batches.join(sizes, on=["dp", "chunk", "step", "batch"])
-    factors = known.select("rank", "step", "batch", "factor")
+    sized = batches.join(sizes, on=["dp", "chunk", "step", "batch"])
+    factors = sized.select("rank", "step", "batch", "factor")
     nodes = graph.nodes
     works = np.flatnonzero(nodes.kind == NodeKind.KERNEL)
     keys = pl.DataFrame({"rank": nodes.rank[works], "step": nodes.step[works], "batch": nodes.around[works]})

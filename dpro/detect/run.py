@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.detect.baseline import Baseline, waits
 from dpro.detect.context import Context, Need, slow_ranks
-from dpro.detect.findings import NETWORK, Finding
+from dpro.detect.findings import NETWORK, Finding, costliest_first, ranks_of
 from dpro.detect.host_bound import find_idle_gpus, find_input_bound, find_slow_input, note_idle_gpus
 from dpro.detect.load_model import CLASS as UNEVEN_DATA
 from dpro.detect.load_model import WORKLOAD
@@ -53,8 +53,6 @@ class Detector(NamedTuple):
 
     Attributes:
         name: by which rules refer to its findings.
-        find: returns what it finds.
-        needs: what the run has to offer.
         unless: where one of these holds it is not run.
         rules: what of its findings remains, applied in turn.
     """
@@ -68,19 +66,15 @@ class Detector(NamedTuple):
 
 def diagnose(context: Context) -> list[Finding]:
     """What is wrong with a run, costliest first; that it became slower comes last."""
-    found = run_detectors(context, DETECTORS)
+    findings = run_detectors(context, DETECTORS)
     for explain in EXPLANATIONS:
         if Need.STEPS in context.has:
-            found = explain(context, found)
-    return [*costliest_first(found), *run_detectors(context, OF_THE_JOB)]
+            findings = explain(context, findings)
+    return [*costliest_first(findings), *run_detectors(context, OF_THE_JOB)]
 
 
 def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Finding]:
-    """Run detectors in turn, each under its needs, conditions and rules.
-
-    Args:
-        detectors: which, in order.
-    """
+    """Run detectors in turn, each under its needs, conditions and rules."""
     found: dict[str, list[Finding]] = {}
     for detector in detectors:
         if detector.needs <= context.has and not any(holds(context, found) for holds in detector.unless):
@@ -88,12 +82,7 @@ def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Findi
             for rule in detector.rules:
                 new = rule(context, found, new)
             found[detector.name] = new
-    return [finding for each in found.values() for finding in each]
-
-
-def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, costliest first."""
-    return sorted(findings, key=lambda finding: -finding.cost_ns)
+    return [finding for findings in found.values() for finding in findings]
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
@@ -112,20 +101,19 @@ def _slow_ranks(context: Context, _: Found) -> list[Finding]:
 
 
 def _masked_ranks(context: Context, found: Found) -> list[Finding]:
-    named = {rank for finding in found["slow ranks"] for rank in finding.ranks}
-    return find_masked(context.at_equal_work, named)
+    return find_masked(context.at_equal_work, ranks_of(found["slow ranks"]))
 
 
 def _slow_input(context: Context, found: Found) -> list[Finding]:
     """The input of all ranks, beyond what healing single ranks saves already."""
-    by_input = sum(each.cost_ns for each in found["slow ranks"] if each.cause == INPUT_PIPELINE)
+    by_input = sum(finding.cost_ns for finding in found["slow ranks"] if finding.cause == INPUT_PIPELINE)
     return find_slow_input(context.recorded, by_input)
 
 
 def _idle_gpus(context: Context, found: Found) -> list[Finding]:
     assert context.breakdown is not None
     explained = costliest_first(_findings_of(found, IN_WINDOWS))
-    return find_idle_gpus(context.recorded, context.breakdown, sum(each.cost_ns for each in explained))
+    return find_idle_gpus(context.recorded, context.breakdown, sum(finding.cost_ns for finding in explained))
 
 
 def diagnose_traffic(traffic: Traffic) -> list[Finding]:
@@ -138,7 +126,8 @@ def diagnose_traffic(traffic: Traffic) -> list[Finding]:
     slow = find_slow_network(traffic)
     named = [set(finding.ranks) for finding in slow]
     slower = find_slower_transfers(traffic)
-    return [*slow, *(each for each in slower if not any(set(each.ranks) <= ranks for ranks in named))]
+    unnamed = (finding for finding in slower if not any(set(finding.ranks) <= ranks for ranks in named))
+    return [*slow, *unnamed]
 
 
 def _late_gpus(context: Context, _: Found) -> list[Finding]:
@@ -185,45 +174,29 @@ def _regression(context: Context, _: Found) -> list[Finding]:
 
 
 def not_explained_by_uneven_data(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that cost less than what the load model may be wrong about.
-
-    Args:
-        _: findings so far, by detector; not used.
-    """
+    """Without ranks that cost less than what the load model may be wrong about."""
     return context.balanced.leaves(new)
 
 
 def doubted_for_uneven_stages(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that are a stage of its own with more work; with doubt where they may be.
-
-    Args:
-        _: of the run, not used.
-    """
+    """Without ranks that are a stage of its own with more work; with doubt where they may be."""
     return with_doubt(new, found.get("uneven stages", []))
 
 
 def not_found_by_operations(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that whole operations name, by themselves or with their stage.
-
-    Args:
-        _: of the run, not used.
-    """
+    """Without ranks that whole operations name, by themselves or with their stage."""
     ranks = _ranks_named(found.get("operations", []))
-    return [each for each in new if each.component_kind == "job" or not ranks & {*each.ranks}]
+    return [finding for finding in new if finding.of_job or not ranks & {*finding.ranks}]
 
 
 def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that deep windows name, and without classes they report of the whole job.
-
-    Args:
-        _: of the run, not used.
-    """
-    known = _findings_of(found, IN_WINDOWS)
-    ranks, classes = _ranks_named(known), {each.class_ for each in known if each.component_kind == "job"}
+    """Without ranks that deep windows name, and without classes they report of the whole job."""
+    of_windows = _findings_of(found, IN_WINDOWS)
+    ranks, classes = _ranks_named(of_windows), {finding.class_ for finding in of_windows if finding.of_job}
     return [
-        each
-        for each in new
-        if (each.class_ not in classes if each.component_kind == "job" else not ranks & {*each.ranks})
+        finding
+        for finding in new
+        if not (finding.class_ in classes if finding.of_job else ranks & {*finding.ranks})
     ]
 
 
@@ -232,67 +205,43 @@ def not_late_by_messages(context: Context, found: Found, new: list[Finding]) -> 
 
     Calls of collectives do not show messages.
     """
-    known = _findings_of(found, IN_WINDOWS)
-    if (_ranks_named(known) or _is_network_slow(known)) and context.messages_unseen:
-        return [each for each in new if each.component_kind == "job"]
+    of_windows = _findings_of(found, IN_WINDOWS)
+    if (_ranks_named(of_windows) or _is_network_slow(of_windows)) and context.messages_unseen:
+        return [finding for finding in new if finding.of_job]
     return new
 
 
 def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that are late by the times of their calls already.
-
-    Args:
-        _: findings so far, by detector; not used.
-    """
-    late = {rank for finding in context.late_by_calls for rank in finding.ranks}
-    return [each for each in new if not late & {*each.ranks}]
+    """Without ranks that are late by the times of their calls already."""
+    late = ranks_of(context.late_by_calls)
+    return [finding for finding in new if not late & {*finding.ranks}]
 
 
 # Conditions under which a detector is not run, given the same.
 
 
 def windows_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether deep windows show that links, ports or the fabric are slow.
-
-    Args:
-        _: of the run, not used.
-    """
+    """Whether deep windows show that links, ports or the fabric are slow."""
     return _is_network_slow(_findings_of(found, IN_WINDOWS))
 
 
 def wires_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether sends show it: they distinguish more than calls.
-
-    Args:
-        _: of the run, not used.
-    """
+    """Whether sends show it: they distinguish more than calls."""
     return bool(found.get("slow wires"))
 
 
 def timed_calls_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether calls that were timed show it: they distinguish more than hosts.
-
-    Args:
-        _: of the run, not used.
-    """
+    """Whether calls that were timed show it: they distinguish more than hosts."""
     return bool(found.get("slow timed calls"))
 
 
 def operations_show_stages(context: Context, _: Found) -> bool:
-    """Whether there are whole operations: they show stages in more steps, and without what stages wait for.
-
-    Args:
-        _: findings so far, by detector; not used.
-    """
+    """Whether there are whole operations: they show stages in more steps, without what stages wait for."""
     return Need.OPERATIONS in context.has
 
 
 def windows_name_ranks(_: Context, found: Found) -> bool:
-    """Whether deep windows name ranks, which may be what hosts wait for.
-
-    Args:
-        _: of the run, not used.
-    """
+    """Whether deep windows name ranks, which may be what hosts wait for."""
     return bool(_ranks_named(_findings_of(found, IN_WINDOWS)))
 
 
@@ -302,28 +251,22 @@ def others_wait_for_ranks(context: Context, found: Found) -> bool:
 
 
 def windows_show_slow_input(_: Context, found: Found) -> bool:
-    """Whether deep windows show that the input pipeline is slow, of all ranks or of one.
-
-    Args:
-        _: of the run, not used.
-    """
-    return any(INPUT_PIPELINE in (each.component_id, each.cause) for each in _findings_of(found, IN_WINDOWS))
+    """Whether deep windows show that the input pipeline is slow, of all ranks or of one."""
+    of_windows = _findings_of(found, IN_WINDOWS)
+    return any(INPUT_PIPELINE in (finding.component_id, finding.cause) for finding in of_windows)
 
 
 def _findings_of(found: Found, detectors: Iterable[Detector]) -> list[Finding]:
-    return [each for detector in detectors for each in found.get(detector.name, ())]
+    return [finding for detector in detectors for finding in found.get(detector.name, ())]
 
 
 def _ranks_named(findings: Iterable[Finding]) -> set[int]:
     """Ranks that findings name by themselves."""
-    by_themselves = (
-        each for each in findings if each.component_kind != "job" and each.class_ != "slow.fabric"
-    )
-    return {rank for each in by_themselves for rank in each.ranks}
+    return ranks_of(finding for finding in findings if not finding.of_job and finding.class_ != "slow.fabric")
 
 
 def _is_network_slow(findings: Iterable[Finding]) -> bool:
-    return any(each.class_ in NETWORK for each in findings)
+    return any(finding.class_ in NETWORK for finding in findings)
 
 
 # What explains findings of several detectors.
@@ -428,7 +371,7 @@ def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
         return []
     caused = measured.group_by("last").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last")
     rank, most = caused.row(-1)
-    named = {each for found in findings if found.component_kind != "job" for each in found.ranks}
+    named = ranks_of(finding for finding in findings if not finding.of_job)
     if rank in named or most < (1 + 1 / ranks) / 2 * total:
         return []
     per = ranks * steps
@@ -498,16 +441,16 @@ def _in_whole_groups(graph: Graph, waited: pl.DataFrame) -> pl.DataFrame:
     nodes = graph.nodes
     moved = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
     kinds = [graph.messages[message] for message in nodes.message[moved].tolist()]
-    known = pl.DataFrame(
+    kinds_of_calls = pl.DataFrame(
         {
             "instance": nodes.collective[moved],
-            "op": [each.op for each in kinds],
-            "size": [each.num_ranks for each in kinds],
+            "op": [kind.op for kind in kinds],
+            "size": [kind.num_ranks for kind in kinds],
         },
         schema={"instance": pl.Int64, "op": pl.String, "size": pl.Int64},
     ).unique("instance")
     return (
-        waited.join(known.filter(~pl.col("op").is_in(NUMBERED_APART)), on="instance")
+        waited.join(kinds_of_calls.filter(~pl.col("op").is_in(NUMBERED_APART)), on="instance")
         .filter(pl.len().over("instance") >= pl.col("size"))
         .drop("op", "size")
     )
@@ -522,11 +465,11 @@ def diagnose_graph(context: Context) -> list[Finding]:
     Whether hosts have more threads than cores shows better in the steps between windows, so that only takes
     findings away.
     """
-    found = costliest_first(run_detectors(context, IN_WINDOWS))
+    findings = costliest_first(run_detectors(context, IN_WINDOWS))
     if Need.STEPS not in context.has:
-        return found
+        return findings
     crowds = crowds_of(context.steps, context.counters, context.workers)
-    return not_crowding(found, crowds, context.steps, context.counters)
+    return not_crowding(findings, crowds, context.steps, context.counters)
 
 
 class LatestSteps(NamedTuple):
@@ -535,7 +478,6 @@ class LatestSteps(NamedTuple):
     Attributes:
         own: own times, as `own_time` returns them, `start_ns` on each host's own clock.
         calls: as `calls_of` returns them.
-        steps, workers: rows of these tables.
         amounts: rows of `counters` that say how much work steps had.
         counters: returns the rows of `counters` of ranks that are late and some others.
         messages_unseen: whether ranks may also have waited for messages, which calls do not show.
@@ -554,9 +496,6 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
     """Ranks that the others wait for while the job runs, costliest first.
 
     What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
-
-    Args:
-        latest: what is known of the latest steps.
     """
     late = _late_now(latest, latest.amounts)
     ranks = [rank for finding in late if finding.component_kind == "rank" for rank in finding.ranks]
@@ -570,7 +509,7 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
 
 
 def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:
-    found = find_late_ranks(
+    findings = find_late_ranks(
         latest.own, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
     )
-    return [each for each in found if each.severity >= NEGLIGIBLE]
+    return [finding for finding in findings if finding.severity >= NEGLIGIBLE]

@@ -40,8 +40,6 @@ class BalancedJob:
     """A job with balanced work.
 
     Attributes:
-        baseline: its graph and replay.
-        findings: what uneven work costs.
         from_steps: whether that follows from single steps. If only from ranks that always have more, it
             explains why they are slow, if they are.
         explained: ns per step that ranks typically work longer because of their workloads.
@@ -55,9 +53,9 @@ class BalancedJob:
     def leaves(self, findings: list[Finding]) -> list[Finding]:
         """The findings about this job that cost more than what the load model may be wrong about."""
         return [
-            each
-            for each in findings
-            if each.cost_ns >= REST * max(self.explained.get(rank, 0.0) for rank in each.ranks)
+            finding
+            for finding in findings
+            if finding.cost_ns >= REST * max(self.explained.get(rank, 0.0) for rank in finding.ranks)
         ]
 
 
@@ -68,12 +66,12 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     if run is None:
         return as_it_is
     resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
-    own = work.filter(pl.col("resource") == resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
+    summed = work.filter(resource=resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
     workloads = workloads_in_windows(run)
     found = [
         each
         for team in teams(work)
-        if (each := _explained(own.filter(pl.col("rank").is_in(team)), workloads)) is not None
+        if (each := _explained(summed.filter(pl.col("rank").is_in(team)), workloads)) is not None
     ]
     if not found:
         return as_it_is
@@ -106,12 +104,12 @@ def _explained(
     columns: dict[str, NDArray[Any]] = {
         name: common[name].to_numpy().reshape(-1, len(ranks)) for name in ("step", "work_ns")
     }
-    steps, own = columns["step"][:, 0], columns["work_ns"].astype(float)
+    steps, work_ns = columns["step"][:, 0], columns["work_ns"].astype(float)
     explained = []
     for what, frame in workloads.items():
         rows = common.join(frame, on=["rank", "step"], how="left", maintain_order="left")
-        workload = rows["workload"].fill_null(np.nan).to_numpy().reshape(own.shape)
-        explained.append(explain(own, workload, steps, what))
+        workload = rows["workload"].fill_null(np.nan).to_numpy().reshape(work_ns.shape)
+        explained.append(explain(work_ns, workload, steps, what))
     uneven = max(filter(None, explained), key=lambda each: each.model.significance, default=None)
     return None if uneven is None else (ranks, steps, uneven)
 
@@ -153,8 +151,8 @@ def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
 def _received(run: Run) -> pl.DataFrame:
     """`rank`, `window`, `start_ns` and `workload` of calls that gather the next work of ranks."""
     calls = run.table(COLLECTIVES, ["rank", "window", "op", "start_ns", "bytes_out"])
-    known = calls.filter((pl.col("op") == "all_to_all") & (pl.col("bytes_out") >= 0))
-    return known.select("rank", "window", "start_ns", workload="bytes_out")
+    exchanges = calls.filter((pl.col("op") == "all_to_all") & (pl.col("bytes_out") >= 0))
+    return exchanges.select("rank", "window", "start_ns", workload="bytes_out")
 
 
 def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
@@ -168,10 +166,10 @@ def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
 def _elements_of_operators(spans: pl.DataFrame) -> pl.DataFrame:
     """`rank`, `window`, `start_ns` and `workload` of operators."""
     spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
-    known = spans.select(pl.col("shapes").unique()).with_columns(
+    elements = spans.select(pl.col("shapes").unique()).with_columns(
         workload=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
     )
-    return spans.join(known, on="shapes").select("rank", "window", "start_ns", "workload")
+    return spans.join(elements, on="shapes").select("rank", "window", "start_ns", "workload")
 
 
 def _elements_of_text(text: str) -> int:
@@ -188,7 +186,7 @@ def _elements(shapes: Any) -> int:
         return 0
     if all(isinstance(size, int) for size in shapes):
         return math.prod(shapes)
-    return sum(_elements(each) for each in shapes)
+    return sum(_elements(part) for part in shapes)
 
 
 def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -242,7 +240,7 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
     )
     even = baseline.under(ScaledWork(_kinds(baseline.on_gpus), factors))
     times = baseline.step_ns, baseline.changed_step_ns(even.graph)
-    before, after = (each[-num_steps:] for each in times)
+    before, after = (step_ns[-num_steps:] for step_ns in times)
     saved = before - after
     if not clear_gain(saved, before):
         return []
@@ -275,7 +273,7 @@ def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding
     """
     kept = []
     for finding in stragglers:
-        stage = next((each for each in stages if each.ranks == finding.ranks), None)
+        stage = next((uneven for uneven in stages if uneven.ranks == finding.ranks), None)
         if stage is None:
             kept.append(finding)
         elif stage.confidence <= DOUBTED:
@@ -332,9 +330,9 @@ def _doubt(graph: Graph, longest: dict[str, Any], others: pl.DataFrame) -> str:
     if len(longest["ranks"]) == 1:
         return "one rank of the stage is recorded, and it does as many operations: a slow rank looks the same"
     hosts = graph.run.table(WORKERS, ["rank", "host"]) if graph.run is not None else WORKERS.empty()
-    mine = pl.col("rank").is_in(longest["ranks"])
-    own, theirs = (set(hosts.filter(each)["host"]) - {""} for each in (mine, ~mine))
-    if own and not own & theirs:
+    of_stage = pl.col("rank").is_in(longest["ranks"])
+    own_hosts, other_hosts = (set(hosts.filter(part)["host"]) - {""} for part in (of_stage, ~of_stage))
+    if own_hosts and not own_hosts & other_hosts:
         return (
             "the stage is alone on its hosts and does as many operations as others: slow hosts look the same"
         )

@@ -102,7 +102,7 @@ class Watcher:
         if found is None:
             return []
         late = self.findings.ranks(LATE)
-        found = [each for each in found if each.component_kind == "job" or not {*each.ranks} <= late]
+        found = [each for each in found if each.of_job or not {*each.ranks} <= late]
         why = "the latest deep windows do not show it"
         return self.findings.observe(DEEP, found, self.job.step, 0, why)
 

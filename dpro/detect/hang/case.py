@@ -30,9 +30,7 @@ class Case:
     """What the findings of one run are derived from.
 
     Attributes:
-        records: calls, groups and ranks of the run.
         known: how far each rank had come.
-        waits: the wait-for graph of ranks and operations.
         deaths: ranks that are gone, by rank.
         left: ranks that ended well while the job did not, and when they last gave a sign.
         now_ns: when the last dump was saved, -1 unknown.
@@ -54,24 +52,24 @@ class Case:
     def roots(self) -> list[Root]:
         """The ends of chains of waiting that have lasted `MIN_WAIT_NS`, or are at a rank that has left."""
         return [
-            each
+            end
             for root in graph.find_roots(self.waits)
             if _lasts(root, self) or has_left(root, self)
-            for each in each_frozen(root, self)
+            for end in each_frozen(root, self)
         ]
 
 
 def examine(records: Records) -> Case:
     """Derive how far each rank had come, which ranks are gone, and the wait-for graph."""
     records = with_failed(records)
-    known = know(records)
+    knowledge = know(records)
     deaths = {death.rank: death for death in find_deaths(records)}
     left = left_early(records)
-    saved = records.ranks.filter(pl.col("rank").is_in(list(known.current)))["saved_ns"]
+    saved = records.ranks.filter(pl.col("rank").is_in(list(knowledge.current)))["saved_ns"]
     now_ns = int(saved.max() or -1) if saved.len() else -1  # type: ignore[arg-type]
     gone = {rank for rank, death in deaths.items() if gone_early(death, now_ns)} | left.keys()
-    operations = [_without_gone(each, gone) for each in unfinished_operations(records, known)]
-    return Case(records, known, graph.build_waits(operations), deaths, left, now_ns)
+    operations = [_without_gone(operation, gone) for operation in unfinished_operations(records, knowledge)]
+    return Case(records, knowledge, graph.build_waits(operations), deaths, left, now_ns)
 
 
 def _without_gone(operation: Operation, gone: set[int]) -> Operation:
@@ -118,10 +116,10 @@ def is_frozen(rank: int, case: Case) -> bool:
     rows = ranks.filter((pl.col("rank") == rank) & ~by_itself & (pl.col("heartbeat_ns") > 0))
     if rows.is_empty():
         return False
-    own, ended_ns = (int(rows[name][0]) for name in ("heartbeat_ns", "ended_ns"))
+    beat_ns, ended_ns = (int(rows[name][0]) for name in ("heartbeat_ns", "ended_ns"))
     last = max(ranks["heartbeat_ns"])
     was_ended = int(rows["exit_signal"][0]) > 0
-    return bool(own < (min(last, ended_ns) if was_ended else last) - MIN_WAIT_NS)
+    return bool(beat_ns < (min(last, ended_ns) if was_ended else last) - MIN_WAIT_NS)
 
 
 def died_at_work(death: Death, root: Root) -> bool:
@@ -196,7 +194,7 @@ def _last_before_loss(calls: pl.DataFrame, records: Records) -> pl.DataFrame:
     messages = messages.join(gone.rename({"rank": "peer"}), on="peer")
     messages = messages.join(sent, on=["key", "peer", "rank"], how="left")
     unsent = messages.filter(pl.col("sent").fill_null(-1) < pl.col("sequence"))
-    return pl.concat([each.select("rank", "order") for each in (behind, unsent)])
+    return pl.concat([calls_of_kind.select("rank", "order") for calls_of_kind in (behind, unsent)])
 
 
 def _issued(records: Records) -> pl.DataFrame:
@@ -210,7 +208,6 @@ def _held_back(status: pl.DataFrame, unfinished: pl.DataFrame) -> pl.DataFrame:
     """Lower what ranks reported as completed to the call before the first unfinished one.
 
     Args:
-        status: as of `Records`.
         unfinished: `rank`, `key`, `first`: sequence number of that call.
     """
     joined = status.join(unfinished, on=["rank", "key"], how="left", maintain_order="left")
@@ -245,7 +242,6 @@ class Death:
     """A rank that ended otherwise than well, of its own.
 
     Attributes:
-        rank: the rank.
         ended_ns: when it failed, or was seen to be gone.
         how: what ended it, in words.
         means: what usually ends processes so; empty where nothing can be said.
@@ -299,7 +295,7 @@ def left_early(records: Records) -> dict[int, int]:
 
     A launcher may send SIGTERM to a process whose script has ended and which is only slow to exit.
     """
-    signalled = pl.col("final") & pl.col("exit_signal").is_in([int(each) for each in ENDED_FROM_OUTSIDE])
+    signalled = pl.col("final") & pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
     ranks = records.ranks.filter(((pl.col("exit_code") == 0) | signalled) & (pl.col("error") == ""))
     when = pl.when(pl.col("left_ns") > 0).then("left_ns").otherwise("ended_ns")
     return {} if ranks.height == records.ranks.height else dict(ranks.select("rank", when).iter_rows())
@@ -315,7 +311,6 @@ def _died(row: Mapping[str, Any], asked_ns: int) -> bool:
 
     Args:
         row: of the rank, in `Records.ranks`.
-        asked_ns: as of `_asked_ns`.
     """
     if _failed(row):
         return True
@@ -338,16 +333,13 @@ def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: i
 
     Ranks that lost a peer, or died after others had been ended from outside, are none. Where more than half
     of the job died together, the cause is outside of them, and no rank is returned.
-
-    Args:
-        asked_ns: as of `_asked_ns`.
     """
-    own = [row for row in rows if not lost_peer(row["error"])]
-    if not own:
+    unprompted = [row for row in rows if not lost_peer(row["error"])]
+    if not unprompted:
         return {row["rank"] for row in rows[:1] if not 0 < asked_ns < _died_ns(row) + TOGETHER_NS}
     killed = {row["exit_signal"] for row in rows} == {signal.SIGKILL} and len(rows) == num_ranks
     apart_ns = KILLED_TOGETHER_NS if killed else TOGETHER_NS
-    together = [row for row in own if _died_ns(row) <= _died_ns(own[0]) + apart_ns]
+    together = [row for row in unprompted if _died_ns(row) <= _died_ns(unprompted[0]) + apart_ns]
     # A rank that is killed makes its peers fail: of those together with it, an exit code alone is no cause.
     own_reason = [row for row in together if row["exit_signal"] > 0 or _failed(row)]
     first = {row["rank"] for row in own_reason or together}

@@ -116,17 +116,13 @@ def verdict_in_words(finding: Finding) -> str:
 
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
-    """Return what to do about a hang, with host and process of its ranks where they are known.
-
-    Args:
-        workers: table `workers`.
-    """
-    own = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
-    known = [
+    """Return what to do about a hang, with host and process of its ranks where they are known."""
+    processes = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
+    places = [
         f"rank {rank}: pid {pid} on {host}"
-        for rank, pid, host in own.select("rank", "pid", "host").iter_rows()
+        for rank, pid, host in processes.select("rank", "pid", "host").iter_rows()
     ]
-    where = f" ({'; '.join(known)})" if known else ""
+    where = f" ({'; '.join(places)})" if places else ""
     advice = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause, _ADVICE[finding.class_])
     return advice.format(who=finding.component, where=where)
 
@@ -164,12 +160,12 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
     for rank in ranks:
         if rank not in case.known.outdated:
             continue
-        own = calls.filter((pl.col("rank") == rank) & pl.col("state").is_in(UNFINISHED))
+        unfinished = calls.filter((pl.col("rank") == rank) & pl.col("state").is_in(UNFINISHED))
         done = case.records.ranks.filter((pl.col("rank") == rank) & pl.col("idle")).height
-        if own.height:
-            last = own.sort("order").row(-1, named=True)
+        if unfinished.height:
+            last = unfinished.sort("order").row(-1, named=True)
             lines.append(
-                f"when its dump was saved, rank {rank} had {own.height} unfinished, the last "
+                f"when its dump was saved, rank {rank} had {unfinished.height} unfinished, the last "
                 f'{last["op"]} #{last["sequence"]} of group "{last["group"]}"'
             )
         elif done:
@@ -183,14 +179,15 @@ def heartbeat(rank: int, case: Case) -> list[str]:
     last = case.records.ranks["heartbeat_ns"].max()
     if row.is_empty() or last is None:
         return []
-    own = int(row["heartbeat_ns"][0])
+    beat_ns = int(row["heartbeat_ns"][0])
     if is_frozen(rank, case):
-        silent = format_duration(float(int(last) - own))  # type: ignore[arg-type]
+        silent = format_duration(float(int(last) - beat_ns))  # type: ignore[arg-type]
         return [
-            f"no thread of rank {rank} has run since {time_in_words(own)}, {silent} before those of its "
+            f"no thread of rank {rank} has run since {time_in_words(beat_ns)}, {silent} before those of its "
             "peers: its process is stopped, or one thread keeps the interpreter's lock (GIL)"
         ]
-    return [f"other threads of rank {rank} went on until {time_in_words(own)}: only its main thread is stuck"]
+    went_on = f"other threads of rank {rank} went on until {time_in_words(beat_ns)}"
+    return [f"{went_on}: only its main thread is stuck"]
 
 
 def stack(rank: int, case: Case) -> list[str]:
@@ -210,10 +207,10 @@ def death_in_words(death: Death) -> str:
 def fewer_steps(rank: int, case: Case) -> list[str]:
     """Return by how much a rank's last step ended before that of its peers."""
     ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
-    own, last = ends.get(rank, -1), max(ends.values(), default=-1)
-    if own < 0 or last - own < MIN_WAIT_NS:
+    end_ns, last_ns = ends.get(rank, -1), max(ends.values(), default=-1)
+    if end_ns < 0 or last_ns - end_ns < MIN_WAIT_NS:
         return []
-    return [f"its last step ended {format_duration(float(last - own))} before that of its peers"]
+    return [f"its last step ended {format_duration(float(last_ns - end_ns))} before that of its peers"]
 
 
 def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
@@ -233,7 +230,10 @@ def doubts(root: Root, case: Case) -> list[str]:
     open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))
     if not open_:
         return []
-    names = ", ".join(name_of(each) for each in root.operations[:1] if each.unknown) or "these operations"
+    names = (
+        ", ".join(name_of(operation) for operation in root.operations[:1] if operation.unknown)
+        or "these operations"
+    )
     return [
         f"not known: whether {ranks_in_words(open_)} came to {names}; a dump of {ranks_in_words(open_)} "
         f"would show whether more than {ranks_in_words(root.ranks)} is stuck"

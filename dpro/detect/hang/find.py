@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.findings_log import (
     FOLDER,
     JOB_ENDED,
@@ -80,8 +80,8 @@ def find_causes(case: Case) -> list[Finding]:
     differences = [*find_mismatches(case.records), *message_mismatches(waits.operations)]
     findings = []
     if differences and (roots or deaths):
-        touched = {rank for each in differences for rank in each.calls}
-        findings = [_mismatch_finding(each, case) for each in differences]
+        touched = {rank for mismatch in differences for rank in mismatch.calls}
+        findings = [_mismatch_finding(mismatch, case) for mismatch in differences]
         roots = [root for root in roots if not touched & {*root.ranks, *graph.victims_of(root, waits)}]
     findings += [_root_finding(root, case) for root in roots]
     findings = [_with_doubt(finding, findings) for finding in findings]
@@ -101,7 +101,7 @@ def _lost_peers(root: Root, case: Case) -> bool:
 
 def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
     """Lower the confidence of a stuck device where there is another cause: its dump may be too old."""
-    if finding.class_ != "hang.device" or all(each.class_ == finding.class_ for each in findings):
+    if finding.class_ != "hang.device" or all(other.class_ == finding.class_ for other in findings):
         return finding
     named = ranks_in_words(finding.ranks)
     doubt = f"or the dump of {named} is a little older than the others: a dump taken now would decide"
@@ -112,7 +112,7 @@ def _further_suspects(roots: Sequence[Root], found: Sequence[Finding], case: Cas
     """Return findings of ranks without a dump that are waited for, besides a rank that is named."""
     if all(root.kind != graph.HOST for root in roots):
         return []
-    named = {rank for finding in found for rank in finding.ranks}
+    named = ranks_of(found)
     places = tuple(each for each in case.waits.operations if each.unknown - named)
     ranks = sorted(frozenset().union(*(each.unknown for each in places)) - named)
     if not ranks:
@@ -251,8 +251,8 @@ def _death_finding(death: Death, case: Case) -> Finding:
 
 
 def _dead_finding(death: Death, root: Root, case: Case, confidence: float, facts: Sequence[str]) -> Finding:
-    found = _finding("dead.rank", "rank", root, case, confidence, [death_in_words(death), *facts])
-    return replace(found, cause=RAISED if death.raised else "")
+    finding = _finding("dead.rank", "rank", root, case, confidence, [death_in_words(death), *facts])
+    return replace(finding, cause=RAISED if death.raised else "")
 
 
 def _left_finding(root: Root, case: Case) -> Finding:
@@ -266,8 +266,8 @@ def _left_finding(root: Root, case: Case) -> Finding:
     failed = [other for other, death in case.deaths.items() if death.lost_peer]
     if failed:
         facts.append(f"{ranks_in_words(failed)} failed because it was gone, at fault in nothing")
-    found = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
-    return replace(found, cause=LEFT)
+    finding = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
+    return replace(finding, cause=LEFT)
 
 
 def _left_findings(case: Case) -> list[Finding]:
@@ -347,9 +347,6 @@ MAX_FRAMES = 3  # of a thread that are quoted
 def merge_watched(found: Sequence[Finding], run: Path, steps: pl.DataFrame) -> list[Finding]:
     """Merge the hangs of a run's findings log with those that its records show.
 
-    Args:
-        steps: table `steps`.
-
     Returns:
         The hangs of the log, or `found` where its first is a hang of higher confidence; each that is in the
         log says when it was seen, and where the threads of its ranks were.
@@ -379,8 +376,8 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
     kept = run / FOLDER / f"hang-{notice.number}"
     where = f"; dumps and stacks of then are in {FOLDER}/{kept.name}" if kept.is_dir() else ""
     lines = [f"`dpro watch` saw it at {time_of_day(notice.time_ns)}, while the job hung{where}"]
-    known = "\n".join(finding.evidence)
-    lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in known]
+    evidence = "\n".join(finding.evidence)
+    lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in evidence]
     return replace(finding, evidence=(*finding.evidence, *lines))
 
 
@@ -391,7 +388,7 @@ def _threads(path: Path, ranks: Sequence[int]) -> Iterator[str]:
     except (OSError, ValueError):
         return
     for answer in answers.get("ranks", ()):
-        frames: list[dict[str, Any]] = next((each["frames"] for each in answer.get("threads", ())), [])
+        frames: list[dict[str, Any]] = next((thread["frames"] for thread in answer.get("threads", ())), [])
         if answer.get("rank") in ranks and frames:
             calls = (f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames[:MAX_FRAMES])
             yield f"the main thread of rank {answer['rank']} was in {' < '.join(calls)}"

@@ -28,11 +28,9 @@ class CounterRule(NamedTuple):
     """When a change of a counter is worth a line.
 
     Attributes:
-        what: the counter, in words.
         per_second: whether it only grows, so that its growth is what counts.
         worse: +1 where more is worse, -1 where less is.
         min_change: by how much it must have changed, in its own unit (per second where it grows).
-        unit: of what is printed.
     """
 
     what: str
@@ -131,16 +129,15 @@ def changes(
 
     Args:
         counters: table `counters`; a value holds until the next one of its series.
-        workers: table `workers`, for which GPUs are the job's.
 
     Returns:
         Per kind of change a line, with the device, rank or host on which it is largest.
     """
-    known = counters.filter(pl.col("counter").is_in(list(RULES))).select(*SERIES, "time_ns", "value")
+    samples = counters.filter(pl.col("counter").is_in(list(RULES))).select(*SERIES, "time_ns", "value")
     owned = gpus_of_ranks(counters, workers)
     others = sampled_gpus(counters).join(owned, on=["host", "device"], how="anti")
-    known = known.join(others, on=["host", "device"], how="anti")
-    levels = levels_in(known, before).join(levels_in(known, after), on=SERIES, suffix="_after")
+    samples = samples.join(others, on=["host", "device"], how="anti")
+    levels = levels_in(samples, before).join(levels_in(samples, after), on=SERIES, suffix="_after")
     worse = []
     for row in levels.iter_rows(named=True):
         rule = RULES[row["counter"]]
@@ -151,7 +148,7 @@ def changes(
             worse.append(
                 (times, rule, row, f"{rule.what} {old:.3g} before, {new:.3g} {rule.unit} since".rstrip())
             )
-    worse.sort(key=lambda each: (-each[0], each[3]))
+    worse.sort(key=lambda change: (-change[0], change[3]))
     lines: dict[str, str] = {}
     for _, rule, row, line in worse:
         lines.setdefault(rule.what, f"{_where(row, owned)}: {line}")
@@ -243,10 +240,6 @@ def sampled_gpus(counters: pl.DataFrame) -> pl.DataFrame:
 def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
     """Return the GPUs of each rank.
 
-    Args:
-        counters: table `counters`, or its rows of GPUs.
-        workers: table `workers`.
-
     Returns:
         `rank`, `host`, `device`, `by` (how it is known: `UUID`, `ADDRESS` or `ORDER`), by rank. A rank on an
         instance of a partitioned GPU has two rows: the instance, whose memory is its own, and the GPU around
@@ -258,7 +251,7 @@ def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame
         workers.filter(pl.col("rank") >= 0).sort("rank").group_by("host", maintain_order=True)
     ):
         here = gpus.filter(host=host)
-        rows += [(rank, host, *each) for rank, *each in _of_host(here, own)]
+        rows += [(rank, host, *match) for rank, *match in _of_host(here, own)]
     return pl.DataFrame(rows, SCHEMA, orient="row").unique().sort("rank", "device")
 
 
@@ -266,18 +259,18 @@ def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, s
     """Yield rank, device and how it is known."""
     devices = gpus["device"].to_list()
     addresses = {pci: device for device, pci in gpus.select("device", "pci").iter_rows() if pci >= 0}
-    known = pl.Series("gpu_pci", [], pl.String) if "gpu_pci" not in workers.columns else workers["gpu_pci"]
-    pcis = dict(zip(workers["rank"], known))
+    has_addresses = "gpu_pci" in workers.columns
+    pcis = dict(zip(workers["rank"], workers["gpu_pci"] if has_addresses else pl.Series([], dtype=pl.String)))
     is_known = False
     for rank, uuid in workers.select("rank", "gpu_uuid").iter_rows():
         address = pci_number(pcis.get(rank, ""))
         is_known = is_known or bool(uuid) or address >= 0
         ids = {bare_uuid(uuid), _of_hip(uuid)}
         by_uuid = [device for device in devices if uuid and bare_uuid(device.rpartition("/")[2]) in ids]
-        found = [(device, UUID) for device in by_uuid]
-        if not found and address in addresses:
-            found = [(addresses[address], ADDRESS)]
-        for device, by in found:
+        matches = [(device, UUID) for device in by_uuid]
+        if not matches and address in addresses:
+            matches = [(addresses[address], ADDRESS)]
+        for device, by in matches:
             yield rank, device, by
             whole, is_part, _ = device.partition("/")
             if is_part and whole in devices:

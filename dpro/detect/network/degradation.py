@@ -38,7 +38,6 @@ class LevelShift(NamedTuple):
     """What became slower.
 
     Attributes:
-        since: the first step of the slower level.
         times: how many times as long transfers take.
         between: whether transfers between hosts did, or those within.
         groups: `KEYS` columns, `before_ns`, `after_ns`, whether each is `whole`, and became `slow`.
@@ -53,8 +52,8 @@ class LevelShift(NamedTuple):
 def find_slower_transfers(traffic: Traffic) -> list[Finding]:
     """The findings, if transfers take clearly longer since some step, and the steps wait for them."""
     changes = [change for side in SIDES if (change := change_of(traffic.transfers, between=side))]
-    found = (_describe(traffic, change) for change in changes)
-    return [finding for finding in found if finding]
+    findings = (_describe(traffic, change) for change in changes)
+    return [finding for finding in findings if finding]
 
 
 def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
@@ -67,22 +66,22 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
         transfers: as `recorded_transfers` returns them.
     """
     relative = (pl.col("transfer_ns") / pl.col("transfer_ns").median().over(KEYS)).alias("relative")
-    mine = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
-    change = _change(mine, mine, between, CHANCE)
+    of_side = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
+    change = _change(of_side, of_side, between, CHANCE)
     if change is not None:
         return change
-    each = mine.partition_by("members")
-    alone = [group for group in each if _since(group, CHANCE / len(each)) is not None]
-    return _change(mine, pl.concat(alone), between, CHANCE) if alone else None
+    by_group = of_side.partition_by("members")
+    alone = [group for group in by_group if _since(group, CHANCE / len(by_group)) is not None]
+    return _change(of_side, pl.concat(alone), between, CHANCE) if alone else None
 
 
-def _change(mine: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> LevelShift | None:
+def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> LevelShift | None:
     """The change that some of the transfers of a side show, None where they show none."""
     since = _since(tested, chance)
     if since is None:
         return None
     among = pl.col("members").is_in(tested["members"].unique().to_list())
-    groups = sides_of(mine, since).with_columns(slow=pl.col("slow") & among)
+    groups = sides_of(of_side, since).with_columns(slow=pl.col("slow") & among)
     slow = groups.filter("slow")
     times = (slow["after_ns"] / slow["before_ns"]).median()
     return LevelShift(since, float(times), between, groups) if slow.height else None  # type: ignore[arg-type]
@@ -191,8 +190,8 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
             "not all of their members are recorded: one that comes late since then looks the same"
         )
     sure = round(sure * float((saved > 0).mean()), 3)
-    found = Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
-    return with_axis(found, traffic, slow["members"])
+    finding = Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
+    return with_axis(finding, traffic, slow["members"])
 
 
 def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, float, list[str]]:
@@ -226,9 +225,9 @@ def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], floa
     slow = set(change.groups.filter("slow")["members"])
     if len(blamed) != 1 or blamed[0][1] != slow:
         return [], 1.0, []
-    found = blamed[0][0]
-    suspects = [Suspect(each.words, each.kind, each.name) for each in found.suspects]
-    return suspects, found.verdict.confidence, found.lines("groups", "became slower")
+    verdict = blamed[0][0]
+    suspects = [Suspect(part.words, part.kind, part.name) for part in verdict.suspects]
+    return suspects, verdict.verdict.confidence, verdict.lines("groups", "became slower")
 
 
 def _slowest(slow: pl.DataFrame) -> list[str]:
@@ -279,37 +278,42 @@ class ExchangeGroup(NamedTuple):
 
 
 def find_communication_bound(
-    own: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame, apart: list[int]
+    own_times: pl.DataFrame,
+    calls: pl.DataFrame,
+    steps: pl.DataFrame,
+    counters: pl.DataFrame,
+    apart: list[int],
 ) -> list[Finding]:
     """The findings, if all ranks of a group wait longer since some step, for nothing that was counted.
 
     Args:
-        own: as `dpro.detect.stragglers.own_time.own_time` gives it.
+        own_times: as `dpro.detect.stragglers.own_time.own_time` gives it.
         calls: as `dpro.detect.stragglers.own_time.calls_of` gives them.
         apart: ranks that were left out of these, which others may have waited for.
     """
-    idle = idle_times(own, steps, counters)
+    idle = idle_times(own_times, steps, counters)
     job = job_steps(steps)
     if idle.is_empty() or job.is_empty():
         return []
-    found: list[tuple[ExchangeGroup, Regression]] = []
+    changes: list[tuple[ExchangeGroup, Regression]] = []
     for group in _groups(calls, apart):
-        inside = any(set(group.ranks) <= set(other.ranks) for other, _ in found)  # a larger one waits already
+        # A larger group waits already?
+        inside = any(set(group.ranks) <= set(other.ranks) for other, _ in changes)
         change = None if inside else _longer_waits(idle, job, group.ranks)
-        found += [(group, change)] if change else []
-    return [_finding(group, change, job) for group, change in found]
+        changes += [(group, change)] if change else []
+    return [_finding(group, change, job) for group, change in changes]
 
 
-def idle_times(own: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
+def idle_times(own_times: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
     """`[rank, step, idle_ns]`: own time without work and without what was waited for and counted.
 
     Args:
-        own: as `own_time` returns it.
+        own_times: as `own_time` returns it.
     """
     counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
-    known = own.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
+    counted_times = own_times.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
     rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)
-    return known.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
+    return counted_times.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
 
 
 def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
@@ -317,12 +321,12 @@ def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
     seen = calls.group_by("key").agg(pl.col("rank").unique().sort()).sort("key")
     members = [set(members_of(key.rpartition("|")[2])) for key in seen["key"]]
     recorded = {*calls["rank"]}
-    found = {}
+    groups = {}
     for ranks in seen["rank"].to_list():
         met = set().union(*(others for others in members if others & {*ranks}))
         if len(ranks) > 1 and not met & {*apart}:
-            found[tuple(ranks)] = ExchangeGroup(ranks, sorted(met - recorded))
-    return sorted(found.values(), key=lambda group: (-len(group.ranks), group.ranks))
+            groups[tuple(ranks)] = ExchangeGroup(ranks, sorted(met - recorded))
+    return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
 
 
 def _longer_waits(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regression | None:

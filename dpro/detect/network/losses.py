@@ -32,11 +32,7 @@ _NETWORK = "network"  # the switch, where no topology is known
 def with_losses(
     findings: Sequence[Finding], counters: pl.DataFrame, workers: pl.DataFrame, run: Run
 ) -> list[Finding]:
-    """The findings, and those about what loses packets, in place of what is slow because of it.
-
-    Args:
-        run: which may keep a topology.
-    """
+    """The findings, and those about what loses packets, in place of what is slow because of it."""
     pairs = pairs_of_hosts(counters)
     if pairs.is_empty():
         return list(findings)
@@ -69,9 +65,6 @@ def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:
     """`source`, `target` (hosts), `sent`, `again`: segments of all connections between two hosts.
 
     Counts only grow while a connection lasts; one that ends takes its own away.
-
-    Args:
-        counters: table `counters`.
     """
     rows = counters.filter(pl.col("counter").is_in([SENT, AGAIN]) & pl.col("device").str.contains(">"))
     ends = pl.col("device").str.split(">").list
@@ -107,7 +100,7 @@ def _on_one_switch(pairs: pl.DataFrame) -> tuple[Wires, dict[str, int]]:
         links=[LinkEntry(f"{host}{PORT}nic0", _NETWORK) for host in hosts],
     )
     fabric = fabric_of(topology)
-    gpus = {host: own[0] for host, own in zip(fabric.hosts, fabric.gpus)}
+    gpus = {host: gpus_of_host[0] for host, gpus_of_host in zip(fabric.hosts, fabric.gpus)}
     return Wires(routes_of(fabric), dict(enumerate(gpus.values()))), gpus
 
 
@@ -127,8 +120,8 @@ def _findings(
     evidence = votes_of_losses(pairs["sent"].to_numpy(), pairs["again"].to_numpy())
     blamed = blame_parts(wires.components, crossings(flows, wires.routes, wires.known), flows.of, evidence)
     ranks = {gpu: rank for rank, gpu in wires.gpus.items()}
-    at = {host: ranks[gpu] for host, gpu in gpus.items() if gpu in ranks}
-    return [_finding(each, pairs, at) for each in blamed]
+    hosts_at = {host: ranks[gpu] for host, gpu in gpus.items() if gpu in ranks}
+    return [_finding(each, pairs, hosts_at) for each in blamed]
 
 
 def _finding(

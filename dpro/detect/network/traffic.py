@@ -97,8 +97,8 @@ def transfers_apart(graph: Graph) -> pl.DataFrame | None:
     None where paths are not known, or the topology does not fit.
     """
     try:
-        at = placed(graph)
-        return None if at.known_missing else recorded_transfers(with_links_apart(graph, at))
+        placement = placed(graph)
+        return None if placement.known_missing else recorded_transfers(with_links_apart(graph, placement))
     except DproError:
         return None
 
@@ -125,8 +125,8 @@ def recorded_transfers(graph: Graph) -> pl.DataFrame:
         (nodes.kind == NodeKind.TRANSFER) & met & (nodes.message >= 0) & (nodes.step >= 0)
     )
     message = nodes.message[chosen]
-    op = pl.Series([each.op for each in graph.messages], dtype=pl.String).gather(message)
-    size = pl.Series([each.num_ranks for each in graph.messages], dtype=pl.Int64).gather(message)
+    op = pl.Series([kind.op for kind in graph.messages], dtype=pl.String).gather(message)
+    size = pl.Series([kind.num_ranks for kind in graph.messages], dtype=pl.Int64).gather(message)
     hosts = host_of(graph)
     host = pl.Series(nodes.rank[chosen]).replace_strict(hosts, default="", return_dtype=pl.String)
     rows = pl.DataFrame(
@@ -245,9 +245,9 @@ def traffic_of_calls(
 
 def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
     """Rows with duration, start and operation; `bytes` is what the operation moves for the rank."""
-    known = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
+    is_timed = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
     began = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
-    return collectives.filter(known & (pl.col("group") != "")).select(
+    return collectives.filter(is_timed & (pl.col("group") != "")).select(
         "rank",
         "op",
         "group",
@@ -310,10 +310,10 @@ def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_rec
     if calls.is_empty():
         return _NOTHING
     host = pl.col("rank").replace_strict(hosts, default="", return_dtype=pl.String)
-    known = calls.group_by("group").agg(callers=pl.col("rank").n_unique().cast(pl.Int64))
+    callers = calls.group_by("group").agg(callers=pl.col("rank").n_unique().cast(pl.Int64))
     size = pl.when(pl.col("size") > 0).then("size").when(all_recorded).then("callers").otherwise(-1)
     met = (
-        calls.join(known, on="group")
+        calls.join(callers, on="group")
         .with_columns(size=size, host=host)
         .unique([*call, "rank"], keep="none")  # numbers that came twice are ambiguous
         .group_by(call)

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, costliest_first
 from dpro.detect.network.traffic import KEYS, LIKE, MESSAGE, Traffic, with_axis
 from dpro.detect.network.wires import CLASSES, Wires, blame_wires, wires_of, with_hops
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
@@ -43,7 +43,6 @@ class Suspect(NamedTuple):
         thing: what is at fault in the end: rank 3, whatever it does.
         kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (what lies between
             two) or group; of a topology cable, link, port or switch.
-        id: which.
     """
 
     thing: str
@@ -64,21 +63,21 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     wires = wires_of(traffic.run)
     crowded, doubt = _crowded_groups(traffic, transfers, wires)
     transfers = transfers.join(crowded, on=KEYS, how="anti")
-    found, explained = _on_wires(traffic, transfers, wires, doubt)
+    findings, explained = _on_wires(traffic, transfers, wires, doubt)
     transfers = transfers.filter(~pl.col("members").is_in(sorted(explained)))
     blocked: set[str] = set()
     for block in find_blocks(transfers, hosts):
         finding = _describe_block(traffic, block)
-        found += [finding] if finding else []
+        findings += [finding] if finding else []
         blocked.update(block.slow["members"])
     groups = compare_groups(transfers).filter(~pl.col("members").is_in(sorted(blocked)))
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
-        mine = slow.filter(pl.col("members").is_in(sorted(members)))
-        shared = [*_in_common(suspects), *([doubt] if _may_be_crowded(suspects, mine) else [])]
-        finding = _describe(traffic, suspects, mine, shared, 1.0)
-        found += [finding] if finding else []
-    return sorted(found, key=lambda finding: -finding.cost_ns)
+        explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
+        shared = [*_in_common(suspects), *([doubt] if _may_be_crowded(suspects, explained_slow) else [])]
+        finding = _describe(traffic, suspects, explained_slow, shared, 1.0)
+        findings += [finding] if finding else []
+    return costliest_first(findings)
 
 
 def _crowded_groups(
@@ -100,7 +99,7 @@ def _slow_groups(transfers: pl.DataFrame, wires: Wires | None) -> pl.DataFrame:
     """Groups that are slow among all of their kind, or among those whose paths are as long."""
     compared = [compare_groups(transfers)]
     compared += [] if wires is None else [_compare_on_wires(transfers, wires)]
-    return pl.concat([each.filter("slow").select(KEYS) for each in compared]).unique()
+    return pl.concat([groups.filter("slow").select(KEYS) for groups in compared]).unique()
 
 
 def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
@@ -127,16 +126,16 @@ def _on_wires(
         return [], set()
     groups = _compare_on_wires(transfers, wires)
     slow = groups.filter("slow")
-    found: list[Finding] = []
+    findings: list[Finding] = []
     explained: set[str] = set()
     for blamed, members in blame_wires(groups, wires):
-        suspects = [Suspect(each.words, each.kind, each.name) for each in blamed.suspects]
-        mine = slow.filter(pl.col("members").is_in(sorted(members)))
+        suspects = [Suspect(part.words, part.kind, part.name) for part in blamed.suspects]
+        explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
         shared = [*blamed.lines("groups", "are slow"), doubt]
-        finding = _describe(traffic, suspects, mine, shared, blamed.verdict.confidence)
-        found += [finding] if finding else []
+        finding = _describe(traffic, suspects, explained_slow, shared, blamed.verdict.confidence)
+        findings += [finding] if finding else []
         explained |= members if finding else set()
-    return found, explained
+    return findings, explained
 
 
 def _in_common(suspects: Sequence[Suspect]) -> list[str]:
@@ -148,7 +147,7 @@ def _in_common(suspects: Sequence[Suspect]) -> list[str]:
 
 def _may_be_crowded(suspects: Sequence[Suspect], slow: pl.DataFrame) -> bool:
     """Whether a link between hosts is suspected: it may be slow since other flows are on its path."""
-    links = any(each.kind in ("link", "hosts", "group") for each in suspects)
+    links = any(suspect.kind in ("link", "hosts", "group") for suspect in suspects)
     return links and bool((slow["num_hosts"] > 1).any())
 
 
@@ -172,7 +171,7 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
             continue
         least = MIN_SLOW if same_kind.height >= MIN_GROUPS else MIN_BROKEN
         times = np.log(same_kind["transfer_ns"].to_numpy())
-        others = [shortest_half(np.delete(times, at)) for at in range(times.size)]
+        others = [shortest_half(np.delete(times, group)) for group in range(times.size)]
         middle, spread = np.array(others).T
         excess = times - middle
         far = excess >= DEVIATIONS * np.maximum(spread, MIN_DEVIATION)
@@ -223,11 +222,7 @@ def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
 
 
 def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Suspect]:
-    """What could slow down a group of ranks.
-
-    Args:
-        members: as in `transfers_of`.
-    """
+    """What could slow down a group of ranks."""
     ranks = [int(rank) for rank in members.split(",")]
     names = sorted({hosts.get(rank, "") for rank in ranks})
     for rank in ranks:
@@ -261,11 +256,11 @@ def ring_links(ranks: Sequence[int]) -> list[Suspect]:
 def _without_cleared(equal: Sequence[Suspect]) -> list[Suspect]:
     """Suspects in which a group stands for all links of its ring, or those that no fast ring has for it."""
     kept = list(equal)
-    for group in (each for each in equal if each.kind == "group"):
+    for group in (suspect for suspect in equal if suspect.kind == "group"):
         links = ring_links([int(rank) for rank in group.id.split(",")])
         left = [link for link in links if link in kept]
         drop = left if len(left) == len(links) else [group] if left else []
-        kept = [each for each in kept if each not in drop]
+        kept = [suspect for suspect in kept if suspect not in drop]
     return kept
 
 
@@ -283,15 +278,15 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         for suspect in suspects_of(members, op, hosts):
             of.setdefault(suspect, set()).add(members)
     slow = set(groups.filter("slow")["members"])
-    fitting = {suspect: mine for suspect, mine in of.items() if len(mine & slow) >= FITS * len(mine)}
+    fitting = {suspect: cases for suspect, cases in of.items() if len(cases & slow) >= FITS * len(cases)}
     left = set(slow)
     while left:
-        most = max((len(mine & left) for mine in fitting.values()), default=0)
-        best = {suspect: mine & left for suspect, mine in fitting.items() if len(mine & left) == most}
+        most = max((len(cases & left) for cases in fitting.values()), default=0)
+        best = {suspect: cases & left for suspect, cases in fitting.items() if len(cases & left) == most}
         explained = next(iter(best.values()), set()) if most else set()
         if not explained:
             return
-        equal = _without_cleared([suspect for suspect, mine in best.items() if mine == explained])
+        equal = _without_cleared([suspect for suspect, cases in best.items() if cases == explained])
         yield list({suspect.thing: suspect for suspect in reversed(equal)}.values())[::-1], explained
         left -= explained
 
@@ -327,11 +322,11 @@ def _describe(
         )
     sure = confidence(saved, base) if gains else 0.5
     sure = sure if sure_which else min(sure, MAX_UNSURE)
-    found = Finding(
+    finding = Finding(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4),
         sure * certainty / len(suspects), cost, tuple(evidence),
     )  # fmt: skip
-    return with_axis(found, traffic, slow["members"])
+    return with_axis(finding, traffic, slow["members"])
 
 
 def _is_known_slow(traffic: Traffic, slow: pl.DataFrame, base: Floats) -> bool:
@@ -364,10 +359,10 @@ def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
         traffic.gain_in_words("those within", "the step takes", cost, step),
     )
     sure = confidence(saved, base) / 2  # one run does not distinguish a fault from a design
-    found = Finding(
+    finding = Finding(
         "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost, evidence
     )
-    return with_axis(found, traffic, block.slow["members"])
+    return with_axis(finding, traffic, block.slow["members"])
 
 
 def words_of(suspect: Suspect) -> str:
@@ -385,9 +380,9 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
     """The slow groups in words, the worst first."""
     worst = slow.sort(["excess", "members"], descending=[True, False])
     lines = [
-        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(own)} of transfer, "
-        f"{format_duration(typical)} in groups of its kind ({count} times)"
-        for op, size, members, own, typical, count in worst.select(
+        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(transfer_ns)} of transfer, "
+        f"{format_duration(typical_ns)} in groups of its kind ({count} times)"
+        for op, size, members, transfer_ns, typical_ns, count in worst.select(
             "op", "bytes", "members", "transfer_ns", "typical_ns", "count"
         )
         .head(MAX_LINES)
@@ -400,8 +395,8 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
 def _healed(traffic: Traffic, slow: pl.DataFrame) -> tuple[Floats, Floats]:
     """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
     times = (-pl.col("excess")).exp()
-    mine = traffic.transfers.join(slow.select(*KEYS, "excess"), on=KEYS).select("instance", times=times)
-    _, saved, base = traffic.healed(mine)
+    factors = traffic.transfers.join(slow.select(*KEYS, "excess"), on=KEYS).select("instance", times=times)
+    _, saved, base = traffic.healed(factors)
     return saved, base
 
 
@@ -419,7 +414,6 @@ class FabricBlock(NamedTuple):
     """Parts of the network, and what is slow between them.
 
     Attributes:
-        parts: hosts of each part.
         slow: of the groups between parts `KEYS` columns, `transfer_ns`, `count`, `typical_ns` (of
             the fast level) and `excess` (logarithm against that).
     """

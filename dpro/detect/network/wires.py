@@ -38,7 +38,6 @@ class FabricPart(NamedTuple):
 
     Attributes:
         kind: a cable (both ways), a link (one way of it), a port of a host (with its cable), or a switch.
-        name: of it.
         links: a path that crosses the component takes exactly one of these.
     """
 
@@ -56,8 +55,6 @@ class Blamed(NamedTuple):
     """What is at fault, and what shows it.
 
     Attributes:
-        verdict: with the groups that it explains.
-        suspects: components that cannot be distinguished.
         runner_up: what fits next best; None where nothing else does.
         crossing, slow: groups that are likely to cross it, and how many of these are slow.
         others: slow groups that are not.
@@ -72,7 +69,7 @@ class Blamed(NamedTuple):
 
     def lines(self, what: str, show: str) -> list[str]:
         """As evidence."""
-        names = " or ".join(each.words for each in self.suspects)
+        names = " or ".join(part.words for part in self.suspects)
         said = [
             f"{self.slow} of {self.crossing} {what} whose paths cross {names} {show}, {self.others} others"
         ]
@@ -89,7 +86,6 @@ class Wires:
     """The fabric of a run, and where its ranks are.
 
     Attributes:
-        routes: next hops, and the fabric.
         gpus: of ranks that can send to other hosts.
         known: paths that the run keeps.
         channels: of groups of ranks, as far as they were recorded.
@@ -129,7 +125,7 @@ def wires_of(run: Run | None) -> Wires | None:
 
 def components_of(fabric: Fabric) -> list[FabricPart]:
     """What of a fabric may be at fault: ports, cables between switches and their ways, and switches."""
-    found = []
+    components = []
     half = fabric.source.size // 2  # a cable's other way comes that much later
     for link in range(half):
         ends = int(fabric.source[link]), int(fabric.target[link])
@@ -139,15 +135,15 @@ def components_of(fabric: Fabric) -> list[FabricPart]:
         port = next((end for end in ends if fabric.kind[end] == NIC), None)
         if port is None or kinds == {NIC}:
             name = fabric.link_name(link).replace(" > ", " - ")
-            found.append(FabricPart(CABLE, name, (link, link + half)))
+            components.append(FabricPart(CABLE, name, (link, link + half)))
         else:
-            found.append(FabricPart(PORT, fabric.names[port], (link, link + half)))
-        found += [FabricPart(DIRECTION, fabric.link_name(way), (way,)) for way in (link, link + half)]
+            components.append(FabricPart(PORT, fabric.names[port], (link, link + half)))
+        components += [FabricPart(DIRECTION, fabric.link_name(way), (way,)) for way in (link, link + half)]
     for switch in np.flatnonzero(fabric.kind == SWITCH).tolist():
         into = tuple(np.flatnonzero(fabric.target == switch).tolist())
         if into:
-            found.append(FabricPart(SWITCHES, fabric.names[switch], into))
-    return found
+            components.append(FabricPart(SWITCHES, fabric.names[switch], into))
+    return components
 
 
 def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
@@ -156,8 +152,8 @@ def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
     Args:
         links: [F, L] probability that it crosses a link.
     """
-    row = np.concatenate([np.array(each.links, np.int64) for each in components])
-    column = np.repeat(np.arange(len(components)), [len(each.links) for each in components])
+    row = np.concatenate([np.array(part.links, np.int64) for part in components])
+    column = np.repeat(np.arange(len(components)), [len(part.links) for part in components])
     shape = (links.shape[1], len(components))
     belongs = csr_matrix((np.ones(row.size), (row, column)), shape=shape)
     crossing: Floats = np.clip((links @ belongs).toarray(), 0.0, 1.0)
@@ -175,7 +171,7 @@ def blame_parts(
         evidence: [G] log-likelihood ratio of each group, above 0 where it shows a fault.
     """
     shown = np.asarray(links[evidence[of] > 0].sum(axis=0)).ravel() > 0
-    candidates = [each for each in components if shown[list(each.links)].any()]
+    candidates = [part for part in components if shown[list(part.links)].any()]
     if not candidates:
         return []
     each_flow = crossing_of(candidates, links)
@@ -192,34 +188,34 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
         evidence: [G] as of `blame_parts`.
     """
     kept = _distinct(components, crossing)
-    candidates, crossing = [components[at] for at in kept], crossing[:, kept]
-    found = []
+    candidates, crossing = [components[column] for column in kept], crossing[:, kept]
+    blamed = []
     for verdict in at_fault(crossing, evidence):
         likely = crossing[:, verdict.suspects[0]] > 0.5 * crossing[:, verdict.suspects[0]].max()
         shows = evidence > 0
-        suspects = _whole([candidates[at] for at in verdict.suspects])
+        suspects = _whole([candidates[column] for column in verdict.suspects])
         runner_up = candidates[verdict.runner_up] if verdict.runner_up >= 0 else None
         counts = (int(flows.sum()) for flows in (likely, likely & shows, ~likely & shows))
-        found.append(Blamed(verdict, suspects, runner_up, *counts))
-    return found
+        blamed.append(Blamed(verdict, suspects, runner_up, *counts))
+    return blamed
 
 
 def _distinct(components: Sequence[FabricPart], crossing: Floats) -> list[int]:
     """Components but for the ways of cables and ports that all flows cross in one way only."""
-    cables = [(at, each) for at, each in enumerate(components) if each.kind in (CABLE, PORT)]
-    of_link = {link: at for at, each in cables for link in each.links}
+    cables = [(column, part) for column, part in enumerate(components) if part.kind in (CABLE, PORT)]
+    of_link = {link: column for column, part in cables for link in part.links}
     return [
-        at
-        for at, each in enumerate(components)
-        if each.kind != DIRECTION
-        or not np.allclose(crossing[:, at], crossing[:, of_link[each.links[0]]], atol=1e-9)
+        column
+        for column, part in enumerate(components)
+        if part.kind != DIRECTION
+        or not np.allclose(crossing[:, column], crossing[:, of_link[part.links[0]]], atol=1e-9)
     ]
 
 
 def _whole(suspects: Sequence[FabricPart]) -> tuple[FabricPart, ...]:
     """Suspects without a way of a cable where the cable is one of them, too."""
-    whole = {link for each in suspects if each.kind in (CABLE, PORT) for link in each.links}
-    return tuple(each for each in suspects if each.kind != DIRECTION or each.links[0] not in whole)
+    whole = {link for part in suspects if part.kind in (CABLE, PORT) for link in part.links}
+    return tuple(part for part in suspects if part.kind != DIRECTION or part.links[0] not in whole)
 
 
 def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
@@ -228,11 +224,11 @@ def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
     Args:
         transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
     """
-    known = _known_groups(transfers, wires)
-    flows, links = _flows(known, wires)
-    hops = np.zeros(known.height, np.int64)
+    placed = _known_groups(transfers, wires)
+    flows, links = _flows(placed, wires)
+    hops = np.zeros(placed.height, np.int64)
     np.maximum.at(hops, flows.of, hops_of(links))
-    return transfers.join(known.with_columns(hops=hops), on=["members", "op"])
+    return transfers.join(placed.with_columns(hops=hops), on=["members", "op"])
 
 
 def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[str]]]:
@@ -241,14 +237,14 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
     Args:
         groups: `op`, `members`, `slow`.
     """
-    known = _known_groups(groups, wires)
+    placed = _known_groups(groups, wires)
     slow = groups.group_by("members", "op").agg(pl.col("slow").any())
-    shows = known.join(slow, on=["members", "op"], how="left", maintain_order="left")["slow"].to_numpy()
+    shows = placed.join(slow, on=["members", "op"], how="left", maintain_order="left")["slow"].to_numpy()
     if not shows.any():
         return []
-    flows, links = _flows(known, wires)
-    found = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
-    return [(each, set(known["members"].filter(pl.Series(each.verdict.explained)))) for each in found]
+    flows, links = _flows(placed, wires)
+    blamed = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
+    return [(each, set(placed["members"].filter(pl.Series(each.verdict.explained)))) for each in blamed]
 
 
 def _as_bools(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Bools:
@@ -266,12 +262,12 @@ def _known_groups(groups: pl.DataFrame, wires: Wires) -> pl.DataFrame:
     return kinds.filter(pl.Series(placed, dtype=pl.Boolean)).drop("num_ranks").sort("members", "op")
 
 
-def _flows(known: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
+def _flows(groups: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
     """Flows of groups, and the links that each may cross."""
-    ranks = [tuple(map(int, each.split(","))) for each in known["members"]]
-    members = [[wires.gpus[rank] for rank in each] for each in ranks]
-    ops = ["send" if op == "message" else op for op in known["op"]]
-    channels = [wires.channels.get(each, NOT_RECORDED) for each in ranks]
+    ranks = [tuple(map(int, group.split(","))) for group in groups["members"]]
+    members = [[wires.gpus[rank] for rank in group] for group in ranks]
+    ops = ["send" if op == "message" else op for op in groups["op"]]
+    channels = [wires.channels.get(group, NOT_RECORDED) for group in ranks]
     flows = flows_of(wires.fabric, members, ops, channels=channels)
     return flows, crossings(flows, wires.routes, wires.known)
 
@@ -349,18 +345,18 @@ def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
         crossing: [F, C] probability that a flow crosses a component, 0 to 1.
         evidence: [F] log-likelihood ratios: above 0 where a flow shows a fault.
     """
-    found: list[FaultVerdict] = []
+    verdicts: list[FaultVerdict] = []
     if not crossing.size:
-        return found
+        return verdicts
     least = SURER + np.log(crossing.shape[1])
-    known = np.zeros(evidence.size)  # that a flow crosses what is at fault already
+    crossed = np.zeros(evidence.size)  # that a flow crosses what is at fault already
     ratio = np.expm1(np.clip(evidence, -30, 30))
-    gain, either = _gains(crossing, ratio, known)
-    while len(found) < MAX_FAULTS and gain.max() >= least:
+    gain, either = _gains(crossing, ratio, crossed)
+    while len(verdicts) < MAX_FAULTS and gain.max() >= least:
         best = int(np.argmax(gain))
-        explained = (crossing[:, best] > 0) & (evidence > 0) & (known < 0.5)
-        known = either[:, best]
-        left, either = _gains(crossing, ratio, known)
+        explained = (crossing[:, best] > 0) & (evidence > 0) & (crossed < 0.5)
+        crossed = either[:, best]
+        left, either = _gains(crossing, ratio, crossed)
         # What has as much to explain when this is known is another fault, and not an alternative to it.
         alternative = np.flatnonzero((left < least) & (gain > 0))
         order = alternative[np.argsort(-gain[alternative], kind="stable")]
@@ -371,23 +367,24 @@ def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
         chance = np.exp(least - SURER - gain[best])
         weights = np.exp(gain[order] - gain[best])
         sure = float(weights[: suspects.size].sum() / (weights.sum() + chance))
-        found.append(
+        verdicts.append(
             FaultVerdict(
                 tuple(suspects.tolist()), runner_up, behind, round(min(sure, MAX_CONFIDENCE), 3), explained
             )
         )
         gain = left
-    return found
+    return verdicts
 
 
-def _gains(crossing: Floats, ratio: Floats, known: Floats) -> tuple[Floats, Floats]:
+def _gains(crossing: Floats, ratio: Floats, crossed: Floats) -> tuple[Floats, Floats]:
     """[C] log-likelihood gained by each component beyond what is known; [F, C] probability to cross either.
 
     Args:
         crossing: [F, C] as of `at_fault`.
         ratio: [F] likelihood ratio of each flow, less 1.
-        known: [F] probability that it crosses what is at fault already.
+        crossed: [F] probability that it crosses what is at fault already.
     """
-    either = 1 - (1 - known[:, None]) * (1 - crossing)
-    gained: Floats = (np.log1p(either * ratio[:, None]) - np.log1p(known * ratio)[:, None]).sum(axis=0)
+    either = 1 - (1 - crossed[:, None]) * (1 - crossing)
+    before = np.log1p(crossed * ratio)[:, None]
+    gained: Floats = (np.log1p(either * ratio[:, None]) - before).sum(axis=0)
     return gained, either

@@ -56,10 +56,8 @@ class Excess:
     """How much slower one rank of a team is.
 
     Attributes:
-        column: of the team.
         num_steps: how many of the latest steps show it.
         level: of the log-ratio to its peers.
-        error: standard error of the effect.
         persistent: share of the steps in which the rank is slower than what it is compared with.
         before: the level in the steps before, where it is compared with these; else 0, that of its peers.
         against_past: whether it is.
@@ -93,11 +91,11 @@ def _longest_windows(windows: list[list[Excess]]) -> list[Excess]:
     by_column: dict[int, list[Excess]] = {}
     for each in (each for window in windows for each in window):
         by_column.setdefault(each.column, []).append(each)
-    found = []
+    longest = []
     for column in sorted(by_column):
         enough = AS_LARGE * max(each.effect for each in by_column[column])
-        found.append([each for each in by_column[column] if each.effect >= enough][-1])
-    return found
+        longest.append([each for each in by_column[column] if each.effect >= enough][-1])
+    return longest
 
 
 def _against_peers(excess: Floats, size: int) -> list[Excess]:
@@ -105,15 +103,14 @@ def _against_peers(excess: Floats, size: int) -> list[Excess]:
 
     Args:
         excess: [T, R] log-ratios of own times to those of the peers.
-        size: how many of the latest steps are tested.
     """
     latest = excess[-size:]
     level, persistent = midmean(latest), (latest > 0).mean(axis=0)
     error = _error(excess, size)
     clear = (level >= MIN_RATIO) & (persistent >= PERSISTENT) & (level >= MIN_SIGNIFICANCE * error)
     return [
-        Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
-        for at in np.flatnonzero(clear)
+        Excess(column, size, level.item(column), error.item(column), persistent.item(column))
+        for column in np.flatnonzero(clear).tolist()
     ]
 
 
@@ -125,7 +122,6 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
     Args:
         logs: [T, R] logarithms of own times.
         excess: [T, R] log-ratios of own times to those of the peers.
-        size: how many of the latest steps are tested.
     """
     latest, earlier = excess[-size:], excess[:-size]
     level, before = midmean(latest), midmean(earlier)
@@ -137,9 +133,15 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
     clear &= (grown >= change / 2) & (level > 0)
     return [
         Excess(
-            int(at), size, float(level[at]), float(error[at]), float(persistent[at]), float(before[at]), True
+            column,
+            size,
+            level.item(column),
+            error.item(column),
+            persistent.item(column),
+            before.item(column),
+            True,
         )
-        for at in np.flatnonzero(clear)
+        for column in np.flatnonzero(clear).tolist()
     ]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, costliest_first
 from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
 from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
@@ -63,23 +63,23 @@ def find_late_ranks(
             team = replace(team, own=uneven.equal)
             late = [each for each in late_columns(team) if _is_more(each, uneven)]
         found += [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
-    costliest = sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]  # of several stages' ranks
+    costliest = costliest_first(uneven_work)[:1]  # of several stages' ranks
     findings = [
         *costliest,
         *_once([each for team, excess, each in found if _matters(team, excess, doubtful)]),
     ]
     doubtful = doubtful or len({team.ranks[0] for team, *_ in found}) > 1
     doubted = [_doubted(finding) if doubtful else finding for finding in findings]
-    return sorted(doubted, key=lambda finding: -finding.cost_ns)
+    return costliest_first(doubted)
 
 
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
     """The finding of uneven work: it costs no more than ranks waited for each other."""
     latest = slice(-LATEST, None)
-    own, waited = team.own[latest], team.waited[latest]
-    saved = float((own.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
-    cost = min(saved, float(waited.mean()))
-    return describe_uneven_work(uneven, cost, float(np.median((own + waited).mean(axis=1))), team.ranks)
+    own_ns, waited_ns = team.own[latest], team.waited[latest]
+    saved = float((own_ns.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
+    cost = min(saved, float(waited_ns.mean()))
+    return describe_uneven_work(uneven, cost, float(np.median((own_ns + waited_ns).mean(axis=1))), team.ranks)
 
 
 def _is_more(excess: Excess, uneven: Uneven) -> bool:
@@ -105,10 +105,10 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
 
 def _waited_for(team: Team, excess: Excess) -> Floats:
     """[num_steps] ns that the others waited for the rank: beyond the next slowest, no more than they did."""
-    own, waited = team.own[-excess.num_steps :], team.waited[-excess.num_steps :]
-    others = np.delete(own, excess.column, axis=1).max(axis=1)
-    waits = np.median(np.delete(waited, excess.column, axis=1), axis=1)
-    return np.asarray(np.clip(np.minimum(own[:, excess.column] - others, waits), 0, None))
+    own_ns, waited_ns = team.own[-excess.num_steps :], team.waited[-excess.num_steps :]
+    others = np.delete(own_ns, excess.column, axis=1).max(axis=1)
+    waits = np.median(np.delete(waited_ns, excess.column, axis=1), axis=1)
+    return np.asarray(np.clip(np.minimum(own_ns[:, excess.column] - others, waits), 0, None))
 
 
 def _mean_but_pauses(waited_for: Floats) -> float:
@@ -139,8 +139,8 @@ def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
         own: as `own_time` returns it.
         ranks: of the team, ascending.
     """
-    mine = own.filter(pl.col("rank").is_in(ranks))
-    common = mine.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+    of_team = own.filter(pl.col("rank").is_in(ranks))
+    common = of_team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
     common = common.tail(HISTORY * len(ranks))
     shape = (-1, len(ranks))
     own_ns, waited, start, step = (
@@ -150,25 +150,19 @@ def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
 
 
 def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame) -> Finding:
-    """Return the finding of a rank that is late for its team.
-
-    Args:
-        excess: of the rank's own time over that of its peers.
-        counters: rows of `counters`.
-        workers: rows of `workers`.
-    """
+    """Return the finding of a rank that is late for its team."""
     column, latest = excess.column, slice(-excess.num_steps, None)
-    own, waited = team.own[latest], team.waited[latest]
-    waits = np.median(np.delete(waited, column, axis=1), axis=1)
+    own_ns, waited_ns = team.own[latest], team.waited[latest]
+    waits = np.median(np.delete(waited_ns, column, axis=1), axis=1)
     waited_for = _waited_for(team, excess)
     cost = _mean_but_pauses(waited_for)
     cycle = _cycle(team, excess)
     # By the level: a median of differences may have another sign than one of ratios.
-    longer = float(np.median(own[:, column])) * -float(np.expm1(-excess.level))
+    longer = float(np.median(own_ns[:, column])) * -float(np.expm1(-excess.level))
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers)
     waiting = f"the others wait {format_duration(float(np.median(waits)))} per step in collectives"
-    itself = f"it waits {format_duration(float(np.median(waited[:, column])))}"
+    itself = f"it waits {format_duration(float(np.median(waited_ns[:, column])))}"
     if cost < NEGLIGIBLE * cycle:
         waits_for_it = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
     else:
@@ -282,12 +276,14 @@ def find_late_gpus(
         steps: rows of that table, with `time_ns` where it is known how long they took.
         doubtful: whether ranks may also have waited for messages.
     """
-    own = own_time_when_timed(collectives, steps)
-    if own.is_empty():
+    own_times = own_time_when_timed(collectives, steps)
+    if own_times.is_empty():
         return []
-    found = find_late_ranks(usual_ones(own), calls_of(collectives), counters, workers, doubtful=doubtful)
+    findings = find_late_ranks(
+        usual_ones(own_times), calls_of(collectives), counters, workers, doubtful=doubtful
+    )
     # Waits in several streams at once are counted several times: what costs little may be no more than that.
-    return [_on_gpu(finding) for finding in found if finding.severity >= MIN_COST]
+    return [_on_gpu(finding) for finding in findings if finding.severity >= MIN_COST]
 
 
 def is_timed(collectives: pl.DataFrame) -> bool:
@@ -322,12 +318,12 @@ def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.Da
         )
     )
     usual = waits.group_by("rank").agg(usual=pl.col("signature").mode().min())
-    own = pl.col("took_ns") - pl.col("waited_ns")
+    own_ns = pl.col("took_ns") - pl.col("waited_ns")
     return (
         _took(outside)
         .join(waits.filter(pl.col("known") >= WHOLE), on=["rank", "step"])
         .join(usual, on="rank")
-        .with_columns(usual=pl.col("signature") == pl.col("usual"), own_ns=own.clip(lower_bound=1))
+        .with_columns(usual=pl.col("signature") == pl.col("usual"), own_ns=own_ns.clip(lower_bound=1))
         .select(_OWN)
         .sort("step", "rank")
     )
@@ -374,10 +370,10 @@ def _took(steps: pl.DataFrame) -> pl.DataFrame:
 
     A host that runs ahead is done with most steps long before its GPU is.
     """
-    known = pl.col("time_ns").clip(lower_bound=-1) if "time_ns" in steps.columns else pl.lit(-1, pl.Int64)
+    device_ns = pl.col("time_ns").clip(lower_bound=-1) if "time_ns" in steps.columns else pl.lit(-1, pl.Int64)
     by_device = pl.col("by_device") if "by_device" in steps.columns else pl.lit(value=False)
     mean = pl.col("duration_ns").mean().over("rank").cast(pl.Int64)
-    took = pl.when(by_device).then(known).otherwise(mean)
+    took = pl.when(by_device).then(device_ns).otherwise(mean)
     return steps.with_columns(took_ns=took).filter(pl.col("took_ns") > 0)
 
 

@@ -18,7 +18,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline, waits
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.significance import (
     MIN_COST_OF_SLOW,
     MIN_LATEST,
@@ -87,18 +87,18 @@ def find_stragglers(baseline: Baseline) -> list[Finding]:
     gains = large_gains(baseline, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < MIN_STEPS:
         return []
-    found = _significant(baseline, work, gains)
+    findings = _significant(baseline, work, gains)
     for first in first_of_latest(gains.steps):
-        named = {rank for finding in found for rank in finding.ranks}
+        named = ranks_of(findings)
         latest = work.filter(pl.col("step") >= first)
         others = [rank for rank in _working_longer(latest, gains) if rank not in named]
-        found += _significant(baseline, latest, large_gains(baseline, latest, [[rank] for rank in others]))
-        named |= {rank for finding in found for rank in finding.ranks}
+        findings += _significant(baseline, latest, large_gains(baseline, latest, [[rank] for rank in others]))
+        named |= ranks_of(findings)
         left = [rank for rank in others if rank not in named]
-        found += (
+        findings += (
             _significant(baseline, latest, large_gains(baseline, latest, [left])) if len(left) > 1 else []
         )
-    return sorted(found, key=lambda finding: -finding.cost_ns)
+    return costliest_first(findings)
 
 
 def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | None) -> list[Finding]:
@@ -106,7 +106,7 @@ def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | N
     if gains is None:
         return []
     clear = np.flatnonzero(clear_gains(gains.saved, gains.base)).tolist()
-    return [describe(baseline, work, gains, at) for at in clear]
+    return [describe(baseline, work, gains, column) for column in clear]
 
 
 def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
@@ -123,8 +123,8 @@ def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
     rows = whole.join(places, on=place).with_columns(others=pl.len().over("place").cast(pl.Int64) - 1)
     place_of_row, spent, others = (rows[name].to_numpy() for name in ("place", "work_ns", "others"))
     peer = median_of_others(place_of_row, spent, np.ones(rows.height, np.bool_), others)
-    own = rows.with_columns(excess=pl.col("work_ns") - pl.Series(peer)).filter(pl.col("others") > 0)
-    in_all = own.filter(pl.len().over("rank", "resource") == base.size).sort("rank", "resource", "step")
+    compared = rows.with_columns(excess=pl.col("work_ns") - pl.Series(peer)).filter(pl.col("others") > 0)
+    in_all = compared.filter(pl.len().over("rank", "resource") == base.size).sort("rank", "resource", "step")
     excess = in_all["excess"].to_numpy().reshape(-1, base.size).T
     longer: list[int] = np.unique(in_all["rank"].to_numpy()[:: base.size][clear_gains(excess, base)]).tolist()
     return longer
@@ -260,12 +260,12 @@ def lateness(graph: Graph, rank: int) -> str:
         .group_by("rank")
         .agg(pl.col("wait_ns").mean())
     )
-    own = per_rank.filter(pl.col("rank") == rank)["wait_ns"].to_numpy().sum()
+    own_ns = per_rank.filter(pl.col("rank") == rank)["wait_ns"].to_numpy().sum()
     peers = per_rank.filter(pl.col("rank") != rank)["wait_ns"].to_numpy()
-    theirs = float(np.median(peers)) if peers.size else 0.0
+    peers_ns = float(np.median(peers)) if peers.size else 0.0
     return (
         f"rank {rank} came last to {times} of {frame['instance'].n_unique()} collectives; per step it waited "
-        f"{format_duration(float(own))} for its peers, they {format_duration(theirs)} each for others"
+        f"{format_duration(float(own_ns))} for its peers, they {format_duration(peers_ns)} each for others"
     )
 
 
@@ -281,14 +281,14 @@ def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]
     mesh = mesh_of_run(graph.run)
     if len(named_axes(mesh)) < 2:
         return "", ()
-    each = _waits_by_axis(graph, ranks)
-    if not each:
+    waits_ns = _waits_by_axis(graph, ranks)
+    if not waits_ns:
         return "", ()
-    worst = max(each, key=lambda axis: each[axis])
+    worst = max(waits_ns, key=lambda axis: waits_ns[axis])
     words = [
         f"along {axis} {format_duration(ns)}"
-        for axis, ns in sorted(each.items(), key=lambda item: -item[1])
-        if ns >= MIN_WAIT * each[worst]
+        for axis, ns in sorted(waits_ns.items(), key=lambda item: -item[1])
+        if ns >= MIN_WAIT * waits_ns[worst]
     ]
     who = f"rank {ranks[0]} ({place_of(mesh, ranks[0])})" if len(ranks) == 1 else "these ranks"
     return worst, (f"ranks that share a group with {who} wait for it per step: {', '.join(words)}",)
@@ -297,16 +297,16 @@ def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]
 def place_of(mesh: Mesh, rank: int) -> str:
     """Where a rank stands, such as `dp 1, tp 0`; empty where that is not known."""
     places = ((name, places_along(mesh, name).get(rank)) for name in named_axes(mesh))
-    return ", ".join(f"{name} {at}" for name, at in places if at is not None)
+    return ", ".join(f"{name} {place}" for name, place in places if place is not None)
 
 
 def _waits_by_axis(graph: Graph, ranks: Sequence[int]) -> dict[str, float]:
     """By axis, ns per step that each rank of their groups waits where one of these comes last."""
     nodes = graph.nodes
     axes = (*axes_of_messages(graph), "")
-    known = np.flatnonzero((nodes.collective >= 0) & (nodes.message >= 0))
+    calls = np.flatnonzero((nodes.collective >= 0) & (nodes.message >= 0))
     named = pl.DataFrame(
-        {"instance": nodes.collective[known], "axis": [axes[at] for at in nodes.message[known].tolist()]},
+        {"instance": nodes.collective[calls], "axis": [axes[kind] for kind in nodes.message[calls].tolist()]},
         {"instance": pl.Int64, "axis": pl.String},
     ).unique("instance", keep="first", maintain_order=True)
     late = pl.col("last").is_in(list(ranks)) & ~pl.col("rank").is_in(list(ranks))
@@ -315,8 +315,8 @@ def _waits_by_axis(graph: Graph, ranks: Sequence[int]) -> dict[str, float]:
     waited = frame.filter(late & (pl.col("wait_ns") > 0)).join(
         named.filter(pl.col("axis") != ""), on="instance"
     )
-    each = waited.group_by("axis").agg(pl.col("wait_ns").sum() / (steps * pl.col("rank").n_unique()))
-    return {axis: float(ns) for axis, ns in each.sort("axis").iter_rows()}
+    by_axis = waited.group_by("axis").agg(pl.col("wait_ns").sum() / (steps * pl.col("rank").n_unique()))
+    return {axis: float(ns) for axis, ns in by_axis.sort("axis").iter_rows()}
 
 
 # Ranks whose lateness is hidden by work that is queued.
@@ -331,12 +331,12 @@ def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding
     graph, work, base = baseline.graph, baseline.work, baseline.step_ns
     if base.size < MIN_STEPS:
         return []
-    found = []
+    findings = []
     for rank, longer in _far_longer(graph, work, base).items():
         gains = healing_gains(baseline, work, [[rank]]) if rank not in named else None
         if gains is not None and gains.saved.mean() >= MIN_COST_OF_SLOW * base.mean():
-            found.append(_describe(baseline, rank, gains, longer))
-    return sorted(found, key=lambda finding: -finding.cost_ns)
+            findings.append(_describe(baseline, rank, gains, longer))
+    return costliest_first(findings)
 
 
 def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
@@ -346,7 +346,6 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
     longer in a step (allocating memory in the first) does not make a rank look better.
 
     Args:
-        work: its `phase_work`.
         base: [T] ns, step times.
     """
     excess = pl.col("work_ns") - pl.col("peer")
@@ -359,13 +358,13 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
         .filter((pl.col("far") >= PERSISTENT) & (pl.col("steps") == base.size))
         .sort("rank", "position")
     )
-    found: dict[int, Floats] = {}
+    far_longer: dict[int, Floats] = {}
     for (rank,), phases in suspects.group_by("rank", maintain_order=True):
         longer = np.array(phases["excess"].to_list(), np.float64)
-        clear = [each for each in longer if clear_gain(each, base)]
+        clear = [steps_longer for steps_longer in longer if clear_gain(steps_longer, base)]
         if clear or clear_gain(longer.sum(axis=0), base):
-            found[int(rank)] = np.sum(clear or longer, axis=0)
-    return found
+            far_longer[int(rank)] = np.sum(clear or longer, axis=0)
+    return far_longer
 
 
 def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
@@ -426,32 +425,33 @@ SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the 
 def find_persistent(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
     """Name ranks that clearly work longer than their peers and cost something, costliest first."""
     work = baseline.work
-    found: dict[int, Finding] = {}
+    findings: dict[int, Finding] = {}
     for ranks, steps, spent in _teams(work):
         for size in _latest(len(steps)):
             latest = work.filter(pl.col("step") >= int(steps[-size]))
             for excess in clearly_longer(spent, size):
                 rank = ranks[excess.column]
-                if rank in found or rank in named:
+                if rank in findings or rank in named:
                     continue
                 finding = _costing(baseline, latest, rank, excess)
                 if finding is not None:
-                    found[rank] = finding
-    return sorted(found.values(), key=lambda finding: -finding.cost_ns)
+                    findings[rank] = finding
+    return costliest_first(findings.values())
 
 
 def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
     """Ranks of each team, their steps, and [T, R] ns of work in these; the CPU and the GPU apart."""
     per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
-    found = []
+    arrays = []
     for members, resource in product(teams(work), (ON_CPU, ON_GPU)):
         team = per_step.filter(pl.col("rank").is_in(members) & (pl.col("resource") == resource))
         ranks = sorted(team["rank"].unique().to_list())
         whole = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
         if len(ranks) > 1 and whole.height:
             steps = whole["step"].unique(maintain_order=True).to_numpy()
-            found.append((ranks, steps, whole["work_ns"].to_numpy().reshape(-1, len(ranks)).astype(float)))
-    return found
+            spent = whole["work_ns"].to_numpy().reshape(-1, len(ranks)).astype(float)
+            arrays.append((ranks, steps, spent))
+    return arrays
 
 
 def _latest(count: int) -> list[int]:
@@ -472,7 +472,6 @@ def clearly_longer(spent: Floats, size: int) -> list[Excess]:
 
     Args:
         spent: [T, R] ns of work.
-        size: how many of the latest steps are judged.
     """
     if (size - 1) * (spent.shape[1] - 1) < MIN_DIFFERENCES:
         return []
@@ -484,8 +483,8 @@ def clearly_longer(spent: Floats, size: int) -> list[Excess]:
     error = np.maximum(noise, MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
     clear = (level >= np.log(MIN_LONGER)) & (persistent >= PERSISTENT) & (level >= MIN_SIGNIFICANCE * error)
     return [
-        Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
-        for at in np.flatnonzero(clear)
+        Excess(column, size, level.item(column), error.item(column), persistent.item(column))
+        for column in np.flatnonzero(clear).tolist()
     ]
 
 
