@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from dpro.analysis.answers.demo import DemoDocument
-from dpro.analysis.answers.fabric.topology import TopologyDocument
+from dpro.analysis.answers.fabric import TopologyDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.plan import PlanDocument
 from dpro.analysis.answers.replay import ReplayDocument

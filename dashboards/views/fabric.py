@@ -14,8 +14,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from dpro.analysis.answers.fabric.topology import distance_from_hosts
-from dpro.analysis.answers.fabric.traffic import TrafficDocument, load_now, usage_of
+from dpro.analysis.answers.fabric import TrafficDocument, distance_from_hosts, load_now, usage_of
 from dpro.arrays import Floats, Ints
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link

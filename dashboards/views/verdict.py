@@ -14,9 +14,19 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.gains import Gains, Improvement, interval_doubts, shown_grade, what_helps
 from dpro.analysis.mean_step import facts_of, legend, what_binds
-from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
+from dpro.analysis.summary import (
+    Gains,
+    Improvement,
+    finding_info,
+    gain_info,
+    health_info,
+    interval_doubts,
+    run_info,
+    shown_grade,
+    trust_info,
+    what_helps,
+)
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.cli.runs import open_or_import
+from dpro.cli.analysis import open_or_import
 from dpro.errors import InputError
 from dpro.ingest.derived.steps import find_steps
 from dpro.ingest.importer import import_sources

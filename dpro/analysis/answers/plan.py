@@ -39,7 +39,6 @@ class AskedRunPlan:
     """What to plan of a recorded job.
 
     Attributes:
-        gpus: how many.
         global_batch: sequences of a step.
         keep: columns of layouts that stay.
         measured: steps to calibrate with, besides the run's own.
@@ -64,7 +63,6 @@ class AskedPlan(AskedRunPlan):
         per_host: how many GPUs share a host.
         device: their name.
         memory_gb: of each; None for that of the data sheet.
-        framework, precision: names.
     """
 
     model: Model
@@ -262,9 +260,9 @@ def _trust(asked: AskedPlan) -> str:
 
 
 def _rows_in_words(measured: Sequence[MeasuredLayout]) -> str:
-    rows = layouts([each.layout for each in measured])
+    rows = layouts([layout.layout for layout in measured])
     return "; ".join(
-        f"{in_words(row)}: {each.step_ms:g} ms" for row, each in zip(rows.iter_rows(named=True), measured)
+        f"{in_words(row)}: {layout.step_ms:g} ms" for row, layout in zip(rows.iter_rows(named=True), measured)
     )
 
 

@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from dpro.cli.job.hooked import hook_rules, on_finding_options
-from dpro.cli.job.watch import check_outlets, metrics_option, start_watcher, webhook_option
+from dpro.cli.job.watch import (
+    check_outlets,
+    hook_rules,
+    metrics_option,
+    on_finding_options,
+    start_watcher,
+    webhook_option,
+)
+from dpro.cli.options import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
 from dpro.cli.output import share
-from dpro.cli.ranges import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
 from dpro.errors import UsageError
 from dpro.limits import MAX_RANKS
 

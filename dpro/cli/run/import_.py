@@ -111,7 +111,7 @@ def _import(
     here: Path,
 ) -> Run | WaitingImport:
     """Import into a folder, or a store by way of a folder here."""
-    from dpro.cli.runs import progress_bar
+    from dpro.cli.analysis import progress_bar
     from dpro.ingest.importer import import_sources
     from dpro.ingest.shards import WaitingImport, import_shard
     from dpro.ingest.stored import import_to_store

@@ -36,7 +36,7 @@ def info(run: str, as_json: bool) -> None:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.info import info_document
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
 
     analysis = Analysis(open_quietly(run))  # the warnings are part of what it prints
     document = info_document(analysis)
@@ -61,8 +61,8 @@ def _clocks_in_words(clocks: ClocksDocument) -> list[str]:
 
 def in_words(document: InfoDocument) -> list[str]:
     """The same for people, one fact a line; what is missing comes last."""
-    from dpro.analysis.after_window import in_words as in_words_of_change
     from dpro.analysis.answers.telemetry import in_words as telemetry_in_words
+    from dpro.analysis.step_time import after_window_in_words
     from dpro.analysis.step_time import in_words as in_words_of_time
     from dpro.detect.findings_log import describe_logged
     from dpro.trial.ledger import in_words as applied_in_words
@@ -90,7 +90,7 @@ def in_words(document: InfoDocument) -> list[str]:
     ]
     lines += [f"windows    {line}" for line in _windows_in_words(document.windows)]
     if document.after_first_window:
-        lines.append(f"windows    {in_words_of_change(document.after_first_window)}")
+        lines.append(f"windows    {after_window_in_words(document.after_first_window)}")
     shares = {
         "collectives with bytes known": coverage.collective_bytes_known,
         "collectives with group known": coverage.collective_group_known,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from dpro.cli.analysis import analyse
+from dpro.cli.options import MAX_SIZE, NumberRange
 from dpro.cli.output import console, json_option, print_json
-from dpro.cli.ranges import MAX_SIZE, NumberRange
 from dpro.errors import UsageError
 from dpro.limits import MAX_RANKS
 
@@ -198,7 +198,7 @@ def _of_run(
             assumed.append(f"as many sequences for each rank as in the run, {global_batch} of a step")
     layout = job.own.row(0, named=True)
     kept = _kept(keep, layout)
-    measured = [_measured(each, job.model, gpus, global_batch) for each in rows]
+    measured = [_measured(row, job.model, gpus, global_batch) for row in rows]
     asked = AskedRunPlan(
         gpus=gpus, global_batch=global_batch, keep=kept, measured=measured, assumed=assumed,
         schedules=schedules,
@@ -227,7 +227,7 @@ def _of_model(
     if global_batch is None:
         global_batch = USUAL_SEQUENCES * gpus
         assumed.append(f"a batch of {global_batch} sequences: --global-batch says otherwise")
-    measured = [_measured(each, model, gpus, global_batch) for each in rows]
+    measured = [_measured(row, model, gpus, global_batch) for row in rows]
     kept = _kept(keep, {})
     device, framework, precision = named
     asked = AskedPlan(
@@ -246,25 +246,25 @@ def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
     """
     from dpro.replay.layouts.layout import COLUMNS, parse_layout
 
-    found: list[str | dict[str, int]] = []
+    stays: list[str | dict[str, int]] = []
     for part in text.split(","):
         if "=" in part:
-            found.append(parse_layout(part))
+            stays.append(parse_layout(part))
         elif not of_run:
             raise UsageError(f"--keep {part}: give the value that stays, as {part}=8")
         elif part not in COLUMNS:
             raise UsageError(f"--keep {part}: there are {', '.join(COLUMNS)}")
         else:
-            found.append(part)
-    return found
+            stays.append(part)
+    return stays
 
 
 def _kept(parts: list[str | dict[str, int]], own: Mapping[str, int]) -> dict[str, int]:
     """Values of what stays."""
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for part in parts:
-        found |= {part: own[part]} if isinstance(part, str) else part
-    return found
+        values |= {part: own[part]} if isinstance(part, str) else part
+    return values
 
 
 class _GivenStep(NamedTuple):
@@ -283,11 +283,11 @@ def _given_step(text: str) -> _GivenStep:
     """
     from dpro.replay.layouts.layout import parse_layout
 
-    found = _ROW.match(text)
-    if not found or "=" not in found["layout"]:
+    match = _ROW.match(text)
+    if not match or "=" not in match["layout"]:
         raise UsageError(f"--calibrate {text}: give a layout and its step, as dp=8,tp=4,pp=2:4210ms")
-    step_ms = float(found["time"]) * (1000 if found["unit"] == "s" else 1)
-    return _GivenStep(text, parse_layout(found["layout"]), step_ms)
+    step_ms = float(match["time"]) * (1000 if match["unit"] == "s" else 1)
+    return _GivenStep(text, parse_layout(match["layout"]), step_ms)
 
 
 def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> MeasuredLayout:
@@ -309,13 +309,13 @@ def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> 
                 f"{asked}: its axes make {taken} of {gpus} GPUs; a step of another number of GPUs needs "
                 "micro_batches="
             )
-        each = layout.get("dp", 1) * layout.get("micro_batch", 1)
-        if global_batch % each:
+        at_once = layout.get("dp", 1) * layout.get("micro_batch", 1)
+        if global_batch % at_once:
             raise UsageError(
-                f"{asked}: {each} sequences at a time do not divide the batch of {global_batch}; give "
+                f"{asked}: {at_once} sequences at a time do not divide the batch of {global_batch}; give "
                 "micro_batches="
             )
-        layout["micro_batches"] = global_batch // each
+        layout["micro_batches"] = global_batch // at_once
     return MeasuredLayout(layout, given.step_ms)
 
 
