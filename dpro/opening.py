@@ -121,7 +121,7 @@ def readers() -> Readers:
     from dpro.ingest.execution_trace import combine, read_execution_trace
     from dpro.ingest.flight_recorder import read_dump
     from dpro.ingest.kineto import read_trace
-    from dpro.ingest.nccl.inspector import read_inspector_log
+    from dpro.ingest.nccl_inspector import read_inspector_log
     from dpro.ingest.requests import read_requests
 
     def add_execution_trace(trace: RankTrace, path: Path, *, rank: int) -> RankTrace:

@@ -37,7 +37,7 @@ class DumpReader(Protocol):
 
 
 class LogReader(Protocol):
-    """Reads one log of NCCL's Inspector, as `dpro.ingest.nccl.inspector.read_inspector_log`."""
+    """Reads one log of NCCL's Inspector, as `dpro.ingest.nccl_inspector.read_inspector_log`."""
 
     def __call__(self, path: Path) -> Sequence[Any]:
         """Read a log: a trace per process."""

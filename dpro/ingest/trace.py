@@ -20,7 +20,6 @@ class RankTrace:
         frames: rows by table name, with columns of `dpro.schema` in their types (missing ones are filled when
             written).
         host: host name, empty where unknown.
-        gpus: GPU models of the host.
         versions: library versions by name.
         skipped: rows that were not taken, by reason.
         warnings: one line each, for the user.

@@ -14,7 +14,7 @@ import pytest
 
 from dpro.cli.analysis import open_or_import
 from dpro.errors import InputError
-from dpro.ingest.derived.steps import find_steps
+from dpro.ingest.derived import find_steps
 from dpro.ingest.importer import import_sources
 from dpro.ingest.kineto import read_trace
 from dpro.opening import open_path

@@ -113,8 +113,7 @@ def _import(
     """Import into a folder, or a store by way of a folder here."""
     from dpro.cli.analysis import progress_bar
     from dpro.ingest.importer import import_sources
-    from dpro.ingest.shards import WaitingImport, import_shard
-    from dpro.ingest.stored import import_to_store
+    from dpro.ingest.shards import WaitingImport, import_shard, import_to_store
     from dpro.remote import is_url
     from dpro.store import open_run
 
@@ -159,7 +158,7 @@ def _executor(name: str) -> Iterator[Executor | None]:
     if name == "processes":
         yield None
         return
-    from dpro.ingest.ray_executor import ray_executor
+    from dpro.ingest.importer import ray_executor
 
     with ray_executor() as executor:
         yield executor

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpro.ingest.kineto import scan_kernel as kernel_module
+from dpro.ingest.kineto import scanner
 from dpro.ingest.kineto.columns import Columns, Memory
-from dpro.ingest.kineto.scan import kernel as kernel_module
-from dpro.ingest.kineto.scan import scanner
-from dpro.ingest.kineto.scan.scanner import Scanner
+from dpro.ingest.kineto.scanner import Scanner
 from dpro.ingest.reading import files
 from tests.scanned import differences, read_both, taken_lists
 from tests.traces import cpu_op, event, kernel, launch

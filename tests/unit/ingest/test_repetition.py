@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from dpro.ingest.derived.steps import guess_steps, repetitions
+from dpro.ingest.derived import guess_steps, repetitions
 
 STEP = ["zero_grad", "embed", "linear", "relu", "linear", "loss", "adam"]
 

@@ -32,13 +32,9 @@ _B, _F, _N, _R, _SLASH, _T = b"bfnr/t"
 
 
 @inlined
-def word_at(text: Any, at: int) -> Any:
-    """Eight bytes, by one load.
-
-    Args:
-        text: bytes, with zeros behind them.
-    """
-    first = np.uint64(at)
+def word_at(text: Any, index: int) -> Any:
+    """Eight bytes, by one load."""
+    first = np.uint64(index)
     word = np.uint64(text[first])
     for offset in range(1, 8):
         word |= np.uint64(text[first + np.uint64(offset)]) << (_EIGHT * np.uint64(offset))
@@ -58,99 +54,82 @@ def zeros(word: Any) -> Any:
 
 
 @inlined
-def blank_end(text: Any, at: int) -> int:
-    """Where blanks end.
-
-    Args:
-        text: bytes, with zeros behind them.
-    """
-    if text[at] > _SPACE:
-        return at
+def blank_end(text: Any, index: int) -> int:
+    """Where blanks end."""
+    if text[index] > _SPACE:
+        return index
     while True:
-        other = word_at(text, at) ^ _SPACES
+        other = word_at(text, index) ^ _SPACES
         if other == 0:
-            at += 8
+            index += 8
             continue
-        at += first_byte((((other & _LOWS) + _LOWS) | other) & HIGHS)
-        if text[at] not in (_NEWLINE, _RETURN, _TAB):
-            return at
-        at += 1
+        index += first_byte((((other & _LOWS) + _LOWS) | other) & HIGHS)
+        if text[index] not in (_NEWLINE, _RETURN, _TAB):
+            return index
+        index += 1
 
 
 @inlined
-def closing_quote(text: Any, at: int, refused: Any) -> int:
+def closing_quote(text: Any, index: int, refused: Any) -> int:
     """Where the string ends whose first byte is at a place; its escapes are of one letter.
 
     Args:
-        text: bytes, with zeros behind them.
         refused: a word of the bits that no byte may have: `HIGHS`, or `NONE` where not all need be ASCII.
     """
     while True:
-        word = word_at(text, at)
+        word = word_at(text, index)
         below_blank = (word - _SPACES) & ~word & HIGHS
         marks = zeros(word ^ _QUOTES) | zeros(word ^ _BACKSLASHES) | below_blank | (word & refused)
         if marks == 0:
-            at += 8
+            index += 8
             continue
-        at += first_byte(marks)
-        if text[at] == QUOTE:
-            return at
-        if text[at] != _BACKSLASH or text[at + 1] not in (QUOTE, _BACKSLASH, _SLASH, _N, _T, _B, _F, _R):
+        index += first_byte(marks)
+        if text[index] == QUOTE:
+            return index
+        if text[index] != _BACKSLASH or text[index + 1] not in (
+            QUOTE,
+            _BACKSLASH,
+            _SLASH,
+            _N,
+            _T,
+            _B,
+            _F,
+            _R,
+        ):
             return ODD
-        at += 2
+        index += 2
 
 
 @inlined
-def digits_end(text: Any, at: int) -> int:
-    """Where digits end.
-
-    Args:
-        text: bytes, with zeros behind them.
-    """
-    while _ZERO <= text[at] <= _NINE:
-        at += 1
-    return at
+def digits_end(text: Any, index: int) -> int:
+    """Where digits end."""
+    while _ZERO <= text[index] <= _NINE:
+        index += 1
+    return index
 
 
 @inlined
-def digits_value(text: Any, at: int, end: int) -> Any:
-    """What digits are worth.
-
-    Args:
-        text: bytes, with zeros behind them.
-        at: where they begin.
-        end: where they end.
-    """
+def digits_value(text: Any, index: int, end: int) -> Any:
+    """What digits are worth."""
     value = 0
-    for place in range(at, end):
+    for place in range(index, end):
         value = value * 10 + (np.int64(text[place]) - _ZERO)  # type: ignore[assignment]
     return value
 
 
 @inlined
-def string_word(text: Any, at: int, left: int) -> Any:
-    """The next word of a string, zeros behind its last byte.
-
-    Args:
-        text: bytes, with zeros behind them.
-        left: bytes of the string from there.
-    """
-    word = word_at(text, at)
+def string_word(text: Any, index: int, left: int) -> Any:
+    """The next word of a string, zeros behind its last byte."""
+    word = word_at(text, index)
     return word if left >= 8 else word & ((_ONE << (_EIGHT * np.uint64(left))) - _ONE)
 
 
 @inlined
-def hash_of(text: Any, at: int, size: int) -> Any:
-    """The hash of a string.
-
-    Args:
-        text: bytes, with zeros behind them.
-        at: where it begins.
-        size: its bytes.
-    """
+def hash_of(text: Any, index: int, size: int) -> Any:
+    """The hash of a string."""
     mixed = np.uint64(size)
     for offset in range(0, size, 8):
-        mixed = (mixed ^ string_word(text, at + offset, size - offset)) * _FACTOR
+        mixed = (mixed ^ string_word(text, index + offset, size - offset)) * _FACTOR
         mixed ^= mixed >> _THIRTY_TWO
     return np.int64(mixed)
 
@@ -189,94 +168,94 @@ _PADDING_SIZE = len(PADDING)
 
 
 @inlined
-def _whole_end(text: Any, at: int) -> int:
+def _whole_end(text: Any, index: int) -> int:
     """Behind the whole part of a number, which has no needless zero."""
-    if text[at] == _MINUS:
-        at += 1
-    end = digits_end(text, at)
-    return ODD if end == at or (text[at] == _ZERO and end > at + 1) else end
+    if text[index] == _MINUS:
+        index += 1
+    end = digits_end(text, index)
+    return ODD if end == index or (text[index] == _ZERO and end > index + 1) else end
 
 
 @inlined
-def _number_end(text: Any, at: int) -> int:
+def _number_end(text: Any, index: int) -> int:
     """Behind a number without exponent."""
-    end = _whole_end(text, at)
+    end = _whole_end(text, index)
     if end != ODD and text[end] == _POINT:
         begin = end + 1
         end = digits_end(text, begin)
         if end == begin:
             return ODD
-    return ODD if end - at > _MAX_SIZE else end
+    return ODD if end - index > _MAX_SIZE else end
 
 
 @inlined
-def _scalar_end(text: Any, at: int) -> int:
-    byte = text[at]
+def _scalar_end(text: Any, index: int) -> int:
+    byte = text[index]
     if byte == QUOTE:
-        closing = closing_quote(text, at + 1, HIGHS)
+        closing = closing_quote(text, index + 1, HIGHS)
         return ODD if closing == ODD else closing + 1
     if byte == _MINUS or _ZERO <= byte <= _NINE:
-        return _number_end(text, at)
-    word = word_at(text, at) & _HALF
+        return _number_end(text, index)
+    word = word_at(text, index) & _HALF
     if word in (_TRUE, _NULL):
-        return at + 4
-    return at + 5 if word == _FALS and text[at + 4] == _LAST_OF_FALSE else ODD
+        return index + 4
+    return index + 5 if word == _FALS and text[index + 4] == _LAST_OF_FALSE else ODD
 
 
 @inlined
-def _value_end(text: Any, at: int) -> int:
+def _value_end(text: Any, index: int) -> int:
     """Behind a scalar, or a list of such and of lists; an object is odd."""
     depth = 0
     while True:
-        if text[at] == _OPEN_LIST:
+        if text[index] == _OPEN_LIST:
             depth += 1
-            at = blank_end(text, at + 1)
-            if text[at] != _CLOSE_LIST:
+            index = blank_end(text, index + 1)
+            if text[index] != _CLOSE_LIST:
                 if depth > _MAX_DEPTH:
                     return ODD
                 continue
         else:
-            at = _scalar_end(text, at)
-            if at == ODD or depth == 0:
-                return at
-            at = blank_end(text, at)
-        while text[at] == _CLOSE_LIST:
+            index = _scalar_end(text, index)
+            if index == ODD or depth == 0:
+                return index
+            index = blank_end(text, index)
+        while text[index] == _CLOSE_LIST:
             depth -= 1
             if depth == 0:
-                return at + 1
-            at = blank_end(text, at + 1)
-        if text[at] != _COMMA:
+                return index + 1
+            index = blank_end(text, index + 1)
+        if text[index] != _COMMA:
             return ODD
-        at = blank_end(text, at + 1)
+        index = blank_end(text, index + 1)
 
 
 @inlined
-def _likely_list_end(text: Any, at: int) -> int:
+def _likely_list_end(text: Any, index: int) -> int:
     """Behind the bracket that likely closes a list in an object: a key follows, or the end of the object."""
     while True:
-        word = word_at(text, at)
+        word = word_at(text, index)
         marks = zeros(word ^ CLOSE_LISTS) | zeros(word)
         if marks == 0:
-            at += 8
+            index += 8
             continue
-        at += first_byte(marks)
-        if text[at] == 0:
-            return at
-        at += 1
-        after = blank_end(text, at)
+        index += first_byte(marks)
+        if text[index] == 0:
+            return index
+        index += 1
+        after = blank_end(text, index)
         if text[after] == _CLOSE_OBJECT:
-            return at
+            return index
         if text[after] == _COMMA and text[blank_end(text, after + 1)] == QUOTE:
-            return at
+            return index
 
 
 @inlined
-def _nanoseconds(text: Any, at: int) -> tuple[int, int]:
+def _nanoseconds(text: Any, index: int) -> tuple[int, int]:
     """Microseconds with at most three decimals in ns, and the place behind."""
-    end = _whole_end(text, at)
-    if end == ODD or end - at > _MAX_DIGITS or text[at] == _MINUS:
+    end = _whole_end(text, index)
+    if end == ODD or end - index > _MAX_DIGITS or text[index] == _MINUS:
         return 0, ODD
-    us, ns = digits_value(text, at, end), 0
+    us, ns = digits_value(text, index, end), 0
     if us >= _MAX_US:
         return 0, ODD
     if text[end] == _POINT:
@@ -291,27 +270,27 @@ def _nanoseconds(text: Any, at: int) -> tuple[int, int]:
 
 
 @inlined
-def _is_string(text: Any, at: int, size: int, pool: Any, place: int) -> bool:
+def _is_string(text: Any, index: int, size: int, pool: Any, place: int) -> bool:
     for offset in range(0, size, 8):
-        if pool[place + (offset >> 3)] != string_word(text, at + offset, size - offset):
+        if pool[place + (offset >> 3)] != string_word(text, index + offset, size - offset):
             return False
     return True
 
 
 @inlined
-def _code(text: Any, at: int, end: int, adds: bool, table: Any) -> Any:
+def _code(text: Any, index: int, end: int, adds: bool, table: Any) -> Any:
     """The code of a string. Where it is new: the next code, or `FULL`; `ODD` where it is not to be added.
 
     Open addressing: a string is in the slot that its hash says, or in the first one behind that was free.
     """
     slots, strings, pool, counts = table
-    size = end - at
-    hashed = hash_of(text, at, size)
+    size = end - index
+    hashed = hash_of(text, index, size)
     slot = hashed & (slots.size - 1)
     while slots[slot] >= 0:
         code = slots[slot]
         like = strings[code, HASH] == hashed and strings[code, SIZE] == size
-        if like and _is_string(text, at, size, pool, strings[code, PLACE]):
+        if like and _is_string(text, index, size, pool, strings[code, PLACE]):
             return code
         slot = (slot + 1) & (slots.size - 1)
     if not adds:
@@ -320,7 +299,7 @@ def _code(text: Any, at: int, end: int, adds: bool, table: Any) -> Any:
     if code == strings.shape[0] or place + (size + 7 >> 3) > pool.size:
         return FULL
     for offset in range(0, size, 8):
-        pool[place + (offset >> 3)] = string_word(text, at + offset, size - offset)
+        pool[place + (offset >> 3)] = string_word(text, index + offset, size - offset)
     strings[code, HASH], strings[code, SIZE], strings[code, PLACE] = hashed, size, place
     slots[slot] = code
     counts[STRINGS], counts[POOLED] = code + 1, place + (size + 7 >> 3)
@@ -328,43 +307,43 @@ def _code(text: Any, at: int, end: int, adds: bool, table: Any) -> Any:
 
 
 @inlined
-def _string(text: Any, at: int, refused: Any, table: Any) -> tuple[int, int]:
+def _string(text: Any, index: int, refused: Any, table: Any) -> tuple[int, int]:
     """The code of the string that begins with a quote at a place, and the place behind."""
-    closing = closing_quote(text, at + 1, refused) if text[at] == QUOTE else ODD
+    closing = closing_quote(text, index + 1, refused) if text[index] == QUOTE else ODD
     if closing == ODD:
         return ODD, ODD
-    code = _code(text, at + 1, closing, True, table)
+    code = _code(text, index + 1, closing, True, table)
     return code, FULL if code == FULL else closing + 1
 
 
 @inlined
-def _whole_number(text: Any, at: int, table: Any) -> tuple[int, int]:
+def _whole_number(text: Any, index: int, table: Any) -> tuple[int, int]:
     """A whole number, or `TEXT` minus the code of the string that stands for it; and the place behind."""
-    if text[at] == QUOTE:
-        code, end = _string(text, at, HIGHS, table)
+    if text[index] == QUOTE:
+        code, end = _string(text, index, HIGHS, table)
         return TEXT - code, end
-    end = _whole_end(text, at)
-    if end == ODD or end - at > _MAX_DIGITS:
+    end = _whole_end(text, index)
+    if end == ODD or end - index > _MAX_DIGITS:
         return -1, ODD
-    if text[at] == _MINUS:
-        return -digits_value(text, at + 1, end), end
-    return digits_value(text, at, end), end
+    if text[index] == _MINUS:
+        return -digits_value(text, index + 1, end), end
+    return digits_value(text, index, end), end
 
 
 @inlined
-def _text_of_value(text: Any, at: int, is_kept: bool, table: Any) -> tuple[int, int]:
+def _text_of_value(text: Any, index: int, is_kept: bool, table: Any) -> tuple[int, int]:
     """The code of the JSON text of a value, and the place behind.
 
     Most lists occur again and again: one that is in the table already is JSON, and need not be read again.
     """
     code = ODD
-    if text[at] == _OPEN_LIST:
-        end = _likely_list_end(text, at)
-        code = _code(text, at, end, False, table)
+    if text[index] == _OPEN_LIST:
+        end = _likely_list_end(text, index)
+        code = _code(text, index, end, False, table)
     if code == ODD or table[1][code, KEY] != _IS_JSON:  # a name may look like a list
-        end = _value_end(text, at)
+        end = _value_end(text, index)
         if end != ODD and (is_kept or table[3][STRINGS] < _MAX_LISTS):
-            code = _code(text, at, end, True, table)
+            code = _code(text, index, end, True, table)
             if code == FULL:
                 return FULL, FULL
             table[1][code, KEY] = _IS_JSON
@@ -372,51 +351,51 @@ def _text_of_value(text: Any, at: int, is_kept: bool, table: Any) -> tuple[int, 
 
 
 @inlined
-def _put_end(text: Any, at: int, field: int, rows: Any, row: int, table: Any) -> int:
+def _put_end(text: Any, index: int, field: int, rows: Any, row: int, table: Any) -> int:
     """Behind a value, which is put into its column."""
     if field <= DURATION:
-        rows[field, row], end = _nanoseconds(text, at)
+        rows[field, row], end = _nanoseconds(text, index)
     elif field < CATEGORY:
-        rows[field, row], end = _whole_number(text, at, table)
+        rows[field, row], end = _whole_number(text, index, table)
     elif field <= NAME:
-        rows[field, row], end = _string(text, at, NONE if field == NAME else HIGHS, table)
-    elif field < PHASE or (field == PASSED_OVER and text[at] == _OPEN_LIST):
-        code, end = _text_of_value(text, at, field < PHASE, table)
+        rows[field, row], end = _string(text, index, NONE if field == NAME else HIGHS, table)
+    elif field < PHASE or (field == PASSED_OVER and text[index] == _OPEN_LIST):
+        code, end = _text_of_value(text, index, field < PHASE, table)
         if field < PHASE:
             rows[field, row] = code
     else:
-        end = _value_end(text, at)
+        end = _value_end(text, index)
         if field == PHASE:
-            rows[PHASE, row] = text[at + 1]
-            return end if text[at] == QUOTE and end == at + 3 else ODD
+            rows[PHASE, row] = text[index + 1]
+            return end if text[index] == QUOTE and end == index + 3 else ODD
     return end
 
 
 @inlined
-def _key_end(text: Any, at: int, last: int, table: Any) -> tuple[int, int]:
+def _key_end(text: Any, index: int, last: int, table: Any) -> tuple[int, int]:
     """Behind a comma or brace with the key and the colon that follow, where a value begins; and its code.
 
     The code is that of all this text, blanks included. `last` is the code of what stood before.
     """
-    begin = at
-    key, at = _string(text, blank_end(text, at + 1), HIGHS, table)
-    if at < 0:
-        return at, ODD
-    at = blank_end(text, at)
-    if text[at] != _COLON:
+    begin = index
+    key, index = _string(text, blank_end(text, index + 1), HIGHS, table)
+    if index < 0:
+        return index, ODD
+    index = blank_end(text, index)
+    if text[index] != _COLON:
         return ODD, ODD
-    at = blank_end(text, at + 1)
-    code = _code(text, begin, at, True, table)
+    index = blank_end(text, index + 1)
+    code = _code(text, begin, index, True, table)
     if code == FULL:
         return FULL, FULL
     strings = table[1]
     strings[code, KEY] = key
     strings[last, NEXT] = code
-    return at, code
+    return index, code
 
 
 @inlined
-def _event_end(text: Any, at: int, rows: Any, row: int, keys: Any, table: Any) -> int:
+def _event_end(text: Any, index: int, rows: Any, row: int, keys: Any, table: Any) -> int:
     """Behind an event, which is put into a row."""
     _, strings, pool, _ = table
     in_arguments, had_arguments, opener, last = 0, False, _OPEN_OBJECT, 0
@@ -424,36 +403,36 @@ def _event_end(text: Any, at: int, rows: Any, row: int, keys: Any, table: Any) -
         # Mostly the key that followed the last one before follows again, with the same blanks.
         code = strings[last, NEXT]
         size = strings[code, SIZE]
-        if text[at] != opener:
+        if text[index] != opener:
             return ODD
-        if size and _is_string(text, at, size, pool, strings[code, PLACE]):
-            at += size
-        elif opener == _OPEN_OBJECT and text[blank_end(text, at + 1)] == _CLOSE_OBJECT:
-            at, code = blank_end(text, at + 1), ODD
+        if size and _is_string(text, index, size, pool, strings[code, PLACE]):
+            index += size
+        elif opener == _OPEN_OBJECT and text[blank_end(text, index + 1)] == _CLOSE_OBJECT:
+            index, code = blank_end(text, index + 1), ODD
         else:
-            at, code = _key_end(text, at, last, table)
-            if at < 0:
-                return at
+            index, code = _key_end(text, index, last, table)
+            if index < 0:
+                return index
         opener = _COMMA
         if code != ODD:
             last, key = code, strings[code, KEY]
             field = keys[in_arguments, key] if key < keys.shape[1] else PASSED_OVER
             if field == ARGUMENTS:
-                if had_arguments or text[at] != _OPEN_OBJECT:  # of several the last would count
+                if had_arguments or text[index] != _OPEN_OBJECT:  # of several the last would count
                     return ODD
                 # Which arguments an event has, its category says.
                 in_arguments, had_arguments, opener = 1, True, _OPEN_OBJECT
                 last = rows[CATEGORY, row]
                 continue
-            at = _put_end(text, at, field, rows, row, table)
-            if at < 0:
-                return at
-        at = blank_end(text, at)
-        while text[at] == _CLOSE_OBJECT:
+            index = _put_end(text, index, field, rows, row, table)
+            if index < 0:
+                return index
+        index = blank_end(text, index)
+        while text[index] == _CLOSE_OBJECT:
             if not in_arguments:
-                return at + 1
+                return index + 1
             in_arguments = 0
-            at = blank_end(text, at + 1)
+            index = blank_end(text, index + 1)
 
 
 @inlined
@@ -473,17 +452,17 @@ def scan(text: Any, first: int, rows: Any, marked: Any, keys: Any, table: Any) -
         The row behind the last one; or `REFUSED`; or `FULL`, after which the list has to be read again.
     """
     _, strings, _, counts = table
-    row, at = first, blank_end(text, 1)
-    while text[at] == _OPEN_OBJECT:
+    row, index = first, blank_end(text, 1)
+    while text[index] == _OPEN_OBJECT:
         if row == rows.shape[1]:
             return FULL
         for column in range(BEGIN):
             rows[column, row] = -1 if column < CATEGORY else 0
         rows[START, row], rows[DURATION, row] = MISSING_NS, MISSING_DURATION_NS
-        end = _event_end(text, at, rows, row, keys, table)
+        end = _event_end(text, index, rows, row, keys, table)
         if end < 0:
             return FULL if end == FULL else REFUSED
-        rows[BEGIN, row], rows[END, row] = at, end
+        rows[BEGIN, row], rows[END, row] = index, end
         counts[EVENTS] += 1
         phase = rows[PHASE, row]
         if phase in (_SPAN, _INSTANT, _BEGIN_MARK, _END_MARK, _METADATA):
@@ -492,11 +471,11 @@ def scan(text: Any, first: int, rows: Any, marked: Any, keys: Any, table: Any) -
                 marked[counts[MARKED]] = row
                 counts[MARKED] += 1
             row += 1
-        at = blank_end(text, end)
-        if text[at] == _COMMA:
-            at = blank_end(text, at + 1)
-            if text[at] != _OPEN_OBJECT:
+        index = blank_end(text, end)
+        if text[index] == _COMMA:
+            index = blank_end(text, index + 1)
+            if text[index] != _OPEN_OBJECT:
                 return REFUSED
-        elif text[at] != _CLOSE_LIST:
+        elif text[index] != _CLOSE_LIST:
             return REFUSED
-    return row if text[at] == _CLOSE_LIST and at + 1 == text.size - _PADDING_SIZE else REFUSED
+    return row if text[index] == _CLOSE_LIST and index + 1 == text.size - _PADDING_SIZE else REFUSED

@@ -2,7 +2,7 @@
 
 In: a file and its format. Out: a folder with the file's tables as parts, and a note that describes them; the
 folder takes its name when it is whole, so a task that dies leaves nothing, and can be repeated. Only the
-note, counts and facts, returns to the calling process. `parallel` distributes the tasks.
+note, counts and facts, returns to the calling process. `importer` distributes the tasks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class ImportTask:
     Attributes:
         number: place of the file in the order of names.
         source: the file, which may be the member of an archive.
-        format: name of its importer.
         bytes: size on disk.
         staging: folder that the import is gathered in.
         rank: the rank to read it as; None for the one that the file states.
@@ -86,9 +85,6 @@ class FileNote:
 
     Attributes:
         number: place of the file in the order of names.
-        path: the file.
-        format: name of its importer.
-        shares: its content, by rank.
         failure: why it could not be read, empty where it could.
         stamp: size and time of change of the file as it was read.
         rank: the rank it was read as, where neither the file nor its name states one; else None.
@@ -176,9 +172,6 @@ def _made_whole(task: ImportTask) -> Iterator[Path]:
 
 def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
     """Read a file rank by rank; an error of the importer names the importer.
-
-    Args:
-        importer: of the file's format.
 
     Raises:
         DproError: the file cannot be read as what it should be, or the importer failed.

@@ -196,20 +196,24 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
     and the pause before them: those sums are equal on all ranks, those of the GPU's clock are not.
     """
     of_all = any(event.ts is not None for event in events)
-    found = sorted({event.pp_rank for event in events if event.pp_rank >= 0})
-    if not of_all and len(found) > 1:
+    stages_named = sorted({event.pp_rank for event in events if event.pp_rank >= 0})
+    if not of_all and len(stages_named) > 1:
         raise InputError(
             f"{path}: events of several pipeline ranks without a common clock; give a file of each"
         )
-    named, stage = rank_of_name(path.name), found[0] if found else -1
+    named, stage = rank_of_name(path.name), stages_named[0] if stages_named else -1
     rank = named if named >= 0 else stage
     frame = _event_columns(events, of_all, rank)
     whole, broken = _joined(frame if of_all else _on_one_clock(frame))
     instants = frame.filter(pl.col("ph") == "i")
     bounds = instants.filter(pl.col("name").str.contains("^iteration (begin|end)$"))
-    at = [bounds.select("rank", "step", at="time_ns")]
-    at += [whole.select("rank", "step", at=column) for column in ("start_ns", "end_ns")]
-    steps = pl.concat(at).group_by("rank", "step").agg(start_ns=pl.col("at").min(), end_ns=pl.col("at").max())
+    moments = [bounds.select("rank", "step", at="time_ns")]
+    moments += [whole.select("rank", "step", at=column) for column in ("start_ns", "end_ns")]
+    steps = (
+        pl.concat(moments)
+        .group_by("rank", "step")
+        .agg(start_ns=pl.col("at").min(), end_ns=pl.col("at").max())
+    )
     lost = {"events without an end": broken, "instants": instants.height - bounds.height}
     work = whole.filter(pl.col("name") != "iteration").select(pl.col(n).cast(t) for n, t in _WORK.items())
     stages = {event.pid: event.args.pp_rank for event in events if event.args.pp_rank >= 0}
@@ -249,9 +253,9 @@ def _event_columns(events: list[_Event], of_all: bool, rank: int) -> pl.DataFram
             "ph": pl.Series([event.ph for event in events], dtype=pl.String),
             "time": pl.Series(times, dtype=pl.Float64, strict=False),
             "rank": pl.Series([event.pid if of_all else rank for event in events], dtype=pl.Int64),
-            "step": pl.Series([each.iteration for each in facts], dtype=pl.Int64),
-            "micro_batch": pl.Series([each.microbatch for each in facts], dtype=pl.Int64),
-            "model_chunk": pl.Series([each.model_chunk for each in facts], dtype=pl.Int64),
+            "step": pl.Series([event.iteration for event in facts], dtype=pl.Int64),
+            "micro_batch": pl.Series([event.microbatch for event in facts], dtype=pl.Int64),
+            "model_chunk": pl.Series([event.model_chunk for event in facts], dtype=pl.Int64),
             "pad_before": pl.Series([event.pad_before for event in events], dtype=pl.Int64),
             "duration_wall": pl.Series([event.duration_wall for event in events], dtype=pl.Int64),
         },
@@ -361,10 +365,10 @@ def _totals(path: Path) -> dict[str, float]:
     try:
         if b'"fwd_start"' not in read_head(path):
             return {}
-        found = msgspec.json.decode(read_bytes(path), type=dict[str, _Total])
+        totals = msgspec.json.decode(read_bytes(path), type=dict[str, _Total])
     except (InputError, *_UNREADABLE):
         return {}
-    return {number: times.total for number, times in found.items() if number.isdecimal()}
+    return {number: times.total for number, times in totals.items() if number.isdecimal()}
 
 
 def _config(path: Path) -> dict[str, int]:
@@ -373,9 +377,9 @@ def _config(path: Path) -> dict[str, int]:
         beside = path.with_name(name)
         if beside.is_file():
             try:
-                found: Any = msgspec.json.decode(read_bytes(beside))
+                config: Any = msgspec.json.decode(read_bytes(beside))
             except (InputError, *_UNREADABLE):
                 return {}
-            sizes = found.items() if isinstance(found, dict) else ()
+            sizes = config.items() if isinstance(config, dict) else ()
             return {key: value for key, value in sizes if isinstance(value, int)}
     return {}

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from dpro.ingest.derived.iterations import find_iterations
+from dpro.ingest.derived import find_iterations
 from dpro.schema import ITERATIONS, SPANS, conform
 from dpro.table import complete
 

@@ -57,9 +57,6 @@ def is_oplevel(head: bytes) -> bool:
 def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read all ranks of a file.
 
-    Args:
-        rank: not used; the file states its ranks.
-
     Raises:
         InputError: the file is damaged, has not the columns of such a trace, or holds no operation.
     """
@@ -76,9 +73,9 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     by_rank = {name: frame.partition_by("rank", as_dict=True) for name, frame in frames.items()}
     traces = []
     for number in workers["rank"]:
-        mine = {name: parts[(number,)] for name, parts in by_rank.items() if (number,) in parts}
-        mine["steps"] = steps.with_columns(rank=pl.lit(number, pl.Int32))
-        traces.append(RankTrace(rank=number, world_size=world_size, frames=mine))
+        of_rank = {name: parts[(number,)] for name, parts in by_rank.items() if (number,) in parts}
+        of_rank["steps"] = steps.with_columns(rank=pl.lit(number, pl.Int32))
+        traces.append(RankTrace(rank=number, world_size=world_size, frames=of_rank))
     # Warnings and counts of the whole file: once.
     traces[0].warnings.extend(_warnings(path, operations, len(traces), world_size))
     if operations.height < rows.height:
@@ -206,16 +203,20 @@ def _sends_and_receives(operations: pl.DataFrame) -> pl.DataFrame:
     ops = {name: op for name, (_, op, _) in _POINT_TO_POINT.items()}
     away = {name: step for name, (_, _, step) in _POINT_TO_POINT.items()}
     num_stages = operations["stage"].max() + 1  # type: ignore[operator]
-    at = operations.filter(pl.col("stage") >= 0).select("dp_rank", peer_stage="stage", peer="rank").unique()
-    known = at.unique(["dp_rank", "peer_stage"], keep="none")  # without coordinates peers are unknown
-    found = rows.with_columns(
+    places = (
+        operations.filter(pl.col("stage") >= 0).select("dp_rank", peer_stage="stage", peer="rank").unique()
+    )
+    unambiguous = places.unique(
+        ["dp_rank", "peer_stage"], keep="none"
+    )  # without coordinates peers are unknown
+    peers = rows.with_columns(
         op=pl.col("optype").replace_strict(ops, return_dtype=pl.String),
         group=pl.col("optype").str.split("-").list.first(),
         peer_stage=(pl.col("stage") + pl.col("optype").replace_strict(away, return_dtype=pl.Int64))
         % max(num_stages, 1),
-    ).join(known, on=["dp_rank", "peer_stage"], how="left")
+    ).join(unambiguous, on=["dp_rank", "peer_stage"], how="left")
     pair = pl.concat_list("rank", "peer").list.sort()
-    return found.with_columns(
+    return peers.with_columns(
         pl.col("peer").fill_null(-1),
         group_ranks=pl.when(pl.col("peer").is_not_null()).then(pair).otherwise(pl.lit([], pl.List(pl.Int64))),
     ).drop("peer_stage")
@@ -288,8 +289,8 @@ def _warnings(path: Path, operations: pl.DataFrame, num_ranks: int, world_size: 
         warnings.append(
             f"{path.name}: {recorded} recorded, one per tensor-parallel group; no gap in the trace"
         )
-    known: tuple[Any, ...] = (*_POINT_TO_POINT, *_COLLECTIVES, *_COMPUTE)
-    unknown = operations.filter(~pl.col("optype").is_in(known))["optype"].unique().sort().to_list()
+    taken: tuple[Any, ...] = (*_POINT_TO_POINT, *_COLLECTIVES, *_COMPUTE)
+    unknown = operations.filter(~pl.col("optype").is_in(taken))["optype"].unique().sort().to_list()
     if unknown:
         warnings.append(f"{path.name}: unknown operations are taken as compute: {', '.join(unknown)}")
     return warnings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.ingest.derived.steps import find_steps
+from dpro.ingest.derived import find_steps
 
 
 def _spans(*rows: tuple[str, str, int, int, int]) -> pl.DataFrame:

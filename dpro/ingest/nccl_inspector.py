@@ -144,9 +144,9 @@ def _traces(records: list[_Record], rank: int | None, skipped: Counter[str]) -> 
     world = max(record.of.num_ranks for record in records)
     whole = next(record.of.group for record in records if record.of.num_ranks == world)
     ranks = sorted({record.of.rank for record in records if record.of.group == whole})
-    for own in ranks:
-        mine = [r for r in records if len(ranks) == 1 or (r.of.group == whole and r.of.rank == own)]
-        yield _trace(mine, own if rank is None else rank, world, skipped)
+    for number in ranks:
+        of_rank = [r for r in records if len(ranks) == 1 or (r.of.group == whole and r.of.rank == number)]
+        yield _trace(of_rank, number if rank is None else rank, world, skipped)
     if len(ranks) > 1 and (unknown := sum(record.of.group != whole for record in records)):
         skipped["records of a process with several ranks"] += unknown
 
@@ -206,7 +206,7 @@ def _bytes(op: str, size: int, num_ranks: int) -> tuple[int, int]:
     if size < 0:
         return -1, -1
     whole = int64(size * num_ranks)
-    known = {
+    sizes = {
         "all_gather": (size, whole),
         "reduce_scatter": (whole, size),
         "all_to_all": (whole, whole),
@@ -216,7 +216,7 @@ def _bytes(op: str, size: int, num_ranks: int) -> tuple[int, int]:
         "gather": (size, -1),
         "scatter": (-1, size),
     }
-    return known.get(op, (size, size))
+    return sizes.get(op, (size, size))
 
 
 def _duration_ns(facts: Mapping[str, Any], kind: str) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro.arrays import Ints
+from dpro.ingest.kineto import scan_kernel as kernel
 from dpro.ingest.kineto.columns import (
     FRAME,
     INSTANT,
@@ -30,8 +31,7 @@ from dpro.ingest.kineto.columns import (
 )
 from dpro.ingest.kineto.events import NO_ARGS, PADDING, UNREADABLE, Scanned, TraceEvent, decode_events
 from dpro.ingest.kineto.numbers import whole_numbers
-from dpro.ingest.kineto.scan import kernel
-from dpro.ingest.kineto.scan.kernel import scan
+from dpro.ingest.kineto.scan_kernel import scan
 
 _ROWS = (1 << 14) + 8  # no power of two, so that a row's columns do not compete for one place in the cache
 _FLUSHED_AT = 1 << 13  # rows, so that those of a list find room
@@ -223,7 +223,7 @@ class Scanner:
         )
         columnar = (phases == _X) | (phases == _INSTANT)
         others = self._events(text, rows[~columnar])
-        rows, phases, categories, names = (each[columnar] for each in (rows, phases, categories, names))
+        rows, phases, categories, names = (column[columnar] for column in (rows, phases, categories, names))
         kinds = self._kinds.of(categories)
         detailed = self._detailed.of(names) > 0
         kernels = np.flatnonzero(kinds == KERNEL)
@@ -278,9 +278,9 @@ class Scanner:
 
     def _add_memory(self, fields: Ints) -> None:
         instants = np.flatnonzero(fields[kernel.PHASE] == _INSTANT)
-        mine = instants[self._of_memory.of(fields[kernel.NAME][instants]) > 0]
-        if mine.size:
-            self._memory.add_arrays(*(fields[field, mine] for field in _MEMORY))
+        samples = instants[self._of_memory.of(fields[kernel.NAME][instants]) > 0]
+        if samples.size:
+            self._memory.add_arrays(*(fields[field, samples] for field in _MEMORY))
 
     def _note_untaken(self, categories: Ints) -> None:
         for code, count in Counter(categories.tolist()).items():
@@ -297,8 +297,8 @@ class Scanner:
 
 def _keys(strings: Strings) -> Ints:
     """What strings stand for as keys, by code: of an event, and of its arguments."""
-    known = dict.fromkeys(["", *_EVENT_KEYS, *_ARGUMENT_KEYS])
-    text = msgspec.json.encode([dict.fromkeys(known, 0)]).replace(b":0", b':""') + PADDING
+    names = dict.fromkeys(["", *_EVENT_KEYS, *_ARGUMENT_KEYS])
+    text = msgspec.json.encode([dict.fromkeys(names, 0)]).replace(b":0", b':""') + PADDING
     rows, marked = np.empty((kernel.COLUMNS, 1), np.int64), np.empty(1, np.int64)
     nothing = np.full((2, 0), kernel.PASSED_OVER, np.int64)
     scan(np.frombuffer(text, np.uint8), 0, rows, marked, nothing, strings.arrays())

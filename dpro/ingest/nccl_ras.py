@@ -156,14 +156,14 @@ def _state(status: Mapping[str, Any]) -> str:
 
 def _states(communicators: Sequence[_Communicator]) -> dict[tuple[str, int, int], list[str]]:
     """What is wrong with each worker, and where; each thing once."""
-    found: dict[tuple[str, int, int], dict[str, list[str]]] = {}
+    by_worker: dict[tuple[str, int, int], dict[str, list[str]]] = {}
     for communicator in communicators:
         for member in communicator.members:
             if member.state:
-                found.setdefault(member.where, {}).setdefault(member.state, []).append(communicator.name)
+                by_worker.setdefault(member.where, {}).setdefault(member.state, []).append(communicator.name)
     return {
         where: [f"{state} (communicator {few(names, _MAX_NAMED)})" for state, names in states.items()]
-        for where, states in found.items()
+        for where, states in by_worker.items()
     }
 
 
