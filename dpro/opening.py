@@ -94,9 +94,6 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
 
     Waits for a sidecar that still writes; does its work where it was killed together with the job.
 
-    Args:
-        timeout_s: how long to wait at most.
-
     Raises:
         InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
     """

@@ -29,7 +29,7 @@ from dpro.collectors.answers import (
 from dpro.collectors.readiness import ReadinessDocument
 from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
-from dpro.export.documents import ExportDocument
+from dpro.export.drawing import ExportDocument
 from dpro.goodput.document import GoodputDocument
 from dpro.history.store import HistoryDocument
 from dpro.ingest.shards import ShardDocument

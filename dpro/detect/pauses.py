@@ -19,7 +19,7 @@ from dpro.detect.findings import Finding
 from dpro.replay.steps.durations import StepSeries, step_series
 from dpro.replay.steps.host import host_facts
 from dpro.units import NS_PER_S, format_bytes, format_duration
-from dpro.words import few, ranks_in_words
+from dpro.words import few, ordinal, ranks_in_words
 
 # Whether something that happens in some steps does so regularly, and in which words.
 
@@ -88,12 +88,6 @@ def _in_step(steps: Ints, seen: Ints, period: int) -> bool:
     within = seen[(seen >= steps[0]) & (seen <= steps[-1])]
     due = within[within % period == phase]
     return bool(counts.max() >= REGULAR * steps.size and counts.max() >= REGULAR * due.size)
-
-
-def ordinal(number: int) -> str:
-    """`1st`, `2nd`, `40th`."""
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
 
 
 # The kind of each pause, and which ranks work in it, from what the host counted in its steps.

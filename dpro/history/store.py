@@ -152,7 +152,6 @@ def allow_command(command: str, run: str, host: str, most: int, since_ns: int) -
 
     Args:
         run: as `run_name` gives it.
-        most: how often the command may be run.
 
     Raises:
         OSError: the history cannot be opened, or is turned off.

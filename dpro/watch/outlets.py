@@ -171,9 +171,9 @@ class Metrics:
                 self.handle_one_request()
 
             def do_GET(self) -> None:
-                known = self.path.split("?")[0] == "/metrics"
-                body = metrics.body if known else b"see /metrics\n"
-                self.send_response(200 if known else 404)
+                is_metrics = self.path.split("?")[0] == "/metrics"
+                body = metrics.body if is_metrics else b"see /metrics\n"
+                self.send_response(200 if is_metrics else 404)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

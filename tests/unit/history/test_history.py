@@ -16,8 +16,7 @@ from msgspec import structs
 
 from dpro.detect.findings import Finding
 from dpro.documents import plain
-from dpro.history.culprit import Culprit, culprit_of
-from dpro.history.recurrence import DAY_NS, recurrence, with_history
+from dpro.history.recurrence import DAY_NS, Culprit, culprit_of, recurrence, with_history
 from dpro.history.store import (
     HistoryDocument,
     Remembered,
