@@ -118,22 +118,22 @@ class Notice:
 
     def document(self) -> NoticeDocument:
         """Return it as a line of the log has it: the finding's own keys, and when."""
-        found = self.finding
-        hangs = found.class_.startswith(("hang", "dead"))
+        finding = self.finding
+        hangs = finding.class_.startswith(("hang", "dead"))
         return NoticeDocument(
             event=self.event,
             number=self.number,
             time_ns=self.time_ns,
             step=self.step,
-            class_=found.class_,
-            component=ComponentDocument(found.component_kind, found.component_id),
-            ranks=list(found.ranks),
-            severity=finite(found.severity),
-            confidence=finite(found.confidence),
-            cost_ms_per_step=None if hangs else finite(ms(found.cost_ns)),
-            evidence=list(found.evidence),
+            class_=finding.class_,
+            component=ComponentDocument(finding.component_kind, finding.component_id),
+            ranks=list(finding.ranks),
+            severity=finite(finding.severity),
+            confidence=finite(finding.confidence),
+            cost_ms_per_step=None if hangs else finite(ms(finding.cost_ns)),
+            evidence=list(finding.evidence),
             why=self.why,
-            cause=found.cause,
+            cause=finding.cause,
             detector=self.source,
         )
 
@@ -205,7 +205,7 @@ class OpenFindings:
 
         Args:
             step: the latest step, -1 unknown.
-            patience: number of steps for which an open finding may be missing from `found` before it ends.
+            patience: number of steps for which an open finding may be missing from `findings` before it ends.
 
         Returns:
             A notice for each finding that begins and for each that ends.

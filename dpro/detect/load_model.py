@@ -140,31 +140,31 @@ def _with_likely(workloads: Floats, typical: float) -> Floats:
 
 def _fitted(own_ns: Floats, workloads: Floats, lag: int) -> LoadModel | None:
     """The model of own times and workloads; None where no workload is known."""
-    known = ~np.isnan(workloads) & (workloads > 0)
-    known &= known.sum(axis=1, keepdims=True) > 1
-    if not known.any():
+    is_known = ~np.isnan(workloads) & (workloads > 0)
+    is_known &= is_known.sum(axis=1, keepdims=True) > 1
+    if not is_known.any():
         return None
-    typical = float(np.median(workloads[known]))
-    relative = np.where(known, workloads, typical) / typical
+    typical = float(np.median(workloads[is_known]))
+    relative = np.where(is_known, workloads, typical) / typical
     logs = np.log(np.maximum(own_ns, 1.0))
-    from_steps = _from_steps(logs, relative, known)
-    share, power, significance, explained = from_steps or _from_ranks(logs, relative, known)
+    from_steps = _from_steps(logs, relative, is_known)
+    share, power, significance, explained = from_steps or _from_ranks(logs, relative, is_known)
     return LoadModel(share, power, typical, significance, explained, lag)
 
 
-def _from_steps(logs: Floats, relative: Floats, known: Bools) -> tuple[float, float, float, float] | None:
+def _from_steps(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float, float, float, float] | None:
     """Share, power, significance and explained share, by how ranks differ within steps and not always.
 
     None where that is inconclusive: workloads differ too little, and time does not clearly follow them.
     """
-    freedom = (int(known.any(axis=1).sum()) - 1) * (int(known.any(axis=0).sum()) - 1)
-    times = _centred(logs, known)
-    growth = _centred(np.log(relative), known)
+    freedom = (int(is_known.any(axis=1).sum()) - 1) * (int(is_known.any(axis=0).sum()) - 1)
+    times = _centred(logs, is_known)
+    growth = _centred(np.log(relative), is_known)
     if freedom < MIN_DIFFERENCES or not growth.any():
         return None
-    share, power = _share(times, relative, known, of_ranks=True)
-    takes = _centred(_log_time(relative, share, power), known)
-    left = _without_outliers(times - takes, known)
+    share, power = _share(times, relative, is_known, of_ranks=True)
+    takes = _centred(_log_time(relative, share, power), is_known)
+    left = _without_outliers(times - takes, is_known)
     times = takes + left
     significance = _significance(takes, left, times, freedom) if share else 0.0
     if significance < MIN_SIGNIFICANCE and _significance(growth, left, growth, freedom) < MIN_CONTRAST:
@@ -172,13 +172,13 @@ def _from_steps(logs: Floats, relative: Floats, known: Bools) -> tuple[float, fl
     return share, power, significance, max(1 - float((left**2).sum() / max((times**2).sum(), 1e-12)), 0.0)
 
 
-def _from_ranks(logs: Floats, relative: Floats, known: Bools) -> tuple[float, float, float, float]:
+def _from_ranks(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float, float, float, float]:
     """The same by what ranks typically have and take: a slow rank looks like one with much work.
 
     Time is taken to grow by what fits, and at most with the square of the workload.
     """
-    some = np.flatnonzero(known.any(axis=0))
-    workloads = np.array([[np.median(relative[known[:, rank], rank]) for rank in some.tolist()]])
+    some = np.flatnonzero(is_known.any(axis=0))
+    workloads = np.array([[np.median(relative[is_known[:, rank], rank]) for rank in some.tolist()]])
     logs = logs[:, some] - logs[:, some].mean(axis=1, keepdims=True)  # also where samples are missing
     there = np.ones_like(workloads, dtype=bool)
     times = _centred(np.median(logs, axis=0, keepdims=True), there, of_ranks=False)
@@ -197,30 +197,30 @@ def _significance(growth: Floats, left: Floats, times: Floats, freedom: int) -> 
     return float((growth * times).sum() / max(error, 1e-12))
 
 
-def _share(times: Floats, relative: Floats, known: Bools, *, of_ranks: bool) -> tuple[float, float]:
+def _share(times: Floats, relative: Floats, is_known: Bools, *, of_ranks: bool) -> tuple[float, float]:
     """The share and power whose times have the smallest mean absolute deviation from these."""
 
     def deviation(form: tuple[float, float]) -> float:
-        return float(np.abs(times - _centred(_log_time(relative, *form), known, of_ranks)).sum())
+        return float(np.abs(times - _centred(_log_time(relative, *form), is_known, of_ranks)).sum())
 
     coarse, power = min(((share, power) for power in POWERS for share in _COARSE.tolist()), key=deviation)
     fine = np.clip(coarse + _FINE, 0, 1).tolist()
     return min(((share, power) for share in fine), key=deviation)
 
 
-def _centred(values: Floats, known: Bools, of_ranks: bool = True) -> Floats:
+def _centred(values: Floats, is_known: Bools, of_ranks: bool = True) -> Floats:
     """[T, R] what is left without the means of steps and, if asked, of ranks; 0 where unknown."""
-    left = np.where(known, values, 0.0)
+    left = np.where(is_known, values, 0.0)
     for _ in range(2):
         for axis in (0, 1) if of_ranks else (1,):
-            count = np.maximum(known.sum(axis=axis, keepdims=True), 1)
-            left = np.where(known, left - left.sum(axis=axis, keepdims=True) / count, 0.0)
+            count = np.maximum(is_known.sum(axis=axis, keepdims=True), 1)
+            left = np.where(is_known, left - left.sum(axis=axis, keepdims=True) / count, 0.0)
     return left
 
 
-def _without_outliers(left: Floats, known: Bools) -> Floats:
+def _without_outliers(left: Floats, is_known: Bools) -> Floats:
     """[T, R] the same, with what is far off drawn in."""
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(left[known])))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(left[is_known])))
     return left.clip(-OUTLYING * spread, OUTLYING * spread)
 
 
@@ -233,8 +233,8 @@ def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[i
         ranks: [R] which have these times.
     """
     model = uneven.model
-    known = model.significance >= MIN_SIGNIFICANCE or model.significance == 0
-    if not known or not step or cost < MIN_COST * step:
+    is_beyond_chance = model.significance >= MIN_SIGNIFICANCE or model.significance == 0
+    if not is_beyond_chance or not step or cost < MIN_COST * step:
         return []
     sure = 1 - 1 / model.significance if model.significance else GUESSED
     severity = round(cost / step, 4)

@@ -43,9 +43,9 @@ from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
 from dpro.schema import SPANS
 from dpro.units import format_duration
 
-Found = Mapping[str, list[Finding]]  # of the detectors that have run so far, by name
-Rule = Callable[[Context, Found, list[Finding]], list[Finding]]
-Condition = Callable[[Context, Found], bool]
+ByDetector = Mapping[str, list[Finding]]  # of the detectors that have run so far, by name
+Rule = Callable[[Context, ByDetector, list[Finding]], list[Finding]]
+Condition = Callable[[Context, ByDetector], bool]
 
 
 class Detector(NamedTuple):
@@ -58,7 +58,7 @@ class Detector(NamedTuple):
     """
 
     name: str
-    find: Callable[[Context, Found], list[Finding]]
+    find: Callable[[Context, ByDetector], list[Finding]]
     needs: frozenset[Need]
     unless: tuple[Condition, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -75,14 +75,16 @@ def diagnose(context: Context) -> list[Finding]:
 
 def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Finding]:
     """Run detectors in turn, each under its needs, conditions and rules."""
-    found: dict[str, list[Finding]] = {}
+    by_detector: dict[str, list[Finding]] = {}
     for detector in detectors:
-        if detector.needs <= context.has and not any(holds(context, found) for holds in detector.unless):
-            new = detector.find(context, found)
+        if detector.needs <= context.has and not any(
+            holds(context, by_detector) for holds in detector.unless
+        ):
+            new = detector.find(context, by_detector)
             for rule in detector.rules:
-                new = rule(context, found, new)
-            found[detector.name] = new
-    return [finding for findings in found.values() for finding in findings]
+                new = rule(context, by_detector, new)
+            by_detector[detector.name] = new
+    return [finding for findings in by_detector.values() for finding in findings]
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
@@ -96,23 +98,25 @@ def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
 # Detectors that several functions make up.
 
 
-def _slow_ranks(context: Context, _: Found) -> list[Finding]:
+def _slow_ranks(context: Context, _: ByDetector) -> list[Finding]:
     return slow_ranks(context.at_equal_work)
 
 
-def _masked_ranks(context: Context, found: Found) -> list[Finding]:
-    return find_masked(context.at_equal_work, ranks_of(found["slow ranks"]))
+def _masked_ranks(context: Context, by_detector: ByDetector) -> list[Finding]:
+    return find_masked(context.at_equal_work, ranks_of(by_detector["slow ranks"]))
 
 
-def _slow_input(context: Context, found: Found) -> list[Finding]:
+def _slow_input(context: Context, by_detector: ByDetector) -> list[Finding]:
     """The input of all ranks, beyond what healing single ranks saves already."""
-    by_input = sum(finding.cost_ns for finding in found["slow ranks"] if finding.cause == INPUT_PIPELINE)
+    by_input = sum(
+        finding.cost_ns for finding in by_detector["slow ranks"] if finding.cause == INPUT_PIPELINE
+    )
     return find_slow_input(context.recorded, by_input)
 
 
-def _idle_gpus(context: Context, found: Found) -> list[Finding]:
+def _idle_gpus(context: Context, by_detector: ByDetector) -> list[Finding]:
     assert context.breakdown is not None
-    explained = costliest_first(_findings_of(found, IN_WINDOWS))
+    explained = costliest_first(_findings_of(by_detector, IN_WINDOWS))
     return find_idle_gpus(context.recorded, context.breakdown, sum(finding.cost_ns for finding in explained))
 
 
@@ -130,7 +134,7 @@ def diagnose_traffic(traffic: Traffic) -> list[Finding]:
     return [*slow, *unnamed]
 
 
-def _late_gpus(context: Context, _: Found) -> list[Finding]:
+def _late_gpus(context: Context, _: ByDetector) -> list[Finding]:
     if context.calls.is_empty() or context.aligned[0].steps.is_empty():
         return []
     return find_late_gpus(
@@ -139,7 +143,7 @@ def _late_gpus(context: Context, _: Found) -> list[Finding]:
     )  # fmt: skip
 
 
-def _communication_bound(context: Context, _: Found) -> list[Finding]:
+def _communication_bound(context: Context, _: ByDetector) -> list[Finding]:
     aligned, apart = context.aligned
     if context.calls.is_empty() or aligned.steps.is_empty():
         return []
@@ -148,7 +152,7 @@ def _communication_bound(context: Context, _: Found) -> list[Finding]:
     )
 
 
-def _jitter(context: Context, _: Found) -> list[Finding]:
+def _jitter(context: Context, _: ByDetector) -> list[Finding]:
     """Ranks that vary; hosts of GPUs run ahead, so how these vary costs nothing by itself."""
     aligned = context.aligned[0]
     if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
@@ -156,16 +160,16 @@ def _jitter(context: Context, _: Found) -> list[Finding]:
     return find_jitter(context.usual_own_times, context.calls, aligned.counters, aligned.workers)
 
 
-def _input_bound(context: Context, _: Found) -> list[Finding]:
+def _input_bound(context: Context, _: ByDetector) -> list[Finding]:
     return find_input_bound(context.usual_steps, context.counters, on_gpus=context.on_gpus)
 
 
-def _operations(context: Context, _: Found) -> list[Finding]:
+def _operations(context: Context, _: ByDetector) -> list[Finding]:
     assert context.operations is not None
     return diagnose_operations(*context.operations)
 
 
-def _regression(context: Context, _: Found) -> list[Finding]:
+def _regression(context: Context, _: ByDetector) -> list[Finding]:
     spans = partial(context.run.table, SPANS)
     return find_regression(context.steps, context.workers, lambda: context.counters, spans)
 
@@ -173,25 +177,25 @@ def _regression(context: Context, _: Found) -> list[Finding]:
 # Rules: what of a detector's new findings remains, given the context and what was found so far.
 
 
-def not_explained_by_uneven_data(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
+def not_explained_by_uneven_data(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that cost less than what the load model may be wrong about."""
     return context.balanced.leaves(new)
 
 
-def doubted_for_uneven_stages(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
+def doubted_for_uneven_stages(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that are a stage of its own with more work; with doubt where they may be."""
-    return with_doubt(new, found.get("uneven stages", []))
+    return with_doubt(new, by_detector.get("uneven stages", []))
 
 
-def not_found_by_operations(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
+def not_found_by_operations(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that whole operations name, by themselves or with their stage."""
-    ranks = _ranks_named(found.get("operations", []))
+    ranks = _ranks_named(by_detector.get("operations", []))
     return [finding for finding in new if finding.of_job or not ranks & {*finding.ranks}]
 
 
-def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
+def not_found_in_windows(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that deep windows name, and without classes they report of the whole job."""
-    of_windows = _findings_of(found, IN_WINDOWS)
+    of_windows = _findings_of(by_detector, IN_WINDOWS)
     ranks, classes = _ranks_named(of_windows), {finding.class_ for finding in of_windows if finding.of_job}
     return [
         finding
@@ -200,18 +204,18 @@ def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[F
     ]
 
 
-def not_late_by_messages(context: Context, found: Found, new: list[Finding]) -> list[Finding]:
+def not_late_by_messages(context: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that may be late because of messages from slow ranks, or over a slow network.
 
     Calls of collectives do not show messages.
     """
-    of_windows = _findings_of(found, IN_WINDOWS)
+    of_windows = _findings_of(by_detector, IN_WINDOWS)
     if (_ranks_named(of_windows) or _is_network_slow(of_windows)) and context.messages_unseen:
         return [finding for finding in new if finding.of_job]
     return new
 
 
-def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
+def not_late_by_calls(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that are late by the times of their calls already."""
     late = ranks_of(context.late_by_calls)
     return [finding for finding in new if not late & {*finding.ranks}]
@@ -220,44 +224,46 @@ def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Fi
 # Conditions under which a detector is not run, given the same.
 
 
-def windows_show_a_slow_network(_: Context, found: Found) -> bool:
+def windows_show_a_slow_network(_: Context, by_detector: ByDetector) -> bool:
     """Whether deep windows show that links, ports or the fabric are slow."""
-    return _is_network_slow(_findings_of(found, IN_WINDOWS))
+    return _is_network_slow(_findings_of(by_detector, IN_WINDOWS))
 
 
-def wires_show_a_slow_network(_: Context, found: Found) -> bool:
+def wires_show_a_slow_network(_: Context, by_detector: ByDetector) -> bool:
     """Whether sends show it: they distinguish more than calls."""
-    return bool(found.get("slow wires"))
+    return bool(by_detector.get("slow wires"))
 
 
-def timed_calls_show_a_slow_network(_: Context, found: Found) -> bool:
+def timed_calls_show_a_slow_network(_: Context, by_detector: ByDetector) -> bool:
     """Whether calls that were timed show it: they distinguish more than hosts."""
-    return bool(found.get("slow timed calls"))
+    return bool(by_detector.get("slow timed calls"))
 
 
-def operations_show_stages(context: Context, _: Found) -> bool:
+def operations_show_stages(context: Context, _: ByDetector) -> bool:
     """Whether there are whole operations: they show stages in more steps, without what stages wait for."""
     return Need.OPERATIONS in context.has
 
 
-def windows_name_ranks(_: Context, found: Found) -> bool:
+def windows_name_ranks(_: Context, by_detector: ByDetector) -> bool:
     """Whether deep windows name ranks, which may be what hosts wait for."""
-    return bool(_ranks_named(_findings_of(found, IN_WINDOWS)))
+    return bool(_ranks_named(_findings_of(by_detector, IN_WINDOWS)))
 
 
-def others_wait_for_ranks(context: Context, found: Found) -> bool:
+def others_wait_for_ranks(context: Context, by_detector: ByDetector) -> bool:
     """Whether ranks are late, may be late by messages, or compute where their hosts do not show it."""
-    return bool(found.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus)
+    return bool(
+        by_detector.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus
+    )
 
 
-def windows_show_slow_input(_: Context, found: Found) -> bool:
+def windows_show_slow_input(_: Context, by_detector: ByDetector) -> bool:
     """Whether deep windows show that the input pipeline is slow, of all ranks or of one."""
-    of_windows = _findings_of(found, IN_WINDOWS)
+    of_windows = _findings_of(by_detector, IN_WINDOWS)
     return any(INPUT_PIPELINE in (finding.component_id, finding.cause) for finding in of_windows)
 
 
-def _findings_of(found: Found, detectors: Iterable[Detector]) -> list[Finding]:
-    return [finding for detector in detectors for finding in found.get(detector.name, ())]
+def _findings_of(by_detector: ByDetector, detectors: Iterable[Detector]) -> list[Finding]:
+    return [finding for detector in detectors for finding in by_detector.get(detector.name, ())]
 
 
 def _ranks_named(findings: Iterable[Finding]) -> set[int]:

@@ -68,24 +68,24 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
     summed = work.filter(resource=resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
     workloads = workloads_in_windows(run)
-    found = [
-        each
+    of_teams = [
+        explained
         for team in teams(work)
-        if (each := _explained(summed.filter(pl.col("rank").is_in(team)), workloads)) is not None
+        if (explained := _explained(summed.filter(pl.col("rank").is_in(team)), workloads)) is not None
     ]
-    if not found:
+    if not of_teams:
         return as_it_is
-    even = baseline.under(ScaledWork(GPU_KINDS if resource == ON_GPU else CPU_KINDS, _factors(found)))
+    even = baseline.under(ScaledWork(GPU_KINDS if resource == ON_GPU else CPU_KINDS, _factors(of_teams)))
     before, after = baseline.step_ns, baseline.changed_step_ns(even.graph)
     if before.size < MIN_STEPS:
         return as_it_is
-    ranks, _, most = max(found, key=lambda each: each[2].model.significance)
+    ranks, _, most = max(of_teams, key=lambda of_team: of_team[2].model.significance)
     cost = float((before - after).mean())
     findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
-    explained = {
-        rank: float(value) for ranks, _, uneven in found for rank, value in zip(ranks, uneven.explained)
+    by_rank = {
+        rank: float(value) for ranks, _, uneven in of_teams for rank, value in zip(ranks, uneven.explained)
     }
-    return BalancedJob(even, findings, most.model.significance > 0, explained)
+    return BalancedJob(even, findings, most.model.significance > 0, by_rank)
 
 
 def _explained(
@@ -110,11 +110,11 @@ def _explained(
         rows = common.join(frame, on=["rank", "step"], how="left", maintain_order="left")
         workload = rows["workload"].fill_null(np.nan).to_numpy().reshape(work_ns.shape)
         explained.append(explain(work_ns, workload, steps, what))
-    uneven = max(filter(None, explained), key=lambda each: each.model.significance, default=None)
+    uneven = max(filter(None, explained), key=lambda uneven: uneven.model.significance, default=None)
     return None if uneven is None else (ranks, steps, uneven)
 
 
-def _factors(found: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
+def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
     """`rank`, `step` and `factor`: what multiple of its time work takes with equal workloads."""
     frames = [
         pl.DataFrame(
@@ -124,7 +124,7 @@ def _factors(found: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
                 "factor": (uneven.equal / uneven.own).ravel(),
             }
         )
-        for ranks, steps, uneven in found
+        for ranks, steps, uneven in of_teams
     ]
     return pl.concat(frames)
 

@@ -27,7 +27,7 @@ def with_history(
     findings: Iterable[Finding], hosts: Mapping[int, str], run: Path, time_ns: int
 ) -> list[Finding]:
     """Remember findings, and return them with what earlier runs had."""
-    name, told, rows = run_name(run), [], []
+    name, with_lines, rows = run_name(run), [], []
     for finding in findings:
         host = culprit_of(finding, hosts).host
         if host and finding.confidence >= MIN_CONFIDENCE:
@@ -35,10 +35,10 @@ def with_history(
             rows.append(row)
             line = recurrence(row, remembered(host))
             finding = replace(finding, evidence=(*finding.evidence, line)) if line else finding
-        told.append(finding)
+        with_lines.append(finding)
     if rows:
         remember(rows)
-    return told
+    return with_lines
 
 
 def recurrence(now: Remembered, before: Iterable[Remembered]) -> str:

@@ -206,7 +206,7 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
         UsageError: no layout divides model and batch.
     """
     ranks = ranked(job, asked.gpus, asked.global_batch, asked.keep, asked.measured, asked.schedules)
-    own = _document(own_layout(job).row(0, named=True))
+    layout = _document(own_layout(job).row(0, named=True))
     machine, memory_gb = job.machine, job.machine.memory_gb or None
     of_job = AskedPlan(
         **vars(asked), model=job.model, per_host=machine.per_host, device=machine.gpu, memory_gb=memory_gb,
@@ -214,12 +214,12 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
     )  # fmt: skip
     more = f", and by {_rows_in_words(asked.measured)}" if asked.measured else ""
     trust = (
-        f"calibrated by the run itself: {own.layout}: {job.step_ms:.4g} ms{more}; what was found in it makes "
-        f"up {job.explained:.0%} of its step"
+        f"calibrated by the run itself: {layout.layout}: {job.step_ms:.4g} ms{more}; what was found in it "
+        f"makes up {job.explained:.0%} of its step"
     )
     document = _plan_document(of_job, ranks, top, machine.gpu, memory_gb, trust)
     return msgspec.structs.replace(
-        document, calibrated=True, run=label, found=list(job.said), own=own, explained=job.explained
+        document, calibrated=True, run=label, found=list(job.said), own=layout, explained=job.explained
     )
 
 

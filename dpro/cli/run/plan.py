@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -25,6 +25,29 @@ USUAL_SEQUENCES = 4  # per GPU and step
 SHOWN_UNFITTING = 3
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe")
 _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)?\s*$")
+
+
+class _Asked(NamedTuple):
+    """What the options say."""
+
+    config: Path | None
+    gpus: int | None
+    hosts_of: int
+    device: str | None
+    memory: float | None
+    sequence: int | None
+    global_batch: int | None
+    keep: tuple[str, ...]
+    schedules: tuple[str, ...]
+    layout: str
+    rows: tuple[str, ...]
+    framework: str
+    precision: str
+    top: int
+
+    @property
+    def wanted_schedules(self) -> tuple[str, ...]:
+        return SCHEDULES if "all" in self.schedules else self.schedules or SCHEDULES[:2]
 
 
 @click.command()
@@ -71,7 +94,6 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 )
 @click.option(
     "--layout",
-    "own",
     default="",
     metavar="LAYOUT",
     help="RUN's own layout, where it does not say it: dp=8,tp=2,micro_batch=1.",
@@ -99,24 +121,7 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
     help="How many layouts to show.",
 )
 @json_option
-def plan(
-    run: str | None,
-    config: Path | None,
-    gpus: int | None,
-    hosts_of: int,
-    device: str | None,
-    memory: float | None,
-    sequence: int | None,
-    global_batch: int | None,
-    keep: tuple[str, ...],
-    schedules: tuple[str, ...],
-    own: str,
-    rows: tuple[str, ...],
-    framework: str,
-    precision: str,
-    top: int,
-    as_json: bool,
-) -> None:
+def plan(run: str | None, as_json: bool, **options: Any) -> None:
     """Rank all ways of cutting a job over GPUs: throughput, step, memory, and why some do not fit.
 
     \b
@@ -134,25 +139,22 @@ def plan(
     (--calibrate) narrows them; without a run or a step the plan says that it is not calibrated, and its order
     is worth more than its times.
     """
-    given = [_given_step(text) for text in rows]
-    kept = [part for text in keep for part in _kept_parts(text, run is not None)]
-    model = _model(config, sequence, run)
-    wanted = SCHEDULES if "all" in schedules else schedules or SCHEDULES[:2]
+    asked = _Asked(**options)
+    rows = [_given_step(text) for text in asked.rows]
+    kept = [part for text in asked.keep for part in _kept_parts(text, run is not None)]
+    model = _model(asked.config, asked.sequence, run)
     if run is not None:
-        if device or framework != "megatron" or precision != "bf16":
+        if asked.device or asked.framework != "megatron" or asked.precision != "bf16":
             raise UsageError("--device, --framework and --precision are of a model alone: RUN has its own")
-        document = _of_run(run, model, (hosts_of, memory, own), gpus, global_batch, kept, wanted, given, top)
+        document = _of_run(run, model, asked, kept, rows)
     elif model is None:
         raise UsageError("give a RUN, or --model config.json")
-    elif gpus is None:
+    elif asked.gpus is None:
         raise UsageError("--gpus is needed: how many GPUs the job has")
-    elif own:
+    elif asked.layout:
         raise UsageError("--layout is RUN's own: without a run --keep says what stays")
     else:
-        named = (device or "H100", framework, precision)
-        document = _of_model(
-            model, sequence, gpus, hosts_of, named, memory, global_batch, kept, wanted, given, top
-        )
+        document = _of_model(model, asked.gpus, asked, kept, rows)
     if as_json:
         print_json(document)
     else:
@@ -172,70 +174,48 @@ def _model(config: Path | None, sequence: int | None, run: str | None) -> Model 
 
 
 def _of_run(
-    path: str,
-    model: Model | None,
-    machine: tuple[int, float | None, str],
-    gpus: int | None,
-    global_batch: int | None,
-    keep: list[str | dict[str, int]],
-    schedules: tuple[str, ...],
-    rows: list[_GivenStep],
-    top: int,
+    path: str, model: Model | None, asked: _Asked, keep: list[str | dict[str, int]], rows: list[_GivenStep]
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedRunPlan, planned_from_run
     from dpro.replay.layouts.layout import parse_layout
     from dpro.replay.layouts.recorded.job import GivenJob, recorded_job
     from dpro.replay.layouts.recorded.ranking import usual_batch
 
-    hosts_of, memory, own = machine
     analysis = analyse(path)
-    given = GivenJob(model, parse_layout(own) if own else {}, hosts_of, memory)
-    job = recorded_job(analysis.built.predictive, given)
-    gpus, assumed = gpus or job.ranks, []
+    layout = parse_layout(asked.layout) if asked.layout else {}
+    job = recorded_job(analysis.built.predictive, GivenJob(model, layout, asked.hosts_of, asked.memory))
+    gpus, global_batch, assumed = asked.gpus or job.ranks, asked.global_batch, []
     if global_batch is None:
         global_batch = usual_batch(job, gpus)
         if gpus != job.ranks:
             assumed.append(f"as many sequences for each rank as in the run, {global_batch} of a step")
-    layout = job.own.row(0, named=True)
-    kept = _kept(keep, layout)
+    kept = _kept(keep, job.own.row(0, named=True))
     measured = [_measured(row, job.model, gpus, global_batch) for row in rows]
-    asked = AskedRunPlan(
+    plan = AskedRunPlan(
         gpus=gpus, global_batch=global_batch, keep=kept, measured=measured, assumed=assumed,
-        schedules=schedules,
+        schedules=asked.wanted_schedules,
     )  # fmt: skip
-    return planned_from_run(job, analysis.run.label, asked, top)
+    return planned_from_run(job, analysis.run.label, plan, asked.top)
 
 
 def _of_model(
-    model: Model,
-    sequence: int | None,
-    gpus: int,
-    hosts_of: int,
-    named: tuple[str, str, str],
-    memory: float | None,
-    global_batch: int | None,
-    keep: list[str | dict[str, int]],
-    schedules: tuple[str, ...],
-    rows: list[_GivenStep],
-    top: int,
+    model: Model, gpus: int, asked: _Asked, keep: list[str | dict[str, int]], rows: list[_GivenStep]
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedPlan, planned
 
-    assumed = []
-    if sequence is None and model.sequence == USUAL_SEQUENCE:
+    assumed, global_batch = [], asked.global_batch
+    if asked.sequence is None and model.sequence == USUAL_SEQUENCE:
         assumed.append(f"sequences of {USUAL_SEQUENCE} tokens: --sequence says otherwise")
     if global_batch is None:
         global_batch = USUAL_SEQUENCES * gpus
         assumed.append(f"a batch of {global_batch} sequences: --global-batch says otherwise")
     measured = [_measured(row, model, gpus, global_batch) for row in rows]
-    kept = _kept(keep, {})
-    device, framework, precision = named
-    asked = AskedPlan(
-        model=model, gpus=gpus, per_host=hosts_of, device=device, memory_gb=memory, global_batch=global_batch,
-        keep=kept, framework=framework, precision=precision, measured=measured, assumed=assumed,
-        schedules=schedules,
+    plan = AskedPlan(
+        model=model, gpus=gpus, per_host=asked.hosts_of, device=asked.device or "H100",
+        memory_gb=asked.memory, global_batch=global_batch, keep=_kept(keep, {}), framework=asked.framework,
+        precision=asked.precision, measured=measured, assumed=assumed, schedules=asked.wanted_schedules,
     )  # fmt: skip
-    return planned(asked, top)
+    return planned(plan, asked.top)
 
 
 def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
@@ -259,11 +239,11 @@ def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
     return stays
 
 
-def _kept(parts: list[str | dict[str, int]], own: Mapping[str, int]) -> dict[str, int]:
+def _kept(parts: list[str | dict[str, int]], recorded: Mapping[str, int]) -> dict[str, int]:
     """Values of what stays."""
     values: dict[str, int] = {}
     for part in parts:
-        values |= {part: own[part]} if isinstance(part, str) else part
+        values |= {part: recorded[part]} if isinstance(part, str) else part
     return values
 
 

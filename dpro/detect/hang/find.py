@@ -108,19 +108,19 @@ def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
     return replace(finding, confidence=min(finding.confidence, _OPEN), evidence=(*finding.evidence, doubt))
 
 
-def _further_suspects(roots: Sequence[Root], found: Sequence[Finding], case: Case) -> list[Finding]:
+def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: Case) -> list[Finding]:
     """Return findings of ranks without a dump that are waited for, besides a rank that is named."""
     if all(root.kind != graph.HOST for root in roots):
         return []
-    named = ranks_of(found)
-    places = tuple(each for each in case.waits.operations if each.unknown - named)
-    ranks = sorted(frozenset().union(*(each.unknown for each in places)) - named)
+    named = ranks_of(findings)
+    places = tuple(place for place in case.waits.operations if place.unknown - named)
+    ranks = sorted(frozenset().union(*(place.unknown for place in places)) - named)
     if not ranks:
         return []
-    alone = [each for each in places if not each.absent]  # no other rank is missing there
+    alone = [place for place in places if not place.absent]  # no other rank is missing there
     root = Root(graph.UNKNOWN, tuple(ranks), tuple(alone) or places)
-    frozen = [each for each in each_frozen(root, case) if is_frozen(each.ranks[0], case)]
-    return [_unknown_finding(each, case) for each in frozen] or [_suspect_finding(root, case)]
+    frozen = [frozen_root for frozen_root in each_frozen(root, case) if is_frozen(frozen_root.ranks[0], case)]
+    return [_unknown_finding(frozen_root, case) for frozen_root in frozen] or [_suspect_finding(root, case)]
 
 
 def _root_finding(root: Root, case: Case) -> Finding:
@@ -344,20 +344,20 @@ def _component(root: Root, kind: str) -> str:
 MAX_FRAMES = 3  # of a thread that are quoted
 
 
-def merge_watched(found: Sequence[Finding], run: Path, steps: pl.DataFrame) -> list[Finding]:
+def merge_watched(hangs: Sequence[Finding], run: Path, steps: pl.DataFrame) -> list[Finding]:
     """Merge the hangs of a run's findings log with those that its records show.
 
     Returns:
-        The hangs of the log, or `found` where its first is a hang of higher confidence; each that is in the
+        The hangs of the log, or `hangs` where their first is a hang of higher confidence; each that is in the
         log says when it was seen, and where the threads of its ranks were.
     """
     watched = list(_still_hung(run, steps))
     if not watched:
-        return list(found)
+        return list(hangs)
     surest = max(finding.confidence for _, finding in watched)
-    if found and found[0].confidence > surest and found[0].class_.startswith("hang."):
+    if hangs and hangs[0].confidence > surest and hangs[0].class_.startswith("hang."):
         seen = {finding.ranks: notice for notice, finding in watched}
-        return [_confirmed(each, seen[each.ranks], run) if each.ranks in seen else each for each in found]
+        return [_confirmed(hang, seen[hang.ranks], run) if hang.ranks in seen else hang for hang in hangs]
     return [_confirmed(finding, notice, run) for notice, finding in watched]
 
 

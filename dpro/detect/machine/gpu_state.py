@@ -404,12 +404,12 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
     if not levels:
         return None
     clock, usual = levels.get(_CLOCK), theirs.get(_CLOCK)
-    known = clock is not None and usual is not None and usual > 0
-    lower = 1 - clock / usual if known else 0.0  # type: ignore[operator]
-    if known and lower < MIN_SLOWER:
+    compared = clock is not None and usual is not None and usual > 0
+    lower = 1 - clock / usual if compared else 0.0  # type: ignore[operator]
+    if compared and lower < MIN_SLOWER:
         return None
     device, host = state.filter(rank=rank).row(0, named=True)["device"], state.filter(rank=rank)["host"][0]
-    clocks = f"SM clock {clock:.0f} MHz, theirs {usual:.0f}" if known else ""
+    clocks = f"SM clock {clock:.0f} MHz, theirs {usual:.0f}" if compared else ""
     holds = [(*shares, hold) for hold in HOLDS if (shares := _shares(hold, levels, theirs))]
     if holds:
         share, usual_share, hold = holds[0]
@@ -421,7 +421,7 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
         details = [clocks, *_details(hold, levels, theirs), f"do: {hold.do}"]
         return hold.cause, "; ".join([line, *filter(None, details)])
     idles = levels.get(_IDLE, 0.0) - theirs.get(_IDLE, 0.0) >= MIN_MORE_IDLE
-    if not known or lower < MIN_SLOWER_UNEXPLAINED or idles:
+    if not compared or lower < MIN_SLOWER_UNEXPLAINED or idles:
         return None
     return "", (
         f"its GPU ({device} on {host}, rank {rank}) ran at lower clocks: {clocks}; no reason was reported; "
@@ -434,7 +434,7 @@ def _shares(
 ) -> tuple[float, float] | None:
     """Return the shares of time in which a GPU and its peers were held down; None if they hardly differ."""
     shares = [(levels[name], theirs.get(name, 0.0)) for name in hold.counters if name in levels]
-    share, usual = max(shares, key=lambda each: each[0] - each[1], default=(0.0, 0.0))
+    share, usual = max(shares, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
     return (min(share, 1.0), usual) if share - usual >= hold.min_share else None
 
 

@@ -247,11 +247,11 @@ def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame
     """
     gpus = sampled_gpus(counters)
     rows = []
-    for (host,), own in (
+    for (host,), of_host in (
         workers.filter(pl.col("rank") >= 0).sort("rank").group_by("host", maintain_order=True)
     ):
         here = gpus.filter(host=host)
-        rows += [(rank, host, *match) for rank, *match in _of_host(here, own)]
+        rows += [(rank, host, *match) for rank, *match in _of_host(here, of_host)]
     return pl.DataFrame(rows, SCHEMA, orient="row").unique().sort("rank", "device")
 
 

@@ -41,17 +41,17 @@ def with_losses(
         pairs, *(_on_one_switch(pairs) if wires is None else (wires, _on_hosts(wires, workers)))
     )
     hosts = dict(workers.select("rank", "host").iter_rows())
-    found = {each.component_id: each for each, _ in lossy}
-    of_pair = {pair: each.component_id for each, lose in lossy for pair in lose}
+    by_name = {finding.component_id: finding for finding, _ in lossy}
+    name_of_pair = {pair: finding.component_id for finding, losing in lossy for pair in losing}
     kept = []
-    for each in findings:
-        ends = frozenset(hosts.get(rank, "") for rank in each.ranks)
-        name = each.component_id if each.component_id in found else of_pair.get(ends, "")
-        if each.class_ in NETWORK and name:
-            found[name] = _with_cost(found[name], each)
+    for finding in findings:
+        ends = frozenset(hosts.get(rank, "") for rank in finding.ranks)
+        name = finding.component_id if finding.component_id in by_name else name_of_pair.get(ends, "")
+        if finding.class_ in NETWORK and name:
+            by_name[name] = _with_cost(by_name[name], finding)
         else:
-            kept.append(each)
-    return [*kept, *found.values()]
+            kept.append(finding)
+    return [*kept, *by_name.values()]
 
 
 def _with_cost(lossy: Finding, slow: Finding) -> Finding:
@@ -121,35 +121,35 @@ def _findings(
     blamed = blame_parts(wires.components, crossings(flows, wires.routes, wires.known), flows.of, evidence)
     ranks = {gpu: rank for rank, gpu in wires.gpus.items()}
     hosts_at = {host: ranks[gpu] for host, gpu in gpus.items() if gpu in ranks}
-    return [_finding(each, pairs, hosts_at) for each in blamed]
+    return [_finding(part, pairs, hosts_at) for part in blamed]
 
 
 def _finding(
     blamed: Blamed, pairs: pl.DataFrame, ranks: dict[str, int]
 ) -> tuple[Finding, set[frozenset[str]]]:
-    mine = pl.Series(blamed.verdict.explained)
-    own, rest = pairs.filter(mine), pairs.filter(~mine)
+    is_explained = pl.Series(blamed.verdict.explained)
+    losing, others = pairs.filter(is_explained), pairs.filter(~is_explained)
     suspects = blamed.suspects
     kind, name = suspects[0].kind, suspects[0].name
     if len(suspects) > 1:
-        kind, name = "one of", ", ".join(each.words for each in suspects)
-    worst = own.sort(pl.col("again") / pl.col("sent"), descending=True).head(MAX_LINES)
+        kind, name = "one of", ", ".join(suspect.words for suspect in suspects)
+    worst = losing.sort(pl.col("again") / pl.col("sent"), descending=True).head(MAX_LINES)
     evidence = [
         *blamed.lines("pairs of hosts", "send packets again"),
-        f"of the TCP segments between these pairs {_share(own):.2%} had to be sent again, of others' "
-        f"{_share(rest):.2%}",
+        f"of the TCP segments between these pairs {_share(losing):.2%} had to be sent again, of others' "
+        f"{_share(others):.2%}",
         *(
             f"{source} > {target}: {again:,} of {sent:,} segments"
             for source, target, sent, again in worst.rows()
         ),
         _UNKNOWN,
     ]
-    hosts = {*own["source"], *own["target"]}
-    found = Finding(
+    hosts = {*losing["source"], *losing["target"]}
+    finding = Finding(
         CLASSES[suspects[0].kind], kind, name, tuple(sorted(ranks[host] for host in hosts if host in ranks)),
         0.0, round(blamed.verdict.confidence / len(suspects), 3), 0.0, tuple(evidence), CAUSE,
     )  # fmt: skip
-    return found, {frozenset(pair) for pair in own.select("source", "target").iter_rows()}
+    return finding, {frozenset(pair) for pair in losing.select("source", "target").iter_rows()}
 
 
 def _share(pairs: pl.DataFrame) -> float:

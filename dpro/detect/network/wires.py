@@ -244,7 +244,7 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
         return []
     flows, links = _flows(placed, wires)
     blamed = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
-    return [(each, set(placed["members"].filter(pl.Series(each.verdict.explained)))) for each in blamed]
+    return [(part, set(placed["members"].filter(pl.Series(part.verdict.explained)))) for part in blamed]
 
 
 def _as_bools(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Bools:

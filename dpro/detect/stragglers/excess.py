@@ -9,6 +9,7 @@ and what that costs, is not computed here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,12 +90,12 @@ def late_columns(team: Team) -> list[Excess]:
 def _longest_windows(windows: list[list[Excess]]) -> list[Excess]:
     """Of each rank the longest of the windows that show as much as any."""
     by_column: dict[int, list[Excess]] = {}
-    for each in (each for window in windows for each in window):
-        by_column.setdefault(each.column, []).append(each)
+    for excess in chain.from_iterable(windows):
+        by_column.setdefault(excess.column, []).append(excess)
     longest = []
-    for column in sorted(by_column):
-        enough = AS_LARGE * max(each.effect for each in by_column[column])
-        longest.append([each for each in by_column[column] if each.effect >= enough][-1])
+    for _, of_rank in sorted(by_column.items()):
+        enough = AS_LARGE * max(excess.effect for excess in of_rank)
+        longest.append([excess for excess in of_rank if excess.effect >= enough][-1])
     return longest
 
 

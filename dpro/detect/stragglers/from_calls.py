@@ -42,33 +42,38 @@ HOSTS_ONLY = (
 
 
 def find_late_ranks(
-    own: pl.DataFrame, calls: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, *, doubtful: bool
+    own_times: pl.DataFrame,
+    calls: pl.DataFrame,
+    counters: pl.DataFrame,
+    workers: pl.DataFrame,
+    *,
+    doubtful: bool,
 ) -> list[Finding]:
     """Name the ranks that the others wait for, costliest first; none where nothing is wrong.
 
     Args:
-        own: as `own_time` gives it.
+        own_times: as `own_time` gives it.
         calls: as `calls_of` gives them; for which ranks belong together.
         doubtful: whether ranks may also have waited for what calls do not show.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
-    found: list[tuple[Team, Excess, Finding]] = []
+    by_excess: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
-    for ranks in teams(calls, own, stages):
-        team = team_of(own, ranks)
+    for ranks in teams(calls, own_times, stages):
+        team = team_of(own_times, ranks)
         uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
         late = late_columns(team)
         if uneven is not None and (late or uneven.model.significance):
             uneven_work += _uneven(team, uneven)
             team = replace(team, own=uneven.equal)
-            late = [each for each in late_columns(team) if _is_more(each, uneven)]
-        found += [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
+            late = [excess for excess in late_columns(team) if _is_more(excess, uneven)]
+        by_excess += [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
     costliest = costliest_first(uneven_work)[:1]  # of several stages' ranks
     findings = [
         *costliest,
-        *_once([each for team, excess, each in found if _matters(team, excess, doubtful)]),
+        *_once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]),
     ]
-    doubtful = doubtful or len({team.ranks[0] for team, *_ in found}) > 1
+    doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
     doubted = [_doubted(finding) if doubtful else finding for finding in findings]
     return costliest_first(doubted)
 
@@ -132,14 +137,14 @@ def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     return reasons + ([HOSTS_ONLY] if on_gpus(workers) else [])
 
 
-def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
+def team_of(own_times: pl.DataFrame, ranks: list[int]) -> Team:
     """The steps that all ranks of a team have, as arrays; the latest `HISTORY` of them.
 
     Args:
-        own: as `own_time` returns it.
+        own_times: as `own_time` returns it.
         ranks: of the team, ascending.
     """
-    of_team = own.filter(pl.col("rank").is_in(ranks))
+    of_team = own_times.filter(pl.col("rank").is_in(ranks))
     common = of_team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
     common = common.tail(HISTORY * len(ranks))
     shape = (-1, len(ranks))

@@ -143,5 +143,5 @@ def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tup
         if more >= EXPLAINED * longer:
             cause, does = HOST_CAUSES[counter]
             return cause, f"in these steps it {does} {format_duration(more)} longer than in others"
-    known = not means.is_empty()
-    return "", "no counter of its host explains it" if known else "no counter of its host was recorded"
+    unexplained = "no counter of its host explains it"
+    return "", "no counter of its host was recorded" if means.is_empty() else unexplained
