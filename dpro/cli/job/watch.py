@@ -37,36 +37,23 @@ BEGIN_S = 10.0  # a recording that is just beginning is waited for
 WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users cannot read
 
 
-def webhook_option(command: Any) -> Any:
-    """Add `--webhook`; who knows such a URL can post there, so that it is taken out of sight at once."""
-    return click.option(
-        "--webhook",
-        metavar="URL",
-        default="",
-        envvar=WEBHOOK,
-        callback=_out_of_sight,
-        help=f"Post each finding there, as JSON, when it begins and ends; ${WEBHOOK} is the same.",
-    )(command)
-
-
 def _out_of_sight(_context: click.Context, _option: click.Parameter, url: str) -> str:
+    """Take a webhook's URL out of sight at once: who knows it can post there."""
     os.environ.pop(WEBHOOK, None)  # no business of the job, nor of helpers
     if url and not hide(url):
         warn(f"the list of processes shows the URL of --webhook: give it as {WEBHOOK} instead")
     return url
 
 
-def metrics_option(command: Any) -> Any:
-    """Add `--metrics`."""
-    return click.option(
-        "--metrics",
-        metavar="[HOST:]PORT",
-        default="",
+_OUTLETS = (
+    click.option(
+        "--webhook", metavar="URL", default="", envvar=WEBHOOK, callback=_out_of_sight,
+        help=f"Post each finding there, as JSON, when it begins and ends; ${WEBHOOK} is the same.",
+    ),
+    click.option(
+        "--metrics", metavar="[HOST:]PORT", default="",
         help="Answer Prometheus there, at /metrics; without HOST on this machine only.",
-    )(command)
-
-
-_ON_FINDING = (
+    ),
     click.option(
         "--on-finding", "on_finding", metavar="CMD", default="",
         help="Run this when a finding names one host; never where it may be another.",
@@ -87,18 +74,16 @@ _ON_FINDING = (
 )  # fmt: skip
 
 
-def on_finding_options(command: Any) -> Any:
-    """Add `--on-finding` and what goes with it."""
-    for option in reversed(_ON_FINDING):
+def outlet_options(command: Any) -> Any:
+    """Add `--webhook`, `--metrics`, and `--on-finding` with what goes with it."""
+    for option in reversed(_OUTLETS):
         command = option(command)
     return command
 
 
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@webhook_option
-@metrics_option
-@on_finding_options
+@outlet_options
 @click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @click.option(
     "--interval", "look_s", type=NumberRange(0.1, DAY_S), default=1.0, show_default=True, metavar="SECONDS",
