@@ -26,7 +26,7 @@ from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, se
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case
-from dpro.detect.hang.evidence import HANGS, advice_in_words, name_of, verdict_in_words
+from dpro.detect.hang.evidence import advice_in_words, name_of, verdict_in_words
 from dpro.detect.hang.waits import victims_of
 from dpro.members import members_of
 from dpro.units import time_in_words
@@ -229,7 +229,7 @@ def _kept(path: Path) -> Iterable[tuple[str, int, str]]:
 
 
 def _hangs(loaded: Loaded) -> list[Finding]:
-    return [finding for finding in loaded.verdict[0] if finding.class_ in HANGS]
+    return [finding for finding in loaded.verdict[0] if finding.of_hang]
 
 
 def _verdict(loaded: Loaded, _link: Link) -> Any:

@@ -35,7 +35,6 @@ from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, w
 from dpro.dashboards.withdrawn import withdrawn_in_words, withdrawn_of
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
-from dpro.detect.hang.evidence import HANGS
 from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.timed import with_times
@@ -161,7 +160,7 @@ def _health(state: str, sentence: str) -> Component:
 
 
 def _finding(finding: Finding, link: Link) -> Component:
-    hangs = finding.class_ in HANGS  # its cost is a waiting time so far, not a time per step
+    hangs = finding.of_hang  # its cost is a waiting time so far, not a time per step
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, own={}))
     cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""

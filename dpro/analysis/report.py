@@ -33,7 +33,7 @@ from dpro.analysis.summary import (
     what_helps,
 )
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
+from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.errors import DproError
 from dpro.units import format_duration, format_ms, ms
 from dpro.words import printable, shortened
@@ -75,15 +75,12 @@ class RunReport:
         name: the last part of the run's path.
         state: good, bad or unknown.
         mean_step: where the mean step in deep windows goes; None where none was recorded.
-        findings: what is slow or broken, costliest first.
         unknown: faults that the run lacks the data to rule out.
         gains: what would help: the fix of each finding, then what is proven, then what is not.
         within_noise: what may help, but does not stand out from the noise of the steps.
         of_step: the mean step in deep windows, replayed, which predictions start from; empty where nothing
             could be predicted.
-        refused: edits that the run cannot answer, and why.
         trust: how far to believe predictions, in one sentence; None where nothing was replayed.
-        doubts: what limits the trust in predictions.
     """
 
     name: str
@@ -150,7 +147,7 @@ def make_report(analysis: Analysis) -> RunReport:
 
 
 def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
-    if finding.class_ in HANGS:
+    if finding.of_hang:
         meaning, advice = verdict_in_words(finding), advice_in_words(finding, analysis.workers)
     else:
         cause = f"by {finding.cause}: " if finding.cause else ""

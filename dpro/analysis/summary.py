@@ -15,7 +15,7 @@ import polars as pl
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import HANGS, verdict_in_words
+from dpro.detect.hang.evidence import verdict_in_words
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
@@ -30,7 +30,7 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
     rows = [
         ("step time", step_time_in_words(steps)),
         ("steps", f"{steps['step'].n_unique():,}"),
-        ("ranks", _ranks(manifest)),
+        ("ranks", ranks_recorded(manifest.ranks, manifest.missing_ranks, manifest.world_size)),
         ("hosts", ", ".join(manifest.hosts)),
         ("GPUs", ", ".join(manifest.gpus)),
         ("command", " ".join(manifest.command)),
@@ -39,10 +39,10 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _ranks(manifest: Manifest) -> str:
-    missing = manifest.missing_ranks
-    named = few(missing, _RANKS_NAMED)
-    return f"{len(manifest.ranks)} of {manifest.world_size}" + (f", missing {named}" if missing else "")
+def ranks_recorded(ranks: Sequence[int], missing: Sequence[int], world_size: int) -> str:
+    """How many ranks there are and which are missing: `6 of 8, missing 3, 5`."""
+    of_all = f"{len(ranks)} of {world_size}"
+    return f"{of_all}, missing {few(missing, _RANKS_NAMED)}" if missing else of_all
 
 
 def health_info(
@@ -62,13 +62,13 @@ def health_info(
         unrecorded: why the run has no step; empty where it has one.
     """
     if end is not None and end.early:
-        cause = f" {_worst_hang(findings)}" if findings and findings[0].class_ in HANGS else ""
+        cause = f" {_worst_hang(findings)}" if findings and findings[0].of_hang else ""
         slow = not cause and bool(findings)
         before = f" Until then: {health_info(findings, unknown, trust)[1]}" if slow else ""
         return ("bad" if end.bad or slow else "unknown"), f"{end.sentence}{cause}{before}"
     if findings:
         worst = findings[0]
-        if worst.class_ in HANGS:
+        if worst.of_hang:
             return "bad", f"The job stands still. {_worst_hang(findings)}"
         cost = f" costs {format_duration(worst.cost_ns)} per step, {worst.severity:.0%} of it"
         return "bad", f"{worst.component}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
@@ -97,9 +97,7 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
             "class": [finding.class_ for finding in findings],
             "component": [finding.component for finding in findings],
             "ranks": [list(finding.ranks) for finding in findings],
-            "cost_ms_per_step": [
-                None if finding.class_ in HANGS else ms(finding.cost_ns) for finding in findings
-            ],
+            "cost_ms_per_step": [finding.cost_ms for finding in findings],
             "severity": [finding.severity for finding in findings],
             "confidence": [finding.confidence for finding in findings],
             "evidence": ["; ".join(finding.evidence) for finding in findings],
@@ -252,7 +250,7 @@ def stands_out(prediction: Prediction) -> bool:
 
 
 def _has_cost(finding: Finding) -> bool:
-    return finding.class_ not in HANGS and finding.cost_ns > 0
+    return not finding.of_hang and finding.cost_ns > 0
 
 
 def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Improvement:

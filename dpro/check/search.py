@@ -299,7 +299,6 @@ class PeerFigures:
     """What the others reach.
 
     Attributes:
-        median: of their figures.
         limit: times as low as that, from which on a figure is slow.
     """
 

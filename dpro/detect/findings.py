@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType, field
 
 from dpro.documents import DocumentPart
+from dpro.units import ms
 
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
 
@@ -49,6 +50,16 @@ class Finding:
     def of_job(self) -> bool:
         """Whether it is about the job as a whole, and no part of it is at fault."""
         return self.component_kind == "job"
+
+    @property
+    def of_hang(self) -> bool:
+        """Whether it is about what ended the steps: ranks that are stuck or dead."""
+        return self.class_.startswith(("hang.", "dead."))
+
+    @property
+    def cost_ms(self) -> float | None:
+        """What it costs per step; None where there are no more steps."""
+        return None if self.of_hang else ms(self.cost_ns)
 
     @property
     def title(self) -> str:
@@ -104,19 +115,15 @@ class FindingDocument(DocumentPart, frozen=True):
     axis: str | UnsetType = UNSET
 
 
-def finding_document(finding: Finding, cost_ms: float | None) -> FindingDocument:
-    """A finding for programs.
-
-    Args:
-        cost_ms: what it costs per step; None where there are no more steps.
-    """
+def finding_document(finding: Finding) -> FindingDocument:
+    """A finding for programs."""
     return FindingDocument(
         class_=finding.class_,
         component=ComponentDocument(finding.component_kind, finding.component_id),
         ranks=list(finding.ranks),
         severity=finding.severity,
         confidence=finding.confidence,
-        cost_ms_per_step=cost_ms,
+        cost_ms_per_step=finding.cost_ms,
         evidence=list(finding.evidence),
         axis=finding.axis or UNSET,
     )

@@ -22,7 +22,7 @@ from msgspec.structs import asdict, replace
 from dpro.detect.findings import ComponentDocument, Finding, ranks_of
 from dpro.documents import SCHEMA_VERSION, DocumentPart, encode, finite
 from dpro.folders import lock
-from dpro.units import NS_PER_MS, ms
+from dpro.units import NS_PER_MS
 
 FOLDER = "findings"
 FILE = "findings.jsonl"
@@ -119,7 +119,6 @@ class Notice:
     def document(self) -> NoticeDocument:
         """Return it as a line of the log has it: the finding's own keys, and when."""
         finding = self.finding
-        hangs = finding.class_.startswith(("hang", "dead"))
         return NoticeDocument(
             event=self.event,
             number=self.number,
@@ -130,7 +129,7 @@ class Notice:
             ranks=list(finding.ranks),
             severity=finite(finding.severity),
             confidence=finite(finding.confidence),
-            cost_ms_per_step=None if hangs else finite(ms(finding.cost_ns)),
+            cost_ms_per_step=finite(finding.cost_ms),
             evidence=list(finding.evidence),
             why=self.why,
             cause=finding.cause,

@@ -39,8 +39,6 @@ class RequestLog:
     """What files say of requests.
 
     Attributes:
-        requests: rows of `requests`.
-        skipped: rows that were not taken, by reason.
         warnings: one line for each reason, with the first line that it holds for.
     """
 

@@ -24,7 +24,7 @@ import polars as pl
 from dpro.errors import PLEASE_REPORT, DproError, InputError, InternalError, first_line
 from dpro.ingest.formats import Format, Importer, registry
 from dpro.ingest.reading.files import Source, blocks
-from dpro.ingest.trace import RankTrace
+from dpro.ingest.trace import RankTrace, of_rank
 from dpro.limits import MAX_RANKS
 from dpro.panics import is_panic
 from dpro.schema import COLLECTIVES, TABLES
@@ -141,7 +141,7 @@ def settle(task: ImportTask) -> FileNote:
     with _made_whole(task) as folder:
         for before, after in zip(note.shares, moved, strict=True):
             for name, frame in _staged(task, before):
-                write_part(folder, TABLES[name], part_name(after.rank), _of_rank(frame, after.rank))
+                write_part(folder, TABLES[name], part_name(after.rank), of_rank(frame, after.rank))
         note = replace(note, shares=moved, rank=rank)
         _write_note(folder, note)
     return note
@@ -242,11 +242,7 @@ def _with_rank(importer: Importer, task: ImportTask) -> tuple[list[RankTrace], i
 
 
 def _taken_as(rank: int, trace: RankTrace) -> RankTrace:
-    return replace(trace, rank=rank, frames={name: _of_rank(f, rank) for name, f in trace.frames.items()})
-
-
-def _of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
-    return frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+    return replace(trace, rank=rank, frames={name: of_rank(f, rank) for name, f in trace.frames.items()})
 
 
 def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:

@@ -49,6 +49,11 @@ class RankTrace:
         object.__setattr__(self, "frames", frames)
 
 
+def of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
+    """The frame as rows of a rank."""
+    return frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+
+
 def _in_range(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with numbers that are too large for their column unknown: no such number is true."""
     wider = [

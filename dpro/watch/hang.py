@@ -57,9 +57,7 @@ class HangState:
 
     Attributes:
         due_s: before which processes are not asked again.
-        asked_s: when they were asked.
         num_answers: how many had answered when the latest answer was noted.
-        answered_s: when that was.
     """
 
     phase: HangWatchPhase = HangWatchPhase.MOVING
@@ -74,7 +72,6 @@ class Standstill:
     """What is known of a job at a look.
 
     Attributes:
-        still_s: seconds without a step.
         patience_s: for how long a job like this one may stand still.
         num_answers: processes that have saved their calls since they were asked.
         is_awaited: whether another one is alive and has not.

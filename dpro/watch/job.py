@@ -91,7 +91,6 @@ class Job:
 
     Attributes:
         tails: by folder.
-        progress: how the job moves.
     """
 
     def __init__(self, run: Path) -> None:

@@ -62,7 +62,6 @@ class LateState:
 
     Attributes:
         due_s: before which processes are not asked again.
-        asked_s: when they were asked.
         asked_at: ends of steps until then, of all ranks together.
     """
 

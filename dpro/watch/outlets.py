@@ -138,7 +138,6 @@ class Metrics:
     """Answers `/metrics`; the only label is the class, so that the number of series is bounded.
 
     Attributes:
-        address, port: where it listens.
         body: the text that scrapes are answered with.
     """
 

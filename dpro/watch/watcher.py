@@ -29,9 +29,7 @@ class Watcher:
     """A job that is watched.
 
     Attributes:
-        job: its processes, and how it moves.
         findings: those that hold now.
-        hang, late, deep: the watches.
         remarks: what it could not answer, since they were taken last.
     """
 

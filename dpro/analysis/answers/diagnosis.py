@@ -26,7 +26,6 @@ from dpro.detect.pipeline_slowdown import Slowdown
 from dpro.documents import Document
 from dpro.schema import STEPS, WORKERS
 from dpro.store import Manifest
-from dpro.units import ms
 
 CALLS, STEPS_AND_CALLS, REPLAY = "calls", "steps and calls", "replay"
 
@@ -149,10 +148,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
     hangs = diagnosis.basis == CALLS
     return DiagnosisDocument(
         run=diagnosis.label,
-        findings=[
-            finding_document(finding, None if hangs else ms(finding.cost_ns))
-            for finding in diagnosis.findings
-        ],
+        findings=[*map(finding_document, diagnosis.findings)],
         healthy=not diagnosis.findings and not diagnosis.unknown and not diagnosis.end.bad,
         step_time=UNSET if hangs else step_time_document(diagnosis.steps),
         answerable=diagnosis.answerable,

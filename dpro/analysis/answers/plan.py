@@ -59,9 +59,6 @@ class AskedPlan(AskedRunPlan):
     """What to plan of a model.
 
     Attributes:
-        model: the model, with its sequence.
-        per_host: how many GPUs share a host.
-        device: their name.
         memory_gb: of each; None for that of the data sheet.
     """
 

@@ -31,7 +31,6 @@ class Case:
 
     Attributes:
         known: how far each rank had come.
-        deaths: ranks that are gone, by rank.
         left: ranks that ended well while the job did not, and when they last gave a sign.
         now_ns: when the last dump was saved, -1 unknown.
     """

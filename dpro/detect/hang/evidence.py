@@ -27,7 +27,6 @@ _VERDICTS = {
     "hang.mismatch": "{who}: its calls differ from those of the others; the program is wrong, no hardware",
     "dead.rank": "{who}: the process is gone",
 }
-HANGS = tuple(_VERDICTS)
 _ADVICE = {
     "hang.host": "see what {who} does: `py-spy dump --pid PID` for its stacks, `ps -o stat,wchan -p PID` "
     "(T is stopped, D waits for a disk or a driver){where}",

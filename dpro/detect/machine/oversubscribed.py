@@ -32,7 +32,6 @@ class Crowd:
     """A host whose ranks wait for a core, in the latest steps.
 
     Attributes:
-        steps: how many steps show it.
         steady: share of these in which its ranks wait for long.
         least_ns, most_ns: what the ranks that wait least and most do per step, on average.
         cores: how many the ranks' processes compute on, on average; NaN where that was not counted.

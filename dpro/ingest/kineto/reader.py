@@ -34,7 +34,7 @@ from dpro.ingest.kineto.events import NO_ARGS, EventArguments, EventReader, Mark
 from dpro.ingest.kineto.numbers import LAST_NS
 from dpro.ingest.reading.files import Source, rank_of_name
 from dpro.ingest.reading.values import int32, ranks_of
-from dpro.ingest.trace import RankTrace
+from dpro.ingest.trace import RankTrace, of_rank
 from dpro.schema import SYNCS
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
         rank=own_rank,
         world_size=int32(distributed.get("world_size")),
         frames={name: _stamped(name, frame, own_rank, window) for name, frame in frames.items()}
-        | ({"counters": _of_rank(counters, own_rank)} if counters.height else {}),
+        | ({"counters": of_rank(counters, own_rank)} if counters.height else {}),
         host=_text(facts.host),
         gpus=[gpu] if gpu else [],
         versions=_versions(facts, distributed),
@@ -233,12 +233,8 @@ def _versions(facts: TraceFacts, distributed: dict[str, Any]) -> dict[str, str]:
     return {name: str(version) for name, version in versions.items() if version}
 
 
-def _of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
-    return frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
-
-
 def _stamped(name: str, frame: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
-    stamped = _of_rank(frame, rank)
+    stamped = of_rank(frame, rank)
     return (
         stamped
         if name in ("workers", "iterations")

@@ -48,5 +48,5 @@ def test_groups_along_several_axes_and_unknown_ranks_name_none(traffic):
 
 
 def test_programs_get_the_axis_as_a_key_that_is_absent_where_there_is_none(traffic):
-    assert '"axis": "tp"' in encode(finding_document(with_axis(SLOW, traffic, ["0,1"]), 1.0))
-    assert '"axis"' not in encode(finding_document(SLOW, 1.0))
+    assert '"axis": "tp"' in encode(finding_document(with_axis(SLOW, traffic, ["0,1"])))
+    assert '"axis"' not in encode(finding_document(SLOW))
