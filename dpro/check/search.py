@@ -1,7 +1,7 @@
 """Which host or which link between two is slow or broken, by exchanges in rounds.
 
 In: a transport, which does exchanges and all-reduces and says what they reached. Out: the hosts and links at
-fault, and all figures. Every pair exchanges once, in log2(N) rounds (`schedule`). What fails is tried again
+fault, and all figures. Every pair exchanges once, in log2(N) rounds (`rounds_of`). What fails is tried again
 at once, with other hosts, so that a host that does not answer is out of the rounds that follow. What is slow
 is judged when all is known, and tried twice more, of which the best counts: hosts whose exchanges are nearly
 all slow are at fault, else the single link is. So a fault is found in log2(N) + 3 rounds.

@@ -22,8 +22,6 @@ from dpro.cli.output import console, json_option, print_json, stderr_console, wa
 from dpro.errors import DproError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dpro.arrays import Floats
     from dpro.documents import Document
     from dpro.replay.whatif.predict import Prediction
