@@ -31,7 +31,7 @@ from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
 from dpro.export.drawing import ExportDocument
 from dpro.goodput.document import GoodputDocument
-from dpro.history.store import HistoryDocument
+from dpro.history import HistoryDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.replay.difference import DifferenceDocument
 from dpro.serving.answers import ServerDiagnosis, ServerReport

@@ -30,8 +30,7 @@ from msgspec.structs import asdict
 from dpro.detect.findings_log import FOLDER, Notice, WatchDocument, watch_document
 from dpro.documents import DocumentPart, encode
 from dpro.errors import UsageError
-from dpro.history.recurrence import culprit_of
-from dpro.history.store import allow_command, run_name
+from dpro.history import allow_command, culprit_of, run_name
 from dpro.units import NS_PER_S
 
 LOG = "hook.jsonl"

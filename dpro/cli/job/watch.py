@@ -173,7 +173,7 @@ def watch(
 
 def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
     """A notice that says what earlier runs had of its host."""
-    from dpro.history.recurrence import with_history
+    from dpro.history import with_history
 
     (finding,) = with_history([notice.finding], hosts, run, notice.time_ns)
     return replace(notice, finding=finding)

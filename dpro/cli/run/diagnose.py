@@ -66,7 +66,7 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
 
 def _with_history(diagnosis: Diagnosis, run: Path) -> Diagnosis:
     """A diagnosis that says what earlier runs had of the hosts it names; later ones will say it of this."""
-    from dpro.history.recurrence import with_history
+    from dpro.history import with_history
     from dpro.store import MANIFEST
 
     hosts = dict(diagnosis.workers.select("rank", "host").iter_rows())

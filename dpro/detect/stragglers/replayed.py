@@ -334,7 +334,7 @@ def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding
     findings = []
     for rank, longer in _far_longer(graph, work, base).items():
         gains = healing_gains(baseline, work, [[rank]]) if rank not in named else None
-        if gains is not None and gains.saved.mean() >= MIN_COST_OF_SLOW * base.mean():
+        if gains is not None and _costs(gains):
             findings.append(_describe(baseline, rank, gains, longer))
     return costliest_first(findings)
 

@@ -20,7 +20,7 @@ from dpro.cli.job.watch import hook_rules, start_watcher, watch
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
 from dpro.errors import UsageError
-from dpro.history.recurrence import OF_RANKS, culprit_of
+from dpro.history import OF_RANKS, culprit_of
 from dpro.watch import hook as hooks
 from dpro.watch.hook import CLASSES, Hook, HookDocument, HookLimit, HookRules, parse_limit
 from tests.commands import dpro, refused

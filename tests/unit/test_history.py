@@ -16,16 +16,20 @@ from msgspec import structs
 
 from dpro.detect.findings import Finding
 from dpro.documents import plain
-from dpro.history.recurrence import DAY_NS, Culprit, culprit_of, recurrence, with_history
-from dpro.history.store import (
+from dpro.history import (
+    DAY_NS,
+    Culprit,
     HistoryDocument,
     Remembered,
     allow_command,
+    culprit_of,
     forget,
     history_path,
+    recurrence,
     remember,
     remembered,
     run_name,
+    with_history,
 )
 from tests.commands import dpro
 
