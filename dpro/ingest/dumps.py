@@ -20,7 +20,7 @@ from dpro.errors import DproError
 from dpro.ingest.assembly import LEFT_OUT, missing_in_words
 from dpro.ingest.flight_recorder import in_words, newest
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, registry
-from dpro.ingest.importer import find_traces, spread_over
+from dpro.ingest.importer import Reading, find_traces
 from dpro.ingest.staging import ImportTask, read_task
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, conform
 from dpro.schema.members import GROUP_RANKS
@@ -72,7 +72,7 @@ def read_dumps(folder: Path) -> DumpFolder | None:
     tasks = traces.tasks(folder)
     if any(task.source.member for task in tasks):
         return None
-    spread = spread_over(tasks, None, None)
+    spread = Reading().spread_over(tasks)
     ordered = sorted(tasks, key=_by_numbers)
     starts = range(0, len(tasks), _AT_A_TIME)
     batches = list(spread(_read, [ordered[start : start + _AT_A_TIME] for start in starts], _lost))

@@ -40,6 +40,30 @@ _WORTH_PROCESSES_BYTES = 8 << 20  # reading less takes no longer than starting p
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How files are read.
+
+    Attributes:
+        jobs: files read at a time, each in a process of its own; as many as there are cores where None.
+        executor: reads the files instead; its workers see the sources, and the folder that the run is in,
+            under the same paths. It is left running.
+        progress: called after each file.
+    """
+
+    jobs: int | None = None
+    executor: Executor | None = None
+    progress: Progress | None = None
+
+    def spread_over(self, tasks: Sequence[ImportTask]) -> Spread:
+        """How to run the tasks; in this process where there is little to do."""
+        jobs = self.jobs
+        if jobs is None:
+            little = sum(task.bytes for task in tasks) < _WORTH_PROCESSES_BYTES
+            jobs = 1 if little else num_cores()
+        return partial(run_tasks, jobs=jobs, executor=self.executor)
+
+
+@dataclass(frozen=True)
 class Traces:
     """What sources hold: files of known formats in order of their names, and other files.
 
@@ -73,10 +97,7 @@ def import_sources(
     """Import files and folders as one run.
 
     Args:
-        jobs: files read at a time, each in a process of its own; as many as there are cores where not given.
-        executor: reads the files instead; its workers see the sources, and the folder that the run is in,
-            under the same paths. It is left running.
-        progress: called after each file.
+        jobs, executor, progress: as in `Reading`.
 
     Returns:
         The manifest of the run: the same bytes, tables included, whichever process reads the files.
@@ -92,7 +113,7 @@ def import_sources(
     try:
         make_staging(staging)
         tasks = traces.tasks(staging)
-        spread = spread_over(tasks, jobs, executor)
+        spread = Reading(jobs, executor).spread_over(tasks)
         stage_all(tasks, spread, progress)
         return assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
     except OSError as error:
@@ -193,18 +214,6 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
         if links := sum((folder / inner).is_symlink() for inner in folders):
             passed_over[LINKS] += links
         yield from (path for file in files if (path := folder / file).is_file())
-
-
-def spread_over(tasks: Sequence[ImportTask], jobs: int | None, executor: Executor | None) -> Spread:
-    """How to run the tasks: in the executor, else in processes; in this process where there is little to do.
-
-    Args:
-        jobs: processes; as many as there are cores where None.
-    """
-    if jobs is None:
-        little = sum(task.bytes for task in tasks) < _WORTH_PROCESSES_BYTES
-        jobs = 1 if little else num_cores()
-    return partial(run_tasks, jobs=jobs, executor=executor)
 
 
 def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | None) -> None:

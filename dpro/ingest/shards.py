@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +27,11 @@ from dpro.folders import lock, written_whole
 from dpro.ingest.assembly import assemble
 from dpro.ingest.importer import (
     STAGING_SUFFIX,
-    Progress,
+    Reading,
     Traces,
     find_traces,
     import_sources,
     refuse_existing,
-    spread_over,
     stage_all,
     unwritable,
 )
@@ -44,6 +42,7 @@ from dpro.words import whole_number
 
 PLAN = "plan.json"
 MARKS = "shards"
+DEFAULT = Reading()
 
 
 @dataclass(frozen=True)
@@ -89,18 +88,9 @@ def parse_shard(text: str) -> Shard:
 
 
 def import_shard(
-    sources: Sequence[Path],
-    run: Path,
-    shard: Shard,
-    *,
-    jobs: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[Path], run: Path, shard: Shard, reading: Reading = DEFAULT
 ) -> Manifest | WaitingImport:
     """Import a shard's part of the files; the last shard makes the run.
-
-    Args:
-        progress: called after each file of this shard.
 
     Returns:
         The manifest of the run, where this was the last shard; else which ones have not ended.
@@ -116,11 +106,11 @@ def import_shard(
         make_staging(staging)
         (staging / MARKS).mkdir(exist_ok=True)
         agree(staging, traces, shard, staging)
-        stage_part(traces, staging, shard, jobs, executor, progress)
+        stage_part(traces, staging, shard, reading)
         missing = [index for index in range(shard.count) if not mark_of(staging, index).exists()]
         if is_run(run):  # looked at last: marks are gone only once the run is there
             return open_run(run).manifest
-        return WaitingImport(missing, staging) if missing else finish(traces, staging, run, jobs, executor)
+        return WaitingImport(missing, staging) if missing else finish(traces, staging, run, reading)
     except OSError as error:
         # Shards that end together find the run made, and what it was made of gone.
         if is_run(run):
@@ -158,14 +148,7 @@ def agree(staging: Path, traces: Traces, shard: Shard, shared: Path | str) -> No
         )
 
 
-def stage_part(
-    traces: Traces,
-    staging: Path,
-    shard: Shard,
-    jobs: int | None,
-    executor: Executor | None,
-    progress: Progress | None,
-) -> None:
+def stage_part(traces: Traces, staging: Path, shard: Shard, reading: Reading) -> None:
     """Read this shard's files, every n-th by name, and mark them as staged.
 
     Raises:
@@ -174,11 +157,11 @@ def stage_part(
     mark = mark_of(staging, shard.index)
     mark.unlink(missing_ok=True)
     tasks = [task for task in traces.tasks(staging)[shard.index :: shard.count] if not is_staged(task)]
-    stage_all(tasks, spread_over(tasks, jobs, executor), progress)
+    stage_all(tasks, reading.spread_over(tasks), reading.progress)
     mark.touch()
 
 
-def finish(traces: Traces, staging: Path, run: Path, jobs: int | None, executor: Executor | None) -> Manifest:
+def finish(traces: Traces, staging: Path, run: Path, reading: Reading) -> Manifest:
     """Make the run from what all shards have staged, and remove that.
 
     Raises:
@@ -188,7 +171,7 @@ def finish(traces: Traces, staging: Path, run: Path, jobs: int | None, executor:
         if is_run(run):  # another shard that ended at the same time has made it
             return open_run(run).manifest
         tasks = traces.tasks(staging)
-        spread = spread_over(tasks, jobs, executor)
+        spread = reading.spread_over(tasks)
         manifest = assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
     # Renamed first: half a staging folder must not look like the beginning of another import.
     done = staging.with_name(f"{staging.name}.{socket.gethostname()}.{os.getpid()}.done{STAGING_SUFFIX}")
@@ -214,24 +197,14 @@ PATTERN = re.compile(r"[*?\[]")  # in a path that fsspec removes or fetches: any
 
 
 def import_to_store(
-    sources: Sequence[Path],
-    url: str,
-    shard: Shard | None,
-    here: Path,
-    *,
-    jobs: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[Path], url: str, shard: Shard | None, here: Path, reading: Reading = DEFAULT
 ) -> Run | WaitingImport:
     """Import files and folders as a run in an object store.
 
     Args:
-        sources: as in `import_sources`; the same in all shards.
+        sources: the same in all shards.
         shard: which part of the files to read; None for all.
-        here: an empty folder on this host, with room for what is staged.
-        jobs: as in `import_sources`.
-        executor: as in `import_sources`; its workers see `here`.
-        progress: called after each file.
+        here: an empty folder on this host, with room for what is staged; workers of an executor see it.
 
     Returns:
         The copy of the run in `here`, or of its manifest where another shard has made it at the same time;
@@ -253,27 +226,17 @@ def import_to_store(
             raise UsageError(f"{url}: exists already; choose another output or remove it")
         if shard is not None:
             traces = find_traces(sources)
-            waiting = _import_shard(
-                store, root, run, traces, shard, jobs=jobs, executor=executor, progress=progress
-            )
+            waiting = _import_shard(store, root, run, traces, shard, reading)
             if waiting is not None:
                 return waiting
         else:
-            import_sources(sources, run, jobs=jobs, executor=executor, progress=progress)
+            import_sources(sources, run, **vars(reading))
             _put(store, run, root, last=run / MANIFEST)
     return replace(open_run(run), source=url)
 
 
 def _import_shard(
-    store: Any,
-    root: str,
-    run: Path,
-    traces: Traces,
-    shard: Shard,
-    *,
-    jobs: int | None,
-    executor: Executor | None,
-    progress: Progress | None,
+    store: Any, root: str, run: Path, traces: Traces, shard: Shard, reading: Reading
 ) -> WaitingImport | None:
     """Put a shard's part into the store, and the run if it is the last; return which have not ended."""
     staging, there = run.with_name(STAGING_SUFFIX), root + STAGING_SUFFIX
@@ -288,13 +251,13 @@ def _import_shard(
         store.put_file(str(staging / PLAN), f"{there}/{PLAN}")
     own_mark = mark_of(staging, shard.index)
     _remove(store, _there(there, staging, own_mark))
-    stage_part(traces, staging, shard, jobs, executor, progress)
+    stage_part(traces, staging, shard, reading)
     _put(store, staging, there, last=own_mark)
     try:
         missing = _missing_in_store(store, staging, there, shard)
         if not missing:
             store.get(f"{there}/", f"{staging}/", recursive=True)
-            finish(traces, staging, run, jobs, executor)
+            finish(traces, staging, run, reading)
             _put(store, run, root, last=run / MANIFEST)
             _remove(store, there)
     except FileNotFoundError:  # another shard has removed what was staged, which it does at the end
