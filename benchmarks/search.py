@@ -28,8 +28,7 @@ import numpy as np
 from benchmarks import TRACES, as_program
 from benchmarks.speed.answer import repeated
 from dpro.analysis.analysis import Analysis
-from dpro.cli.analysis import analyse
-from dpro.cli.runs import open_quietly
+from dpro.cli.analysis import analyse, open_quietly
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GraphError
 from dpro.replay.timeline import changed_step_times, replay

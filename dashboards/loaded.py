@@ -10,8 +10,8 @@ from weakref import ref
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.deciding import deciding_work
-from dpro.analysis.answers.fabric.traffic import TrafficDocument, traffic_document
+from dpro.analysis.answers.fabric import TrafficDocument, traffic_document
+from dpro.analysis.answers.replay import deciding_work
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable

@@ -78,11 +78,7 @@ def _is_mine_alone(status: os.stat_result, kind: int) -> bool:
 
 
 def keep_latest(folder: Path, pattern: str, count: int) -> None:
-    """Remove all but the files that were used last; others may do the same meanwhile.
-
-    Args:
-        folder: where they are kept.
-    """
+    """Remove all but the files that were used last; others may do the same meanwhile."""
     used: list[tuple[int, Path]] = []
     for file in folder.glob(pattern):
         with suppress(FileNotFoundError):
@@ -93,10 +89,10 @@ def keep_latest(folder: Path, pattern: str, count: int) -> None:
 
 def remove_unused(folder: Path) -> None:
     """Remove the folders in a folder that `mark_used` has not seen for three months."""
-    for each in folder.iterdir():
+    for kept in folder.iterdir():
         with suppress(FileNotFoundError):
-            if time.time() - each.lstat().st_mtime > _UNUSED_S:
-                shutil.rmtree(each, ignore_errors=True)
+            if time.time() - kept.lstat().st_mtime > _UNUSED_S:
+                shutil.rmtree(kept, ignore_errors=True)
 
 
 @contextmanager
@@ -104,9 +100,6 @@ def folder_in_use(parent: Path, prefix: str) -> Iterator[Path]:
     """A folder for as long as it is used; such folders of processes that were killed are removed.
 
     A file in it is locked meanwhile: however its process ends, the system unlocks it.
-
-    Args:
-        parent: where it is made.
 
     Raises:
         OSError: it cannot be made.
@@ -156,12 +149,12 @@ def _own(folder: Path) -> int:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(_PRIVATE)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise _not_used(folder, "is a link" if stat.S_ISLNK(found.st_mode) else "is no folder")
-    if found.st_uid != os.geteuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise _not_used(folder, "is a link" if stat.S_ISLNK(status.st_mode) else "is no folder")
+    if status.st_uid != os.geteuid():
         raise _not_used(folder, "belongs to another user")
-    return stat.S_IMODE(found.st_mode)
+    return stat.S_IMODE(status.st_mode)
 
 
 def _not_used(folder: Path, why: str) -> DproError:

@@ -215,20 +215,20 @@ def classify(name: str) -> KernelClass:
 
 def _own_or_communication(name: str) -> KernelClass | None:
     """The class by the user's own table or as communication, which come before all others."""
-    for own, known in own_classes():
-        if own.search(name):
-            return known
+    for pattern, class_ in own_classes():
+        if pattern.search(name):
+            return class_
     letters = name.lower()
     for needed, pattern, op in COMMUNICATION_PATTERNS:
-        if needed in letters and (found := pattern.search(name)):
-            return KernelClass(COMMUNICATION, op or operation(found.groupdict().get("op", "")))
+        if needed in letters and (match := pattern.search(name)):
+            return KernelClass(COMMUNICATION, op or operation(match.groupdict().get("op", "")))
     return None
 
 
 def is_communication(name: str) -> bool:
     """Whether a kernel moves data between ranks: called for every name, so it stops at that."""
-    known = _own_or_communication(name)
-    return known is not None and known.kind == COMMUNICATION
+    class_ = _own_or_communication(name)
+    return class_ is not None and class_.kind == COMMUNICATION
 
 
 def table_version() -> str:
@@ -237,8 +237,9 @@ def table_version() -> str:
     Raises:
         InputError: an entry of the user's own table is wrong.
     """
-    own = [(pattern.pattern, known.kind, known.op) for pattern, known in own_classes()]
-    return f"{VERSION}+{hashlib.sha256(repr(own).encode()).hexdigest()[:8]}" if own else str(VERSION)
+    user_classes = [(pattern.pattern, class_.kind, class_.op) for pattern, class_ in own_classes()]
+    digest = hashlib.sha256(repr(user_classes).encode()).hexdigest()[:8]
+    return f"{VERSION}+{digest}" if user_classes else str(VERSION)
 
 
 @cache

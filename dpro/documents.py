@@ -57,7 +57,7 @@ def encode(document: msgspec.Struct) -> str:
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """The JSON schema of a document or a part, with the meaning of each key from the docstrings."""
     (reference,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    declared_as: dict[str, type[Any]] = {each.__name__: each for each in _subclasses(msgspec.Struct)}
+    declared_as: dict[str, type[Any]] = {kind.__name__: kind for kind in _subclasses(msgspec.Struct)}
     for title, part in parts.items():
         text = part.pop("description", "")
         meanings = _inherited_meanings(declared_as.get(title, object)) | _meanings(text)
@@ -65,20 +65,20 @@ def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
         for name, declared in part.get("properties", {}).items():
             if name in meanings:
                 declared["description"] = meanings[name]
-    own: dict[str, Any] = parts.pop(reference["$ref"].rpartition("/")[2])
-    return own | ({"$defs": parts} if parts else {})
+    whole: dict[str, Any] = parts.pop(reference["$ref"].rpartition("/")[2])
+    return whole | ({"$defs": parts} if parts else {})
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     """A class and all that are derived from it."""
     yield kind
-    for each in kind.__subclasses__():
-        yield from _subclasses(each)
+    for derived in kind.__subclasses__():
+        yield from _subclasses(derived)
 
 
 def _inherited_meanings(kind: type) -> dict[str, str]:
     """What the `Attributes` of a class and of its bases mean, by name."""
-    return {name: text for each in reversed(kind.__mro__) for name, text in _meanings(each.__doc__).items()}
+    return {name: text for base in reversed(kind.__mro__) for name, text in _meanings(base.__doc__).items()}
 
 
 def _meanings(docstring: str | None) -> dict[str, str]:

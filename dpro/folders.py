@@ -66,7 +66,6 @@ def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Ite
     """Open a file to write, which gets its name when the block ends well; otherwise nothing is left of it.
 
     Args:
-        folder: where it is to be.
         name: its name, which a file or a link may have: it is replaced. A device never is.
         time_ns: its time stamp; None for the time at which it is written.
 
@@ -119,9 +118,6 @@ def made_whole(folder: Path, *, within: Path | None = None, mode: int = 0o777) -
 
 def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
     """Lock an open file or folder until all its descriptors are closed.
-
-    Args:
-        wait: whether to wait for another process that holds the lock.
 
     Returns:
         Whether it is locked now: False where another process holds it.

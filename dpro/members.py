@@ -30,18 +30,18 @@ def members_text(ranks: Sequence[int]) -> str:
 def _text(ranks: tuple[int, ...]) -> str:
     if any(rank is None or not 0 <= rank < MAX_RANKS for rank in ranks):
         return ""
-    parts, at = [], 0
-    while at < len(ranks):
-        last = at
-        step = ranks[at + 1] - ranks[at] if at + 1 < len(ranks) else 0
+    parts, first = [], 0  # places in `ranks`, as `last` is
+    while first < len(ranks):
+        last = first
+        step = ranks[first + 1] - ranks[first] if first + 1 < len(ranks) else 0
         while step > 0 and last + 1 < len(ranks) and ranks[last + 1] - ranks[last] == step:
             last += 1
-        if last - at + 1 < MIN_RANGE:
-            last = at
-            parts.append(f"{ranks[at]}")
+        if last - first + 1 < MIN_RANGE:
+            last = first
+            parts.append(f"{ranks[first]}")
         else:
-            parts.append(f"{ranks[at]}-{ranks[last]}" + (f":{step}" if step > 1 else ""))
-        at = last + 1
+            parts.append(f"{ranks[first]}-{ranks[last]}" + (f":{step}" if step > 1 else ""))
+        first = last + 1
     return ",".join(parts)
 
 
@@ -67,12 +67,12 @@ def is_members_text(text: str) -> bool:
 
 def _ranges(text: str) -> Iterator[range]:
     """The ranges of a text; none where it is no such text, or says more ranks than there can be."""
-    found = []
+    ranges = []
     for part in text.split(",") if text else []:
         match = _RANGE.fullmatch(part)
         if match is None:
             return iter(())
         first, last, step = match.groups()
-        found.append(range(int(first), int(last or first) + 1, max(int(step or 1), 1)))
-    whole = sum(map(len, found)) <= MAX_RANKS and all(each and each[-1] < MAX_RANKS for each in found)
-    return iter(found if whole else ())
+        ranges.append(range(int(first), int(last or first) + 1, max(int(step or 1), 1)))
+    whole = sum(map(len, ranges)) <= MAX_RANKS and all(ranks and ranks[-1] < MAX_RANKS for ranks in ranges)
+    return iter(ranges if whole else ())

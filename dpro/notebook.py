@@ -102,8 +102,8 @@ class OpenedRun(Loaded):
             return gain_info([self.predict(*edits, steps=steps)])
         if not steps:
             return gain_info(self.search[0])
-        found = what_if(self, calibrate=lambda each: (list(each), []), selection=parse_selection(steps))
-        return gain_info(found.predictions)
+        search = what_if(self, calibrate=lambda edits: (list(edits), []), selection=parse_selection(steps))
+        return gain_info(search.predictions)
 
     def predict(self, *edits: str, steps: str = "") -> Prediction:
         """What edits together would make of the mean step, as an object.

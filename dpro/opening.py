@@ -94,9 +94,6 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
 
     Waits for a sidecar that still writes; does its work where it was killed together with the job.
 
-    Args:
-        timeout_s: how long to wait at most.
-
     Raises:
         InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
     """
@@ -121,7 +118,7 @@ def readers() -> Readers:
     from dpro.ingest.execution_trace import combine, read_execution_trace
     from dpro.ingest.flight_recorder import read_dump
     from dpro.ingest.kineto import read_trace
-    from dpro.ingest.nccl.inspector import read_inspector_log
+    from dpro.ingest.nccl_inspector import read_inspector_log
     from dpro.ingest.requests import read_requests
 
     def add_execution_trace(trace: RankTrace, path: Path, *, rank: int) -> RankTrace:

@@ -6,6 +6,7 @@ In: a group of entry points. Out: those that are installed, not loaded.
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, distributions
+from itertools import chain
 
 
 def entries_of(group: str) -> list[EntryPoint]:
@@ -16,9 +17,8 @@ def entries_of(group: str) -> list[EntryPoint]:
     Args:
         group: such as `dpro.importers`.
     """
-    found: dict[str, list[EntryPoint]] = {}
-    for each in distributions():
-        if f"[{group}]" in (each.read_text("entry_points.txt") or ""):
-            found.setdefault(each.name, list(each.entry_points.select(group=group)))
-    entries = [entry for of_one in found.values() for entry in of_one]
-    return sorted(entries, key=lambda entry: (entry.name, entry.value))
+    entries: dict[str, list[EntryPoint]] = {}
+    for distribution in distributions():
+        if f"[{group}]" in (distribution.read_text("entry_points.txt") or ""):
+            entries.setdefault(distribution.name, list(distribution.entry_points.select(group=group)))
+    return sorted(chain.from_iterable(entries.values()), key=lambda entry: (entry.name, entry.value))

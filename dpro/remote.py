@@ -86,12 +86,12 @@ def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
     """The files of a URL: place below it -> what its store says of it; its root; the store."""
     store, root = open_store(url)
     try:
-        found = store.find(root, detail=True)
+        files = store.find(root, detail=True)
     except Exception as error:  # whatever the store's library raises
         raise InputError(f"{url}: cannot be listed ({first_line(error)})") from error
-    if not found:
+    if not files:
         raise InputError(f"{url}: no such file or folder")
-    return {_below(name, root, url): facts for name, facts in found.items()}, root, store
+    return {_below(name, root, url): facts for name, facts in files.items()}, root, store
 
 
 def _below(name: str, root: str, url: str) -> str:

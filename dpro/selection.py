@@ -104,7 +104,8 @@ class RankChoice:
 
     def __str__(self) -> str:
         """As the option takes it."""
-        return ranges_text(self.ranks) or ",".join(f"{axis}={ranges_text(at)}" for axis, at in self.places)
+        places = ",".join(f"{axis}={ranges_text(along)}" for axis, along in self.places)
+        return ranges_text(self.ranks) or places
 
 
 class SelectionDocument(DocumentPart, frozen=True):
@@ -163,17 +164,17 @@ def parse_rank_choice(text: str) -> RankChoice:
     places: list[tuple[str, list[str]]] = []
     why = UsageError(f"ranks {quoted(text)} are not understood: 0,2-3, or tp=0, or dp=0-3,pp=1")
     for part in text.split(","):
-        axis, equals, numbers = (each.strip() for each in part.partition("="))
+        axis, equals, numbers = map(str.strip, part.partition("="))
         if equals and axis.isalnum() and axis not in dict(places):
             places.append((axis, [numbers]))
         elif places and not equals:
             places[-1][1].append(axis)
         else:
             raise why
-    found = tuple((axis, parse_ranges(",".join(at), f"ranks {axis}=")) for axis, at in places)
-    if not all(at for _, at in found):
+    parsed = tuple((axis, parse_ranges(",".join(parts), f"ranks {axis}=")) for axis, parts in places)
+    if not all(ranges for _, ranges in parsed):
         raise why
-    return RankChoice(places=found)
+    return RankChoice(places=parsed)
 
 
 def parse_selection(steps: str = "") -> Selection:

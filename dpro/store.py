@@ -111,8 +111,6 @@ class Run:
     """An opened run directory.
 
     Attributes:
-        path: the directory.
-        manifest: what is true of the run as a whole.
         source: the traces or the URL that the user named, where they were brought into a cache; else None.
     """
 
@@ -325,9 +323,9 @@ def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:
 def _read_part(table: Table, part: Path) -> pl.DataFrame:
     with _readable(part):
         frame = pl.read_parquet(part, glob=False)
-    known = [name for name in frame.columns if name in table.columns]
+    declared = [name for name in frame.columns if name in table.columns]
     try:
-        return conform(table, frame.select(known))
+        return conform(table, frame.select(declared))
     except SchemaError as error:
         raise InputError(f"{part}: damaged, or not written by dpro ({error.args[0]})") from error
 

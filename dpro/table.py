@@ -27,7 +27,6 @@ class Column:
     """One column.
 
     Attributes:
-        dtype: its polars type.
         doc: one sentence.
         default: the value where a source lacks it; None: an empty list.
         of_lists: makes its values of the lists that sources give, and runs had before.

@@ -1,5 +1,7 @@
 """Times are int64 nanoseconds everywhere inside; these turn them into what people read."""
 
+from datetime import UTC, datetime
+
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -38,6 +40,14 @@ def format_duration(ns: float) -> str:
     unit, scale = duration_unit(ns)
     value = float(f"{ns / scale:.3g}")
     return f"{value:.0f} ns" if scale == 1 else f"{value:,.10g} {unit}"
+
+
+def time_in_words(time_ns: int) -> str:
+    """A time as `12:34:56.789 UTC`; below 0 it is unknown."""
+    if time_ns < 0:
+        return "an unknown time"
+    seconds, rest = divmod(time_ns, NS_PER_S)
+    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}.{rest // 1_000_000:03d} UTC"
 
 
 def format_ms(ms: float) -> str:

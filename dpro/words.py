@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 _MORE = "…"
@@ -20,7 +21,7 @@ _ESCAPED_BYTES = re.compile(_ESCAPED.pattern.encode())
 
 def printable(text: str) -> str:
     """A text in which what controls a terminal or the direction of text is spelt out: `\\x1b`."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def from_json(text: str | bytes) -> Any:
@@ -42,8 +43,8 @@ def _spelt_out(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {_spelt_out(name): _spelt_out(each) for name, each in value.items()}
-    return [_spelt_out(each) for each in value] if isinstance(value, list) else value
+        return {_spelt_out(name): _spelt_out(inner) for name, inner in value.items()}
+    return [_spelt_out(inner) for inner in value] if isinstance(value, list) else value
 
 
 def one_line(text: str) -> str:
@@ -66,9 +67,30 @@ def whole_number(text: str) -> int:
 
 
 def few(items: Sequence[object], most: int) -> str:
-    """The first `most` items of a list, and whether there are more: `0, 3, 5 …`.
-
-    Args:
-        items: in the order in which they are named.
-    """
+    """The first `most` items of a list, and whether there are more: `0, 3, 5 …`."""
     return ", ".join(map(str, items[:most])) + (f" {_MORE}" if len(items) > most else "")
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `40th`."""
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
+
+
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs joined: `0-2, 5`."""
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]] if numbers else []
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def one_of(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `one of ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from dpro.analysis.answers.demo import DemoDocument
-from dpro.analysis.answers.fabric.topology import TopologyDocument
+from dpro.analysis.answers.fabric import TopologyDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.plan import PlanDocument
 from dpro.analysis.answers.replay import ReplayDocument
@@ -29,9 +29,9 @@ from dpro.collectors.attach import (
 from dpro.collectors.readiness import ReadinessDocument
 from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
-from dpro.export.documents import ExportDocument
+from dpro.export.drawing import ExportDocument
 from dpro.goodput.document import GoodputDocument
-from dpro.history.store import HistoryDocument
+from dpro.history import HistoryDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.replay.difference import DifferenceDocument
 from dpro.serving.answers import ServerDiagnosis, ServerReport

@@ -8,7 +8,7 @@ import pytest
 
 import dpro.ingest.kineto.reader as reader
 from dpro.errors import DproError
-from dpro.ingest.kineto.scan.scanner import Scanner
+from dpro.ingest.kineto.scanner import Scanner
 from dpro.ingest.trace import RankTrace
 
 _FACTS = ("rank", "world_size", "host", "gpus", "versions", "skipped", "warnings")

@@ -148,7 +148,7 @@ def _learned(pairs: pl.DataFrame, names: list[str], sheet: np.ndarray) -> np.nda
 
 def traced_model(traces: Path) -> dict[str, Any]:
     """BERT traced on an H100 and on an MI300X: its step there by the edit `device`."""
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
     from dpro.replay.construction.graph_builder import build_graph
     from dpro.replay.timeline import replay, step_times
     from dpro.replay.whatif.registry import parse_edit

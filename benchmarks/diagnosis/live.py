@@ -15,10 +15,10 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import WORKLOAD
+from dpro.detect.host_bound import find_input_bound
+from dpro.detect.load_model import WORKLOAD
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
-from dpro.detect.stragglers.input_bound import find_input_bound
 from dpro.detect.stragglers.own_time import calls_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.watch.late import MAX_AGAIN, LatestRecords, OwnTimes, since_of

@@ -23,7 +23,6 @@ from benchmarks.fabric_lab.connections import LabConnection, SentMessage, connec
 from benchmarks.fabric_lab.lab import CableEnd, Lab, taken
 from benchmarks.fabric_lab.traffic import Flow
 from dpro.arrays import Floats
-from dpro.detect.network.tomography import votes, votes_of_losses
 from dpro.detect.network.wires import (
     CABLE,
     DIRECTION,
@@ -33,6 +32,8 @@ from dpro.detect.network.wires import (
     blame_shown,
     components_of,
     crossing_of,
+    votes,
+    votes_of_losses,
 )
 from dpro.replay.fabric.crossing import on_paths
 from dpro.replay.fabric.fairness import max_min_rates

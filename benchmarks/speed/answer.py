@@ -30,7 +30,7 @@ import polars as pl
 
 from benchmarks import TRACES, as_program
 from dpro.analysis.graphs import fingerprint, graph_of
-from dpro.cli.runs import open_quietly
+from dpro.cli.analysis import open_quietly
 from dpro.replay.alignment.match import match_collectives
 from dpro.replay.fidelity.saved import load
 from dpro.replay.whatif.edits.communication import Network

@@ -21,7 +21,7 @@ from statistics import median
 
 from benchmarks import as_program
 from dpro.analysis.graphs import graph_of
-from dpro.cli.runs import open_quietly
+from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.replay.whatif.registry import all_kinds, parse_edit

@@ -54,7 +54,7 @@ _IMPORTS = (
 _LOOPS = """
 from dpro.ingest.kineto.columns import Columns
 from dpro.ingest.kineto.columns import Memory
-from dpro.ingest.kineto.scan.scanner import Scanner
+from dpro.ingest.kineto.scanner import Scanner
 Scanner(Columns(), Memory())
 """
 _WORK = "import_sources([Path(sys.argv[1])], Path(sys.argv[2]))"

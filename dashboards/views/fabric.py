@@ -13,8 +13,7 @@ import plotly.graph_objects as go
 import polars as pl
 from dash import html
 
-from dpro.analysis.answers.fabric.topology import distance_from_hosts
-from dpro.analysis.answers.fabric.traffic import TrafficDocument, load_now, usage_of
+from dpro.analysis.answers.fabric import TrafficDocument, distance_from_hosts, load_now, usage_of
 from dpro.arrays import Floats, Ints
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link

@@ -29,19 +29,16 @@ from dpro.dashboards.theme import colour, plain, styled
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case
 from dpro.detect.hang.evidence import (
-    HANGS,
     advice_in_words,
     attendance,
     name_of,
-    numbers_in_words,
-    ranks_in_words,
-    time_in_words,
     verdict_in_words,
 )
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to, victims_of
 from dpro.members import members_of
-from dpro.words import shortened
+from dpro.units import time_in_words
+from dpro.words import numbers_in_words, ranks_in_words, shortened
 
 NAME = "hang"
 _DOING = "following which rank waits for which"
@@ -233,7 +230,7 @@ def _kept(path: Path) -> Iterable[tuple[str, int, str]]:
 
 
 def _hangs(loaded: Loaded) -> list[Finding]:
-    return [finding for finding in loaded.verdict[0] if finding.class_ in HANGS]
+    return [finding for finding in loaded.verdict[0] if finding.of_hang]
 
 
 def _verdict(loaded: Loaded, _link: Link) -> Any:

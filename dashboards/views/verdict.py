@@ -14,9 +14,19 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.gains import Gains, Improvement, interval_doubts, shown_grade, what_helps
 from dpro.analysis.mean_step import facts_of, legend, what_binds
-from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
+from dpro.analysis.summary import (
+    Gains,
+    Improvement,
+    finding_info,
+    gain_info,
+    health_info,
+    interval_doubts,
+    run_info,
+    shown_grade,
+    trust_info,
+    what_helps,
+)
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -24,7 +34,6 @@ from dpro.dashboards.page import Panel, csv_link, facts, graph, message, table, 
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
-from dpro.detect.hang.evidence import HANGS
 from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.timed import with_times
@@ -146,7 +155,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
 
 
 def _finding(finding: Finding, link: Link) -> Component:
-    hangs = finding.class_ in HANGS  # its cost is a waiting time so far, not a time per step
+    hangs = finding.of_hang  # its cost is a waiting time so far, not a time per step
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, own={}))
     cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""

@@ -16,8 +16,7 @@ from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.answers.whatif import predicted
-from dpro.analysis.gains import stands_out
-from dpro.analysis.summary import gain_info
+from dpro.analysis.summary import gain_info, stands_out
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded

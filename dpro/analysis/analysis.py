@@ -95,18 +95,17 @@ class Analysis(Cached):
     @cached
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
-        from dpro.detect.hang.find import find_causes
-        from dpro.detect.hang.watched import merge_watched
+        from dpro.detect.hang.find import find_causes, merge_watched
         from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
         from dpro.detect.machine.link_state import with_broken_links
 
-        found = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
-        if not found:
-            return found
+        hangs = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
+        if not hangs:
+            return hangs
         parts = self.run.part_by_part(COUNTERS, list(COUNTERS.columns))
         events = pl.concat([COUNTERS.empty(), *(needed_for_errors(part) for part in parts)])
         tables = self.steps, events, self.workers
-        return with_broken_links(with_errors(found, *tables), *tables)
+        return with_broken_links(with_errors(hangs, *tables), *tables)
 
     @cached
     def end(self) -> JobEnd:
@@ -129,9 +128,9 @@ class Analysis(Cached):
         from dpro.replay.pretended import with_communication
 
         graph, self.pretended = with_communication(built, self.run.manifest, self._network, trust.error_pct)
-        known = trust.answerable and not self.pretended.unknown
+        answerable = trust.answerable and not self.pretended.unknown
         reasons = (*self.pretended.unknown, *trust.reasons)
-        trust = replace(trust, answerable=known, reasons=reasons, doubt_pct=self.pretended.doubt_pct)
+        trust = replace(trust, answerable=answerable, reasons=reasons, doubt_pct=self.pretended.doubt_pct)
         return replace(built, graph=graph), trust
 
     @cached
@@ -143,9 +142,9 @@ class Analysis(Cached):
         if not is_large(self.run):
             return None
         with why_unanswerable(self.run, lambda: self.end):
-            found = condensed_of(self.run, self.report_progress)
-        graph = replace(found.joined.graph, network=self._network, products=self._products)
-        return replace(found, joined=replace(found.joined, graph=graph))
+            condensed = condensed_of(self.run, self.report_progress)
+        graph = replace(condensed.joined.graph, network=self._network, products=self._products)
+        return replace(condensed, joined=replace(condensed.joined, graph=graph))
 
     @property
     def built(self) -> Built:
@@ -212,11 +211,11 @@ class Analysis(Cached):
         from dpro.replay.pipeline.recorded import has_operations
 
         recorded = has_operations(self.run)
-        found = OperationAnalysis(self.run, self._network, self._products) if recorded else self
+        view = OperationAnalysis(self.run, self._network, self._products) if recorded else self
         try:
-            if found.outline.of_operations and found.trust.answerable:
-                return found, ""
-            why = found.trust.reasons[0] if recorded else ""
+            if view.outline.of_operations and view.trust.answerable:
+                return view, ""
+            why = view.trust.reasons[0] if recorded else ""
         except DproError as error:
             why = str(error)
         return None, why if recorded else ""
@@ -236,8 +235,8 @@ class Analysis(Cached):
 
         if self.built.of_operations:
             return Context(self.run, operations=self._work)
-        known = Baseline(self.built.graph) if self.trust.answerable else None
-        return Context(self.run, known, self._work, breakdown=lambda: self.breakdown)
+        recorded = Baseline(self.built.graph) if self.trust.answerable else None
+        return Context(self.run, recorded, self._work, breakdown=lambda: self.breakdown)
 
     @cached
     def judged_by_rank(self) -> Verdict:
@@ -247,7 +246,7 @@ class Analysis(Cached):
 
         assert self.condensed is not None
         with context_by_rank(self.run, self.condensed, self._work) as context:
-            return (found := diagnose(context)), notes_of(context, found)
+            return (findings := diagnose(context)), notes_of(context, findings)
 
     @property
     def _work(self) -> tuple[Graph, OperationsAnalysis] | None:
@@ -289,8 +288,8 @@ class Analysis(Cached):
         from dpro.detect.run import diagnose
 
         refuse_pretended(self.run)
-        found = diagnose(self.context) if self.condensed is None else self.judged_by_rank[0]
-        return found, not_shown_by_replay(self.run, self.trust)
+        findings = diagnose(self.context) if self.condensed is None else self.judged_by_rank[0]
+        return findings, not_shown_by_replay(self.run, self.trust)
 
     @property
     def verdict(self) -> Verdict:
@@ -347,8 +346,8 @@ class Analysis(Cached):
         """Collectives by operation and size."""
         from dpro.replay.steps.breakdown import collective_totals
 
-        own = self._own_time
-        return collective_totals(own(self.collectives), own(self.spans), self.workers)
+        of_rank = self._own_time
+        return collective_totals(of_rank(self.collectives), of_rank(self.spans), self.workers)
 
     @cached
     def costs(self) -> dict[CollectiveKind, LinkCost]:
@@ -396,9 +395,11 @@ class Analysis(Cached):
     @cached
     def suspects(self) -> frozenset[int]:
         """Ranks that findings name as slow by themselves; none where the run cannot show it."""
+        from dpro.detect.findings import ranks_of
+
         with suppress(DproError):
-            slow = [each for each in self.verdict[0] if each.class_ in ("slow.compute", "slow.host")]
-            return frozenset(rank for each in slow if each.component_kind != "job" for rank in each.ranks)
+            slow = [finding for finding in self.verdict[0] if finding.class_ in ("slow.compute", "slow.host")]
+            return frozenset(ranks_of(finding for finding in slow if not finding.of_job))
         return frozenset()
 
     @cached
@@ -406,7 +407,7 @@ class Analysis(Cached):
         """What would help: what is proven first, then what is not, then bounds; of each the largest gain."""
         from dpro.analysis.graphs import search_of
 
-        return (found := search_of(self, self.trust)).predictions, found.refused
+        return (search := search_of(self, self.trust)).predictions, search.refused
 
 
 class OperationAnalysis(Analysis):

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Protocol
 import polars as pl
 from msgspec.structs import replace
 
-from dpro.detect.findings import Finding
-from dpro.detect.hang.case import has_left
-from dpro.detect.hang.deaths import INTERRUPTED, signal_name
-from dpro.detect.hang.evidence import LEFT, ranks_in_words, time_in_words
+from dpro.detect.findings import Finding, ranks_of
+from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
+from dpro.detect.hang.evidence import LEFT
 from dpro.documents import DocumentPart
 from dpro.schema import PROCESS_GROUPS, SPANS
-from dpro.units import format_duration
+from dpro.units import format_duration, time_in_words
+from dpro.words import ranks_in_words
 
 if TYPE_CHECKING:
-    from dpro.detect.hang.case import Case
-    from dpro.detect.hang.deaths import Death
+    from dpro.detect.hang.case import Case, Death
     from dpro.store import Run
 
 SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
@@ -100,9 +99,9 @@ class EndEvidence(Protocol):
 def end_of(evidence: EndEvidence) -> JobEnd:
     """How the job of a run ended, as far as the run shows it."""
     workers, status = evidence.workers, evidence.run.manifest.exit_status
-    known = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
+    ended = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
     rows = evidence.run.rows()
-    if known.height and known.height == workers.height and (known["exit_code"] == 0).all() and not status:
+    if ended.height and ended.height == workers.height and (ended["exit_code"] == 0).all() and not status:
         step = _seen(_last_step(evidence))
         return replace(NOT_WATCHED, how=COMPLETED, step=step, sentence=_completed(evidence))
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
@@ -128,8 +127,9 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
     if findings and findings[0].class_.startswith("hang.") and findings[0].cause != LEFT:
         roots = [root for root in case.roots if not has_left(root, case)]
         if roots or how != FAILED:
-            since_ns = [each.since_ns for root in roots for each in root.operations if each.since_ns > 0]
-            return judged(how, min(since_ns, default=-1), _ranks(findings), hung=True)
+            waited = (operation.since_ns for root in roots for operation in root.operations)
+            since_ns = min((ns for ns in waited if ns > 0), default=-1)
+            return judged(how, since_ns, _ranks(findings), hung=True)
         when = min((death.ended_ns for death in case.deaths.values()), default=-1)
         cause = f"calls of {ranks_in_words(_ranks(findings))} do not fit those of the others"
         return judged(FAILED, when, _ranks(findings), cause)
@@ -158,7 +158,7 @@ def _seen(number: int) -> int | None:
 
 
 def _ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
-    return tuple(sorted({rank for each in findings[:1] for rank in each.ranks}))
+    return tuple(sorted(ranks_of(findings[:1])))
 
 
 def _dead(deaths: Sequence[Death], num_ranks: int) -> str:
@@ -175,11 +175,11 @@ def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None
     interrupted = signal.SIGINT in signals or workers["error"].str.starts_with(INTERRUPTED).any()
     if interrupted:
         return ENDED, _FROM_OUTSIDE[signal.SIGINT]
-    own = [death for death in deaths if not death.lost_peer]
+    unprompted = [death for death in deaths if not death.lost_peer]
     all_killed = workers.height > 0 and bool((workers["exit_signal"] == signal.SIGKILL).all())
-    killed = all_killed and not any(death.first for death in own)
+    killed = all_killed and not any(death.first for death in unprompted)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if number in signals and not own:
+        if number in signals and not unprompted:
             return ENDED, _FROM_OUTSIDE[number]
     if killed:
         return ENDED, _FROM_OUTSIDE[signal.SIGKILL]

@@ -179,8 +179,8 @@ class MeanStep(DocumentPart, frozen=True):
     @property
     def advice(self) -> str:
         """What would help against what binds it; empty where that is compute."""
-        known = (*_BINDS.values(), _BINDS_PIPELINE, _BINDS_CPU)
-        return next((advice for why, advice in known if self.binds.endswith(why)), "")
+        reasons = (*_BINDS.values(), _BINDS_PIPELINE, _BINDS_CPU)
+        return next((advice for why, advice in reasons if self.binds.endswith(why)), "")
 
 
 def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
@@ -197,14 +197,14 @@ def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
     """
     wait, transfer = pl.col("exposed_wait_ns"), pl.col("exposed_transfer_ns")
     unsplit = pl.when(wait.is_null()).then("exposed_comm_ns").otherwise(0)
-    known = breakdown.with_columns(unsplit_comm_ns=unsplit).with_columns(
+    split = breakdown.with_columns(unsplit_comm_ns=unsplit).with_columns(
         wait.fill_null(0), transfer.fill_null(0)
     )
     names = ["duration_ns", *PARTS, "overlapped_comm_ns"]
     means = [pl.len().cast(pl.Int64).alias("steps"), *(pl.col(name).mean() for name in names)]
     if by is None:
-        return known.select(means) if known.height else known.select(means).clear()
-    return known.group_by(by).agg(means).sort(by)
+        return split.select(means) if split.height else split.select(means).clear()
+    return split.group_by(by).agg(means).sort(by)
 
 
 def shown_parts(means: pl.DataFrame) -> dict[str, str]:
@@ -315,7 +315,7 @@ def _replicas_known(analysis: Analysis) -> bool:
 
 def inputs_per_s(analysis: Analysis) -> float | None:
     """Elements of batches per second, those of a step over the typical step; None where not counted."""
-    from dpro.detect.imbalance.load_model import WORKLOAD
+    from dpro.detect.load_model import WORKLOAD
 
     counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
     series = step_series(analysis.steps)
@@ -365,8 +365,8 @@ def bar_in_text(mean: MeanStep, width: int) -> str:
 
 def legend(mean: MeanStep, *, glyphs: bool = True) -> list[str]:
     """The parts in words: `█ compute 69 ms (78%)`."""
-    words = [f"{each.title} {format_duration(each.ns)} ({each.share:.0%})" for each in mean.shares]
-    return [f"{GLYPHS[each.name]} {text}" for each, text in zip(mean.shares, words)] if glyphs else words
+    words = [f"{part.title} {format_duration(part.ns)} ({part.share:.0%})" for part in mean.shares]
+    return [f"{GLYPHS[part.name]} {text}" for part, text in zip(mean.shares, words)] if glyphs else words
 
 
 def facts_of(mean: MeanStep) -> list[tuple[str, str]]:

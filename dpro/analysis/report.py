@@ -1,25 +1,42 @@
-"""The content of a report, independent of its format (HTML or Markdown).
+"""The content of a report, independent of its format (HTML or Markdown), and its Markdown.
 
-In: an `Analysis`. Out: a `RunReport`. The same run gives the same report: nothing in it depends on the date,
-on the machine that makes it, or on the directory of the run.
+In: an `Analysis`. Out: a `RunReport`, and text for an issue or a pull request, in which names from traces are
+escaped: none of them becomes a link, a tag, a mention or a table. The same run gives the same report: nothing
+in it depends on the date, on the machine that makes it, or on the directory of the run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.gains import Gains, Improvement, interval_doubts, what_helps
-from dpro.analysis.mean_step import MeanStep, mean_steps, shown_parts, what_binds
-from dpro.analysis.summary import health_info, run_info, trust_info
+from dpro.analysis.mean_step import (
+    MeanStep,
+    bar_in_text,
+    facts_of,
+    legend,
+    mean_steps,
+    shown_parts,
+    what_binds,
+)
+from dpro.analysis.summary import (
+    Gains,
+    Improvement,
+    health_info,
+    interval_doubts,
+    run_info,
+    trust_info,
+    what_helps,
+)
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
+from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.errors import DproError
-from dpro.units import format_duration, ms
-from dpro.words import shortened
+from dpro.units import format_duration, format_ms, ms
+from dpro.words import printable, shortened
 
 MAX_PREDICTIONS = 5
 MAX_KERNELS = 10
@@ -57,21 +74,13 @@ class RunReport:
     Attributes:
         name: the last part of the run's path.
         state: good, bad or unknown.
-        verdict: one sentence.
         mean_step: where the mean step in deep windows goes; None where none was recorded.
-        facts: what was recorded.
-        findings: what is slow or broken, costliest first.
         unknown: faults that the run lacks the data to rule out.
         gains: what would help: the fix of each finding, then what is proven, then what is not.
         within_noise: what may help, but does not stand out from the noise of the steps.
         of_step: the mean step in deep windows, replayed, which predictions start from; empty where nothing
             could be predicted.
-        refused: edits that the run cannot answer, and why.
-        tables: where the time went.
         trust: how far to believe predictions, in one sentence; None where nothing was replayed.
-        fit: how well the replay fits.
-        doubts: what limits the trust in predictions.
-        measured: how the run was recorded.
     """
 
     name: str
@@ -138,7 +147,7 @@ def make_report(analysis: Analysis) -> RunReport:
 
 
 def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
-    if finding.class_ in HANGS:
+    if finding.of_hang:
         meaning, advice = verdict_in_words(finding), advice_in_words(finding, analysis.workers)
     else:
         cause = f"by {finding.cause}: " if finding.cause else ""
@@ -158,7 +167,7 @@ def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str,
     except DproError:
         return Gains([], []), "", []
     helpful = what_helps(findings, predictions, base_ns)
-    return helpful, format_duration(base_ns), [(each.edit, each.reason) for each in refused]
+    return helpful, format_duration(base_ns), [(refusal.edit, refusal.reason) for refusal in refused]
 
 
 def _breakdown(analysis: Analysis) -> list[ReportTable]:
@@ -222,3 +231,121 @@ def _measured(analysis: Analysis) -> Pairs:
         ("analysed by", f"dpro {__version__}"),
     ]
     return [(name, value) for name, value in pairs if value]
+
+
+# The same as Markdown.
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
+_LONGEST = 160  # characters of a cell
+_BAR = 80  # characters
+_MARKS = {"good": "✅", "bad": "🔴", "unknown": "❔"}
+
+
+def markdown_of(report: RunReport) -> str:
+    """Return the report as Markdown, ending in a newline."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: RunReport) -> Iterator[str]:
+    yield f"# dpro: {_plain(report.name)}"
+    yield ""
+    yield f"{_MARKS[report.state]} **{_plain(report.verdict)}**"
+    if report.mean_step is not None:
+        yield from _mean_step_lines(report.mean_step)
+    yield from _table(["", ""], report.facts)
+    for finding in report.findings:
+        yield from _titled(finding.title)
+        yield _plain(finding.meaning)
+        yield ""
+        yield from _list([*finding.evidence, *([f"do: {finding.advice}"] if finding.advice else [])])
+    if report.unknown:
+        yield from _titled("Not known")
+        yield from _list(report.unknown)
+    if report.of_step:
+        yield from _titled("What would help")
+        yield from _gain_lines(report)
+    for table in report.tables:
+        yield from _folded(table)
+    yield from _titled("How far to believe it")
+    if report.trust is not None:
+        yield _plain(report.trust)
+        yield from _table(["", ""], report.fit)
+    yield ""
+    yield from _list(report.doubts)
+    yield from _folded(ReportTable("How it was measured", ["", ""], report.measured))
+
+
+def _mean_step_lines(mean: MeanStep) -> Iterator[str]:
+    """Yield the bar of the mean step in fixed width, its legend and its facts."""
+    title = f"Where the mean step of a rank in deep windows ({format_ms(mean.duration_ms)}) goes"
+    yield from _titled(title)
+    yield "```text"
+    yield bar_in_text(mean, _BAR)
+    yield from legend(mean)
+    yield "```"
+    if said := facts_of(mean):
+        yield from _table(["", ""], said)
+
+
+def _gain_lines(report: RunReport) -> Iterator[str]:
+    if report.gains:
+        yield f"The mean step in deep windows takes {_plain(report.of_step)} (replayed):"
+        rows = [[gain.what, *gain.cells] for gain in report.gains]
+        yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
+        yield ""
+    else:
+        yield "Nothing that was tried shortens the step by more than its noise."
+    for gain in report.gains:
+        edits = "".join(f" ({_code('--edit ' + edit)})" for edit in gain.edits)
+        fixed = f", which fixes {_plain(gain.fixes)}" if gain.fixes else ""
+        yield f"- {_plain(gain.what)}{edits}{fixed}: {_plain(gain.how)}"
+    if report.within_noise:
+        within = [[gain.what, gain.cells[0], gain.cells[2]] for gain in report.within_noise]
+        title = f"{len(within)} more of ×1.00, or within the noise of the steps"
+        yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
+
+
+def _titled(title: str) -> Iterator[str]:
+    yield ""
+    yield f"## {_plain(title)}"
+    yield ""
+
+
+def _list(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"- {_plain(line)}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield ""
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for row in rows:
+        yield f"| {' | '.join(_plain(shortened(cell, _LONGEST)) for cell in row)} |"
+
+
+def _folded(table: ReportTable) -> Iterator[str]:
+    """Yield a table that is folded until it is clicked."""
+    yield ""
+    yield f"<details><summary>{_plain(table.title)}</summary>"
+    yield from _table(table.header, table.rows)
+    yield ""
+    if table.note:
+        yield _plain(table.note)
+        yield ""
+    yield "</details>"
+
+
+def _plain(text: str) -> str:
+    """Escape text so that it is shown literally: no markup, tags or control characters, no `@` mentions."""
+    one_line = (
+        printable(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
+    return _SPECIAL.sub(r"\\\1", one_line).replace("@", "@\u2060")
+
+
+def _code(text: str) -> str:
+    """Quote text as inline code; the fence is longer than any run of backticks in the text."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    room = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return f"{fence}{room}{printable(' '.join(text.split()))}{room}{fence}"

@@ -131,10 +131,10 @@ def selection_of(steps: Ranges, ranks: RankChoice, *runs: Run) -> Selection:
     """
     if not ranks.places:
         return Selection(steps, ranks.ranks)
-    found = {_ranks_at(run, ranks) for run in runs}
-    if len(found) > 1:
+    chosen = {_ranks_at(run, ranks) for run in runs}
+    if len(chosen) > 1:
         raise UsageError(f"--ranks {ranks}: these are not the same ranks in both runs: give their numbers")
-    return Selection(steps, found.pop())
+    return Selection(steps, chosen.pop())
 
 
 def read_selection(steps: str, ranks: str, *runs: Run) -> Selection:
@@ -143,7 +143,6 @@ def read_selection(steps: str, ranks: str, *runs: Run) -> Selection:
     Args:
         steps: as `3-8` or `3,5,7-9`.
         ranks: as `0,2-3`, or `tp=0`.
-        runs: as of `selection_of`.
 
     Raises:
         UsageError: one is no such list, or names none.
@@ -160,10 +159,10 @@ def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
     if not named_axes(mesh):
         raise UsageError(f"{given}: nothing recorded says how the ranks are laid out: give their numbers")
     ranks = set(mesh.coordinates)
-    for axis, at in chosen.places:
+    for axis, wanted in chosen.places:
         if axis not in named_axes(mesh):
             raise UsageError(f"{given}: there is no axis {quoted(axis)}: {in_words(mesh)}")
-        ranks &= {rank for rank, place in places_along(mesh, axis).items() if is_within(place, at)}
+        ranks &= {rank for rank, place in places_along(mesh, axis).items() if is_within(place, wanted)}
     if not ranks:
         raise UsageError(f"{given}: no rank stands there (places count from 0): {in_words(mesh)}")
     return ranges_of(ranks)

@@ -1,19 +1,21 @@
 """A run in a few facts and short tables: is it healthy, what is slow, what would help, how far to believe it.
 
-In: manifest, steps, findings, predictions and the fit of the replay. Out: words and frames. Nothing is drawn,
+In: manifest, steps, findings, predictions and the fit of the replay. Out: words and frames; of what would
+help the fix of each finding first, then predictions that noise does not hide. Nothing is replayed or drawn,
 and names from traces are as they are: who shows them makes them harmless.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import polars as pl
 
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import HANGS, verdict_in_words
+from dpro.detect.hang.evidence import verdict_in_words
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
@@ -24,15 +26,11 @@ _RANKS_NAMED = 8
 
 
 def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
-    """What was recorded, as names and values: step time first.
-
-    Args:
-        steps: its table `steps`.
-    """
+    """What was recorded, as names and values: step time first."""
     rows = [
         ("step time", step_time_in_words(steps)),
         ("steps", f"{steps['step'].n_unique():,}"),
-        ("ranks", _ranks(manifest)),
+        ("ranks", ranks_recorded(manifest.ranks, manifest.missing_ranks, manifest.world_size)),
         ("hosts", ", ".join(manifest.hosts)),
         ("GPUs", ", ".join(manifest.gpus)),
         ("command", " ".join(manifest.command)),
@@ -41,10 +39,10 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _ranks(manifest: Manifest) -> str:
-    missing = manifest.missing_ranks
-    named = few(missing, _RANKS_NAMED)
-    return f"{len(manifest.ranks)} of {manifest.world_size}" + (f", missing {named}" if missing else "")
+def ranks_recorded(ranks: Sequence[int], missing: Sequence[int], world_size: int) -> str:
+    """How many ranks there are and which are missing: `6 of 8, missing 3, 5`."""
+    of_all = f"{len(ranks)} of {world_size}"
+    return f"{of_all}, missing {few(missing, _RANKS_NAMED)}" if missing else of_all
 
 
 def health_info(
@@ -64,13 +62,13 @@ def health_info(
         unrecorded: why the run has no step; empty where it has one.
     """
     if end is not None and end.early:
-        cause = f" {_worst_hang(findings)}" if findings and findings[0].class_ in HANGS else ""
+        cause = f" {_worst_hang(findings)}" if findings and findings[0].of_hang else ""
         slow = not cause and bool(findings)
         before = f" Until then: {health_info(findings, unknown, trust)[1]}" if slow else ""
         return ("bad" if end.bad or slow else "unknown"), f"{end.sentence}{cause}{before}"
     if findings:
         worst = findings[0]
-        if worst.class_ in HANGS:
+        if worst.of_hang:
             return "bad", f"The job stands still. {_worst_hang(findings)}"
         cost = f" costs {format_duration(worst.cost_ns)} per step, {worst.severity:.0%} of it"
         return "bad", f"{worst.component}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
@@ -99,9 +97,7 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
             "class": [finding.class_ for finding in findings],
             "component": [finding.component for finding in findings],
             "ranks": [list(finding.ranks) for finding in findings],
-            "cost_ms_per_step": [
-                None if finding.class_ in HANGS else ms(finding.cost_ns) for finding in findings
-            ],
+            "cost_ms_per_step": [finding.cost_ms for finding in findings],
             "severity": [finding.severity for finding in findings],
             "confidence": [finding.confidence for finding in findings],
             "evidence": ["; ".join(finding.evidence) for finding in findings],
@@ -120,15 +116,15 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
     names = ("edit", "what", "predicted_ms", "low_ms", "high_ms", "speedup", "how", "block", "effect")
     return pl.DataFrame(
         {
-            "edit": ["\n".join(map(str, each.edits)) for each in predictions],
-            "what": [each.what() for each in predictions],
-            "predicted_ms": [ms(each.predicted_ns) for each in predictions],
-            "low_ms": [ms(each.low_ns) for each in predictions],
-            "high_ms": [ms(each.high_ns) for each in predictions],
-            "speedup": [each.speedup for each in predictions],
-            "how": [each.how() for each in predictions],
-            "block": [each.block for each in predictions],
-            "effect": [each.effect for each in predictions],
+            "edit": ["\n".join(map(str, prediction.edits)) for prediction in predictions],
+            "what": [prediction.what() for prediction in predictions],
+            "predicted_ms": [ms(prediction.predicted_ns) for prediction in predictions],
+            "low_ms": [ms(prediction.low_ns) for prediction in predictions],
+            "high_ms": [ms(prediction.high_ns) for prediction in predictions],
+            "speedup": [prediction.speedup for prediction in predictions],
+            "how": [prediction.how() for prediction in predictions],
+            "block": [prediction.block for prediction in predictions],
+            "effect": [prediction.effect for prediction in predictions],
         },
         schema=dict(zip(names, [pl.String, pl.String, *[pl.Float64] * 4, *[pl.String] * 3])),
     )
@@ -160,3 +156,155 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
         beside = f"x{overlap.factor:.2f} ({overlap.low:.2f} to {overlap.high:.2f})"
         rows.append(("kernels beside communication", beside))
     return rows
+
+
+# What would help.
+
+WIDE = 0.5  # of the predicted time on either side: a wider interval says little
+WORTH_SHOWING = 1.005  # speed-up: less is ×1.00
+MAX_ANCHORED = 0.2  # share of starts that are tied to the trace and hardly move under an edit
+INPUT = "the input pipeline"
+_FIXES = {  # class of a finding -> what to do
+    "slow.compute": "check the device's clocks, temperature, power cap and errors, and what else runs on it; "
+    "else move the rank to another device",
+    "slow.host": "see what the host does there (evidence above; `dpro record --stacks` shows the code)",
+    "slow.link": "test the link by itself, then its cable and ports; else place the ranks elsewhere",
+    "slow.nic": "test the port by itself, then its cable and settings; else move the ranks to another host",
+    "slow.fabric": "compare with the fabric's expected bandwidth; look for other jobs on it",
+    "slow.regression": "see what changed then (evidence above)",
+    "imbalance.stage": "distribute layers evenly over the stages: `dpro whatif RUN --edit balance`",
+    "imbalance.data": "distribute the input evenly over ranks, by its length",
+    "pauses": "see which steps and what works in them (evidence above)",
+}
+_REMEDIES = {  # class of a finding -> edits that undo it
+    "imbalance.stage": ["balance:over=stages"],
+    "imbalance.data": ["balance:over=sequences"],
+    "pauses": ["gc:every=100"],
+}
+_INPUT_FIX = "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True), or less work per sample"
+
+
+class Improvement(NamedTuple):
+    """Something that would help.
+
+    Attributes:
+        what: if this were so.
+        edits: what `--edit` accepts; empty where the cost of a finding is all that is known.
+        predicted_ns: the step then.
+        interval: low and high, ns; None where it is not known.
+        block: proven, unproven, bound, or `finding`: the cost that a detector found by replaying.
+        fixes: the finding that it fixes, as `slow.host: rank 1`; else empty.
+    """
+
+    what: str
+    edits: tuple[str, ...]
+    speedup: float
+    predicted_ns: float
+    interval: tuple[float, float] | None
+    block: str
+    how: str
+    fixes: str = ""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Speed-up, step, interval and proof, as reports have them."""
+        low_high = " to ".join(f"{ms(bound):.2f}" for bound in self.interval or ())
+        proof = {"proven": "real jobs, before and after", "finding": "cost found by replay"}
+        return (
+            f"x{self.speedup:.2f}",
+            f"{ms(self.predicted_ns):.2f} ms",
+            f"{low_high} ms" if low_high else "not known",
+            proof.get(self.block, "none: unproven"),
+        )
+
+
+class Gains(NamedTuple):
+    """What would help.
+
+    Attributes:
+        rows: the fix of each finding, then predictions in their order.
+        within_noise: predictions whose interval holds the step as it is, or that change hardly anything.
+    """
+
+    rows: list[Improvement]
+    within_noise: list[Improvement]
+
+
+def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], base_ns: float) -> Gains:
+    """Sort out what would help.
+
+    Args:
+        predictions: as `dpro.replay.whatif.search` ranks them.
+    """
+    advice = [prediction for prediction in predictions if prediction.is_advice and prediction.speedup > 1]
+    fixes = [_fix(finding, advice, base_ns) for finding in findings if _has_cost(finding)]
+    used = {row.edits for row in fixes if row.edits}
+    others = [prediction for prediction in advice if tuple(map(str, prediction.edits)) not in used]
+    clear = [_row(prediction) for prediction in others if stands_out(prediction)]
+    return Gains([*fixes, *clear], [_row(prediction) for prediction in others if not stands_out(prediction)])
+
+
+def stands_out(prediction: Prediction) -> bool:
+    """Whether an edit shortens the step by more than its noise, and by more than ×1.00."""
+    return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
+
+
+def _has_cost(finding: Finding) -> bool:
+    return not finding.of_hang and finding.cost_ns > 0
+
+
+def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Improvement:
+    """The edit that undoes a finding, or its cost where there is no such edit."""
+    from_input = INPUT in (finding.cause, finding.component_id)
+    how = _INPUT_FIX if from_input else _FIXES.get(finding.class_, "see the evidence above")
+    wanted = [f"heal:rank={rank}" for rank in finding.ranks] if finding.component_kind == "rank" else []
+    wanted += ["hide-input"] if from_input else []
+    wanted += _REMEDIES.get(finding.class_, [])
+    for prediction in advice:
+        if len(prediction.edits) == 1 and str(prediction.edits[0]) in wanted:
+            row = _row(prediction)._replace(fixes=finding.title)
+            return row if from_input else row._replace(how=how)  # that of a healed rank names no cause
+    left = max(base_ns - finding.cost_ns, 1.0)
+    what = f"{finding.component} is no longer slow"
+    return Improvement(what, (), base_ns / left, left, None, "finding", how, finding.title)
+
+
+def _row(prediction: Prediction) -> Improvement:
+    return Improvement(
+        what=prediction.what(),
+        edits=tuple(map(str, prediction.edits)),
+        speedup=prediction.speedup,
+        predicted_ns=prediction.predicted_ns,
+        interval=(prediction.low_ns, prediction.high_ns),
+        block=prediction.block,
+        how=prediction.how(),
+    )
+
+
+def interval_doubts(trust: Trust, rows: Sequence[Improvement]) -> list[str]:
+    """Say why predictions are not to be relied on that the grade alone would not show."""
+    said = []
+    anchored = trust.coverage.starts_anchored
+    if anchored > MAX_ANCHORED:
+        said.append(
+            f"{anchored:.0%} of starts are tied to the trace: what depends on them hardly moves in "
+            "predictions"
+        )
+    for row in rows:
+        if row.interval is None:
+            continue
+        low, high = row.interval
+        if low <= 0:
+            said.append(f"the interval of “{row.what}” reaches 0")
+        elif max(high - row.predicted_ns, row.predicted_ns - low) > WIDE * row.predicted_ns:
+            said.append(f"the interval of “{row.what}” spans more than ±{WIDE:.0%}")
+    return said
+
+
+def shown_grade(trust: Trust, doubts: Sequence[str]) -> str:
+    """Return the grade that is shown: no better than `fair` where intervals are in doubt.
+
+    Args:
+        doubts: as `interval_doubts`.
+    """
+    return "fair" if doubts and trust.grade == "good" else trust.grade

@@ -1,25 +1,27 @@
 """What a run cannot answer, and why: what was not recorded, and what its records leave open.
 
 In: a run, and what is known of its replay and of its end. Out: one line for each thing that it cannot show,
-and the reason why it has no deep window.
+the reason why it has no deep window, and what ranks that were pretended say of the job that they belong to.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from dpro.errors import Unanswerable
+from dpro.errors import DproError, Unanswerable
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
     from dpro.analysis.end import JobEnd
     from dpro.detect.stragglers.own_time import AlwaysOn
     from dpro.replay.fidelity.accuracy import Trust
+    from dpro.replay.pretended import PretendedStep
     from dpro.store import Manifest, Run
 
 # Of what a recording says of itself, what is about windows.
@@ -28,7 +30,7 @@ _FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |w
 
 def not_read(manifest: Manifest) -> list[str]:
     """What of a job that hangs was not read, one line each."""
-    from dpro.detect.hang.evidence import ranks_in_words
+    from dpro.words import ranks_in_words
 
     missing = manifest.missing_ranks
     unknown = [f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []
@@ -44,10 +46,9 @@ def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
         rows: its always-on tables on one clock.
         apart: ranks that are left out of these: their clocks were never compared.
     """
-    from dpro.detect.hang.evidence import ranks_in_words
     from dpro.detect.significance import LATEST_STEPS
-    from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show
-    from dpro.detect.stragglers.timed_ranks import is_timed
+    from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show, is_timed
+    from dpro.words import ranks_in_words
 
     reasons = cannot_show(rows.collectives, rows.workers)
     if HOSTS_ONLY in reasons and is_timed(rows.collectives):
@@ -92,7 +93,7 @@ def pretended_in_words(manifest: Manifest) -> str:
 
 def bad_ends(run: Run) -> list[str]:
     """How ranks ended, where it was not well and not requested from outside."""
-    from dpro.detect.hang.deaths import ENDED_FROM_OUTSIDE
+    from dpro.detect.hang.case import ENDED_FROM_OUTSIDE
 
     workers = run.table(WORKERS)
     requested = [0, -1, *(int(number) for number in ENDED_FROM_OUTSIDE)]
@@ -161,9 +162,38 @@ def why_no_window(run: Run) -> str:
         advice = "" if run.manifest.exit_status else ": record more steps, or lower --skip"
         return f"the job ended after {steps} steps, {whole}{advice}"
     manifest = run.manifest
-    failed = [each for each in manifest.warnings if _FAILED_WINDOWS.search(each)]
+    failed = [reason for reason in manifest.warnings if _FAILED_WINDOWS.search(reason)]
     missed = [
-        f"{count} {each}" for each, count in manifest.skipped.items() if each.startswith("deep windows")
+        f"{count} {reason}" for reason, count in manifest.skipped.items() if reason.startswith("deep windows")
     ]
     reasons = failed[:1] or missed or ["the recording does not say why"]
     return f"no deep window was kept: {'; '.join(reasons)}"
+
+
+# What a run of pretended ranks says of their job; nothing of it was measured on that job.
+
+
+def pretended_step(analysis: Analysis) -> PretendedStep | None:
+    """What `--json` calls `pretended`; None of a run whose ranks were there, or that cannot be replayed."""
+    if not analysis.run.manifest.is_pretended:
+        return None
+    with suppress(DproError):
+        _ = analysis.built
+    return analysis.pretended
+
+
+def pretended_lines(manifest: Manifest, step: PretendedStep | None) -> list[str]:
+    """The same for people, a line each; none of a run whose ranks were there."""
+    if not manifest.is_pretended:
+        return []
+    lines = [f"{pretended_in_words(manifest)}: what follows is their own work, and no waiting was measured"]
+    if step is None:
+        return lines
+    if step.step_ms is None:
+        lines.append(f"mean step without communication {step.compute_ms:.2f} ms; with it, not known:")
+        return lines + [f"  - {reason}" for reason in step.unknown]
+    lines.append(
+        f"mean step {step.step_ms:.2f} ms ({step.low_ms:.2f} to {step.high_ms:.2f}), of which "
+        f"{step.compute_ms:.2f} ms without communication"
+    )
+    return lines + [f"  - {line}" for line in step.how]

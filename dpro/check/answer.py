@@ -9,8 +9,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpro.check.expected import RunBandwidth
-from dpro.check.peers import MIN_SLOW, MIN_SLOW_OF_TWO, PeerFigures, peers_of
-from dpro.check.search import Fault, NetworkChecked, Pair, Reduced
+from dpro.check.search import (
+    MIN_SLOW,
+    MIN_SLOW_OF_TWO,
+    Fault,
+    NetworkChecked,
+    Pair,
+    PeerFigures,
+    Reduced,
+    peers_of,
+)
 from dpro.check.workers import CPU, HostToCheck, Unit
 from dpro.documents import Document, DocumentPart
 
@@ -157,8 +165,8 @@ def check_document(seen: Seen, seconds: float) -> CheckDocument:
     reduce, notes = _all_reduce(seen, network)
     slow = reduce is not None and reduce.verdict == SLOW
     return CheckDocument(
-        passed=all(each.verdict == PASS for each in hosts) and not links and not slow,
-        confirmed=any(each.verdict != PASS for each in hosts if each.suspect) if seen.suspects else None,
+        passed=all(host.verdict == PASS for host in hosts) and not links and not slow,
+        confirmed=any(host.verdict != PASS for host in hosts if host.suspect) if seen.suspects else None,
         hosts=hosts,
         links=links,
         all_reduce=reduce,
@@ -170,7 +178,7 @@ def check_document(seen: Seen, seconds: float) -> CheckDocument:
 
 def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
     """The figures of each host beside those of its peers: devices of the same model."""
-    found: dict[int, list[MeasuredDocument]] = {}
+    measured: dict[int, list[MeasuredDocument]] = {}
     for what, figures in seen.figures.items():
         for unit, value in figures.items():
             peers = _peers(seen, what, unit)
@@ -179,19 +187,19 @@ def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
                 what, unit.device, _rounded(value), UNITS[what], _rounded(peers.median) if peers else None,
                 _rounded(times) if times else None,
             )  # fmt: skip
-            found.setdefault(unit.host, []).append(row)
+            measured.setdefault(unit.host, []).append(row)
     if seen.network is not None:
         moved = seen.network.moved()
         for number in sorted({host for pair in moved for host in pair}):
-            found.setdefault(number, []).append(_of_network(seen.network, moved, number))
-    return found
+            measured.setdefault(number, []).append(_of_network(seen.network, moved, number))
+    return measured
 
 
 def _peers(seen: Seen, what: str, unit: Unit) -> PeerFigures | None:
     """What devices of the same model reach; None where there is no other."""
     model = seen.hosts[unit.host].model
     figures = seen.figures[what].items()
-    others = [each for other, each in figures if other != unit and seen.hosts[other.host].model == model]
+    others = [figure for other, figure in figures if other != unit and seen.hosts[other.host].model == model]
     least = MIN_SLOW_OF.get(what, MIN_SLOW_OF_CPUS if model == CPU else MIN_SLOW)
     return peers_of(others, least) if others else None
 
@@ -209,11 +217,11 @@ def slow_units(seen: Seen, names: Collection[str]) -> list[Unit]:
 
 
 def _of_network(network: NetworkChecked, moved: Mapping[Pair, float], number: int) -> MeasuredDocument:
-    mine = [figure for pair, figure in moved.items() if number in pair]
+    of_host = [figure for pair, figure in moved.items() if number in pair]
     others = [figure for pair, figure in moved.items() if number not in pair]
     fault = network.hosts.get(number, Fault())
     return MeasuredDocument(
-        "network", 0, _rounded(peers_of(mine).median), "GB/s",
+        "network", 0, _rounded(peers_of(of_host).median), "GB/s",
         _rounded(peers_of(others).median) if others else None, _rounded(fault.times) if fault.times else None,
     )  # fmt: skip
 
@@ -224,10 +232,10 @@ def _rounded(value: float) -> float:
 
 def _host(seen: Seen, network: NetworkChecked, number: int, measured: list[MeasuredDocument]) -> HostVerdict:
     slow = [
-        f"{each.what}{_device(seen, number, each)}: {each.value:.3g} {each.unit}, elsewhere {each.peers:.3g}"
-        f": others are {each.times:.2f} times as fast"
-        for each in measured
-        if each.times
+        f"{figure.what}{_device(seen, number, figure)}: {figure.value:.3g} {figure.unit}, "
+        f"elsewhere {figure.peers:.3g}: others are {figure.times:.2f} times as fast"
+        for figure in measured
+        if figure.times
     ]
     failed = [seen.failed[number]] if number in seen.failed else []
     if number in network.hosts and (error := network.hosts[number].error) and not failed:
@@ -237,8 +245,8 @@ def _host(seen: Seen, network: NetworkChecked, number: int, measured: list[Measu
     return HostVerdict(name, verdict, name in seen.suspects, [*failed, *slow], measured)
 
 
-def _device(seen: Seen, number: int, each: MeasuredDocument) -> str:
-    return f" of GPU {each.device}" if seen.hosts[number].model != CPU and each.what != "network" else ""
+def _device(seen: Seen, number: int, figure: MeasuredDocument) -> str:
+    return f" of GPU {figure.device}" if seen.hosts[number].model != CPU and figure.what != "network" else ""
 
 
 def _link(seen: Seen, network: NetworkChecked, pair: Pair, fault: Fault) -> LinkVerdict:
@@ -265,36 +273,36 @@ def _ends(seen: Seen, pair: Pair) -> str:
 
 def _all_reduce(seen: Seen, network: NetworkChecked) -> tuple[AllReduceDocument | None, list[str]]:
     """The all-reduce of the most hosts beside the run's, and notes about the two."""
-    good = [each for each in network.reduced if not each.error]
+    good = [reduced for reduced in network.reduced if not reduced.error]
     if not good:
         return None, []
-    largest = max(good, key=lambda each: len(each.hosts))
+    largest = max(good, key=lambda reduced: len(reduced.hosts))
     slower, notes = _against_run(seen, largest)
-    run = _rounded(seen.of_run.gbps) if seen.of_run else None
-    found = AllReduceDocument(
+    document = AllReduceDocument(
         hosts=len(largest.hosts),
         bytes=largest.num_bytes,
         busbw_gbps=_rounded(largest.gbps),
-        run_busbw_gbps=run,
+        run_busbw_gbps=_rounded(seen.of_run.gbps) if seen.of_run else None,
         verdict=SLOW if slower else PASS,
         evidence=slower,
     )
-    return found, notes
+    return document, notes
 
 
 def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
     """All-reduces that fail, or are slower than those of groups as large with no host or link at fault."""
-    for each in network.reduced:
+    for reduced in network.reduced:
+        hosts = reduced.hosts
         others = [
             other.gbps
             for other in network.reduced
-            if other is not each and len(other.hosts) == len(each.hosts) and not other.error
+            if other is not reduced and len(other.hosts) == len(hosts) and not other.error
         ]
-        members = f"{len(each.hosts)} hosts from {seen.names[each.hosts[0]]} to {seen.names[each.hosts[-1]]}"
-        blamed = {*each.hosts} & {*network.hosts} or any({*pair} <= {*each.hosts} for pair in network.links)
-        if each.error:
-            yield f"an all-reduce of {members} fails: {each.error}"
-        elif others and not blamed and (times := peers_of(others).times(each.gbps)):
+        members = f"{len(hosts)} hosts from {seen.names[hosts[0]]} to {seen.names[hosts[-1]]}"
+        blamed = {*hosts} & {*network.hosts} or any({*pair} <= {*hosts} for pair in network.links)
+        if reduced.error:
+            yield f"an all-reduce of {members} fails: {reduced.error}"
+        elif others and not blamed and (times := peers_of(others).times(reduced.gbps)):
             yield f"an all-reduce of {members} is slow: others as large are {times:.2f} times as fast"
 
 

@@ -39,7 +39,7 @@ class RunBandwidth(NamedTuple):
 
     def why_incomparable(self, hosts: Collection[str], num_devices: int, num_bytes: int) -> str:
         """Why an all-reduce that is slower than this shows nothing; empty where it does show something."""
-        if {each.partition(".")[0] for each in hosts} != {each.partition(".")[0] for each in self.hosts}:
+        if {host.partition(".")[0] for host in hosts} != {host.partition(".")[0] for host in self.hosts}:
             return "the run's was between other hosts"
         if num_devices != self.num_ranks:
             return f"the run's was of {self.num_ranks} ranks, this one of {num_devices} devices"
@@ -69,19 +69,17 @@ def run_bandwidth(run: Path) -> RunBandwidth:
         graph = analysis.built.graph
     except DproError as error:
         raise Unanswerable(f"{run}: no communication to compare with: {error}") from error
-    found = []
+    bandwidths = []
     nodes, costs = graph.nodes, fit_costs(graph)
     for kind, numbers in messages_by_kind(graph).items():
-        mine = np.isin(nodes.message, numbers)
-        num_bytes, num_ranks = int(nodes.bytes[mine].max(initial=0)), graph.messages[numbers[0]].num_ranks
-        hosts = {host.get(int(rank), "") for rank in np.unique(nodes.rank[mine])}
+        of_kind = np.isin(nodes.message, numbers)
+        num_bytes, num_ranks = int(nodes.bytes[of_kind].max(initial=0)), graph.messages[numbers[0]].num_ranks
+        hosts = {host.get(int(rank), "") for rank in np.unique(nodes.rank[of_kind])}
         if kind[0] == "all_reduce" and kind in costs and num_bytes > 0 and len(hosts) > 1:
             ns = float(costs[kind].time_ns(num_bytes))
             gbps, cost = 2 * (num_ranks - 1) / num_ranks * num_bytes / ns, costs[kind]
-            members = frozenset(hosts)
-            found.append(
-                RunBandwidth(gbps, num_bytes, num_ranks, members, cost.num_samples, float(cost.misfit))
-            )
-    if not found:
+            samples, misfit = cost.num_samples, float(cost.misfit)
+            bandwidths.append(RunBandwidth(gbps, num_bytes, num_ranks, frozenset(hosts), samples, misfit))
+    if not bandwidths:
         raise Unanswerable(f"{run}: no all-reduce between hosts was recorded to compare with")
-    return max(found, key=lambda each: (each.num_ranks, each.num_bytes))
+    return max(bandwidths, key=lambda bandwidth: (bandwidth.num_ranks, bandwidth.num_bytes))

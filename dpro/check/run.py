@@ -24,7 +24,6 @@ class CheckOptions:
     """What is to be checked.
 
     Attributes:
-        names: of the hosts.
         suspects: names of those that the check is to confirm.
         launcher: as `dpro.check.workers.HostWorkers` takes it.
         python: that has torch, on the hosts.

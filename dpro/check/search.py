@@ -1,7 +1,7 @@
 """Which host or which link between two is slow or broken, by exchanges in rounds.
 
 In: a transport, which does exchanges and all-reduces and says what they reached. Out: the hosts and links at
-fault, and all figures. Every pair exchanges once, in log2(N) rounds (`schedule`). What fails is tried again
+fault, and all figures. Every pair exchanges once, in log2(N) rounds (`rounds_of`). What fails is tried again
 at once, with other hosts, so that a host that does not answer is out of the rounds that follow. What is slow
 is judged when all is known, and tried twice more, of which the best counts: hosts whose exchanges are nearly
 all slow are at fault, else the single link is. So a fault is found in log2(N) + 3 rounds.
@@ -9,13 +9,17 @@ all slow are at fault, else the single link is. So a fault is found in log2(N) +
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol, TypeVar
 
-from dpro.check.peers import peers_of, slower_than_peers
+import numpy as np
+
+from dpro.arrays import MAD_TO_SIGMA
 
 # Which hosts exchange with which, and when: each pair once, in rounds of ever larger groups.
 
@@ -54,11 +58,11 @@ def _round_of_pairs(groups: list[range]) -> Round:
     num_steps = max(len(left) for left, _ in split)
     steps = [
         [
-            (left[at], right[(at + step) % len(left)])
+            (host, right[(place + step) % len(left)])
             for left, right in split
             if step < len(left)
-            for at in range(len(left))
-            if (at + step) % len(left) < len(right)
+            for place, host in enumerate(left)
+            if (place + step) % len(left) < len(right)
         ]
         for step in range(num_steps)
     ]
@@ -89,9 +93,7 @@ class Reduced(NamedTuple):
     """What an all-reduce reached.
 
     Attributes:
-        hosts: its members.
         gbps: bus bandwidth of the slowest device, 1e9 bytes/s; 0 where it failed.
-        num_bytes: its size.
         error: why it failed; empty where it did not.
     """
 
@@ -133,7 +135,6 @@ class NetworkChecked:
         hosts, links: at fault, and why.
         unsure: links of which either end may be at fault instead, since there is no other host to try.
         passing: what was slow once and not again.
-        num_rounds: how many there were.
     """
 
     exchanged: dict[Pair, Exchanged] = field(default_factory=dict)
@@ -148,9 +149,9 @@ class NetworkChecked:
         """What the exchanges reached that did not fail, 1e9 bytes/s, but those of some hosts."""
         out = set(without)
         return {
-            pair: each.gbps
-            for pair, each in self.exchanged.items()
-            if not each.error and not out & {*pair}
+            pair: exchanged.gbps
+            for pair, exchanged in self.exchanged.items()
+            if not exchanged.error and not out & {*pair}
         }  # fmt: skip
 
 
@@ -160,12 +161,12 @@ def search_network(transport: Transport, hosts: Sequence[int]) -> NetworkChecked
     for steps, groups in rounds_of(len(hosts)):
         pairs = [[_pair(hosts[one], hosts[other]) for one, other in step] for step in steps]
         left = [[pair for pair in step if not {*pair} & seen.hosts.keys()] for step in pairs]
-        found = _round(transport, seen, left)
-        seen.exchanged.update(found)
-        failed = [pair for pair, each in found.items() if each.error]
+        round_ = _round(transport, seen, left)
+        seen.exchanged.update(round_)
+        failed = [pair for pair, exchanged in round_.items() if exchanged.error]
         if failed:
             _try_others(transport, seen, failed, hosts)
-        members = (_whole([hosts[each] for each in group], seen) for group in groups)
+        members = (_whole([hosts[number] for number in group], seen) for group in groups)
         whole = [group for group in members if len(group) >= MIN_GROUP]
         seen.reduced += transport.all_reduce(whole) if whole else []
     _judge(transport, seen)
@@ -198,10 +199,10 @@ def _try_others(
     pairs: dict[int, Pair] = {}
     for suspect in suspects:
         others = [
-            each for each in hosts if each not in (suspect, *seen.hosts) and _pair(suspect, each) not in apart
+            host for host in hosts if host not in (suspect, *seen.hosts) and _pair(suspect, host) not in apart
         ]
         if others:
-            partner = min(others, key=lambda each: used[each])
+            partner = min(others, key=used.__getitem__)
             used[partner] += 1
             pairs[suspect] = _pair(suspect, partner)
     again = _round(transport, seen, disjoint_steps(pairs.values()))
@@ -209,9 +210,9 @@ def _try_others(
         if again[pair].error:
             seen.hosts[suspect] = Fault(error=again[pair].error)
     for suspect in set(suspects) - pairs.keys():  # it has failed with all there are
-        mine = [each for pair, each in seen.exchanged.items() if suspect in pair]
-        if len(mine) > 1 and all(each.error for each in mine):
-            seen.hosts[suspect] = Fault(error=mine[0].error)
+        errors = [exchanged.error for pair, exchanged in seen.exchanged.items() if suspect in pair]
+        if len(errors) > 1 and all(errors):
+            seen.hosts[suspect] = Fault(error=errors[0])
     for pair in failed:
         if not {*pair} & seen.hosts.keys():
             seen.links[pair] = Fault(error=seen.exchanged[pair].error)
@@ -239,25 +240,25 @@ def _judge(transport: Transport, seen: NetworkChecked) -> None:
     """Name hosts and links that are slow, and that are slow once more."""
     hosts: dict[int, float] = {}
     usable = seen.moved()
-    while found := {host: times for host in _hosts_in(usable) if (times := _times_of_host(usable, host))}:
-        worst = max(found, key=lambda host: found[host])
-        hosts[worst] = found[worst]
+    while slow := {host: times for host in _hosts_in(usable) if (times := _times_of_host(usable, host))}:
+        worst = max(slow, key=slow.__getitem__)
+        hosts[worst] = slow[worst]
         usable = seen.moved(without=hosts)
     links = slower_than_peers(usable)
     healthy = {pair: figure for pair, figure in usable.items() if pair not in links}
     if not hosts and not links:
         return
-    tried = {host: [_pair(host, each) for each in _hosts_in(healthy)[:AGAIN]] for host in hosts}
-    pairs = [*links, *(pair for mine in tried.values() for pair in mine)]
+    tried = {host: [_pair(host, other) for other in _hosts_in(healthy)[:AGAIN]] for host in hosts}
+    pairs = [*links, *chain.from_iterable(tried.values())]
     steps = disjoint_steps(pairs)
     tries = [_round(transport, seen, steps) for _ in range(TRIES)]
-    again = {pair: max(each[pair].gbps for each in tries) for pair in pairs}
+    again = {pair: max(exchanged[pair].gbps for exchanged in tries) for pair in pairs}
     peers = peers_of(healthy.values())
-    for host, mine in tried.items():
-        if all(peers.times(again[pair]) for pair in mine):
+    for host, with_others in tried.items():
+        if all(peers.times(again[pair]) for pair in with_others):
             seen.hosts[host] = Fault(hosts[host])
         else:
-            seen.passing += mine[:1]
+            seen.passing += with_others[:1]
     for pair, times in links.items():
         if peers.times(again[pair]):
             seen.links[pair] = Fault(times)
@@ -271,10 +272,66 @@ def _hosts_in(pairs: Iterable[Pair]) -> list[int]:
 
 def _times_of_host(usable: Mapping[Pair, float], host: int) -> float:
     """How many times as fast others' exchanges are where nearly all of a host's are slow; else 0."""
-    mine = [figure for pair, figure in usable.items() if host in pair]
+    figures = [figure for pair, figure in usable.items() if host in pair]
     others = [figure for pair, figure in usable.items() if host not in pair]
     if not others:
         return 0.0
     peers = peers_of(others)
-    slow = sum(bool(peers.times(figure)) for figure in mine)
-    return peers.median / statistics.median(mine) if slow >= FITS * len(mine) else 0.0
+    slow = sum(bool(peers.times(figure)) for figure in figures)
+    return peers.median / statistics.median(figures) if slow >= FITS * len(figures) else 0.0
+
+
+# A figure of each host against the same figure of the others, where more is better. A host is compared with
+# the median of all others; how far off it has to be follows from their median absolute deviation, with a
+# floor: up to half of the others may be anything.
+
+MIN_SLOW = 1.15  # times as fast as it: the others
+MIN_SLOW_OF_TWO = 1.5  # where there is only one other
+DEVIATIONS = 5.0
+MIN_DEVIATION = 0.02  # of a logarithm: a lower deviation is raised to this
+_SMALLEST = 1e-12
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class PeerFigures:
+    """What the others reach.
+
+    Attributes:
+        limit: times as low as that, from which on a figure is slow.
+    """
+
+    median: float
+    limit: float
+
+    def times(self, figure: float) -> float:
+        """How many times as fast they typically are, if a figure is clearly lower; else 0."""
+        behind = self.median / max(figure, _SMALLEST)
+        return behind if behind >= self.limit else 0.0
+
+
+def peers_of(figures: Collection[float], least: float = MIN_SLOW) -> PeerFigures:
+    """What some hosts reach, and what is slow beside it.
+
+    Args:
+        figures: theirs, at least one.
+    """
+    logs = np.log(np.maximum(np.fromiter(figures, float), _SMALLEST))
+    middle = float(np.median(logs))
+    spread = float(np.median(np.abs(logs - middle))) * MAD_TO_SIGMA
+    least = least if logs.size > 1 else max(least, MIN_SLOW_OF_TWO)
+    far = max(math.log(least), DEVIATIONS * max(spread, MIN_DEVIATION))
+    return PeerFigures(math.exp(middle), math.exp(far) * (1 - 1e-9))
+
+
+def slower_than_peers(figures: Mapping[Key, float], least: float = MIN_SLOW) -> dict[Key, float]:
+    """How many times as fast the others typically are, of what is clearly slower than them."""
+    slower = {}
+    values = list(figures.values())
+    for place, (key, figure) in enumerate(figures.items()):
+        others = values[:place] + values[place + 1 :]
+        times = peers_of(others, least).times(figure) if others else 0.0
+        if times:
+            slower[key] = times
+    return slower

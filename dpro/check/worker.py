@@ -80,13 +80,13 @@ def _own_address(interface: str) -> tuple[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent: the kernel says which address it would use
-            mine = probe.getsockname()[0]
+            address = probe.getsockname()[0]
         except OSError:
-            mine = "127.0.0.1"
+            address = "127.0.0.1"
     for _, name in socket.if_nameindex():
         try:
-            if _address_of(name) == mine:
-                return name, mine
+            if _address_of(name) == address:
+                return name, address
         except OSError:
             continue
     return "lo", "127.0.0.1"
@@ -139,13 +139,13 @@ def _compute() -> Answer:
     block = torch.ones((1 << 30 if gpu else 128 << 20) // 4, device=device)
     other = torch.empty_like(block)
     moved = _fastest_s(lambda: other.copy_(block))
-    found = {"matmul": 2 * size**3 / seconds / 1e12, "memory": 2 * block.nbytes / moved / 1e9}
+    figures = {"matmul": 2 * size**3 / seconds / 1e12, "memory": 2 * block.nbytes / moved / 1e9}
     if gpu:
         there = torch.empty(256 << 20, dtype=torch.uint8, device=device)
         here = torch.empty(256 << 20, dtype=torch.uint8).pin_memory()
-        found["to device"] = here.nbytes / _fastest_s(lambda: there.copy_(here)) / 1e9
-        found["from device"] = here.nbytes / _fastest_s(lambda: here.copy_(there)) / 1e9
-    return found
+        figures["to device"] = here.nbytes / _fastest_s(lambda: there.copy_(here)) / 1e9
+        figures["from device"] = here.nbytes / _fastest_s(lambda: here.copy_(there)) / 1e9
+    return figures
 
 
 def _is_right() -> bool:
@@ -213,8 +213,8 @@ def _all_reduce(address: str, port: int, key: str, rank: int, num_ranks: int) ->
     import torch.distributed as dist
 
     def reduce(size: int) -> float:
-        mine = torch.zeros(size // 4, device=_here["device"])
-        return _together(lambda: dist.all_reduce(mine))
+        payload = torch.zeros(size // 4, device=_here["device"])
+        return _together(lambda: dist.all_reduce(payload))
 
     with _group(address, port, key, rank, num_ranks):
         size, seconds = _measured(reduce)

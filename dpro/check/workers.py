@@ -48,7 +48,6 @@ class Unit(NamedTuple):
     """A device of a host.
 
     Attributes:
-        host: its number.
         device: number of the GPU; 0 where the processors are the device.
     """
 
@@ -63,7 +62,6 @@ class HostToCheck(NamedTuple):
         name: as it was given.
         machine: what containers on one machine have in common.
         devices: its workers.
-        model: of its devices.
     """
 
     name: str
@@ -104,15 +102,15 @@ class _Worker:
         """Its answer to a command; None where there is none in time: it is gone then."""
         while not self.error:
             try:
-                found = self.answers.get(timeout=max(deadline_s - time.monotonic(), 0.001))
+                answer = self.answers.get(timeout=max(deadline_s - time.monotonic(), 0.001))
             except queue.Empty:
                 self.end("does not answer")
                 break
-            if found is None:
+            if answer is None:
                 said = self.noise[-1] if self.noise else f"exit code {self.process.wait()}"
                 self.end(f"its worker ended: {said}")
-            elif found["number"] == number:
-                return found
+            elif answer["number"] == number:
+                return answer
         return None
 
     def end(self, error: str) -> None:
@@ -152,8 +150,7 @@ class HostWorkers:
         self._number = 0
         try:
             self._meet([Unit(number, 0) for number in range(len(names))])
-            more = [Unit(at, device) for at, host in self.hosts.items() for device in range(1, host.devices)]
-            self._meet(more)
+            self._meet([unit for unit in self.units() if unit.device > 0])
         except BaseException:
             self.close()
             raise
@@ -198,7 +195,7 @@ class HostWorkers:
 
     def units(self) -> list[Unit]:
         """The devices of the hosts that answer."""
-        return [Unit(at, device) for at, host in self.hosts.items() for device in range(host.devices)]
+        return [Unit(number, device) for number, host in self.hosts.items() for device in range(host.devices)]
 
     def ask(self, commands: Mapping[Unit, Mapping[str, Any]], within_s: float) -> dict[Unit, dict[str, Any]]:
         """Have workers do something at the same time.
@@ -213,14 +210,14 @@ class HostWorkers:
         for unit, command in commands.items():
             self._workers[unit].write(json.dumps({"number": self._number, **command}) + "\n")
         deadline_s = time.monotonic() + within_s
-        found = {}
+        answers = {}
         for unit in commands:
             answer = self._workers[unit].answer(self._number, deadline_s)
             if answer is None:
                 self.failed.setdefault(unit.host, self._workers[unit].error)
                 answer = {"error": self._workers[unit].error}
-            found[unit] = answer
-        return found
+            answers[unit] = answer
+        return answers
 
     def exchange(self, steps: Sequence[Sequence[Pair]]) -> Mapping[Pair, Exchanged]:
         """Exchange, step by step, with all devices at a time; see `Transport`."""
@@ -240,15 +237,15 @@ class HostWorkers:
                         asked.setdefault(unit, []).append(pair)
         within_s = WORK_S + len(steps) * EXCHANGE_S + PATIENCE * self._timeout_s
         answers = self.ask(
-            {unit: {"do": "exchanges", "partners": mine} for unit, mine in commands.items()}, within_s
+            {unit: {"do": "exchanges", "partners": meetings} for unit, meetings in commands.items()}, within_s
         )
         reached: dict[Pair, list[Exchanged]] = {pair: [] for pair in lanes}
         for unit, answer in answers.items():
-            each = answer.get("exchanges") or [answer] * len(asked[unit])
-            for pair, one in zip(asked[unit], each, strict=True):
+            exchanges = answer.get("exchanges") or [answer] * len(asked[unit])
+            for pair, one in zip(asked[unit], exchanges, strict=True):
                 reached[pair].append(Exchanged(one.get("gbps", 0.0), unit.device, one.get("error", "")))
         none = Exchanged(0.0, 0, "does not answer")
-        return {pair: min(mine, key=_worst, default=none) for pair, mine in reached.items()}
+        return {pair: min(of_pair, key=_worst, default=none) for pair, of_pair in reached.items()}
 
     def all_reduce(self, groups: Sequence[Sequence[int]]) -> list[Reduced]:
         """Reduce over groups of hosts at the same time, with all devices; see `Transport`."""
@@ -262,14 +259,14 @@ class HostWorkers:
                     commands[unit] = {"do": "all_reduce", "num_ranks": len(group), **meeting}
                     of[unit] = number
         answers = self.ask(commands, WORK_S + (PATIENCE + 1) * self._timeout_s)
-        found = []
+        reduced = []
         for number, group in enumerate(groups):
-            mine = [answer for unit, answer in answers.items() if of[unit] == number]
-            errors = [answer["error"] for answer in mine if "error" in answer]
-            slowest = min(mine, key=lambda answer: answer.get("gbps", 0.0), default={})
-            gbps, size = (0.0, 0) if errors or not mine else (slowest["gbps"], slowest["bytes"])
-            found.append(Reduced(tuple(group), gbps, size, errors[0] if errors else ""))
-        return found
+            of_group = [answer for unit, answer in answers.items() if of[unit] == number]
+            errors = [answer["error"] for answer in of_group if "error" in answer]
+            slowest = min(of_group, key=lambda answer: answer.get("gbps", 0.0), default={})
+            gbps, size = (0.0, 0) if errors or not of_group else (slowest["gbps"], slowest["bytes"])
+            reduced.append(Reduced(tuple(group), gbps, size, errors[0] if errors else ""))
+        return reduced
 
     def _devices(self, host: int) -> int:
         return self.hosts[host].devices if host in self.hosts and host not in self.failed else 0
@@ -315,9 +312,9 @@ def launcher_words(launcher: str) -> list[str]:
 def take_turns(hosts: Mapping[int, HostToCheck]) -> Iterable[list[int]]:
     """Hosts that can work at the same time: of those that share a machine one after the other."""
     turns: dict[str, int] = {}
-    found: dict[int, list[int]] = {}
+    by_turn: dict[int, list[int]] = {}
     for number, host in hosts.items():
         turn = turns.get(host.machine, 0)
         turns[host.machine] = turn + 1
-        found.setdefault(turn, []).append(number)
-    return found.values()
+        by_turn.setdefault(turn, []).append(number)
+    return by_turn.values()

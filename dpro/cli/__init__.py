@@ -70,11 +70,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one command that is needed.
-
-        Args:
-            ctx: click's, not used.
-        """
+        """Import the one command that is needed."""
         if cmd_name not in COMMANDS:
             return None
         module, attribute, _ = COMMANDS[cmd_name]
@@ -85,11 +81,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; of one that does not exist, what comes nearest.
-
-        Args:
-            ctx: click's; it fails where no command is meant.
-        """
+        """The command that is meant; of one that does not exist, what comes nearest."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
@@ -99,21 +91,13 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, none of which is imported for it, and options.
-
-        Args:
-            ctx: click's.
-        """
+        """Commands, none of which is imported for it, and options."""
         from dpro.cli.completion import commands
 
         return [*commands(COMMANDS, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table above, importing none of them.
-
-        Args:
-            ctx: click's, not used.
-        """
+        """List the commands from the table above, importing none of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
 

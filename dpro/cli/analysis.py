@@ -1,20 +1,26 @@
-"""What the analysing commands share: open a run, build its graph."""
+"""What commands share that read a run: open it, with progress and warnings on stderr, and build its graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.completion import ranges as complete_ranges
+from dpro.cli.output import progress, stderr_console, warn
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
     from polars import DataFrame
 
     from dpro.analysis.analysis import Analysis
+    from dpro.ingest.importer import Progress
     from dpro.selection import Ranges, RankChoice
+    from dpro.store import Run
+
 
 run_argument = click.argument("run", type=click.Path(), metavar="RUN")
 
@@ -78,15 +84,11 @@ network_option = click.option(
 def analyse(path: str, network_table: str | None = None, device_tables: Sequence[str] = ()) -> Analysis:
     """Open RUN (importing it if it is not a run directory yet) and build its graph, or find it in the cache.
 
-    Args:
-        network_table: a file of what communication takes, if the user gave one.
-
     Raises:
         InputError: RUN or a table cannot be read.
         Unanswerable: it holds no spans.
     """
     from dpro.analysis.analysis import Analysis
-    from dpro.cli.runs import open_or_import
 
     network = read_network(network_table)
     products = _products(device_tables) if device_tables else None
@@ -122,7 +124,6 @@ def _recorded(path: str) -> DataFrame:
         InputError: it is a folder of something else: that need not be traces, which take long to import.
     """
     from dpro.analysis.analysis import Analysis
-    from dpro.cli.runs import open_or_import
     from dpro.errors import InputError
     from dpro.opening import holds_traces
     from dpro.replay.devices.sources import FILE
@@ -142,7 +143,6 @@ def with_graph(analysis: Analysis) -> Analysis:
         Unanswerable: it holds no spans.
     """
     from dpro.analysis.graphs import ranks_built_once
-    from dpro.cli.output import progress
 
     if context := click.get_current_context(silent=True):
         context.with_resource(ranks_built_once())
@@ -150,3 +150,40 @@ def with_graph(analysis: Analysis) -> Analysis:
         analysis.report_progress = report
         _ = analysis.trust
     return analysis
+
+
+def open_or_import(path: str | os.PathLike[str]) -> Run:
+    """Open a run; import what is not one, and repeat the warnings of its import.
+
+    Raises:
+        InputError: as `open_path`.
+    """
+    run = open_quietly(path)
+    if run.source is not None:
+        for warning in run.manifest.warnings:
+            warn(warning)
+    return run
+
+
+def open_quietly(path: str | os.PathLike[str]) -> Run:
+    """Open a run; import what is not one. Warnings stay in its manifest.
+
+    Raises:
+        InputError: as `open_path`.
+    """
+    from dpro.opening import open_path
+
+    return open_path(path, progress_bar)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on stderr of bytes read and time left; nothing where stderr is no terminal."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = stderr_console()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading traces", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -58,8 +58,8 @@ def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
     key, equals, _ = last.partition("=")
     if equals:
         return [(f"{done}{key}={word}", "") for word in (keys[key].choices if key in keys else ())]
-    known = {part.partition("=")[0] for part in before}
-    return [(f"{done}{each}=", key.help) for each, key in keys.items() if each not in known]
+    given_keys = {part.partition("=")[0] for part in before}
+    return [(f"{done}{name}=", key.help) for name, key in keys.items() if name not in given_keys]
 
 
 def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -70,28 +70,24 @@ def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> 
 
 
 def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Examples of what `--steps` and `--ranks` take.
-
-    Args:
-        option: the option; its name is `steps` or `ranks`.
-    """
+    """Examples of what `--steps` and `--ranks` take."""
     of = option.name
-    known = [
+    examples = [
         ("3", f"one of the {of}"),
         ("3-8", f"{of} from 3 to 8, both included"),
         ("3,5,7-9", f"several {of}"),
     ]
-    return _that_begin(known, typed)
+    return _that_begin(examples, typed)
 
 
-def _that_begin(known: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
-    return [CompletionItem(text, help=meaning or None) for text, meaning in known if text.startswith(typed)]
+def _that_begin(words: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
+    return [CompletionItem(text, help=meaning or None) for text, meaning in words if text.startswith(typed)]
 
 
-def commands(known: dict[str, Any], typed: str) -> list[CompletionItem]:
+def commands(table: dict[str, Any], typed: str) -> list[CompletionItem]:
     """Commands, without any of them being loaded.
 
     Args:
-        known: by name; of each its module, its attribute there, and a line of help.
+        table: by name; of each its module, its attribute there, and a line of help.
     """
-    return _that_begin([(name, line) for name, (_, _, line) in known.items()], typed)
+    return _that_begin([(name, line) for name, (_, _, line) in table.items()], typed)

@@ -68,7 +68,7 @@ def demo(output: Path | None, as_json: bool) -> None:
         )
         healthy = _record(folder / "healthy")
     analysis = analyse(str(faulty))
-    found, predictions = diagnose_replay(analysis), _predictions(analysis)
+    diagnosis, predictions = diagnose_replay(analysis), _predictions(analysis)
     saved = _really_saved(analysis, healthy) if healthy else None
     if as_json:
         from dpro.analysis.answers.demo import DemoDocument
@@ -79,7 +79,7 @@ def demo(output: Path | None, as_json: bool) -> None:
         document = DemoDocument(
             run=analysis.run.label,
             replay=replay_document(analysis),
-            diagnose=diagnosis_document(found),
+            diagnose=diagnosis_document(diagnosis),
             predictions=list(map(prediction_document, predictions)),
             really_saved_ms=saved,
         )
@@ -90,8 +90,8 @@ def demo(output: Path | None, as_json: bool) -> None:
     _section("How well the replay matches what was measured")
     _print_fit(analysis)
     _section("What is wrong")
-    print_diagnosis(found)
-    if saved is not None and found.findings:
+    print_diagnosis(diagnosis)
+    if saved is not None and diagnosis.findings:
         click.echo(
             f"  Checked: recorded without the fault, the same job really takes {saved:.1f} ms less per step."
         )
@@ -149,7 +149,7 @@ def _predictions(analysis: Analysis) -> list[Prediction]:
 
 def _really_saved(analysis: Analysis, healthy: Path) -> float:
     """Difference of the two jobs' typical steps, ms; only steps that no deep window slowed down."""
-    from dpro.cli.runs import open_or_import
+    from dpro.cli.analysis import open_or_import
 
     return ms(typical_step_ns(analysis.run) - typical_step_ns(open_or_import(healthy)))
 

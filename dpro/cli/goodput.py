@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.options import NumberRange
 from dpro.cli.output import console, json_option, print_json, warn
-from dpro.cli.ranges import NumberRange
-from dpro.errors import UsageError
+from dpro.errors import InputError, UsageError
+from dpro.remote import is_url
 from dpro.units import NS_PER_H, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from dpro.goodput.recovery.outlook import GoodputPrediction, OutlookDocument
     from dpro.goodput.recovery.rates import FailureRate
     from dpro.goodput.throughput import ThroughputDocument
-from typing import TYPE_CHECKING
-
-from dpro.errors import InputError
-from dpro.remote import is_url
-
-if TYPE_CHECKING:
     from dpro.store import Run
 
 
@@ -130,9 +125,9 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     from dpro.goodput.life import life_of
 
     with ExitStack() as stack:
-        found = [opened(path, stack) for path in runs_of(runs)]
-        life = life_of(found)
-        ensure_one_job(life.attempts, found)
+        opened_runs = [opened(path, stack) for path in runs_of(runs)]
+        life = life_of(opened_runs)
+        ensure_one_job(life.attempts, opened_runs)
         document = goodput_document(life, runs)
         if asked["edits"] or asked["hours"] or any(asked[name] for name in SOURCES):
             from dpro.goodput.recovery.outlook import outlook
@@ -177,11 +172,11 @@ def _print(document: GoodputDocument) -> None:
         f"goodput {document.goodput:.1%} of {wall} on {_ranks(document.ranks)}; "
         f"{document.steps:,} steps in {count} attempt{'s' * (count != 1)}; ETTR {document.ettr:.1%}"
     )
-    largest = max((each.share for each in document.classes), default=1.0)
-    for each in document.classes:
-        bar = "█" * round(BAR * each.share / largest)
-        took = format_duration(each.rank_hours * NS_PER_H / max(document.ranks, 1))
-        out.print(f"  {each.class_.replace('_', ' '):<14}{each.share:>7.2%}  {took:>9} a rank  {bar}")
+    largest = max((part.share for part in document.classes), default=1.0)
+    for part in document.classes:
+        bar = "█" * round(BAR * part.share / largest)
+        took = format_duration(part.rank_hours * NS_PER_H / max(document.ranks, 1))
+        out.print(f"  {part.class_.replace('_', ' '):<14}{part.share:>7.2%}  {took:>9} a rank  {bar}")
     for line in _throughput(document.throughput):
         out.print(line)
     if document.saving_background_s:
@@ -193,17 +188,17 @@ def _print(document: GoodputDocument) -> None:
         _print_outlook(document.outlook)
 
 
-def _throughput(found: ThroughputDocument) -> list[str]:
+def _throughput(throughput: ThroughputDocument) -> list[str]:
     """MFU and tokens per second, in steps and over all the time; or why they are not known."""
-    lines = [f"MFU: not known: {found.mfu_unknown}"]
-    if found.mfu is not None and found.mfu_overall is not None:
-        lines = [f"MFU: {found.mfu:.1%} in steps, {found.mfu_overall:.1%} over all the time"]
-    each, overall, what = found.tokens_per_s, found.tokens_per_s_overall, "tokens"
-    if each is None:
-        each, overall, what = found.samples_per_s, found.samples_per_s_overall, "samples"
-    if each is None or overall is None:
-        return [*lines, f"tokens per second: not known: {found.rate_unknown}"]
-    return [*lines, f"{what} per second: {each:,.4g} in steps, {overall:,.4g} over all the time"]
+    lines = [f"MFU: not known: {throughput.mfu_unknown}"]
+    if throughput.mfu is not None and throughput.mfu_overall is not None:
+        lines = [f"MFU: {throughput.mfu:.1%} in steps, {throughput.mfu_overall:.1%} over all the time"]
+    rate, overall, what = throughput.tokens_per_s, throughput.tokens_per_s_overall, "tokens"
+    if rate is None:
+        rate, overall, what = throughput.samples_per_s, throughput.samples_per_s_overall, "samples"
+    if rate is None or overall is None:
+        return [*lines, f"tokens per second: not known: {throughput.rate_unknown}"]
+    return [*lines, f"{what} per second: {rate:,.4g} in steps, {overall:,.4g} over all the time"]
 
 
 def _progress(attempt: AttemptDocument) -> str:
@@ -230,16 +225,16 @@ def _print_outlook(outlook: OutlookDocument) -> None:
         f"Predicted for {hosts} with {often} failures, by {outlook.rate}: ETTR {base.goodput:.1%} "
         f"({base.low:.1%} to {base.high:.1%} in nine of ten simulated jobs)"
     )
-    gaining = [each for each in changes if each.gain_h is not None and each.gain_h >= MIN_GAIN_H]
+    gaining = [change for change in changes if change.gain_h is not None and change.gain_h >= MIN_GAIN_H]
     if gaining:
         out.print(f"Hours of training that a change gains in these {outlook.hours:,.5g} h, most first:")
-    for each in gaining:
-        _print_change(each)
-    others = [each for each in changes if each not in gaining]
+    for change in gaining:
+        _print_change(change)
+    others = [change for change in changes if change not in gaining]
     if others:
         out.print("These gain nothing:" if gaining else "No change that was tried gains anything:")
-    for each in others:
-        _print_change(each)
+    for change in others:
+        _print_change(change)
     if not outlook.stages.get("every") and not any("checkpoint:" in edit for edit in _edits(changes)):
         out.print(
             "The job saved no checkpoint, so that a failure loses all its steps: --edit "
@@ -249,12 +244,12 @@ def _print_outlook(outlook: OutlookDocument) -> None:
 
 
 def _edits(changes: Sequence[GoodputPrediction]) -> list[str]:
-    return [edit for each in changes for edit in each.edits]
+    return [edit for change in changes for edit in change.edits]
 
 
 def _print_change(change: GoodputPrediction) -> None:
     hours = (change.gain_h or 0.0, change.gain_low_h or 0.0, change.gain_high_h or 0.0)
-    mean, low, high = (round(each, 1) + 0.0 for each in hours)  # no -0.0
+    mean, low, high = (round(value, 1) + 0.0 for value in hours)  # no -0.0
     gained = f"{mean:+9,.1f} h ({low:+,.1f} to {high:+,.1f})"
     what = ", ".join(IN_WORDS[edit.partition(":")[0]] for edit in change.edits)
     console().print(f"{gained}  ETTR {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")
@@ -277,7 +272,7 @@ def runs_of(given: Sequence[str]) -> list[str]:
     """
     from dpro.cli.run.offered import runs_in, why_not
 
-    found: list[str] = []
+    paths: list[str] = []
     for path in given:
         inside = [] if is_url(path) else runs_in(Path(path))
         broken = {run: why for run in inside if (why := why_not(run))}
@@ -285,8 +280,8 @@ def runs_of(given: Sequence[str]) -> list[str]:
             raise InputError(f"{path}: none of its runs can be opened; {inside[0]}: {broken[inside[0]]}")
         for run, why in broken.items():
             warn(f"{run}: left out: {why}")
-        found += [str(run) for run in inside if run not in broken] if inside else [path]
-    return found
+        paths += [str(run) for run in inside if run not in broken] if inside else [path]
+    return paths
 
 
 def opened(path: str, until: ExitStack) -> Run:
@@ -295,8 +290,8 @@ def opened(path: str, until: ExitStack) -> Run:
     Raises:
         InputError: as `dpro.opening.open_path`.
     """
-    from dpro.cli.run.live import is_live
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
+    from dpro.cli.run.offered import is_live
 
     if is_url(path) or not is_live(Path(path)):
         return open_quietly(path)

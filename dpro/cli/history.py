@@ -27,7 +27,7 @@ def history(host: str, clear: bool, as_json: bool) -> None:
 
     from msgspec.structs import replace
 
-    from dpro.history.store import HistoryDocument, forget, history_path, remembered
+    from dpro.history import HistoryDocument, forget, history_path, remembered
 
     path = history_path()
     cleared = forget(host) if clear and path is not None else 0

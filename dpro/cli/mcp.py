@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from dpro.cli.options import DAY_S, NumberRange
 from dpro.cli.output import protocol_on_stdout
-from dpro.cli.ranges import DAY_S, NumberRange
 from dpro.errors import needs_extra
 
 

@@ -258,9 +258,6 @@ def whole_file(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> Path:
     """Write a file, whole or not at all, and return where.
 
-    Args:
-        path: where; a file that is there is replaced.
-
     Raises:
         UsageError: it cannot be written.
     """

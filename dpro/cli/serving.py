@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.options import NumberRange
 from dpro.cli.output import console, json_option, print_json
-from dpro.cli.ranges import NumberRange
 from dpro.errors import UsageError
 from dpro.units import format_ms
 
@@ -64,7 +64,7 @@ def serving(run: str, as_json: bool, **asked: Any) -> None:
     """
     import msgspec
 
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
     from dpro.serving.document import serving_document
 
     opened = open_quietly(run)
@@ -91,8 +91,8 @@ def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
     from dpro.serving.outlook import Limits, predictions, search
 
     logs = {file: read_requests([Path(file)]).requests for file in logs_of(asked["edits"])}
-    known = {each.name: asked[each.name] for each in fields(Limits) if each.name in asked}
-    limits = Limits(**known, logs=logs)
+    given = {limit.name: asked[limit.name] for limit in fields(Limits) if limit.name in asked}
+    limits = Limits(**given, logs=logs)
     if not (asked["ttft_ms"] or asked["tpot_ms"]):
         return predictions(run, asked["edits"], limits)
     if asked["edits"]:
@@ -137,9 +137,9 @@ def _print_latency(document: ServingDocument) -> None:
     table = Table(
         "measure, ms", "requests", "mean", "p50", "p90", "p99", title=_rates(document), title_justify="left"
     )
-    for name, each in document.latency.items():
-        values = (number(value) for value in (each.mean, each.p50, each.p90, each.p99))
-        table.add_row(name.removesuffix("_ms"), str(each.requests), *values)
+    for name, figures in document.latency.items():
+        values = (number(value) for value in (figures.mean, figures.p50, figures.p90, figures.p99))
+        table.add_row(name.removesuffix("_ms"), str(figures.requests), *values)
     console().print(table)
     if document.waited:
         parts = ", ".join(
@@ -176,14 +176,14 @@ def _print_iterations(document: ServingDocument) -> None:
     if not document.iterations:
         return
     table = Table("iterations", "count", "mean ms", "p99 ms", "share", "prompt tokens", "requests")
-    for each in document.iterations:
-        said = ("" if value is None else number(value) for value in (each.prefill_tokens, each.requests))
+    for kind in document.iterations:
+        said = ("" if value is None else number(value) for value in (kind.prefill_tokens, kind.requests))
         table.add_row(
-            each.kind,
-            f"{each.count:,}",
-            number(each.mean_ms),
-            number(each.p99_ms),
-            f"{each.share:.0%}",
+            kind.kind,
+            f"{kind.count:,}",
+            number(kind.mean_ms),
+            number(kind.p99_ms),
+            f"{kind.share:.0%}",
             *said,
         )
     console().print(table)
@@ -197,16 +197,16 @@ def _print_predictions(predictions: list[ServingPrediction]) -> None:
     from dpro.serving.latency import number
 
     out = console()
-    if any(each.requests_per_s is not None for each in predictions):
+    if any(prediction.requests_per_s is not None for prediction in predictions):
         out.print("\nThe most arrivals of one engine that keep the goal (0: none that was tried):")
-    for each in predictions[:MAX_PREDICTIONS]:
-        proven = "" if each.proven else "  (unproven)"
-        name = " and ".join(each.edits) or "as it is"
-        if each.requests_per_s is not None:
-            out.print(f"{number(each.requests_per_s):>8} arrivals/s  {name}{proven}", markup=False)
+    for prediction in predictions[:MAX_PREDICTIONS]:
+        proven = "" if prediction.proven else "  (unproven)"
+        name = " and ".join(prediction.edits) or "as it is"
+        if prediction.requests_per_s is not None:
+            out.print(f"{number(prediction.requests_per_s):>8} arrivals/s  {name}{proven}", markup=False)
             continue
         out.print(f"\n{name}{proven}", markup=False)
-        for figure in each.figures:
+        for figure in prediction.figures:
             was = "" if figure.measured is None else f"{number(figure.measured)} → "
             interval = f"({number(figure.low)} to {number(figure.high)})"
             out.print(f"  {figure.name:<16}{was}{number(figure.predicted)}  {interval}", markup=False)

@@ -39,15 +39,15 @@ def change_points(values: Values, least: float, chance: float = CHANCE, clear: f
     Returns:
         Index of the first value of each level but the first, ascending.
     """
-    found: list[int] = []
+    cuts: list[int] = []
     waiting = [(0, values.size)]
     while waiting:
         begin, end = waiting.pop()
         cut = _cut(values[begin:end], least, chance, clear)
         if cut:
-            found.append(begin + cut)
+            cuts.append(begin + cut)
             waiting += [(begin, begin + cut), (begin + cut, end)]
-    return sorted(found)
+    return sorted(cuts)
 
 
 def _cut(values: Values, least: float, most: float, clear: float) -> int:

@@ -15,16 +15,14 @@ import polars as pl
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.rebalanced import BalancedJob, rebalance
-from dpro.detect.network.timed_calls import traffic_of_calls, traffic_of_sends
-from dpro.detect.network.traffic import Traffic, traffic_of
+from dpro.detect.network.traffic import Traffic, traffic_of, traffic_of_calls, traffic_of_sends
 from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
-from dpro.detect.stragglers.persistent import find_persistent
-from dpro.detect.stragglers.replayed import find_stragglers
+from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
+from dpro.detect.uneven_work import BalancedJob, rebalance
 from dpro.replay.graph import Graph
 from dpro.replay.steps.durations import steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType, field
 
 from dpro.documents import DocumentPart
+from dpro.units import ms
 
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
 
@@ -45,9 +47,34 @@ class Finding:
         return f"{self.component_kind} {self.component_id}"
 
     @property
+    def of_job(self) -> bool:
+        """Whether it is about the job as a whole, and no part of it is at fault."""
+        return self.component_kind == "job"
+
+    @property
+    def of_hang(self) -> bool:
+        """Whether it is about what ended the steps: ranks that are stuck or dead."""
+        return self.class_.startswith(("hang.", "dead."))
+
+    @property
+    def cost_ms(self) -> float | None:
+        """What it costs per step; None where there are no more steps."""
+        return None if self.of_hang else ms(self.cost_ns)
+
+    @property
     def title(self) -> str:
         """What is wrong with what: `slow.host: rank 1`."""
         return f"{self.class_}: {self.component}"
+
+
+def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, costliest first."""
+    return sorted(findings, key=lambda finding: -finding.cost_ns)
+
+
+def ranks_of(findings: Iterable[Finding]) -> set[int]:
+    """The ranks that any of the findings is about."""
+    return {rank for finding in findings for rank in finding.ranks}
 
 
 class ComponentDocument(DocumentPart, frozen=True):
@@ -88,19 +115,15 @@ class FindingDocument(DocumentPart, frozen=True):
     axis: str | UnsetType = UNSET
 
 
-def finding_document(finding: Finding, cost_ms: float | None) -> FindingDocument:
-    """A finding for programs.
-
-    Args:
-        cost_ms: what it costs per step; None where there are no more steps.
-    """
+def finding_document(finding: Finding) -> FindingDocument:
+    """A finding for programs."""
     return FindingDocument(
         class_=finding.class_,
         component=ComponentDocument(finding.component_kind, finding.component_id),
         ranks=list(finding.ranks),
         severity=finding.severity,
         confidence=finding.confidence,
-        cost_ms_per_step=cost_ms,
+        cost_ms_per_step=finding.cost_ms,
         evidence=list(finding.evidence),
         axis=finding.axis or UNSET,
     )

@@ -19,10 +19,10 @@ import msgspec
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from dpro.detect.findings import ComponentDocument, Finding
+from dpro.detect.findings import ComponentDocument, Finding, ranks_of
 from dpro.documents import SCHEMA_VERSION, DocumentPart, encode, finite
 from dpro.folders import lock
-from dpro.units import NS_PER_MS, ms
+from dpro.units import NS_PER_MS
 
 FOLDER = "findings"
 FILE = "findings.jsonl"
@@ -103,13 +103,9 @@ class Notice:
     """A finding begins or ends.
 
     Attributes:
-        event: `begins` or `ends`.
         number: of the finding, from 1; the same when it begins and when it ends.
-        time_ns: when this was noticed.
         step: the latest step then, -1 unknown.
-        finding: what was found.
         why: why it ended; empty when it begins.
-        source: which detector found it.
     """
 
     event: str
@@ -122,22 +118,21 @@ class Notice:
 
     def document(self) -> NoticeDocument:
         """Return it as a line of the log has it: the finding's own keys, and when."""
-        found = self.finding
-        hangs = found.class_.startswith(("hang", "dead"))
+        finding = self.finding
         return NoticeDocument(
             event=self.event,
             number=self.number,
             time_ns=self.time_ns,
             step=self.step,
-            class_=found.class_,
-            component=ComponentDocument(found.component_kind, found.component_id),
-            ranks=list(found.ranks),
-            severity=finite(found.severity),
-            confidence=finite(found.confidence),
-            cost_ms_per_step=None if hangs else finite(ms(found.cost_ns)),
-            evidence=list(found.evidence),
+            class_=finding.class_,
+            component=ComponentDocument(finding.component_kind, finding.component_id),
+            ranks=list(finding.ranks),
+            severity=finite(finding.severity),
+            confidence=finite(finding.confidence),
+            cost_ms_per_step=finite(finding.cost_ms),
+            evidence=list(finding.evidence),
             why=self.why,
-            cause=found.cause,
+            cause=finding.cause,
             detector=self.source,
         )
 
@@ -180,7 +175,7 @@ class OpenFindings:
     @property
     def findings(self) -> list[Finding]:
         """The findings that hold now."""
-        return [each.finding for each in self._open.values()]
+        return [item.finding for item in self._open.values()]
 
     def resume(self, notices: Iterable[NoticeDocument]) -> None:
         """Continue where an earlier watcher of the run stopped: what it began and did not end still holds.
@@ -199,32 +194,32 @@ class OpenFindings:
 
     def ranks(self, source: str) -> set[int]:
         """Return the ranks that one detector's open findings name."""
-        own = [each.finding for (detector, _), each in self._open.items() if detector == source]
-        return {rank for finding in own if finding.component_kind != "job" for rank in finding.ranks}
+        findings = [item.finding for (detector, _), item in self._open.items() if detector == source]
+        return ranks_of(finding for finding in findings if not finding.of_job)
 
     def observe(
-        self, source: str, found: Iterable[Finding], step: int, patience: int, why: str
+        self, source: str, findings: Iterable[Finding], step: int, patience: int, why: str
     ) -> list[Notice]:
         """Compare what one detector finds now with its open findings.
 
         Args:
             step: the latest step, -1 unknown.
-            patience: number of steps for which an open finding may be missing from `found` before it ends.
+            patience: number of steps for which an open finding may be missing from `findings` before it ends.
 
         Returns:
             A notice for each finding that begins and for each that ends.
         """
         notices = []
-        for finding in found:
+        for finding in findings:
             key = source, identity_of(finding)
-            known = self._open.get(key)
-            if known is None:
-                known = _Open(self._next, finding, step)
+            earlier = self._open.get(key)
+            if earlier is None:
+                earlier = _Open(self._next, finding, step)
                 notices.append(Notice(BEGINS, self._next, time.time_ns(), step, finding, source=source))
                 self._next += 1
-            self._open[key] = _Open(known.number, known.finding, step)
-        for key, each in list(self._open.items()):
-            if key[0] == source and step - each.seen_at > patience:
+            self._open[key] = _Open(earlier.number, earlier.finding, step)
+        for key, item in list(self._open.items()):
+            if key[0] == source and step - item.seen_at > patience:
                 notices.append(self._close(key, step, why))
         return notices
 
@@ -241,8 +236,8 @@ class OpenFindings:
         return [self._close(key, step, why) for key in list(self._open) if source in (None, key[0])]
 
     def _close(self, key: tuple[str, Identity], step: int, why: str) -> Notice:
-        each = self._open.pop(key)
-        return Notice(ENDS, each.number, time.time_ns(), step, each.finding, why, key[0])
+        closed = self._open.pop(key)
+        return Notice(ENDS, closed.number, time.time_ns(), step, closed.finding, why, key[0])
 
 
 def identity_of(finding: Finding) -> Identity:
@@ -262,14 +257,14 @@ class FindingsLog:
         self.folder = run / FOLDER
         self.folder.mkdir(exist_ok=True)
         file = (self.folder / FILE).open("ab", buffering=0)
-        mine = False
+        is_writer = False
         with suppress(OSError):  # its file system cannot lock
-            mine = lock(file, wait=False)
-        if not mine:
+            is_writer = lock(file, wait=False)
+        if not is_writer:
             file.close()
-        self._file: IO[bytes] | None = file if mine else None
+        self._file: IO[bytes] | None = file if is_writer else None
         # An earlier writer may have been killed within a line.
-        self._is_cut = mine and os.fstat(file.fileno()).st_size > 0
+        self._is_cut = is_writer and os.fstat(file.fileno()).st_size > 0
 
     @property
     def is_writer(self) -> bool:
@@ -298,35 +293,35 @@ class FindingsLog:
 def read_log(run: Path) -> list[NoticeDocument]:
     """Return the notices of a run's log in order, without lines that were cut off; empty without a log."""
     path = run / FOLDER / FILE
-    found = []
+    notices = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         with suppress(ValueError):
-            found.append(msgspec.json.decode(line, type=NoticeDocument))
-    return found
+            notices.append(msgspec.json.decode(line, type=NoticeDocument))
+    return notices
 
 
 def logged_findings(run: Path) -> list[LoggedFinding]:
     """Return each finding of a run's log once, with when and why it ended."""
-    found: dict[int, LoggedFinding] = {}
+    findings: dict[int, LoggedFinding] = {}
     for notice in read_log(run):
         if notice.event == BEGINS:
             begun = asdict(notice)
             del begun["event"]
-            found[notice.number] = LoggedFinding(**begun, over_ns=-1)
-        elif notice.number in found:
-            ended = replace(found[notice.number], over_ns=notice.time_ns, why=notice.why)
-            found[notice.number] = ended
-    return list(found.values())
+            findings[notice.number] = LoggedFinding(**begun, over_ns=-1)
+        elif notice.number in findings:
+            ended = replace(findings[notice.number], over_ns=notice.time_ns, why=notice.why)
+            findings[notice.number] = ended
+    return list(findings.values())
 
 
-def describe_logged(found: Iterable[LoggedFinding]) -> list[str]:
+def describe_logged(findings: Iterable[LoggedFinding]) -> list[str]:
     """Return a line for each finding of `logged_findings`."""
     lines = []
-    for each in found:
-        when = time_of_day(each.time_ns)
-        until = f", {_end_in_words(each)}" if each.over_ns > 0 else ""
-        component = f"{each.component.kind} {each.component.id}"
-        lines.append(f"at {when}, step {each.step}: {each.class_}: {component}{until}")
+    for finding in findings:
+        when = time_of_day(finding.time_ns)
+        until = f", {_end_in_words(finding)}" if finding.over_ns > 0 else ""
+        component = f"{finding.component.kind} {finding.component.id}"
+        lines.append(f"at {when}, step {finding.step}: {finding.class_}: {component}{until}")
     return lines
 
 

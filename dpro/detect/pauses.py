@@ -2,9 +2,8 @@
 
 In: steps and counters, which are always recorded; own times of ranks where counters do not explain a pause.
 Out: a finding for each kind of pause that takes enough of the wall time: in which steps, which ranks work in
-them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.durations`, of what
-kind by `kinds.py`. A job that is slower for good has none by that; nor has one of which single steps are a
-little longer.
+them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.durations`. A job
+that is slower for good has none by that; nor has one of which single steps are a little longer.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import ranks_in_words
 from dpro.replay.steps.durations import StepSeries, step_series
 from dpro.replay.steps.host import host_facts
 from dpro.units import NS_PER_S, format_bytes, format_duration
-from dpro.words import few
+from dpro.words import few, ordinal, ranks_in_words
 
 # Whether something that happens in some steps does so regularly, and in which words.
 
@@ -92,12 +90,6 @@ def _in_step(steps: Ints, seen: Ints, period: int) -> bool:
     return bool(counts.max() >= REGULAR * steps.size and counts.max() >= REGULAR * due.size)
 
 
-def ordinal(number: int) -> str:
-    """`1st`, `2nd`, `40th`."""
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
-
-
 # The kind of each pause, and which ranks work in it, from what the host counted in its steps.
 
 EXPLAINED = 0.5  # of a pause, on some rank: what it is of
@@ -125,9 +117,7 @@ class Pause:
     """One pause.
 
     Attributes:
-        step: which.
         longer_ns: by how much its step is longer than usual.
-        lost_ns: what it costs the job.
         kind: what it is of.
         explained: share of it that is.
         ranks: which work in it; empty where that is not known.
@@ -142,40 +132,43 @@ class Pause:
 
 
 def pauses_of(
-    series: StepSeries, steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]
+    series: StepSeries,
+    steps: pl.DataFrame,
+    counters: pl.DataFrame,
+    read_own: Callable[[], pl.DataFrame],
 ) -> list[Pause]:
     """What each pause of a job is of, in order.
 
     Args:
-        own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
+        read_own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
-    at = np.flatnonzero(series.paused)
-    times = {int(series.steps[each]): series.times[each] - series.usual[each] for each in at}
-    lost = {int(series.steps[each]): float(series.lost[each]) for each in at}
+    paused = np.flatnonzero(series.paused)
+    times = {int(series.steps[row]): series.times[row] - series.usual[row] for row in paused}
+    lost = {int(series.steps[row]): float(series.lost[row]) for row in paused}
     more = _counted(series, host_facts(steps, counters))
     explained = {step: _explained(more.get(step, {}), longer) for step, longer in times.items()}
     if not all(kind for kind, *_ in explained.values()):
-        mine = _more_of_own(series, own())
+        more_of_own = _more_of_own(series, read_own())
         explained |= {
-            step: _unexplained(more.get(step, {}), mine.get(step, {}), times[step])
+            step: _unexplained(more.get(step, {}), more_of_own.get(step, {}), times[step])
             for step, (kind, *_) in explained.items()
             if not kind
         }
     begun = _begun(steps, counters)
-    found = []
+    pauses = []
     for step, (kind, share, ranks) in explained.items():
         kind = begun.get(step, kind) if kind == DATA else kind
-        found.append(Pause(step, float(times[step]), lost[step], kind, share, ranks))
-    return found
+        pauses.append(Pause(step, float(times[step]), lost[step], kind, share, ranks))
+    return pauses
 
 
 def _belongs(series: StepSeries) -> pl.DataFrame:
     """To which pause a step belongs, `step` and `pause`: itself, or one that soon follows."""
     rows, last = [], -1
-    for at in np.flatnonzero(series.paused).tolist():
-        first = max(at - LOOK_BACK, last + 1)
-        rows += [(int(series.steps[each]), int(series.steps[at])) for each in range(first, at + 1)]
-        last = at
+    for paused in np.flatnonzero(series.paused).tolist():
+        first = max(paused - LOOK_BACK, last + 1)
+        rows += [(int(series.steps[row]), int(series.steps[paused])) for row in range(first, paused + 1)]
+        last = paused
     return pl.DataFrame(rows, schema={"step": pl.Int64, "pause": pl.Int64}, orient="row")
 
 
@@ -189,7 +182,7 @@ def _more(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.Data
     usual = ordinary.group_by("rank").agg(pl.col(columns).median().name.suffix("_usual"))
     beyond = [(pl.col(name) - pl.col(f"{name}_usual").fill_null(0.0)).clip(0.0) for name in columns]
     within = rows.join(belongs, on="step").join(usual, on="rank", how="left")
-    return within.group_by("pause", "rank").agg(each.sum() for each in beyond).sort("pause", "rank")
+    return within.group_by("pause", "rank").agg(growth.sum() for growth in beyond).sort("pause", "rank")
 
 
 def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dict[str, float]]]:
@@ -201,10 +194,10 @@ def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dic
     return more
 
 
-def _more_of_own(series: StepSeries, own: pl.DataFrame) -> dict[int, dict[int, float]]:
+def _more_of_own(series: StepSeries, own_times: pl.DataFrame) -> dict[int, dict[int, float]]:
     """By how much ranks worked longer of their own than in ordinary steps: by pause, by rank, ns."""
     more: dict[int, dict[int, float]] = {}
-    rows = own.select("rank", "step", pl.col("own_ns").cast(pl.Float64))
+    rows = own_times.select("rank", "step", pl.col("own_ns").cast(pl.Float64))
     for pause, rank, value in _more(series, rows, ["own_ns"]).iter_rows():
         more.setdefault(pause, {})[rank] = value
     return more
@@ -223,15 +216,15 @@ def _explained(more: dict[int, dict[str, float]], longer: float) -> tuple[str, f
         for rank, of_rank in more.items()
         if of_rank["no_grad_ns"] >= PART * longer
     }
-    ranks = tuple(rank for rank, both in validating.items() if both >= enough)
+    ranks = tuple(rank for rank, ns in validating.items() if ns >= enough)
     return (VALIDATION, min(max(validating.values()) / longer, 1.0), ranks) if ranks else ("", 0.0, ())
 
 
 def _unexplained(
-    more: dict[int, dict[str, float]], own: dict[int, float], longer: float
+    more: dict[int, dict[str, float]], more_of_own: dict[int, float], longer: float
 ) -> tuple[str, float, tuple[int, ...]]:
     """Who works in a pause that no counter explains, and whether that is work at all."""
-    ranks = tuple(rank for rank, value in own.items() if value >= EXPLAINED * longer)
+    ranks = tuple(rank for rank, value in more_of_own.items() if value >= EXPLAINED * longer)
     computing = max((more.get(rank, {}).get(_CPU, 0.0) for rank in ranks), default=0.0)
     return BUSY if computing >= EXPLAINED * longer else IDLE, 0.0, ranks
 
@@ -307,9 +300,6 @@ class PauseGroup:
     """The pauses of a kind, and which ranks work in them.
 
     Attributes:
-        kind: what they are of.
-        pauses: in order.
-        recurrence: how regular they are.
         ranks: which work in nearly all of them.
         some: which work in any.
     """
@@ -326,7 +316,9 @@ class PauseGroup:
         return sum(pause.lost_ns for pause in self.pauses)
 
 
-def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]) -> LostTime:
+def find_pauses(
+    steps: pl.DataFrame, counters: pl.DataFrame, read_own: Callable[[], pl.DataFrame]
+) -> LostTime:
     """Find what time is lost to, if some steps take far longer than all others.
 
     The cost of a finding is what its pauses take beyond what their steps usually would, averaged over all
@@ -334,22 +326,24 @@ def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], p
 
     Args:
         steps, counters: the tables; times of each rank on its own clock.
-        own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
+        read_own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
     series = step_series(steps)
     if series is None or not series.paused.any():
         return LostTime([], [])
-    pauses = _not_ours(pauses_of(series, steps, counters, own), steps)
+    pauses = _not_ours(pauses_of(series, steps, counters, read_own), steps)
     first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
     groups = _groups([pause for pause in pauses if pause.step not in first], series)
-    groups = sorted((each for each in groups if _matters(each, series)), key=lambda group: -group.lost_ns)
+    groups = sorted((group for group in groups if _matters(group, series)), key=lambda group: -group.lost_ns)
     num_ranks = steps["rank"].n_unique()
     more_lines = _names_of_steps(series, warm_up)
-    findings = [_finding(each, series, num_ranks, [*_saved(each, counters), *more_lines]) for each in groups]
+    findings = [
+        _finding(group, series, num_ranks, [*_saved(group, counters), *more_lines]) for group in groups
+    ]
     return LostTime(
         [*findings, *_long_warm_up(warm_up, series)],
-        sorted(pause.step for pauses in (warm_up, *(each.pauses for each in groups)) for pause in pauses),
+        sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
     )
 
 
@@ -410,11 +404,11 @@ def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more_lines: 
     of_one = len(group.ranks) == 1 and num_ranks > 1
     times, lost = len(group.pauses), group.lost_ns
     share = lost / float(series.times.sum())
-    each = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
+    length = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
     do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
     wait = ", the others wait" if of_one else ""
     evidence = (
-        f"{_who(group, num_ranks)} for {each} {group.recurrence.in_words()}{wait}; do: {do}",
+        f"{_who(group, num_ranks)} for {length} {group.recurrence.in_words()}{wait}; do: {do}",
         f"{group.recurrence.named()}: {times} of {series.times.size} steps, {share:.0%} of the wall time; "
         "the cost is the mean over all steps",
         *more_lines,
@@ -452,10 +446,10 @@ def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[str]:
     if group.kind != CHECKPOINT:
         return []
     saves = counters.filter(pl.col("counter").is_in(["checkpoint_save_ns", "checkpoint_save_bytes"]))
-    both = saves.pivot("counter", index=["rank", "time_ns"], values="value", aggregate_function="first")
-    if "checkpoint_save_bytes" not in both.columns:
+    saved = saves.pivot("counter", index=["rank", "time_ns"], values="value", aggregate_function="first")
+    if "checkpoint_save_bytes" not in saved.columns:
         return []
-    files = both.drop_nulls()
+    files = saved.drop_nulls()
     size, took = (float(files[name].sum()) for name in ("checkpoint_save_bytes", "checkpoint_save_ns"))
     return [
         f"files of {format_bytes(size / files.height)}, saved at {format_bytes(size / took * NS_PER_S)}/s"

@@ -4,7 +4,7 @@ In: the graph of such a run. Out: ratios of mean step times, and findings. The m
 "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025, sections 3
 and 4): the job is replayed without launch delays, and again with every operation taking the typical time of
 its kind over all ranks and steps; then with the own times of one group only, or with one group healed. All of
-it is a few columns of one batched replay.
+it is a few columns of one batched replay. Workers and stages are compared with equal micro-batches.
 """
 
 from __future__ import annotations
@@ -19,14 +19,22 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline
-from dpro.detect.findings import Finding
-from dpro.detect.imbalance.micro_batches import MicroBatches, equal_batches, variation_of
-from dpro.detect.significance import MIN_STEPS, clear_gain, confidence
+from dpro.detect.findings import Finding, costliest_first, ranks_of
+from dpro.detect.load_model import CLASS
+from dpro.detect.significance import MIN_COST, MIN_LATEST, MIN_STEPS, clear_gain, confidence
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import replay, replay_durations, step_times
+from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
+from dpro.replay.timeline import (
+    changed_step_times,
+    replay,
+    replay_durations,
+    step_ends,
+    step_lengths,
+    step_times,
+)
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.units import format_duration
 
@@ -80,20 +88,20 @@ def analyse_slowdown(graph: Graph) -> OperationsAnalysis:
     measured = replay(graph)
     delayed = float(step_times(graph, measured.start, measured.end)["duration_ns"].to_numpy().mean())
     free = without_launches(graph)
-    own, typical = free.nodes.duration, typical_durations(free)
+    as_recorded, typical = free.nodes.duration, typical_durations(free)
     by_rank = {rank: free.nodes.rank == rank for rank in sorted(free.places)}
     by_stage = _by_place(free, lambda place: place.stage)
     by_dp = _by_place(free, lambda place: place.dp)
     by_op = _by_kind(free)
     masks = [*by_rank.values(), *by_stage.values(), *by_dp.values(), *by_op.values()]
-    only = [np.where(mask, own, typical) for mask in masks]
-    healed = [np.where(mask, typical, own) for mask in (by_stage[max(by_stage)], *by_rank.values())]
-    means = replayed_steps(free, [own, typical, *only, *healed]).mean(axis=0)
+    only = [np.where(mask, as_recorded, typical) for mask in masks]
+    healed = [np.where(mask, typical, as_recorded) for mask in (by_stage[max(by_stage)], *by_rank.values())]
+    means = replayed_steps(free, [as_recorded, typical, *only, *healed]).mean(axis=0)
     step, even = float(means[0]), float(means[1])
     ratios, after = iter((means[2:] / even).tolist()), means[2 + len(only) :].tolist()
     slowdown_by_rank = {rank: next(ratios) for rank in by_rank}
     workers = _slowest(slowdown_by_rank)
-    worst = replayed_steps(free, [np.where(np.isin(free.nodes.rank, workers), typical, own)]).mean()
+    worst = replayed_steps(free, [np.where(np.isin(free.nodes.rank, workers), typical, as_recorded)]).mean()
     lost = step - even
     slowdown = Slowdown(
         total=step / even,
@@ -176,23 +184,19 @@ def diagnose_operations(graph: Graph, analysed: OperationsAnalysis) -> list[Find
 
     What varies with the data may hide a slow worker, or look like what one costs: so workers and stages are
     compared with equal micro-batches.
-
-    Args:
-        graph: the run's graph.
-        analysed: its `analyse_slowdown`.
     """
     free = without_launches(graph)
     equal, data = equal_batches(free)
     workers, stages = find_slow_workers(graph, analysed), find_uneven_stages(equal)
     if equal is not free:
         at_equal_work = find_slow_workers(equal, analyse_slowdown(equal))
-        named = {rank for finding in at_equal_work for rank in finding.ranks}
+        named = ranks_of(at_equal_work)
         # A single stage does not show what is a worker's and what its data's: an outlier stays anyway.
         alone = len({place.stage for place in graph.places.values()}) == 1
-        left = [each for each in workers if alone and not named & {*each.ranks}]
+        left = [finding for finding in workers if alone and not named & {*finding.ranks}]
         workers = [*at_equal_work, *left]
-        stages = [each for each in stages if is_longer_in_most(free, each)]
-    return sorted([*data, *workers, *stages], key=lambda finding: -finding.cost_ns)
+        stages = [finding for finding in stages if is_longer_in_most(free, finding)]
+    return costliest_first([*data, *workers, *stages])
 
 
 def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Finding]:
@@ -200,15 +204,11 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
 
     Peers are the other data-parallel ranks of the stage, which have the same work. The cost is that of the
     published method: the worker takes the typical times of all.
-
-    Args:
-        graph: with or without launch delays.
-        analysed: its `analyse_slowdown`.
     """
-    found = []
+    findings = []
     for finding in find_stragglers(Baseline(without_launches(graph))):
         if len(finding.ranks) > 1:
-            found.append(finding)
+            findings.append(finding)
             continue
         rank = finding.ranks[0]
         cost = analysed.step_ns - analysed.healed_ns[rank]
@@ -221,12 +221,12 @@ def find_slow_workers(graph: Graph, analysed: OperationsAnalysis) -> list[Findin
             f"the cost is that of its times above what is typical of all ranks: {format_duration(cost)}",
         )
         severity = round(cost / analysed.step_ns, 4)
-        found.append(
+        findings.append(
             dataclasses.replace(
                 finding, cost_ns=cost, severity=severity, evidence=(*finding.evidence, *evidence)
             )
         )
-    return found
+    return findings
 
 
 def find_uneven_stages(graph: Graph) -> list[Finding]:
@@ -299,14 +299,14 @@ def _stage_ratios(graph: Graph) -> pl.DataFrame:
         .agg(pl.col("duration").median())
         .with_columns(stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64))
     )
-    own = per_rank.group_by("stage", "name").agg(own=pl.col("duration").min())
+    of_stage = per_rank.group_by("stage", "name").agg(own=pl.col("duration").min())
     others = (
-        own.join(own.select("name", peer="stage", peers="own"), on="name")
+        of_stage.join(of_stage.select("name", peer="stage", peers="own"), on="name")
         .filter(pl.col("peer") != pl.col("stage"))
         .group_by("stage", "name")
         .agg(others=pl.col("peers").median())
     )
-    longer = own.join(others, on=["stage", "name"]).filter(pl.col("own") > pl.col("others"))
+    longer = of_stage.join(others, on=["stage", "name"]).filter(pl.col("own") > pl.col("others"))
     return longer.with_columns(ratio=pl.col("others") / pl.col("own")).sort("stage", "name")
 
 
@@ -314,11 +314,11 @@ def _evened(graph: Graph, ratios: pl.DataFrame) -> Ints:
     """Durations with one stage's computing scaled down to what other stages need."""
     nodes = graph.nodes
     stage = ratios["stage"][0]
-    mine = np.isin(nodes.rank, [rank for rank, place in graph.places.items() if place.stage == stage])
+    in_stage = np.isin(nodes.rank, [rank for rank, place in graph.places.items() if place.stage == stage])
     duration = nodes.duration.copy()
     for name, ratio in ratios.select("name", "ratio").iter_rows():
-        at = mine & (nodes.kind == NodeKind.KERNEL) & (nodes.name == name)
-        duration[at] = np.rint(duration[at] * ratio).astype(np.int64)
+        scaled = in_stage & (nodes.kind == NodeKind.KERNEL) & (nodes.name == name)
+        duration[scaled] = np.rint(duration[scaled] * ratio).astype(np.int64)
     return duration
 
 
@@ -327,10 +327,10 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
     ranks = tuple(sorted(rank for rank, place in graph.places.items() if place.stage == stage))
     cost, step = float(saved.mean()), float(base.mean())
     evidence = [
-        f"on stage {stage} every {graph.names[name]} takes {format_duration(own)}, on the others typically "
-        f"{format_duration(others)}"
-        for name, own, others in ratios.sort("ratio").select("name", "own", "others").iter_rows()
-        if own - others > 0.01 * others
+        f"on stage {stage} every {graph.names[name]} takes {format_duration(own_ns)}, on the others "
+        f"typically {format_duration(others_ns)}"
+        for name, own_ns, others_ns in ratios.sort("ratio").select("name", "own", "others").iter_rows()
+        if own_ns - others_ns > 0.01 * others_ns
     ]
     evidence.append(
         f"replayed with stage {stage} as fast as the others, the step takes {format_duration(step - cost)} "
@@ -354,3 +354,198 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
         cost,
         tuple(evidence),
     )
+
+
+# Uneven micro-batches. One with longer sequences takes longer forward and backward, and on every stage that
+# it passes: what varies so is its data, and what varies on one stage alone is not. The criterion, a
+# correlation of at least 0.9, is that of the same paper. Runs of one micro-batch per step cannot show it.
+
+BATCHES = "the micro-batches"
+MIN_CORRELATION = 0.9
+MIN_VARIATION = 0.05  # of forward, standard deviation over mean: clocks of GPUs vary both directions by less
+MIN_SIGNIFICANCE = 3.0  # standard errors of what it costs
+APART = (
+    4.0  # standard errors by which a rank's mean micro-batch has to differ to be the rank's, not its data's
+)
+MIN_FREEDOM = 20  # micro-batches beyond the first of each step: fewer do not show a correlation
+UNUSUAL = 1.5  # times the median step
+_BATCH = re.compile(r"(.*)micro-batch \d+$")
+ONE = ["rank", "chunk", "step"]  # within which micro-batches are compared
+
+
+class MicroBatches(DocumentPart, frozen=True):
+    """How the micro-batches of a step differ.
+
+    Attributes:
+        correlation: Pearson's, of forward and backward within a rank and step.
+        forward: standard deviation of forward times over their mean.
+        freedom: degrees of freedom of the comparison.
+        longest: typical ratio of the longest micro-batch of a step to the mean one.
+    """
+
+    correlation: float
+    forward: float
+    freedom: int
+    longest: float
+
+
+def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
+    """The job with equal micro-batches in each step, and what that would save; as it is where they are.
+
+    Where they differ at no clear cost (a slow worker is waited for anyway) there is no finding, but what else
+    is slow shows better with equal ones.
+
+    Args:
+        graph: of a run of operations, without launch delays.
+    """
+    varied = variation_of(graph)
+    if varied is None or not (
+        varied.correlation >= MIN_CORRELATION
+        and varied.forward >= MIN_VARIATION
+        and varied.freedom >= MIN_FREEDOM
+    ):
+        return graph, []
+    even = graph.with_durations(_with_equal_batches(graph, _batches(graph)))
+    before, after = _steps_before_and_after(graph, even)
+    saved = before - after
+    if before.size < MIN_LATEST or not _costs(saved, before):
+        return even, []
+    cost, step = float(saved.mean()), float(before.mean())
+    evidence = (
+        f"forward and backward of a micro-batch vary together: correlation {varied.correlation:.2f} within "
+        f"ranks and steps, over {varied.freedom} micro-batches; forward times vary by {varied.forward:.0%}",
+        f"in a typical step the longest micro-batch takes {varied.longest:.1f} times the mean",
+        f"replayed with equal micro-batches in each step, the step takes {format_duration(step - cost)} "
+        f"instead of {format_duration(step)}; no rank is at fault: distribute sequences by their cost",
+    )
+    ranks = tuple(sorted(graph.places))
+    error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost
+    sure = round((1 - error) * varied.correlation, 3)
+    return even, [Finding(CLASS, "job", BATCHES, ranks, round(cost / step, 4), sure, cost, evidence)]
+
+
+def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
+    """[S] ns, how long each step takes in a graph, and [S] ns in a changed one."""
+    before, after = replay(graph), replay(changed)
+    baseline = step_ends(graph, before.start, before.end)
+    steps = changed_step_times(baseline, changed, after.end)
+    return step_lengths(baseline), steps["duration_ns"].to_numpy()
+
+
+def variation_of(graph: Graph) -> MicroBatches | None:
+    """How micro-batches differ within their steps; None where no step of a rank has two."""
+    batches = _batches(graph)
+    varied = variation(batches) if batches.height else None
+    return varied if varied and varied.freedom else None
+
+
+def _costs(saved: Ints, base: Ints) -> bool:
+    """Whether the mean gain is worth a finding, and clear: that there is one, the correlation has shown."""
+    error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
+    return bool(saved.mean() >= max(MIN_COST * base.mean(), MIN_SIGNIFICANCE * error))
+
+
+def _batches(graph: Graph) -> pl.DataFrame:
+    """A row per rank, step and micro-batch that has both directions.
+
+    Returns:
+        `rank`, `dp`, `stage`, `chunk`, `step`, `batch` (codes), `forward`, `backward` ns (both above 0).
+    """
+    nodes, names = graph.nodes, [name.lower() for name in graph.names]
+    directions = {FORWARD_NAMES: "forward", BACKWARD_NAMES: "backward"}
+    direction = {
+        code: way for code, name in enumerate(names) for group, way in directions.items() if name in group
+    }
+    chunk = {code: match[1] for code, name in enumerate(names) if (match := _BATCH.match(name))}
+    work = np.flatnonzero(
+        (nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0) & np.isin(nodes.around, list(chunk))
+    )
+    columns = ("rank", "step", "name", "around", "duration")
+    frame = pl.DataFrame({name: getattr(nodes, name)[work] for name in columns}).with_columns(
+        way=pl.col("name").replace_strict(direction, default=None, return_dtype=pl.String),
+        chunk=pl.col("around").replace_strict(chunk, default="", return_dtype=pl.String),
+    )
+    places = pl.DataFrame(
+        [(rank, *place) for rank, place in graph.places.items()],
+        schema={"rank": pl.Int64, "dp": pl.Int64, "stage": pl.Int64}, orient="row",
+    )  # fmt: skip
+    times = {way: pl.col("duration").filter(pl.col("way") == way).sum() for way in directions.values()}
+    whole = frame.group_by(*ONE, batch="around").agg(**times).filter(pl.min_horizontal(*times) > 0)
+    return whole.join(places, on="rank").sort(*ONE, "batch")
+
+
+def variation(batches: pl.DataFrame) -> MicroBatches:
+    """How the micro-batches of a step differ on a rank; times are in units of the rank's mean.
+
+    Steps that take far longer than usual (the first) are left out: a few outliers would decide.
+
+    Args:
+        batches: `rank`, `dp`, `chunk`, `step`, `batch`, `forward`, `backward`.
+    """
+    ways = ("forward", "backward")
+    total = pl.col("forward") + pl.col("backward")
+    steps = batches.group_by("step").agg(total=total.mean())
+    usual = steps.filter(pl.col("total") <= UNUSUAL * pl.col("total").median())
+    several = batches.join(usual, on="step", how="semi").filter(pl.len().over(ONE) > 1)
+    relative = several.with_columns(pl.col(way) / pl.col(way).mean().over("rank", "chunk") for way in ways)
+    left = relative.select(pl.col(way) - pl.col(way).mean().over(ONE) for way in ways)
+    forward, backward = (left[way].to_numpy() for way in ways)
+    squares = float((forward**2).sum()), float((backward**2).sum())
+    correlation = float((forward * backward).sum() / max(np.sqrt(squares[0] * squares[1]), 1e-12))
+    # The stages of a pipeline see the same micro-batches.
+    distinct = several.select("dp", "chunk", "step", "batch").n_unique()
+    freedom = distinct - several.select("dp", "chunk", "step").n_unique()
+    freedom_of_ranks = several.height - several.select(ONE).n_unique()
+    longest = several.group_by(ONE).agg(longest=total.max() / total.mean())["longest"].median()
+    return MicroBatches(
+        correlation,
+        float(np.sqrt(squares[0] / max(freedom_of_ranks, 1))),
+        freedom,
+        longest if isinstance(longest, float) else 1.0,
+    )
+
+
+def _with_equal_batches(graph: Graph, batches: pl.DataFrame) -> Ints:
+    """[N] ns, durations with each micro-batch scaled to the mean size of its step.
+
+    A micro-batch's size is its time in units of what its rank usually takes, in the (lower) middle of the
+    stages that it passes, times the mean size that its data-parallel rank gets.
+    """
+    total, ranks = pl.col("forward") + pl.col("backward"), ["rank", "chunk"]
+    sizes = (
+        batches.with_columns(relative=total / total.mean().over(ranks))
+        .group_by("dp", "chunk", "step", "batch")
+        .agg(pl.col("relative").quantile(0.5, "lower"))
+        .join(_mean_sizes(batches), on=["dp", "chunk"])
+        .with_columns(size=pl.col("relative") * pl.col("mean_size"))
+        .with_columns(factor=pl.col("size").mean().over("chunk", "step") / pl.col("size"))
+    )
+    sized = batches.join(sizes, on=["dp", "chunk", "step", "batch"])
+    factors = sized.select("rank", "step", "batch", "factor")
+    nodes = graph.nodes
+    works = np.flatnonzero(nodes.kind == NodeKind.KERNEL)
+    keys = pl.DataFrame({"rank": nodes.rank[works], "step": nodes.step[works], "batch": nodes.around[works]})
+    joined = keys.join(factors, on=["rank", "step", "batch"], how="left", maintain_order="left")
+    duration = nodes.duration.copy()
+    scaled = duration[works] * joined["factor"].fill_null(1.0).to_numpy()
+    duration[works] = np.rint(scaled).astype(np.int64)
+    return duration
+
+
+def _mean_sizes(batches: pl.DataFrame) -> pl.DataFrame:
+    """The mean size of micro-batches of each data-parallel rank: `dp`, `chunk`, `mean_size` (1 is usual).
+
+    What a rank takes in the mean is compared with its stage's, of which one in the lower middle is usual. A
+    slow worker makes one stage of its pipeline longer, more data make all: the (lower) middle of them counts.
+    With a single stage it is attributed to data as far as chance explains it.
+    """
+    total = pl.col("forward") + pl.col("backward")
+    ranks = batches.group_by("rank", "dp", "stage", "chunk").agg(
+        mean=total.mean(), error=total.std() / pl.len().sqrt()
+    )
+    usual = pl.col("mean").quantile(0.5, "lower").over("stage", "chunk")
+    ranks = ranks.with_columns(mean_size=pl.col("mean") / usual)
+    if batches["stage"].n_unique() == 1:
+        drawn = (pl.col("mean") - usual).abs() <= APART * pl.col("error")
+        ranks = ranks.with_columns(mean_size=pl.when(drawn).then("mean_size").otherwise(1.0))
+    return ranks.group_by("dp", "chunk").agg(pl.col("mean_size").quantile(0.5, "lower"))

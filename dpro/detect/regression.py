@@ -39,8 +39,6 @@ class Regression:
     """What is known of a job that became slower.
 
     Attributes:
-        since: the first step of the slower level.
-        before_ns, after_ns: typical step times.
         persistent: share of the steps since then that are beyond the middle between the two.
         before, after: when: the faster level, and all since the change.
     """
@@ -63,32 +61,30 @@ def find_regression(
 
     Args:
         steps: table `steps`; those in deep windows are left out, since recording slows them down.
-        workers: table `workers`, for which GPUs are the job's.
         read_counters: returns table `counters`; like the next, called only if the job became slower.
-        read_spans: returns table `spans`.
     """
-    found = regression_of(job_steps(steps))
-    if found is None:
+    regression = regression_of(job_steps(steps))
+    if regression is None:
         return []
     counters = read_counters()
-    cost = found.after_ns - found.before_ns
-    changed = changes(counters, workers, found.before, found.after)
+    cost = regression.after_ns - regression.before_ns
+    changed = changes(counters, workers, regression.before, regression.after)
     lower = "SM clock" in changed or counters.filter(counter="sm_clock_mhz").is_empty()
     cause = next((what for what in changed if lower and remedy_of_hold(what)), "")
     evidence = (
-        f"since step {found.since} the typical step takes {format_duration(found.after_ns)}; "
-        f"before it took {format_duration(found.before_ns)}",
-        *_host_changes(host_facts(steps, counters), found),
-        *_work_changes(read_spans, steps, found),
+        f"since step {regression.since} the typical step takes {format_duration(regression.after_ns)}; "
+        f"before it took {format_duration(regression.before_ns)}",
+        *_host_changes(host_facts(steps, counters), regression),
+        *_work_changes(read_spans, steps, regression),
         *_with_first(cause, changed)[:MAX_LINES],
-        *islice(errors_since(steps, counters, workers, found.since), MAX_LINES),
+        *islice(errors_since(steps, counters, workers, regression.since), MAX_LINES),
     )
     if len(evidence) == 1:
         evidence += ("nothing else that was recorded shows what is different since then",)
-    share = round(cost / found.after_ns, 4)
+    share = round(cost / regression.after_ns, 4)
     return [
         Finding(
-            "slow.regression", "job", "step time", (), share, round(found.persistent, 3), cost, evidence,
+            "slow.regression", "job", "step time", (), share, round(regression.persistent, 3), cost, evidence,
             f"GPU {cause}" if cause else "",
         )
     ]  # fmt: skip
@@ -137,17 +133,17 @@ def _stretch(series: pl.DataFrame, begin: int, end: int) -> TimeRange:
     return TimeRange(int(series["begin_ns"][begin]), int(series["end_ns"][end - 1]))
 
 
-def _host_changes(facts: pl.DataFrame, found: Regression) -> list[str]:
+def _host_changes(facts: pl.DataFrame, regression: Regression) -> list[str]:
     """What the host does longer per step since then, on the rank where that grew most."""
-    enough = MIN_EXPLAINED * (found.after_ns - found.before_ns)
+    enough = MIN_EXPLAINED * (regression.after_ns - regression.before_ns)
     lines = []
     for column, words in HOST_WORDS.items():
         grown = (
             facts.filter(pl.col(column).is_not_null())
             .group_by("rank")
             .agg(
-                old=pl.col(column).filter(pl.col("step") < found.since).mean(),
-                new=pl.col(column).filter(pl.col("step") >= found.since).mean(),
+                old=pl.col(column).filter(pl.col("step") < regression.since).mean(),
+                new=pl.col(column).filter(pl.col("step") >= regression.since).mean(),
             )
             .drop_nulls()
             .filter(pl.col("new") - pl.col("old") >= enough)
@@ -161,17 +157,17 @@ def _host_changes(facts: pl.DataFrame, found: Regression) -> list[str]:
 
 
 def _work_changes(
-    read_spans: Callable[[], pl.DataFrame], steps: pl.DataFrame, found: Regression
+    read_spans: Callable[[], pl.DataFrame], steps: pl.DataFrame, regression: Regression
 ) -> list[str]:
     """Kernels (of a CPU job: operators) that take longer per step in the deep windows since then."""
     inside = steps.filter(pl.col("window") >= 0)
-    old_steps = inside.filter(pl.col("step") < found.since)
-    new_steps = inside.filter(pl.col("step") >= found.since)
+    old_steps = inside.filter(pl.col("step") < regression.since)
+    new_steps = inside.filter(pl.col("step") >= regression.since)
     if old_steps.is_empty() or new_steps.is_empty():
         return []
     spans = read_spans()
     old, new = (_work_per_step(spans, part) for part in (old_steps, new_steps))
-    enough = MIN_EXPLAINED * (found.after_ns - found.before_ns)
+    enough = MIN_EXPLAINED * (regression.after_ns - regression.before_ns)
     grown = (
         new.join(old, on="name", how="left", suffix="_old")
         .with_columns(pl.col("work_ns_old").fill_null(0.0))

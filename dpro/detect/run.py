@@ -3,7 +3,7 @@
 In: the context of a run. Out: findings. Each detector is declared once in `DETECTORS`, in the order in which
 they exclude each other: a detector sees what those before it have found. It is run if the run offers what it
 needs and no condition of `unless` holds; then each of its rules decides what of its findings remains. A job
-that runs is looked at by `dpro.detect.live`, with the same detectors and rules.
+that runs is looked at with the same detectors and rules (`diagnose_graph`, `diagnose_calls`).
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ import polars as pl
 
 from dpro.detect.baseline import Baseline, waits
 from dpro.detect.context import Context, Need, slow_ranks
-from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.imbalance.load_model import CLASS as UNEVEN_DATA
-from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
+from dpro.detect.findings import NETWORK, Finding, costliest_first, ranks_of
+from dpro.detect.host_bound import find_idle_gpus, find_input_bound, find_slow_input, note_idle_gpus
+from dpro.detect.load_model import CLASS as UNEVEN_DATA
+from dpro.detect.load_model import WORKLOAD
 from dpro.detect.machine.gpu_state import with_gpus
-from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
 from dpro.detect.machine.link_state import with_links
 from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
-from dpro.detect.network.degradation import find_slower_transfers
-from dpro.detect.network.host_waits import find_communication_bound
+from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers
 from dpro.detect.network.losses import with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, excess_by_cause
-from dpro.detect.stragglers.input_bound import find_input_bound, find_slow_input
+from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_gpus, find_late_ranks
 from dpro.detect.stragglers.jitter import find_jitter
-from dpro.detect.stragglers.masked import find_masked
-from dpro.detect.stragglers.replayed import gains_of
-from dpro.detect.stragglers.timed_ranks import find_late_gpus
+from dpro.detect.stragglers.replayed import find_masked, gains_of
+from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import peers_of
@@ -45,9 +43,9 @@ from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
 from dpro.schema import SPANS
 from dpro.units import format_duration
 
-Found = Mapping[str, list[Finding]]  # of the detectors that have run so far, by name
-Rule = Callable[[Context, Found, list[Finding]], list[Finding]]
-Condition = Callable[[Context, Found], bool]
+ByDetector = Mapping[str, list[Finding]]  # of the detectors that have run so far, by name
+Rule = Callable[[Context, ByDetector, list[Finding]], list[Finding]]
+Condition = Callable[[Context, ByDetector], bool]
 
 
 class Detector(NamedTuple):
@@ -55,14 +53,12 @@ class Detector(NamedTuple):
 
     Attributes:
         name: by which rules refer to its findings.
-        find: returns what it finds.
-        needs: what the run has to offer.
         unless: where one of these holds it is not run.
         rules: what of its findings remains, applied in turn.
     """
 
     name: str
-    find: Callable[[Context, Found], list[Finding]]
+    find: Callable[[Context, ByDetector], list[Finding]]
     needs: frozenset[Need]
     unless: tuple[Condition, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -70,32 +66,25 @@ class Detector(NamedTuple):
 
 def diagnose(context: Context) -> list[Finding]:
     """What is wrong with a run, costliest first; that it became slower comes last."""
-    found = run_detectors(context, DETECTORS)
+    findings = run_detectors(context, DETECTORS)
     for explain in EXPLANATIONS:
         if Need.STEPS in context.has:
-            found = explain(context, found)
-    return [*costliest_first(found), *run_detectors(context, OF_THE_JOB)]
+            findings = explain(context, findings)
+    return [*costliest_first(findings), *run_detectors(context, OF_THE_JOB)]
 
 
 def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Finding]:
-    """Run detectors in turn, each under its needs, conditions and rules.
-
-    Args:
-        detectors: which, in order.
-    """
-    found: dict[str, list[Finding]] = {}
+    """Run detectors in turn, each under its needs, conditions and rules."""
+    by_detector: dict[str, list[Finding]] = {}
     for detector in detectors:
-        if detector.needs <= context.has and not any(holds(context, found) for holds in detector.unless):
-            new = detector.find(context, found)
+        if detector.needs <= context.has and not any(
+            holds(context, by_detector) for holds in detector.unless
+        ):
+            new = detector.find(context, by_detector)
             for rule in detector.rules:
-                new = rule(context, found, new)
-            found[detector.name] = new
-    return [finding for each in found.values() for finding in each]
-
-
-def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, costliest first."""
-    return sorted(findings, key=lambda finding: -finding.cost_ns)
+                new = rule(context, by_detector, new)
+            by_detector[detector.name] = new
+    return [finding for findings in by_detector.values() for finding in findings]
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
@@ -109,25 +98,26 @@ def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
 # Detectors that several functions make up.
 
 
-def _slow_ranks(context: Context, _: Found) -> list[Finding]:
+def _slow_ranks(context: Context, _: ByDetector) -> list[Finding]:
     return slow_ranks(context.at_equal_work)
 
 
-def _masked_ranks(context: Context, found: Found) -> list[Finding]:
-    named = {rank for finding in found["slow ranks"] for rank in finding.ranks}
-    return find_masked(context.at_equal_work, named)
+def _masked_ranks(context: Context, by_detector: ByDetector) -> list[Finding]:
+    return find_masked(context.at_equal_work, ranks_of(by_detector["slow ranks"]))
 
 
-def _slow_input(context: Context, found: Found) -> list[Finding]:
+def _slow_input(context: Context, by_detector: ByDetector) -> list[Finding]:
     """The input of all ranks, beyond what healing single ranks saves already."""
-    by_input = sum(each.cost_ns for each in found["slow ranks"] if each.cause == INPUT_PIPELINE)
+    by_input = sum(
+        finding.cost_ns for finding in by_detector["slow ranks"] if finding.cause == INPUT_PIPELINE
+    )
     return find_slow_input(context.recorded, by_input)
 
 
-def _idle_gpus(context: Context, found: Found) -> list[Finding]:
+def _idle_gpus(context: Context, by_detector: ByDetector) -> list[Finding]:
     assert context.breakdown is not None
-    explained = costliest_first(_findings_of(found, IN_WINDOWS))
-    return find_idle_gpus(context.recorded, context.breakdown, sum(each.cost_ns for each in explained))
+    explained = costliest_first(_findings_of(by_detector, IN_WINDOWS))
+    return find_idle_gpus(context.recorded, context.breakdown, sum(finding.cost_ns for finding in explained))
 
 
 def diagnose_traffic(traffic: Traffic) -> list[Finding]:
@@ -140,10 +130,11 @@ def diagnose_traffic(traffic: Traffic) -> list[Finding]:
     slow = find_slow_network(traffic)
     named = [set(finding.ranks) for finding in slow]
     slower = find_slower_transfers(traffic)
-    return [*slow, *(each for each in slower if not any(set(each.ranks) <= ranks for ranks in named))]
+    unnamed = (finding for finding in slower if not any(set(finding.ranks) <= ranks for ranks in named))
+    return [*slow, *unnamed]
 
 
-def _late_gpus(context: Context, _: Found) -> list[Finding]:
+def _late_gpus(context: Context, _: ByDetector) -> list[Finding]:
     if context.calls.is_empty() or context.aligned[0].steps.is_empty():
         return []
     return find_late_gpus(
@@ -152,7 +143,7 @@ def _late_gpus(context: Context, _: Found) -> list[Finding]:
     )  # fmt: skip
 
 
-def _communication_bound(context: Context, _: Found) -> list[Finding]:
+def _communication_bound(context: Context, _: ByDetector) -> list[Finding]:
     aligned, apart = context.aligned
     if context.calls.is_empty() or aligned.steps.is_empty():
         return []
@@ -161,7 +152,7 @@ def _communication_bound(context: Context, _: Found) -> list[Finding]:
     )
 
 
-def _jitter(context: Context, _: Found) -> list[Finding]:
+def _jitter(context: Context, _: ByDetector) -> list[Finding]:
     """Ranks that vary; hosts of GPUs run ahead, so how these vary costs nothing by itself."""
     aligned = context.aligned[0]
     if context.on_gpus or context.calls.is_empty() or aligned.steps.is_empty():
@@ -169,16 +160,16 @@ def _jitter(context: Context, _: Found) -> list[Finding]:
     return find_jitter(context.usual_own_times, context.calls, aligned.counters, aligned.workers)
 
 
-def _input_bound(context: Context, _: Found) -> list[Finding]:
+def _input_bound(context: Context, _: ByDetector) -> list[Finding]:
     return find_input_bound(context.usual_steps, context.counters, on_gpus=context.on_gpus)
 
 
-def _operations(context: Context, _: Found) -> list[Finding]:
+def _operations(context: Context, _: ByDetector) -> list[Finding]:
     assert context.operations is not None
     return diagnose_operations(*context.operations)
 
 
-def _regression(context: Context, _: Found) -> list[Finding]:
+def _regression(context: Context, _: ByDetector) -> list[Finding]:
     spans = partial(context.run.table, SPANS)
     return find_regression(context.steps, context.workers, lambda: context.counters, spans)
 
@@ -186,146 +177,102 @@ def _regression(context: Context, _: Found) -> list[Finding]:
 # Rules: what of a detector's new findings remains, given the context and what was found so far.
 
 
-def not_explained_by_uneven_data(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that cost less than what the load model may be wrong about.
-
-    Args:
-        _: findings so far, by detector; not used.
-    """
+def not_explained_by_uneven_data(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks that cost less than what the load model may be wrong about."""
     return context.balanced.leaves(new)
 
 
-def doubted_for_uneven_stages(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that are a stage of its own with more work; with doubt where they may be.
-
-    Args:
-        _: of the run, not used.
-    """
-    return with_doubt(new, found.get("uneven stages", []))
+def doubted_for_uneven_stages(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks that are a stage of its own with more work; with doubt where they may be."""
+    return with_doubt(new, by_detector.get("uneven stages", []))
 
 
-def not_found_by_operations(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that whole operations name, by themselves or with their stage.
-
-    Args:
-        _: of the run, not used.
-    """
-    ranks = _ranks_named(found.get("operations", []))
-    return [each for each in new if each.component_kind == "job" or not ranks & {*each.ranks}]
+def not_found_by_operations(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks that whole operations name, by themselves or with their stage."""
+    ranks = _ranks_named(by_detector.get("operations", []))
+    return [finding for finding in new if finding.of_job or not ranks & {*finding.ranks}]
 
 
-def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that deep windows name, and without classes they report of the whole job.
-
-    Args:
-        _: of the run, not used.
-    """
-    known = _findings_of(found, IN_WINDOWS)
-    ranks, classes = _ranks_named(known), {each.class_ for each in known if each.component_kind == "job"}
+def not_found_in_windows(_: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks that deep windows name, and without classes they report of the whole job."""
+    of_windows = _findings_of(by_detector, IN_WINDOWS)
+    ranks, classes = _ranks_named(of_windows), {finding.class_ for finding in of_windows if finding.of_job}
     return [
-        each
-        for each in new
-        if (each.class_ not in classes if each.component_kind == "job" else not ranks & {*each.ranks})
+        finding
+        for finding in new
+        if not (finding.class_ in classes if finding.of_job else ranks & {*finding.ranks})
     ]
 
 
-def not_late_by_messages(context: Context, found: Found, new: list[Finding]) -> list[Finding]:
+def not_late_by_messages(context: Context, by_detector: ByDetector, new: list[Finding]) -> list[Finding]:
     """Without ranks that may be late because of messages from slow ranks, or over a slow network.
 
     Calls of collectives do not show messages.
     """
-    known = _findings_of(found, IN_WINDOWS)
-    if (_ranks_named(known) or _is_network_slow(known)) and context.messages_unseen:
-        return [each for each in new if each.component_kind == "job"]
+    of_windows = _findings_of(by_detector, IN_WINDOWS)
+    if (_ranks_named(of_windows) or _is_network_slow(of_windows)) and context.messages_unseen:
+        return [finding for finding in new if finding.of_job]
     return new
 
 
-def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that are late by the times of their calls already.
-
-    Args:
-        _: findings so far, by detector; not used.
-    """
-    late = {rank for finding in context.late_by_calls for rank in finding.ranks}
-    return [each for each in new if not late & {*each.ranks}]
+def not_late_by_calls(context: Context, _: ByDetector, new: list[Finding]) -> list[Finding]:
+    """Without ranks that are late by the times of their calls already."""
+    late = ranks_of(context.late_by_calls)
+    return [finding for finding in new if not late & {*finding.ranks}]
 
 
 # Conditions under which a detector is not run, given the same.
 
 
-def windows_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether deep windows show that links, ports or the fabric are slow.
-
-    Args:
-        _: of the run, not used.
-    """
-    return _is_network_slow(_findings_of(found, IN_WINDOWS))
+def windows_show_a_slow_network(_: Context, by_detector: ByDetector) -> bool:
+    """Whether deep windows show that links, ports or the fabric are slow."""
+    return _is_network_slow(_findings_of(by_detector, IN_WINDOWS))
 
 
-def wires_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether sends show it: they distinguish more than calls.
-
-    Args:
-        _: of the run, not used.
-    """
-    return bool(found.get("slow wires"))
+def wires_show_a_slow_network(_: Context, by_detector: ByDetector) -> bool:
+    """Whether sends show it: they distinguish more than calls."""
+    return bool(by_detector.get("slow wires"))
 
 
-def timed_calls_show_a_slow_network(_: Context, found: Found) -> bool:
-    """Whether calls that were timed show it: they distinguish more than hosts.
-
-    Args:
-        _: of the run, not used.
-    """
-    return bool(found.get("slow timed calls"))
+def timed_calls_show_a_slow_network(_: Context, by_detector: ByDetector) -> bool:
+    """Whether calls that were timed show it: they distinguish more than hosts."""
+    return bool(by_detector.get("slow timed calls"))
 
 
-def operations_show_stages(context: Context, _: Found) -> bool:
-    """Whether there are whole operations: they show stages in more steps, and without what stages wait for.
-
-    Args:
-        _: findings so far, by detector; not used.
-    """
+def operations_show_stages(context: Context, _: ByDetector) -> bool:
+    """Whether there are whole operations: they show stages in more steps, without what stages wait for."""
     return Need.OPERATIONS in context.has
 
 
-def windows_name_ranks(_: Context, found: Found) -> bool:
-    """Whether deep windows name ranks, which may be what hosts wait for.
-
-    Args:
-        _: of the run, not used.
-    """
-    return bool(_ranks_named(_findings_of(found, IN_WINDOWS)))
+def windows_name_ranks(_: Context, by_detector: ByDetector) -> bool:
+    """Whether deep windows name ranks, which may be what hosts wait for."""
+    return bool(_ranks_named(_findings_of(by_detector, IN_WINDOWS)))
 
 
-def others_wait_for_ranks(context: Context, found: Found) -> bool:
+def others_wait_for_ranks(context: Context, by_detector: ByDetector) -> bool:
     """Whether ranks are late, may be late by messages, or compute where their hosts do not show it."""
-    return bool(found.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus)
+    return bool(
+        by_detector.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus
+    )
 
 
-def windows_show_slow_input(_: Context, found: Found) -> bool:
-    """Whether deep windows show that the input pipeline is slow, of all ranks or of one.
-
-    Args:
-        _: of the run, not used.
-    """
-    return any(INPUT_PIPELINE in (each.component_id, each.cause) for each in _findings_of(found, IN_WINDOWS))
+def windows_show_slow_input(_: Context, by_detector: ByDetector) -> bool:
+    """Whether deep windows show that the input pipeline is slow, of all ranks or of one."""
+    of_windows = _findings_of(by_detector, IN_WINDOWS)
+    return any(INPUT_PIPELINE in (finding.component_id, finding.cause) for finding in of_windows)
 
 
-def _findings_of(found: Found, detectors: Iterable[Detector]) -> list[Finding]:
-    return [each for detector in detectors for each in found.get(detector.name, ())]
+def _findings_of(by_detector: ByDetector, detectors: Iterable[Detector]) -> list[Finding]:
+    return [finding for detector in detectors for finding in by_detector.get(detector.name, ())]
 
 
 def _ranks_named(findings: Iterable[Finding]) -> set[int]:
     """Ranks that findings name by themselves."""
-    by_themselves = (
-        each for each in findings if each.component_kind != "job" and each.class_ != "slow.fabric"
-    )
-    return {rank for each in by_themselves for rank in each.ranks}
+    return ranks_of(finding for finding in findings if not finding.of_job and finding.class_ != "slow.fabric")
 
 
 def _is_network_slow(findings: Iterable[Finding]) -> bool:
-    return any(each.class_ in NETWORK for each in findings)
+    return any(finding.class_ in NETWORK for finding in findings)
 
 
 # What explains findings of several detectors.
@@ -430,7 +377,7 @@ def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
         return []
     caused = measured.group_by("last").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last")
     rank, most = caused.row(-1)
-    named = {each for found in findings if found.component_kind != "job" for each in found.ranks}
+    named = ranks_of(finding for finding in findings if not finding.of_job)
     if rank in named or most < (1 + 1 / ranks) / 2 * total:
         return []
     per = ranks * steps
@@ -500,16 +447,75 @@ def _in_whole_groups(graph: Graph, waited: pl.DataFrame) -> pl.DataFrame:
     nodes = graph.nodes
     moved = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
     kinds = [graph.messages[message] for message in nodes.message[moved].tolist()]
-    known = pl.DataFrame(
+    kinds_of_calls = pl.DataFrame(
         {
             "instance": nodes.collective[moved],
-            "op": [each.op for each in kinds],
-            "size": [each.num_ranks for each in kinds],
+            "op": [kind.op for kind in kinds],
+            "size": [kind.num_ranks for kind in kinds],
         },
         schema={"instance": pl.Int64, "op": pl.String, "size": pl.Int64},
     ).unique("instance")
     return (
-        waited.join(known.filter(~pl.col("op").is_in(NUMBERED_APART)), on="instance")
+        waited.join(kinds_of_calls.filter(~pl.col("op").is_in(NUMBERED_APART)), on="instance")
         .filter(pl.len().over("instance") >= pl.col("size"))
         .drop("op", "size")
     )
+
+
+# A job that runs: what its deep windows show, and which ranks its calls show to be late now.
+
+
+def diagnose_graph(context: Context) -> list[Finding]:
+    """What deep windows show while the job runs, costliest first.
+
+    Whether hosts have more threads than cores shows better in the steps between windows, so that only takes
+    findings away.
+    """
+    findings = costliest_first(run_detectors(context, IN_WINDOWS))
+    if Need.STEPS not in context.has:
+        return findings
+    crowds = crowds_of(context.steps, context.counters, context.workers)
+    return not_crowding(findings, crowds, context.steps, context.counters)
+
+
+class LatestSteps(NamedTuple):
+    """What is known of the latest steps of a job that runs.
+
+    Attributes:
+        own: own times, as `own_time` returns them, `start_ns` on each host's own clock.
+        calls: as `calls_of` returns them.
+        amounts: rows of `counters` that say how much work steps had.
+        counters: returns the rows of `counters` of ranks that are late and some others.
+        messages_unseen: whether ranks may also have waited for messages, which calls do not show.
+    """
+
+    own: pl.DataFrame
+    calls: pl.DataFrame
+    steps: pl.DataFrame
+    workers: pl.DataFrame
+    amounts: pl.DataFrame
+    counters: Callable[[Sequence[int]], pl.DataFrame]
+    messages_unseen: bool
+
+
+def diagnose_calls(latest: LatestSteps) -> list[Finding]:
+    """Ranks that the others wait for while the job runs, costliest first.
+
+    What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
+    """
+    late = _late_now(latest, latest.amounts)
+    ranks = [rank for finding in late if finding.component_kind == "rank" for rank in finding.ranks]
+    if not ranks:
+        return late
+    counters = latest.counters(ranks)
+    late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != WORKLOAD)]))
+    crowds = crowds_of(latest.steps, counters, latest.workers)
+    kept = not_crowding(late, crowds, latest.steps, counters)
+    return kept if len(kept) == len(late) else [*find_crowded_hosts(crowds, counters), *kept]
+
+
+def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:
+    findings = find_late_ranks(
+        latest.own, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
+    )
+    return [finding for finding in findings if finding.severity >= NEGLIGIBLE]

@@ -39,7 +39,7 @@ def write_chrome(drawn: Drawing, path: Path) -> None:
         pid=pl.col("group").replace_strict(groups, return_dtype=pl.Int64)
     )
     placed = rows.join(numbered, on=["group", "track"], maintain_order="left")
-    lines = [json.dumps(each) for each in _metadata(groups, numbered)]
+    lines = [*map(json.dumps, _metadata(groups, numbered))]
     lines += _events(placed, origin)
     lines += _flows(drawn.arrows, placed, origin)
     lines += _counters(drawn.counters, origin, len(groups))
@@ -91,14 +91,14 @@ def _flows(arrows: pl.DataFrame, rows: pl.DataFrame, origin: int) -> list[str]:
     places = rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "pid", "tid")
     flows = arrows.with_row_index("id")
     ends = []
-    for end, at, event in (
+    for end, moment, event in (
         ("source", "leaves_ns", '"ph":"s"'),
         ("target", "arrives_ns", '"ph":"f","bp":"e"'),
     ):
         there = flows.join(places, left_on=end, right_on="row", how="left", maintain_order="left")
         line = pl.format(
             '{{{},"pid":{},"tid":{},"ts":{},"id":{},"name":{},"cat":"flow"}}',
-            pl.lit(event), "pid", "tid", _microseconds(pl.col(at) - origin), "id", _quoted(flows, "kind"),
+            pl.lit(event), "pid", "tid", _microseconds(pl.col(moment) - origin), "id", _quoted(flows, "kind"),
         )  # fmt: skip
         ends.append(there.select(line).to_series().to_list())
     return [line for pair in zip(*ends) for line in pair]

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
-from dpro.detect.machine.telemetry import SERIES
+from dpro.detect.machine.telemetry import SERIES, gpus_of_ranks, sampled_gpus
 from dpro.units import NS_PER_S
 
 _OF_STEPS = ("step_", "data_wait_ns", "gc_pause_ns", "loader_start_ns")
@@ -25,14 +24,13 @@ def sampled_counters(
     """Return what was sampled and changed meanwhile; GPUs that no chosen rank uses are left out.
 
     Args:
-        counters: table `counters`.
         workers: table `workers`, for which rank uses which GPU.
         ahead: by how many ns each host's clock is ahead of the timeline's; others count as 0.
         ranks: whose to keep; all if empty. What belongs to a host is always kept.
 
     Returns:
         `counter` (with `/s` where it is growth per second), `label` and `unit` (of
-        `dpro.export.quantities`), `series` (host, device, rank), `host`, `time_ns` (on the timeline's clock;
+        `Quantity`), `series` (host, device, rank), `host`, `time_ns` (on the timeline's clock;
         of a rate, the begin of its stretch), `value` (in `unit`). Sorted by interest of the counter, then by
         series and time.
     """
@@ -44,7 +42,7 @@ def sampled_counters(
     if ranks:
         counters = counters.filter((pl.col("rank") < 0) | pl.col("rank").is_in(ranks))
     sampled = counters.filter(
-        ~pl.any_horizontal(pl.col("counter").str.starts_with(each) for each in _OF_STEPS)
+        ~pl.any_horizontal(pl.col("counter").str.starts_with(prefix) for prefix in _OF_STEPS)
     )
     sampled = sampled.filter(pl.col("value").n_unique().over(SERIES) > 1).sort(*SERIES, "time_ns")
     users_of = chosen.group_by("host", "device").agg(
@@ -288,9 +286,9 @@ QUANTITIES = {
 
 def quantity_of(counter: str) -> Quantity:
     """How a counter is shown; one that the table lacks has its own name, with `/s` where it grows."""
-    known = QUANTITIES.get(counter)
-    if known is not None:
-        return known
+    quantity = QUANTITIES.get(counter)
+    if quantity is not None:
+        return quantity
     grows = counter.endswith(_GROWS) and not counter.startswith(_LEVELS)
     return Quantity(f"{counter}/s", "", RATE) if grows else Quantity(counter)
 

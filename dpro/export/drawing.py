@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec import UNSET, UnsetType
 
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
+from dpro.documents import Document, DocumentPart
 from dpro.errors import Unanswerable
 from dpro.export.counters import sampled_counters, within
 from dpro.export.slices import MEASURED, REPLAYED, WAIT, slices
@@ -23,7 +25,7 @@ from dpro.replay.models.gradients.passes import Pass, parameters_of, passes_of
 from dpro.replay.timeline import Timeline, critical_nodes
 from dpro.schema import COLLECTIVES, COUNTERS, GPU_WORK_KINDS, SPANS, WORKERS
 from dpro.schema.members import of_each_text
-from dpro.selection import ALL, Selection
+from dpro.selection import ALL, Selection, SelectionDocument
 from dpro.words import shortened
 
 # Arrows between slices: launches, forward to backward, the rank that a collective waited for.
@@ -56,7 +58,7 @@ def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     graph = timeline.graph
     drawn = {side: _row_of_node(rows, side, graph.num_nodes) for side in (MEASURED, REPLAYED)}
     of_path = _path(timeline)
-    found = [
+    pairs = [
         (Arrow.LAUNCH, MEASURED, _launches(graph)),
         (Arrow.GRADIENT, MEASURED, _gradients(graph)),
         (Arrow.RENDEZVOUS, MEASURED, _rendezvous(graph)),
@@ -66,7 +68,7 @@ def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
         pl.DataFrame(
             {"kind": [kind.value] * source.size, "source": drawn[side][source], "target": drawn[side][target]}
         )
-        for kind, side, (source, target) in found
+        for kind, side, (source, target) in pairs
     ]
     return _forwards(pl.concat(ends, how="vertical_relaxed"), rows).sort(
         "kind", "leaves_ns", "arrives_ns", "source", "target"
@@ -116,9 +118,9 @@ def _rendezvous(graph: Graph) -> tuple[Ints, Ints]:
     nodes = graph.nodes
     parts = {}
     for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER):
-        (at,) = np.nonzero((nodes.kind == kind) & (nodes.collective >= 0))
-        columns = {"collective": nodes.collective[at], "rank": nodes.rank[at], "node": at}
-        parts[kind] = pl.DataFrame(columns | {"start": nodes.measured_start[at]})
+        (members,) = np.nonzero((nodes.kind == kind) & (nodes.collective >= 0))
+        columns = {"collective": nodes.collective[members], "rank": nodes.rank[members], "node": members}
+        parts[kind] = pl.DataFrame(columns | {"start": nodes.measured_start[members]})
     came = parts[NodeKind.ARRIVE].sort("start", "rank").group_by("collective", maintain_order=True)
     last = came.agg(pl.col("rank").last())
     transfers = parts[NodeKind.TRANSFER].select("collective", "rank", "node")
@@ -147,15 +149,15 @@ def _between_spans(graph: Graph, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
     for end in ("source", "target"):
         there = pairs.select(*PLACE, span=end).join(nodes, on=SPAN, how="left", maintain_order="left")
         ends.append(there["node"].fill_null(-1).to_numpy())
-    known = (ends[0] >= 0) & (ends[1] >= 0)
-    return ends[0][known], ends[1][known]
+    both_drawn = (ends[0] >= 0) & (ends[1] >= 0)
+    return ends[0][both_drawn], ends[1][both_drawn]
 
 
 def _first_node_of_span(graph: Graph) -> pl.DataFrame:
     """`rank`, `window`, `span` and its first `node` that lasts."""
     nodes = graph.nodes
-    (at,) = np.nonzero((nodes.span >= 0) & (nodes.measured_end > nodes.measured_start))
-    by_start = at[np.argsort(nodes.measured_start[at], kind="stable")]
+    (lasting,) = np.nonzero((nodes.span >= 0) & (nodes.measured_end > nodes.measured_start))
+    by_start = lasting[np.argsort(nodes.measured_start[lasting], kind="stable")]
     columns = {name: getattr(nodes, name)[by_start] for name in SPAN}
     frame = pl.DataFrame(columns | {"node": by_start}).unique(SPAN, keep="first", maintain_order=True)
     return frame.cast({"rank": pl.Int32, "window": pl.Int32})
@@ -178,8 +180,8 @@ class Drawing(NamedTuple):
     """What is drawn.
 
     Attributes:
-        rows: as of `dpro.export.slices.slices`, with the columns of `dpro.export.arguments.ARGUMENTS`.
-        arrows: as of `dpro.export.arrows.arrows`.
+        rows: as of `dpro.export.slices.slices`, with the columns of `ARGUMENTS`.
+        arrows: as of `arrows`.
         counters: as of `dpro.export.counters.sampled_counters`, from the first slice to the last.
     """
 
@@ -200,8 +202,8 @@ def drawing(
         ahead: by how many ns each host's clock is ahead of the timeline's; all agree if None.
     """
     rows = slices(timeline, findings, selection)
-    known = rows.join(arguments_of(timeline.graph), on="node", how="left", maintain_order="left")
-    return Drawing(known, arrows(timeline, rows), _counters(timeline, rows, ahead or {}, selection))
+    described = rows.join(arguments_of(timeline.graph), on="node", how="left", maintain_order="left")
+    return Drawing(described, arrows(timeline, rows), _counters(timeline, rows, ahead or {}, selection))
 
 
 def _counters(
@@ -250,9 +252,9 @@ def arguments_of(graph: Graph) -> pl.DataFrame:
     if graph.run is None:
         return empty
     nodes = graph.nodes
-    (known,) = np.nonzero(nodes.span >= 0)
-    places = pl.DataFrame({"node": known, **{name: getattr(nodes, name)[known] for name in SPAN}})
-    moves = np.isin(nodes.kind[known], _COMMUNICATION)
+    (of_spans,) = np.nonzero(nodes.span >= 0)
+    places = pl.DataFrame({"node": of_spans, **{name: getattr(nodes, name)[of_spans] for name in SPAN}})
+    moves = np.isin(nodes.kind[of_spans], _COMMUNICATION)
     work = places.filter(~pl.Series(moves)).join(_of_spans(graph), on=SPAN)
     moved = places.filter(pl.Series(moves)).join(_of_communication(graph), on=SPAN)
     moved = moved.join(_buckets(graph), on="node", how="left")
@@ -303,13 +305,13 @@ def _of_communication(graph: Graph) -> pl.DataFrame:
 
 def _buckets(graph: Graph) -> pl.DataFrame:
     """Return `node` and `bucket` of transfers that reduce gradients: their order within the pass."""
-    found: dict[int, int] = {}
+    buckets: dict[int, int] = {}
     with suppress(Unanswerable):
-        for each in _passes(graph):
-            found |= dict(zip(each.transfer.tolist(), range(each.transfer.size)))
-            found |= dict(zip(each.arrive.tolist(), range(each.arrive.size)))
+        for of_pass in _passes(graph):
+            buckets |= {node: bucket for bucket, node in enumerate(of_pass.transfer.tolist())}
+            buckets |= {node: bucket for bucket, node in enumerate(of_pass.arrive.tolist())}
     return pl.DataFrame(
-        {"node": [*found], "bucket": [*found.values()]}, schema={"node": pl.Int64, "bucket": pl.Int64}
+        {"node": [*buckets], "bucket": [*buckets.values()]}, schema={"node": pl.Int64, "bucket": pl.Int64}
     )
 
 
@@ -340,3 +342,50 @@ def _short(text: pl.Expr) -> pl.Expr:
     """Return text of at most `MAX_TEXT` characters; null for none."""
     cut = pl.concat_str(text.str.slice(0, MAX_TEXT - 1), pl.lit("…"))
     return pl.when(text.str.len_chars() > MAX_TEXT).then(cut).when(text != "").then(text)
+
+
+# What was written, for programs.
+
+
+class FileDocument(DocumentPart, frozen=True):
+    """A file that was written.
+
+    Attributes:
+        format: chrome or perfetto.
+        path: where it is.
+    """
+
+    format: str
+    path: str
+
+
+class PathOffset(DocumentPart, frozen=True):
+    """By how much the critical path lies elsewhere in the replay than as measured.
+
+    Attributes:
+        earliest_ms: the least, negative where it is earlier.
+        latest_ms: the most.
+    """
+
+    earliest_ms: float
+    latest_ms: float
+
+
+class ExportDocument(Document, frozen=True, kw_only=True):
+    """Timelines that were written.
+
+    Attributes:
+        run: as it was named.
+        slices: in each file.
+        arrows: likewise.
+        files: that were written.
+        critical_path_replayed_later: by how much.
+        selection: the steps and ranks that were written; absent where all were.
+    """
+
+    run: str
+    slices: int
+    arrows: int
+    files: list[FileDocument]
+    critical_path_replayed_later: PathOffset
+    selection: SelectionDocument | UnsetType = UNSET

@@ -164,7 +164,7 @@ def _arrows(drawn: Drawing) -> pl.Series:
     """Numbers of the arrows that leave each slice or arrive there, from 1."""
     numbered = drawn.arrows.with_row_index("arrow", offset=1)
     ends = pl.concat([numbered.select("arrow", row=end) for end in ("source", "target")])
-    at = ends.group_by("row").agg(arrows=pl.col("arrow").sort())
+    of_row = ends.group_by("row").agg(arrows=pl.col("arrow").sort())
     rows = drawn.rows.select(row=pl.int_range(pl.len(), dtype=pl.Int64))
-    joined = rows.join(at, on="row", how="left", maintain_order="left")
+    joined = rows.join(of_row, on="row", how="left", maintain_order="left")
     return joined.select(pl.col("arrows").fill_null([]))["arrows"]

@@ -71,9 +71,11 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
         frames.append(path.with_columns(group=pl.lit(PATHS[side]), track=pl.lit(CRITICAL)))
     lasting = selection.keep(pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns")))
     node = lasting["node"].to_numpy()
-    slack, later = (each[node] for each in (slack_of(timeline), timeline.start - nodes.measured_start))
-    facts = {"slack_ns": pl.Series(slack), "later_ns": pl.Series(later)}
-    shown = [each for each in findings if not each.ranks or any(map(selection.has_rank, each.ranks))]
+    later_ns = timeline.start - nodes.measured_start
+    facts = {"slack_ns": pl.Series(slack_of(timeline)[node]), "later_ns": pl.Series(later_ns[node])}
+    shown = [
+        finding for finding in findings if not finding.ranks or any(map(selection.has_rank, finding.ranks))
+    ]
     steps = replace(selection, ranks=())
     marks = [steps.keep(_marks(timeline, finding, lasting.schema)) for finding in shown]
     return _on_tracks(pl.concat([lasting.with_columns(**facts), *marks]), graph)
@@ -156,8 +158,8 @@ def _waits(graph: Graph, start: Ints) -> pl.DataFrame:
     """Return slices of waiting: from a member's arrival at a collective to the begin of its transfer."""
     nodes = graph.nodes
     arrivals, transfers = (
-        pl.DataFrame({"collective": nodes.collective[each], "rank": nodes.rank[each], "node": each})
-        for each in (np.flatnonzero(nodes.kind == kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
+        pl.DataFrame({"collective": nodes.collective[of_kind], "rank": nodes.rank[of_kind], "node": of_kind})
+        for of_kind in (np.flatnonzero(nodes.kind == kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
     )
     pairs = arrivals.join(transfers, on=["collective", "rank"], suffix="_after").sort("node")
     first, last = pairs["node"].to_numpy(), pairs["node_after"].to_numpy()

@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import COMPLETED, ENDED, FAILED, NOT_WATCHED, RUNNING, UNKNOWN
-from dpro.detect.hang.deaths import signal_name
+from dpro.detect.hang.case import signal_name
 from dpro.errors import DproError, InputError
 from dpro.schema import CHECKPOINTS, CLOCK_SAMPLES, COUNTERS, STARTS, STEPS, WORKERS
 from dpro.store import Run, open_run

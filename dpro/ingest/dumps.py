@@ -17,12 +17,11 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import DproError
-from dpro.ingest.assembly.assemble import missing_in_words
-from dpro.ingest.assembly.merge import LEFT_OUT
-from dpro.ingest.assembly.staging import ImportTask, read_task
+from dpro.ingest.assembly import LEFT_OUT, missing_in_words
 from dpro.ingest.flight_recorder import in_words, newest
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, registry
-from dpro.ingest.importer import find_traces, spread_over
+from dpro.ingest.importer import Reading, find_traces
+from dpro.ingest.staging import ImportTask, read_task
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, conform
 from dpro.schema.members import GROUP_RANKS
 from dpro.store import Manifest
@@ -37,7 +36,6 @@ class DumpFolder:
     """The content of a folder of dumps.
 
     Attributes:
-        frames: rows by table name.
         manifest: ranks, those missing, and warnings.
     """
 
@@ -68,18 +66,16 @@ def read_dumps(folder: Path) -> DumpFolder | None:
         InputError: there is no trace in the folder.
     """
     traces = find_traces([folder])
-    if {name for _, name in traces.files} - {FLIGHT_RECORDER, NCCL_RAS} or not any(
-        name == FLIGHT_RECORDER for _, name in traces.files
-    ):
+    formats = {name for _, name in traces.files}
+    if FLIGHT_RECORDER not in formats or formats - {FLIGHT_RECORDER, NCCL_RAS}:
         return None
     tasks = traces.tasks(folder)
     if any(task.source.member for task in tasks):
         return None
-    spread = spread_over(tasks, None, None)
+    spread = Reading().spread_over(tasks)
     ordered = sorted(tasks, key=_by_numbers)
-    batches = list(
-        spread(_read, [ordered[at : at + _AT_A_TIME] for at in range(0, len(tasks), _AT_A_TIME)], _lost)
-    )
+    starts = range(0, len(tasks), _AT_A_TIME)
+    batches = list(spread(_read, [ordered[start : start + _AT_A_TIME] for start in starts], _lost))
     files = sorted(file for batch in batches for file in batch.files)
     frames = _joined([batch.frames for batch in batches])
     ranks = [rank for file in files for rank in file.ranks]
@@ -99,13 +95,13 @@ def read_dumps(folder: Path) -> DumpFolder | None:
 def _by_numbers(task: ImportTask) -> list[tuple[int, str]]:
     """In order of the numbers in their names dumps are in order of their ranks, and need not be sorted."""
     parts = re.split(r"([0-9]+)", task.source.label)  # texts and numbers in turn
-    return [(int(part) if at % 2 else -1, part) for at, part in enumerate(parts)]
+    return [(int(part) if place % 2 else -1, part) for place, part in enumerate(parts)]
 
 
 def _read(tasks: Sequence[ImportTask]) -> _Batch:
     """Read some files; rows get the number of their file."""
     files: list[_File] = []
-    found: dict[str, list[tuple[int, pl.DataFrame]]] = {}
+    rows_of_files: dict[str, list[tuple[int, pl.DataFrame]]] = {}
     for task in tasks:
         label = task.source.label
         try:
@@ -118,8 +114,8 @@ def _read(tasks: Sequence[ImportTask]) -> _Batch:
         files.append(_File(task.number, label, ranks, size, said))
         for trace in traces:
             for name, rows in trace.frames.items():
-                found.setdefault(name, []).append((task.number, rows))
-    return _Batch(files, {name: _numbered(TABLES[name], parts) for name, parts in found.items()})
+                rows_of_files.setdefault(name, []).append((task.number, rows))
+    return _Batch(files, {name: _numbered(TABLES[name], parts) for name, parts in rows_of_files.items()})
 
 
 def _numbered(table: Table, parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.DataFrame:
@@ -142,12 +138,12 @@ def _lost(tasks: Sequence[ImportTask], why: str) -> _Batch:
 
 def _joined(frames: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
     """The rows of each table together."""
-    found = {}
+    tables = {}
     for table in _TABLES:
-        parts = [each[table.name] for each in frames if table.name in each and each[table.name].height]
+        parts = [batch[table.name] for batch in frames if table.name in batch and batch[table.name].height]
         if parts:
-            found[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
-    return found
+            tables[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
+    return tables
 
 
 def _stated(frames: Mapping[str, pl.DataFrame]) -> pl.Series:
@@ -179,20 +175,20 @@ def _superseded(dumps: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> t
             for file in files
         ]
         kept = newest(tables)
-        others = [file for at, file in enumerate(files) if at not in kept]
+        others = [file for place, file in enumerate(files) if place not in kept]
         left += [file.number for file in others]
         if others:
-            said.append(in_words(rank, [files[at].path for at in kept], [file.path for file in others]))
+            said.append(in_words(rank, [files[place].path for place in kept], [file.path for file in others]))
     return left, said
 
 
 def _one_row_each(workers: pl.DataFrame) -> pl.DataFrame:
     """Facts of each rank, from the first file that knows them."""
     defaults = {name: WORKERS.columns[name].default for name in workers.columns}
-    known = (
+    stated = (
         pl.col(n).filter(pl.col(n).ne(default)).first() for n, default in defaults.items() if n != "rank"
     )
-    first = workers.group_by("rank", maintain_order=True).agg(known)
+    first = workers.group_by("rank", maintain_order=True).agg(stated)
     return first.with_columns(pl.col(name).fill_null(defaults[name]) for name in first.columns)
 
 

@@ -22,7 +22,7 @@ import polars as pl
 from msgspec import Raw
 
 from dpro.errors import InputError
-from dpro.ingest.derived.steps import find_steps
+from dpro.ingest.derived import find_steps
 from dpro.ingest.kineto.collectives import gpu_collectives
 from dpro.ingest.kineto.events import NO_ARGS
 from dpro.ingest.reading.files import rank_of_name, read_bytes
@@ -62,7 +62,7 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
         InputError: the file is damaged, is not an execution trace, or is one in protobuf.
     """
     document = decode(read_bytes(path), path)
-    known = rank_of_name(path.name) if rank is None else rank
+    stated = rank_of_name(path.name) if rank is None else rank
     skipped = {"malformed nodes": document.malformed} if document.malformed else {}
     nodes = _plausible(document.nodes, skipped)
     spans = _spans(nodes, document.pid)
@@ -70,14 +70,14 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     frames = {"spans": spans, "dependencies": _dependencies(nodes), "workers": pl.DataFrame(worker)}
     if not lacks_times(spans):
         positioned = spans.with_columns(position=pl.int_range(pl.len()))
-        collectives = gpu_collectives(positioned, [NO_ARGS] * spans.height, {}, known)
+        collectives = gpu_collectives(positioned, [NO_ARGS] * spans.height, {}, stated)
         frames["collectives"] = collectives.with_row_index("collective_id")
         frames["steps"] = find_steps(spans)
         frames["dependencies"] = _in_time(frames["dependencies"], spans)
     return RankTrace(
-        rank=known,
+        rank=stated,
         world_size=-1,
-        frames={name: _stamped(name, frame, known) for name, frame in frames.items()},
+        frames={name: _stamped(name, frame, stated) for name, frame in frames.items()},
         versions={"execution trace schema": document.schema} if document.schema else {},
         skipped=skipped,
     )
@@ -147,8 +147,8 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
     links = link(operators, spans)
     if links.pairs.is_empty():
         return _warned(kineto, "the execution trace has no operator of this trace: left out")
-    known = et.frames.get(DEPENDENCIES.name, DEPENDENCIES.empty())
-    rows = _in_time(_moved(known, dict(links.pairs.iter_rows())), spans)
+    dependencies = et.frames.get(DEPENDENCIES.name, DEPENDENCIES.empty())
+    rows = _in_time(_moved(dependencies, dict(links.pairs.iter_rows())), spans)
     window = spans["window"].min() if "window" in spans.columns else 0
     frame = _stamped(DEPENDENCIES.name, rows, kineto.rank).with_columns(window=pl.lit(window, dtype=pl.Int32))
     combined = replace(kineto, frames={**kineto.frames, DEPENDENCIES.name: frame})
@@ -195,7 +195,7 @@ def _kind(node: Node) -> str:
 def _dependencies(nodes: Sequence[Node]) -> pl.DataFrame:
     """Rows between the places of nodes, which are the ids of their spans."""
     pairs: dict[str, Pairs] = {"data": read_from(nodes), "control": called(nodes)}
-    rows = [(source, target, kind) for kind, found in pairs.items() for source, target in found]
+    rows = [(source, target, kind) for kind, edges in pairs.items() for source, target in edges]
     return _rows(rows)
 
 
@@ -204,11 +204,11 @@ def _rows(rows: Sequence[tuple[int, int, str]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row").with_columns(source=pl.lit(SOURCE))
 
 
-def _moved(known: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
+def _moved(dependencies: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
     """Rows between the spans that operators turned out to be."""
     pairs = {
         kind: rows.select("source_span_id", "target_span_id").rows()
-        for (kind,), rows in known.partition_by("kind", as_dict=True).items()
+        for (kind,), rows in dependencies.partition_by("kind", as_dict=True).items()
     }
     caller = {target: source for source, target in pairs.get("control", [])}
     rows = [(source, target, "data") for source, target in pairs.get("data", [])]
@@ -225,11 +225,11 @@ def _moved(known: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
 def _nearest(operator: int, caller: Mapping[int, int], spans: Mapping[int, int]) -> int:
     """The innermost caller that has a span, -1 for none."""
     seen = {operator}
-    at = caller.get(operator, -1)
-    while at >= 0 and at not in spans and at not in seen:
-        seen.add(at)
-        at = caller.get(at, -1)
-    return at
+    ancestor = caller.get(operator, -1)
+    while ancestor >= 0 and ancestor not in spans and ancestor not in seen:
+        seen.add(ancestor)
+        ancestor = caller.get(ancestor, -1)
+    return ancestor
 
 
 def _in_time(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
@@ -267,10 +267,10 @@ def _warned(trace: RankTrace, warning: str) -> RankTrace:
 
 def _pids(trace: RankTrace) -> set[int]:
     workers = trace.frames.get("workers")
-    known = workers is not None and "pid" in workers.columns
+    has_pids = workers is not None and "pid" in workers.columns
     return (
         {pid for pid in workers["pid"] if pid is not None and pid >= 0}
-        if known and workers is not None
+        if has_pids and workers is not None
         else set()
     )
 
@@ -290,8 +290,8 @@ Pairs = list[tuple[int, int]]
 def parents(nodes: Sequence[Node]) -> list[int]:
     """Place of each node's parent, -1 for none."""
     places = index_of(nodes)
-    found = [places.get(node.parent, -1) for node in nodes]
-    return [parent if parent != place else -1 for place, parent in enumerate(found)]
+    places_of_parents = [places.get(node.parent, -1) for node in nodes]
+    return [parent if parent != place else -1 for place, parent in enumerate(places_of_parents)]
 
 
 def called(nodes: Sequence[Node]) -> Pairs:
@@ -311,8 +311,8 @@ def read_from(nodes: Sequence[Node]) -> Pairs:
     pairs: dict[tuple[int, int], None] = {}
     for place, node in enumerate(nodes):
         writers.begin(place, parent_of[place])
-        found = {tensor: writers.last(tensor, node.thread) for tensor in node.reads}
-        sources.append({tensor: source for tensor, source in found.items() if source >= 0})
+        sources_by_tensor = {tensor: writers.last(tensor, node.thread) for tensor in node.reads}
+        sources.append({tensor: source for tensor, source in sources_by_tensor.items() if source >= 0})
         outer = sources[parent_of[place]] if 0 <= parent_of[place] < place else {}
         for tensor, source in sources[place].items():
             if outer.get(tensor) != source:
@@ -387,17 +387,17 @@ def link(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
             and `tid`, which is the observer's own.
     """
     cpu = spans.filter(pl.col("kind").is_in(CPU_KINDS))
-    mine = operators.filter(pl.col("kind").is_in(CPU_KINDS))
-    numbered = _by_number(mine, cpu)
-    return TwinLinks(numbered, 1) if numbered is not None else _by_order(mine, cpu)
+    on_cpu = operators.filter(pl.col("kind").is_in(CPU_KINDS))
+    numbered = _by_number(on_cpu, cpu)
+    return TwinLinks(numbered, 1) if numbered is not None else _by_order(on_cpu, cpu)
 
 
 def _by_number(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame | None:
     """Pairs of the same number and name; None where numbers lead to other names."""
     named = operators.filter(pl.col("external_id") > 0).select("external_id", "name", et="span_id")
-    found = named.join(spans.select("external_id", "span_id", span_name="name"), on="external_id")
-    agreed = found.filter(pl.col("name") == pl.col("span_name"))
-    if not agreed.height or agreed.height < _TRUSTED * found.height:
+    numbered = named.join(spans.select("external_id", "span_id", span_name="name"), on="external_id")
+    agreed = numbered.filter(pl.col("name") == pl.col("span_name"))
+    if not agreed.height or agreed.height < _TRUSTED * numbered.height:
         return None
     pairs = agreed.select("et", "span_id").sort("et", "span_id")
     return pairs.unique("et", keep="first", maintain_order=True).unique(
@@ -411,32 +411,34 @@ def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
         "tid", "start_ns", "external_id", "span_id"
     )
     names = pl.concat([operators["name"], seen["name"]]).rank("dense").cast(pl.Int64).to_numpy()
-    mine = operators.select("span_id", "tid", code=pl.Series(names[: operators.height]))
+    ours = operators.select("span_id", "tid", code=pl.Series(names[: operators.height]))
     theirs = seen.select("span_id", "tid", "start_ns", code=pl.Series(names[operators.height :]))
     threads = {key[0]: part for key, part in theirs.partition_by("tid", as_dict=True).items()}
     pairs: Pairs = []
     starts: dict[int, int] = {}  # of the linked spans, by operator
     fits, most = 1, 0
-    for part in mine.sort("span_id").partition_by("tid", maintain_order=True):
+    for part in ours.sort("span_id").partition_by("tid", maintain_order=True):
         first = int(part["span_id"][0])
-        earlier = max((starts[known] for known in starts if known < first), default=-1)
+        earlier = max((start_ns for operator, start_ns in starts.items() if operator < first), default=-1)
         thread, offset, equal = _best_stretch(part["code"].to_numpy(), threads, earlier)
         if thread is None:
             continue
         steps = _follow(part["code"].to_numpy(), threads[thread]["code"].to_numpy(), offset)
         if len(steps) < _FITTING * part.height:
             continue
-        found = threads.pop(thread)
-        ids, times, own = found["span_id"].to_list(), found["start_ns"].to_list(), part["span_id"].to_list()
-        pairs += [(own[i], ids[k]) for i, k in steps]
-        starts |= {own[i]: times[k] for i, k in steps}
+        twin, operator_ids = threads.pop(thread), part["span_id"].to_list()
+        span_ids, times = twin["span_id"].to_list(), twin["start_ns"].to_list()
+        pairs += [(operator_ids[i], span_ids[k]) for i, k in steps]
+        starts |= {operator_ids[i]: times[k] for i, k in steps}
         if len(steps) > most:
             fits, most = equal, len(steps)
     frame = pl.DataFrame(pairs, schema={"et": pl.Int64, "span_id": pl.Int64}, orient="row")
     return TwinLinks(frame.sort("et"), fits)
 
 
-def _best_stretch(mine: Codes, threads: dict[int, pl.DataFrame], earlier: int) -> tuple[int | None, int, int]:
+def _best_stretch(
+    codes_here: Codes, threads: dict[int, pl.DataFrame], earlier: int
+) -> tuple[int | None, int, int]:
     """Thread, offset of the first operator, and number of equal fits.
 
     Of equal fits the first is taken that does not begin before `earlier`, when operators of threads already
@@ -446,33 +448,33 @@ def _best_stretch(mine: Codes, threads: dict[int, pl.DataFrame], earlier: int) -
     most = 0
     for thread in sorted(threads):
         codes = threads[thread]["code"].to_numpy()
-        votes = _votes(mine, codes)
+        votes = _votes(codes_here, codes)
         if votes.max(initial=0) <= most:
             continue
         most = int(votes.max())
-        offsets = np.flatnonzero(votes == most) - (mine.size - 1)
+        offsets = np.flatnonzero(votes == most) - (codes_here.size - 1)
         firsts = threads[thread]["start_ns"].to_numpy()[np.maximum(offsets, 0)]
         later = offsets[firsts >= earlier]
         best = (thread, int(later[0] if later.size else offsets[-1]), offsets.size)
     return best
 
 
-def _votes(mine: Codes, theirs: Codes) -> Codes:
-    """How many operators agree in name at each offset, from `1 - len(mine)` on; rare names count first."""
-    votes = np.zeros(mine.size + theirs.size, dtype=np.int64)
-    order_mine, order_theirs = np.argsort(mine, kind="stable"), np.argsort(theirs, kind="stable")
-    codes = np.intersect1d(mine, theirs)
-    bounds_mine = _bounds(mine[order_mine], codes)
+def _votes(ours: Codes, theirs: Codes) -> Codes:
+    """How many operators agree in name at each offset, from `1 - len(ours)` on; rare names count first."""
+    votes = np.zeros(ours.size + theirs.size, dtype=np.int64)
+    order_ours, order_theirs = np.argsort(ours, kind="stable"), np.argsort(theirs, kind="stable")
+    codes = np.intersect1d(ours, theirs)
+    bounds_ours = _bounds(ours[order_ours], codes)
     bounds_theirs = _bounds(theirs[order_theirs], codes)
-    sizes = np.diff(bounds_mine, axis=0)[0] * np.diff(bounds_theirs, axis=0)[0]
+    sizes = np.diff(bounds_ours, axis=0)[0] * np.diff(bounds_theirs, axis=0)[0]
     compared = 0
     for code in np.argsort(sizes, kind="stable"):
         compared += int(sizes[code])
         if compared > _COMPARISONS and compared > sizes[code]:
             break
-        here = order_mine[bounds_mine[0, code] : bounds_mine[1, code]]
+        here = order_ours[bounds_ours[0, code] : bounds_ours[1, code]]
         there = order_theirs[bounds_theirs[0, code] : bounds_theirs[1, code]]
-        places = (there[:, None] - here[None, :] + mine.size - 1).ravel()
+        places = (there[:, None] - here[None, :] + ours.size - 1).ravel()
         votes += np.bincount(places, minlength=votes.size)
     return votes
 
@@ -482,28 +484,28 @@ def _bounds(ordered: Codes, codes: Codes) -> npt.NDArray[np.int64]:
     return np.stack([np.searchsorted(ordered, codes, side) for side in ("left", "right")])
 
 
-def _follow(mine: Codes, theirs: Codes, offset: int) -> Pairs:
+def _follow(ours: Codes, theirs: Codes, offset: int) -> Pairs:
     """Places that agree, side by side from an offset on, past operators that only one side has."""
     pairs: Pairs = []
     here, there = 0, offset
-    while here < mine.size and there < theirs.size:
-        if there >= 0 and mine[here] == theirs[there]:
+    while here < ours.size and there < theirs.size:
+        if there >= 0 and ours[here] == theirs[there]:
             pairs.append((here, there))
             here, there = here + 1, there + 1
             continue
-        here, there = _resume(mine, theirs, here, there)
+        here, there = _resume(ours, theirs, here, there)
     return pairs
 
 
-def _resume(mine: Codes, theirs: Codes, here: int, there: int) -> tuple[int, int]:
+def _resume(ours: Codes, theirs: Codes, here: int, there: int) -> tuple[int, int]:
     """The nearest places from which some names in a row agree; else one further on both sides."""
     for skip in range(1, _SKIP + 1):
         for i, k in ((here, there + skip), (here + skip, there)):
-            ahead = min(_AGREE, mine.size - i)
+            ahead = min(_AGREE, ours.size - i)
             if (
                 ahead > 0
                 and 0 <= k <= theirs.size - ahead
-                and (mine[i : i + ahead] == theirs[k : k + ahead]).all()
+                and (ours[i : i + ahead] == theirs[k : k + ahead]).all()
             ):
                 return i, k
     return here + 1, there + 1
@@ -553,9 +555,7 @@ class Node:
     """One operator, annotation, or (in linked traces) piece of GPU work.
 
     Attributes:
-        node_id: as recorded.
         parent: node id of what called it, -1 none.
-        name: as recorded.
         record_function: number that counts PyTorch's record functions by their beginning; -1 for GPU work.
         sequence_number: autograd's, -1 none.
         scope: PyTorch's number for the kind of function, -1 unknown.
@@ -621,12 +621,12 @@ def decode(data: bytes, path: Path) -> ExecutionTrace:
             nodes.append(decoder.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError):
             malformed += 1
-    known = [node for node in map(_node, nodes) if not _ROOT.match(node.name)]
-    if not known:
+    kept = [node for node in map(_node, nodes) if not _ROOT.match(node.name)]
+    if not kept:
         raise InputError(f"{path}: an execution trace without an operator; record it around some work")
     # Nodes are written when they end. GPU work has no number of its own and comes last.
-    known.sort(key=lambda node: (node.record_function < 0, node.record_function, node.node_id))
-    return ExecutionTrace(text(document.schema), int64(document.pid), known, malformed)
+    kept.sort(key=lambda node: (node.record_function < 0, node.record_function, node.node_id))
+    return ExecutionTrace(text(document.schema), int64(document.pid), kept, malformed)
 
 
 def _document(data: bytes, path: Path) -> _Document:
@@ -653,8 +653,8 @@ def _node(node: _Node) -> Node:
     on_gpu = text(node.cat) in ("kernel", "gpu_memcpy", "gpu_memset")
 
     def field(name: str) -> int:
-        own = getattr(node, name)
-        return int64(attributes.get(name) if own is None else own)
+        value = getattr(node, name)
+        return int64(attributes.get(name) if value is None else value)
 
     inputs, outputs = mapping(node.inputs), mapping(node.outputs)  # Chakra's; else lists
     # GPU work is given the tensors of its operator: it would seem to read what it writes.
@@ -690,12 +690,12 @@ def _node(node: _Node) -> Node:
 
 def _tensors(values: Any, types: Any) -> tuple[int, ...]:
     """Ids of the tensors among some values, also of those in lists, each once."""
-    found: dict[int, None] = {}
+    identifiers: dict[int, None] = {}
     for value, kind in zip(sequence(values), sequence(types), strict=False):
         for tensor in _flat(value, text(kind)):
             if tensor and (identifier := int64(tensor[0])) > 0:
-                found[identifier] = None
-    return tuple(found)
+                identifiers[identifier] = None
+    return tuple(identifiers)
 
 
 def _flat(value: Any, kind: str) -> Iterator[list[Any]]:

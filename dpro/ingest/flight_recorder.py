@@ -29,14 +29,17 @@ from dpro.classify import operation
 from dpro.errors import InputError
 from dpro.ingest.reading import plain_pickle
 from dpro.ingest.reading.files import read_bytes
-from dpro.ingest.reading.peers import directed_bytes, global_peer, ranks_in, ranks_of
 from dpro.ingest.reading.values import (
+    directed_bytes,
     dtype_bytes,
     dtype_name,
     elements,
+    global_peer,
     int32,
     int64,
     mapping,
+    ranks_in,
+    ranks_of,
     rounded,
     sequence,
     text,
@@ -85,16 +88,16 @@ def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataF
     entries = dump.get("entries") or []
     if not isinstance(entries, list | tuple) or not set(map(type, entries)) <= {dict}:
         raise InputError(f"{path}: not a flight recorder dump (no list of entries)")
-    known = _rank_of_name(path.name) if rank is None else rank
+    own_rank = _rank_of_name(path.name) if rank is None else rank
     groups = _groups(dump)
     stand_ins = coalesced_calls(entries, mapping(dump.get("pg_status")))
     new = entries if after < 0 else [entry for entry in entries if int64(entry.get("record_id")) > after]
-    calls = calls_of(new, groups, known, stand_ins)
-    said = _group_rows(dump, entries, groups, known, path.stat().st_mtime_ns)
+    calls = calls_of(new, groups, own_rank, stand_ins)
+    said = _group_rows(dump, entries, groups, own_rank, path.stat().st_mtime_ns)
     world_size = max((max(ranks) + 1 for ranks in groups.values() if ranks), default=-1)
-    worker = {"rank": [known], "world_size": [world_size], "source": [SOURCE]}
+    worker = {"rank": [own_rank], "world_size": [world_size], "source": [SOURCE]}
     frames = {PROCESS_GROUPS.name: said, WORKERS.name: pl.DataFrame(worker)}
-    return RankTrace(known, world_size, frames, versions=_versions(dump, entries)), calls
+    return RankTrace(own_rank, world_size, frames, versions=_versions(dump, entries)), calls
 
 
 def _load(data: bytes, path: Path) -> Mapping[str, Any]:
@@ -109,8 +112,8 @@ def _load(data: bytes, path: Path) -> Mapping[str, Any]:
 
 
 def _rank_of_name(name: str) -> int:
-    found = re.search(r"rank[-_ ]?(\d+)", name, re.IGNORECASE) or re.search(r"(\d+)(?:\.\w+)*$", name)
-    return int32(found[1]) if found else -1
+    match = re.search(r"rank[-_ ]?(\d+)", name, re.IGNORECASE) or re.search(r"(\d+)(?:\.\w+)*$", name)
+    return int32(match[1]) if match else -1
 
 
 def _groups(dump: Mapping[str, Any]) -> dict[str, Sequence[int]]:
@@ -164,10 +167,10 @@ def _names_of_ids(
     Entries have both. A process makes its groups in the order of their names, where those are numbers: if
     there are as many names as ids, they pair up in order, unless an entry knows better.
     """
-    found = zip(column(entries, "pg_id"), entries, strict=True)
-    latest = {number: entry for number, entry in found if isinstance(number, int | str)}
+    numbered = zip(column(entries, "pg_id"), entries, strict=True)
+    latest = {number: entry for number, entry in numbered if isinstance(number, int | str)}
     named = {identifier(number): group_names(entry) for number, entry in latest.items()}
-    if len(described) != len(numbers) or not all(each.isdecimal() for each in (*described, *numbers)):
+    if len(described) != len(numbers) or not all(name.isdecimal() for name in (*described, *numbers)):
         return named
     paired = dict(zip(sorted(numbers, key=int), sorted(described, key=int), strict=True))
     if any(paired.get(number, name) != name for number, (name, _) in named.items()):
@@ -222,14 +225,14 @@ def calls_of(
     )
     is_p2p, retires = (np.array([kind[name] for kind in kinds])[of_kind] for name in ("is_p2p", "retires"))
     created = _whole_numbers(column(entries, "time_created_ns"))
-    own: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = {
+    columns: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = {
         "collective_id": _whole_numbers(column(entries, "record_id")),
         "sequence": _sequences(entries, is_p2p),
         "enqueued_ns": np.where(created == 0, -1, created),  # JSON writes an unknown time as 0
         "duration_ns": _durations(column(entries, "duration_ms")),
         "state": _states(entries, retires, stand_ins),
     }
-    return shared[of_kind].hstack([pl.Series(name, values) for name, values in own.items()])
+    return shared[of_kind].hstack([pl.Series(name, values) for name, values in columns.items()])
 
 
 def column(entries: Sequence[Entry], name: str) -> list[Any]:
@@ -254,8 +257,8 @@ def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[
         [N] results.
     """
     if set(map(type, values)) in ({int}, {str}):  # others may be equal and yet not the same, or have no hash
-        known = {value: function(value) for value in set(values)}
-        return list(map(known.__getitem__, values))
+        results = {value: function(value) for value in set(values)}
+        return list(map(results.__getitem__, values))
     return list(map(function, values))
 
 
@@ -467,13 +470,13 @@ def _peer(name: str, rank: int, ranks: Sequence[int]) -> int:
 
     NCCL's names number ranks within the group: where its own number agrees, the peer is certain.
     """
-    found = re.search(r"(\d+)\s*(?:->|<-)\s*(\d+)", name)
-    if not found:
+    match = re.search(r"(\d+)\s*(?:->|<-)\s*(\d+)", name)
+    if not match:
         return -1
-    own, peer = int32(found[1]), int32(found[2])
-    if max(own, peer) < len(ranks) and min(own, peer) >= 0 and ranks[own] == rank:
+    own_number, peer = int32(match[1]), int32(match[2])
+    if max(own_number, peer) < len(ranks) and min(own_number, peer) >= 0 and ranks[own_number] == rank:
         return ranks[peer]
-    return int32(global_peer(own, peer, rank, ranks))
+    return int32(global_peer(own_number, peer, rank, ranks))
 
 
 # Several flight recorder dumps of one rank: which of them count.
@@ -488,14 +491,14 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
         dumps: `collectives` and `process_groups` of each; newer is what holds a later call or, where the last
             call is the same, was saved later.
     """
-    order = sorted(range(len(dumps)), key=lambda at: (*_age(dumps[at]), -at), reverse=True)
+    order = sorted(range(len(dumps)), key=lambda place: (*_age(dumps[place]), -place), reverse=True)
     kept: list[int] = []
-    known: set[str] = set()
-    for at in order:
-        own = _process_groups(dumps[at])
-        if not kept or (own and not own & known):
-            kept.append(at)
-            known |= own
+    covered: set[str] = set()
+    for place in order:
+        groups = _process_groups(dumps[place])
+        if not kept or (groups and not groups & covered):
+            kept.append(place)
+            covered |= groups
     return kept
 
 

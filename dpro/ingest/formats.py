@@ -50,9 +50,6 @@ class Format:
     """An importer of dpro's own; its module is loaded when a file needs it.
 
     Attributes:
-        name: what the format is called.
-        module: the module that reads it.
-        reader: the function in it that reads a file.
         hints: a head that holds none of them is not of the format; spares loading the module.
         test: the function in the module that decides by the head, where the hints alone do not.
         streams: the reader takes the member of an archive as it is, without a file of its own.
@@ -99,7 +96,7 @@ class _Kineto(Format):
 # First match wins: formats that are recognised by little come last.
 FORMATS: tuple[Importer, ...] = (
     Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
-    Format("op-level parquet", "dpro.ingest.pipelines.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
+    Format("op-level parquet", "dpro.ingest.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
     Format(
         FLIGHT_RECORDER,
         "dpro.ingest.flight_recorder",
@@ -109,12 +106,12 @@ FORMATS: tuple[Importer, ...] = (
     ),
     Format(
         "NCCL Inspector",
-        "dpro.ingest.nccl.inspector",
+        "dpro.ingest.nccl_inspector",
         "read_inspector_log",
         (b"coll_perf", b"p2p_perf", b"dump_stats", b"proxy_trace"),
         "is_inspector_log",
     ),
-    Format(NCCL_RAS, "dpro.ingest.nccl.ras", "read_ras_report", (b"communicators",), "is_ras_report"),
+    Format(NCCL_RAS, "dpro.ingest.nccl_ras", "read_ras_report", (b"communicators",), "is_ras_report"),
     Format(
         EXECUTION_TRACE,
         "dpro.ingest.execution_trace",
@@ -124,7 +121,7 @@ FORMATS: tuple[Importer, ...] = (
     ),
     Format(
         "pipeline timeline",
-        "dpro.ingest.pipelines.pp_timeline",
+        "dpro.ingest.pp_timeline",
         "read_pp_timeline",
         (b"fwd_start", b"microbatch", b"pad_before"),
         "is_pp_timeline",
@@ -152,17 +149,17 @@ class Registry:
         """The importer of a file by its first bytes (decompressed), None where none matches."""
         if _is_drawn(head):
             return None
-        return next((each for each in self.importers if _matches(each, head)), None)
+        return next((importer for importer in self.importers if _matches(importer, head)), None)
 
     def named(self, name: str) -> Importer:
         """The importer of a name that `find` gave, perhaps in another process."""
-        return next(each for each in self.importers if each.name == name)
+        return next(importer for importer in self.importers if importer.name == name)
 
 
 @cache
 def registry() -> Registry:
     """dpro's own formats, then those of installed plug-ins; a plug-in that is broken is a warning."""
-    found: dict[str, Importer] = {each.name: each for each in FORMATS}
+    importers: dict[str, Importer] = {importer.name: importer for importer in FORMATS}
     warnings = []
     for entry in entries_of(GROUP):
         try:
@@ -171,13 +168,13 @@ def registry() -> Registry:
             name, missing = _checked(plugin)
         except Exception as error:  # a plug-in may raise anything
             missing = f"{type(error).__name__}: {error}"
-        if not missing and name in found:
+        if not missing and name in importers:
             missing = f"there is a format of the name {name!r} already"
         if missing:
             warnings.append(f"importer {entry.name} ({entry.value}) cannot be used: {missing}")
         else:
-            found[name] = plugin
-    return Registry(tuple(found.values()), tuple(warnings))
+            importers[name] = plugin
+    return Registry(tuple(importers.values()), tuple(warnings))
 
 
 def _checked(plugin: Any) -> tuple[str, str]:

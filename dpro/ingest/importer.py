@@ -15,18 +15,18 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from dpro.classify import table_version
-from dpro.errors import DproError, InputError, UsageError, first_line
-from dpro.ingest.assembly.assemble import Spread, assemble
-from dpro.ingest.assembly.merge import LEFT_OUT
-from dpro.ingest.assembly.staging import ImportTask, give_up, make_staging, stage
+from dpro.errors import DproError, InputError, MissingExtra, UsageError, first_line
+from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
 from dpro.ingest.formats import REQUEST_LOGS, Registry, registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
+from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
 from dpro.processes import num_cores, process_pool
 from dpro.schema import TABLES
 from dpro.store import Manifest, is_run
@@ -37,6 +37,30 @@ Progress: TypeAlias = Callable[[int, int], None]
 STAGING_SUFFIX = ".importing"
 LINKS = "links to folders, which are not followed"
 _WORTH_PROCESSES_BYTES = 8 << 20  # reading less takes no longer than starting processes would
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are read.
+
+    Attributes:
+        jobs: files read at a time, each in a process of its own; as many as there are cores where None.
+        executor: reads the files instead; its workers see the sources, and the folder that the run is in,
+            under the same paths. It is left running.
+        progress: called after each file.
+    """
+
+    jobs: int | None = None
+    executor: Executor | None = None
+    progress: Progress | None = None
+
+    def spread_over(self, tasks: Sequence[ImportTask]) -> Spread:
+        """How to run the tasks; in this process where there is little to do."""
+        jobs = self.jobs
+        if jobs is None:
+            little = sum(task.bytes for task in tasks) < _WORTH_PROCESSES_BYTES
+            jobs = 1 if little else num_cores()
+        return partial(run_tasks, jobs=jobs, executor=self.executor)
 
 
 @dataclass(frozen=True)
@@ -73,10 +97,7 @@ def import_sources(
     """Import files and folders as one run.
 
     Args:
-        jobs: files read at a time, each in a process of its own; as many as there are cores where not given.
-        executor: reads the files instead; its workers see the sources, and the folder that the run is in,
-            under the same paths. It is left running.
-        progress: called after each file.
+        jobs, executor, progress: as in `Reading`.
 
     Returns:
         The manifest of the run: the same bytes, tables included, whichever process reads the files.
@@ -92,7 +113,7 @@ def import_sources(
     try:
         make_staging(staging)
         tasks = traces.tasks(staging)
-        spread = spread_over(tasks, jobs, executor)
+        spread = Reading(jobs, executor).spread_over(tasks)
         stage_all(tasks, spread, progress)
         return assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
     except OSError as error:
@@ -124,8 +145,8 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         MissingExtra: the only files need a library that is not installed.
     """
     table_version()  # a wrong table of classes is an error before anything is read
-    known = registry()
-    traces = Traces([], Counter[str](), list(known.warnings))
+    formats = registry()
+    traces = Traces([], Counter[str](), list(formats.warnings))
     unopened: list[DproError] = []
     runs: set[Path] = set()
     for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
@@ -135,16 +156,16 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             continue
         try:
             for source, head in heads(path):
-                _sort(source, head, known, traces)
+                _sort(source, head, formats, traces)
         except DproError as error:
             unopened.append(error)
-    traces.files.sort(key=lambda found: (found[0].path, found[0].member))
+    traces.files.sort(key=lambda file_and_format: (file_and_format[0].path, file_and_format[0].member))
     if not traces.files:
         if unopened:
             raise unopened[0]
         names = ", ".join(str(source) for source in sources)
         held = "; ".join(f"{count} {reason}" for reason, count in sorted(traces.passed_over.items()))
-        given = f"dpro reads {', '.join(each.name for each in known.importers)} files"
+        given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
         if traces.passed_over[REQUEST_LOGS]:
             given = "`dpro import --requests FILE -o RUN` reads a log of requests, with traces or alone"
         given = f"name one of the runs in it, such as {min(runs)}" if runs else given
@@ -158,9 +179,9 @@ def _is_table(path: Path) -> bool:
     return path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent)
 
 
-def _sort(source: Source, head: bytes, known: Registry, traces: Traces) -> None:
+def _sort(source: Source, head: bytes, formats: Registry, traces: Traces) -> None:
     """Add a file to those of known format, or count why it is passed over."""
-    importer = known.find(head)
+    importer = formats.find(head)
     if importer:
         traces.files.append((source, importer.name))
     else:
@@ -188,24 +209,11 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
     for name, folders, files in os.walk(source, onerror=unreadable):
         folder = Path(name)
         # An import that is under way may have its place among its own sources.
-        folders[:] = [each for each in folders if not each.endswith(STAGING_SUFFIX)]
+        folders[:] = [inner for inner in folders if not inner.endswith(STAGING_SUFFIX)]
         # What a link leads to may be here already, or lead back.
-        if links := sum((folder / each).is_symlink() for each in folders):
+        if links := sum((folder / inner).is_symlink() for inner in folders):
             passed_over[LINKS] += links
-        yield from (path for each in files if (path := folder / each).is_file())
-
-
-def spread_over(tasks: Sequence[ImportTask], jobs: int | None, executor: Executor | None) -> Spread:
-    """How to run the tasks: in the executor, else in processes; in this process where there is little to do.
-
-    Args:
-        jobs: processes; as many as there are cores where None.
-        executor: runs them instead.
-    """
-    if jobs is None:
-        little = sum(task.bytes for task in tasks) < _WORTH_PROCESSES_BYTES
-        jobs = 1 if little else num_cores()
-    return partial(run_tasks, jobs=jobs, executor=executor)
+        yield from (path for file in files if (path := folder / file).is_file())
 
 
 def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | None) -> None:
@@ -345,3 +353,50 @@ def _submit(pool: ProcessPoolExecutor, work: Callable[[Task], Result], task: Tas
         refused: Future[Result] = Future()
         refused.set_exception(error)
         return refused
+
+
+# Tasks on a Ray cluster, as an executor like any other. A task whose node dies is repeated on another node:
+# tasks of an import can be, since each leaves its folder whole or not at all. The workers see the same files
+# under the same paths, and have dpro installed.
+
+_ATTEMPTS = 5  # survives the death of one node fewer
+
+
+class RayExecutor(Executor):
+    """Submits tasks to the connected cluster; shutting it down leaves the cluster running."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run `fn(*args, **kwargs)` on one core of some node."""
+        import ray
+
+        remote = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(fn)
+        return cast("Future[Any]", remote.remote(*args, **kwargs).future())
+
+
+@contextmanager
+def ray_executor() -> Iterator[RayExecutor]:
+    """Connect to the cluster that `RAY_ADDRESS` names, else start one on this machine for as long.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        DproError: it cannot be imported.
+    """
+    # A worker is one core; set here, it reaches those that a cluster of this machine starts.
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra("ray", "ray") from error
+    except Exception as error:  # Ray asks the libraries of all accelerators, which may be there and not work
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise DproError(
+            f"Ray is installed and cannot be imported ({what}); try `python -c 'import ray'`"
+        ) from error
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        yield RayExecutor()
+    finally:
+        if ours:
+            ray.shutdown()

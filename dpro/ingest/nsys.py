@@ -23,8 +23,8 @@ import polars as pl
 
 from dpro.classify import classify, is_communication, operation
 from dpro.errors import InputError
-from dpro.ingest.derived.steps import enclosed, launched
-from dpro.ingest.derived.steps import find_steps as find_marked_steps
+from dpro.ingest.derived import enclosed, launched
+from dpro.ingest.derived import find_steps as find_marked_steps
 from dpro.ingest.reading.files import Source, blocks, rank_of_name
 from dpro.ingest.trace import RankTrace
 from dpro.schema import GPU_WORK_KINDS, SYNCS
@@ -83,8 +83,8 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     ranks, world_size, warnings = _ranks(processes, spans, session, path, rank)
     traces = []
     for process, number in zip(processes, ranks, strict=True):
-        mine = pl.col("process").is_in([process])
-        parts = (frame.filter(mine) for frame in (spans, synchronised, recorded))
+        of_process = pl.col("process").is_in([process])
+        parts = (frame.filter(of_process) for frame in (spans, synchronised, recorded))
         traces.append(_trace(number, world_size, session, *parts))
     # Warnings and counts of the whole file: once.
     traces[0].skipped.update(skipped)
@@ -171,10 +171,10 @@ def _physical_devices(export: Export) -> dict[tuple[int, int], int]:
 
 def _with_process(spans: pl.DataFrame) -> pl.DataFrame:
     """Old exports do not state the process of GPU work: with one process that makes calls, it is that one."""
-    known = spans.filter(pl.col("process") >= 0)["process"].unique()
-    if known.len() != 1:
+    processes = spans.filter(pl.col("process") >= 0)["process"].unique()
+    if processes.len() != 1:
         return spans
-    return spans.with_columns(process=pl.lit(known[0], pl.Int64))
+    return spans.with_columns(process=pl.lit(processes[0], pl.Int64))
 
 
 def _processes(spans: pl.DataFrame, physical: dict[tuple[int, int], int]) -> list[int]:
@@ -194,9 +194,9 @@ def _ranks(
     processes: Sequence[int], spans: pl.DataFrame, session: _Session, path: Path, rank: int | None
 ) -> tuple[list[int], int, list[str]]:
     """Rank of each process, the world size (-1 unknown), and what is guessed."""
-    stated = [_stated_rank(spans.filter(pl.col("process") == process)) for process in processes]
-    sizes = [_variable(session.environment, _SIZE_VARIABLES), *(size for _, size in stated)]
-    ranks = [number for number, _ in stated]
+    of_processes = [_stated_rank(spans.filter(pl.col("process") == process)) for process in processes]
+    sizes = [_variable(session.environment, _SIZE_VARIABLES), *(size for _, size in of_processes)]
+    ranks = [number for number, _ in of_processes]
     if min(ranks) >= 0 and len(set(ranks)) == len(ranks):
         return ranks, max(sizes), []
     if len(processes) > 1:
@@ -204,8 +204,8 @@ def _ranks(
         by_gpu = f"{path.name}: nothing states the ranks of its {len(processes)} processes"
         by_gpu += f"; taken as {first} and up, in order of their GPUs"
         return list(range(first, first + len(processes))), max(*sizes, first + len(processes)), [by_gpu]
-    known = rank if rank is not None else _variable(session.environment, _RANK_VARIABLES)
-    return [known if known >= 0 else rank_of_name(path.name)], max(sizes), []
+    stated = rank if rank is not None else _variable(session.environment, _RANK_VARIABLES)
+    return [stated if stated >= 0 else rank_of_name(path.name)], max(sizes), []
 
 
 def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
@@ -225,17 +225,17 @@ def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
 
 def _first_rank(environment: str, num_processes: int) -> int:
     """Rank of the first process of a host: those of the hosts before it come first."""
-    found = re.search(r"--node[-_]rank[=\s](\d+)", environment)
-    node = int(found[1]) if found else _variable(environment, _NODE_VARIABLES)
+    match = re.search(r"--node[-_]rank[=\s](\d+)", environment)
+    node = int(match[1]) if match else _variable(environment, _NODE_VARIABLES)
     return max(node, 0) * num_processes
 
 
 def _variable(environment: str, names: Sequence[str]) -> int:
     """The first of these variables that is a number, -1 where none is."""
     for name in names:
-        found = re.search(rf'(?m)^{name}="?(\d+)"?$', environment)
-        if found:
-            return int(found[1])
+        match = re.search(rf'(?m)^{name}="?(\d+)"?$', environment)
+        if match:
+            return int(match[1])
     return -1
 
 
@@ -333,9 +333,9 @@ def _together(calls: pl.DataFrame) -> pl.DataFrame:
     NCCL states of an all-gather what a rank puts in, of a reduce-scatter what it gets.
     """
     op, size = pl.col("op"), pl.col("size")
-    both = ~op.is_in(["send", "recv", "all_gather", "reduce_scatter"])
-    puts = pl.when(op.is_in(["send", "all_gather"]) | both).then(size).when(op == "recv").then(0)
-    gets = pl.when(op.is_in(["recv", "reduce_scatter"]) | both).then(size).when(op == "send").then(0)
+    both_ways = ~op.is_in(["send", "recv", "all_gather", "reduce_scatter"])
+    puts = pl.when(op.is_in(["send", "all_gather"]) | both_ways).then(size).when(op == "recv").then(0)
+    gets = pl.when(op.is_in(["recv", "reduce_scatter"]) | both_ways).then(size).when(op == "send").then(0)
     distinct = op.unique().sort()
     exchanged = (distinct.len() == 2) & op.is_in(["send", "recv"]).all()
     return calls.group_by("issue").agg(
@@ -561,8 +561,8 @@ def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
     best = (
         candidates.filter("sound").sort(["total", "prefix", "tid"], descending=[True, False, False]).head(1)
     )
-    found = counted.join(best, on=series, how="semi").with_columns(source=pl.format("NVTX {}N", "prefix"))
-    return found.select(_STEP_COLUMNS).sort("step")
+    steps = counted.join(best, on=series, how="semi").with_columns(source=pl.format("NVTX {}N", "prefix"))
+    return steps.select(_STEP_COLUMNS).sort("step")
 
 
 def _top_level(ranges: pl.DataFrame) -> pl.DataFrame:
@@ -681,8 +681,8 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
     by_call = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
     # Asking whether something has ended waits for nothing, though it is recorded as a synchronisation.
     asked = calls.filter(pl.col("name").str.contains(_QUERY))
-    known = pl.concat([named.select("correlation"), asked.select("correlation")])
-    uncalled = synchronised.join(known, on="correlation", how="anti").with_columns(
+    made = pl.concat([named.select("correlation"), asked.select("correlation")])
+    uncalled = synchronised.join(made, on="correlation", how="anti").with_columns(
         kind=_kind_by_content(), span_id=pl.lit(-1, pl.Int64)
     )
     rows = _with_records(_with_device(pl.concat([by_call, uncalled], how="diagonal"), spans))
@@ -718,10 +718,10 @@ def _with_records(rows: pl.DataFrame) -> pl.DataFrame:
         "event_id", "start_ns", record_stream="stream", record_correlation="correlation"
     )
     waits = pl.col("kind").is_in(["stream_wait_event", "event_sync"])
-    found = rows.sort("start_ns", "span_id").join_asof(
+    recorded = rows.sort("start_ns", "span_id").join_asof(
         records.sort("start_ns"), on="start_ns", by="event_id", check_sortedness=False
     )
-    return found.with_columns(
+    return recorded.with_columns(
         pl.when(waits & (pl.col("event_id") >= 0)).then(name).otherwise(-1).alias(name)
         for name in ("record_stream", "record_correlation")
     )
@@ -748,8 +748,6 @@ class Export:
     """An opened export.
 
     Attributes:
-        path: the file as it was given.
-        connection: to the database.
         present: columns by name of table.
         max_rows: that a table can have; one whose pages are damaged may seem to have any number.
     """
@@ -808,8 +806,8 @@ class Export:
             ids: name of the text column -> the column with its id.
         """
         for text, identifier in ids.items():
-            found = self.texts.rename({"id": identifier, "value": text})
-            frame = frame.join(found, on=identifier, how="left", maintain_order="left")
+            texts = self.texts.rename({"id": identifier, "value": text})
+            frame = frame.join(texts, on=identifier, how="left", maintain_order="left")
         return frame
 
 

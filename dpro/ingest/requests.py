@@ -39,8 +39,6 @@ class RequestLog:
     """What files say of requests.
 
     Attributes:
-        requests: rows of `requests`.
-        skipped: rows that were not taken, by reason.
         warnings: one line for each reason, with the first line that it holds for.
     """
 
@@ -81,11 +79,7 @@ def read_requests(paths: Sequence[Path]) -> RequestLog:
 
 
 def is_log(head: bytes) -> bool:
-    """Whether a file that begins like this is a log of requests: when each came, and how long it was or took.
-
-    Args:
-        head: the first bytes of the file.
-    """
+    """Whether a file that begins like this is a log of requests: when each came, how long it was or took."""
     row = next((row for _, row in rows_of(head.decode(errors="ignore"))), None)
     if not isinstance(row, dict):
         return False
@@ -124,14 +118,14 @@ def _as_number(text: str) -> tuple[int, str]:
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
     """The requests of a file, and the lines that are none, by reason."""
-    found: dict[tuple[str, ...], LogColumns] = {}
+    columns_by_names: dict[tuple[str, ...], LogColumns] = {}
     taken, left = [], dict[str, list[int]]()
     for line, row in _of_requests(read_rows(path)):
         if isinstance(row, str):
             left.setdefault(row, []).append(line)
             continue
         names = tuple(row)
-        columns = found.get(names) or found.setdefault(names, LogColumns(row))
+        columns = columns_by_names.get(names) or columns_by_names.setdefault(names, LogColumns(row))
         request = _request(row, columns)
         if isinstance(request, str):
             left.setdefault(request, []).append(line)
@@ -154,9 +148,9 @@ def _request(row: Row, columns: LogColumns) -> dict[str, Any] | str:
     """One request, or why a row is none."""
     moments: dict[str, int] = {}
     for meaning, (name, factor) in columns.moments.items():
-        at = moment_ns(row[name], factor) if name else None
-        if at is not None:
-            moments[meaning] = at
+        moment = moment_ns(row[name], factor) if name else None
+        if moment is not None:
+            moments[meaning] = moment
     if "arrival_ns" not in moments:
         return NO_ARRIVAL
     for meaning, (name, factor) in columns.durations.items():
@@ -185,12 +179,12 @@ def _why(left: dict[str, list[int]]) -> str:
     if not left:
         return "the file is empty"
     reason, lines = max(left.items(), key=lambda item: len(item[1]))
-    known = (
+    columns = (
         "; arrivals are in columns such as arrival_time, start_time or timestamp"
         if reason == NO_ARRIVAL
         else ""
     )
-    return f"{len(lines)} rows {reason}, the first in line {lines[0]}{known}"
+    return f"{len(lines)} rows {reason}, the first in line {lines[0]}{columns}"
 
 
 # What the columns of a log of requests mean, and in which unit they are.
@@ -365,31 +359,34 @@ class LogColumns:
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         """Find them among the names of a row."""
-        self.moments = {meaning: self._timed(names, known) for meaning, known in MOMENTS.items()}
-        self.durations = {meaning: self._timed(names, known) for meaning, known in DURATIONS.items()}
-        self.counts = {meaning: self._named(names, known) for meaning, known in COUNTS.items()}
+        self.moments = {meaning: self._timed(names, spellings) for meaning, spellings in MOMENTS.items()}
+        self.durations = {meaning: self._timed(names, spellings) for meaning, spellings in DURATIONS.items()}
+        self.counts = {meaning: self._named(names, spellings) for meaning, spellings in COUNTS.items()}
         self.name, self.replica = self._named(names, NAMES), self._named(names, REPLICAS)
         self.outcomes = [name for name in names if _inner(name) in OUTCOMES]
 
     @staticmethod
-    def _named(names: Mapping[str, Any], known: tuple[str, ...]) -> str:
+    def _named(names: Mapping[str, Any], spellings: tuple[str, ...]) -> str:
         """The column with the first of the known names; empty for none."""
         inner = {_inner(name): name for name in reversed(list(names))}
-        return next((inner[each] for each in known if each in inner), "")
+        return next((inner[spelling] for spelling in spellings if spelling in inner), "")
 
     @staticmethod
-    def _timed(names: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, float]:
+    def _timed(names: Mapping[str, Any], spellings: tuple[str, ...]) -> tuple[str, float]:
         """The same, and ns per unit of it; 0 where its name has no unit."""
-        found: dict[str, tuple[str, float]] = {}
+        columns: dict[str, tuple[str, float]] = {}
         for name in names:
             plain, factor = without_unit(_inner(name))
-            found.setdefault(plain, (name, factor))
-        return next((found[each] for each in known if each in found), ("", 0.0))
+            columns.setdefault(plain, (name, factor))
+        return next((columns[spelling] for spelling in spellings if spelling in columns), ("", 0.0))
 
 
 def _inner(name: str) -> str:
     """A name without what the objects that it was in are called, one within the other."""
-    while (outer := next((each for each in _OUTER if name.startswith(each)), "")) not in ("", name):
+    while (outer := next((outer_name for outer_name in _OUTER if name.startswith(outer_name)), "")) not in (
+        "",
+        name,
+    ):
         name = name[len(outer) :]
     return name
 
@@ -471,7 +468,7 @@ def outcome(values: Mapping[str, Any]) -> str:
         values: of these columns, by name.
     """
     said = [_outcome(_inner(name), value) for name, value in values.items()]
-    return next((each for each in ("aborted", "finished") if each in said), "unknown")
+    return next((word for word in ("aborted", "finished") if word in said), "unknown")
 
 
 def _outcome(name: str, value: Any) -> str:
@@ -484,7 +481,7 @@ def _outcome(name: str, value: Any) -> str:
         return "aborted"
     if text.isdigit() and len(text) == 3:
         return "finished" if text.startswith("2") else "aborted"
-    if any(text.startswith(each) for each in _ENDED):
+    if any(text.startswith(word) for word in _ENDED):
         return "aborted"
     return "finished" if text in _GOOD else "unknown"
 
@@ -574,8 +571,8 @@ def _is_deep(entry: Any) -> bool:
     """Whether a JSON value lies deeper in itself than what follows may descend."""
     level = [entry]
     for _ in range(MAX_NESTING):
-        held = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [each for values in held for each in values if isinstance(each, dict | list)]
+        held = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [part for values in held for part in values if isinstance(part, dict | list)]
         if not level:
             return False
     return True
@@ -589,8 +586,8 @@ def _spans(entry: Any) -> Iterator[Row]:
             return
         entry = list(entry.values())
     if isinstance(entry, list):
-        for each in entry:
-            yield from _spans(each)
+        for part in entry:
+            yield from _spans(part)
 
 
 def _listed(entry: Mapping[str, Any]) -> Iterator[Row]:
@@ -599,7 +596,9 @@ def _listed(entry: Mapping[str, Any]) -> Iterator[Row]:
         row = {name: values[place] for name, values in lists.items() if place < len(values)}
         itls = row.pop("itls", None)
         if isinstance(itls, list) and isinstance(row.get("ttfts"), int | float):
-            row["latency"] = row["ttfts"] + sum(each for each in itls if isinstance(each, int | float))
+            row["latency"] = row["ttfts"] + sum(
+                latency for latency in itls if isinstance(latency, int | float)
+            )
         yield {_SINGULAR.get(name, name): value for name, value in row.items()}
 
 
@@ -611,25 +610,25 @@ _SINGULAR = {
 
 def flat(entry: Mapping[str, Any]) -> Row:
     """One level of names; attributes of OpenTelemetry, lists of keys and values, are names as well."""
-    found: Row = {}
+    row: Row = {}
     for name, value in entry.items():
         if isinstance(value, dict):
-            found |= {f"{snake(name)}_{inner}": each for inner, each in flat(value).items()}
+            row |= {f"{snake(name)}_{inner}": part for inner, part in flat(value).items()}
         elif (
             isinstance(value, list)
             and value
-            and all(isinstance(each, dict) and "key" in each for each in value)
+            and all(isinstance(part, dict) and "key" in part for part in value)
         ):
-            found |= {snake(str(each["key"])): _attribute(each.get("value")) for each in value}
+            row |= {snake(str(part["key"])): _attribute(part.get("value")) for part in value}
         else:
-            found[snake(name)] = value
-    return found
+            row[snake(name)] = value
+    return row
 
 
 def _attribute(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return next((each for name, each in value.items() if snake(name) in _VALUES), None)
+    return next((part for name, part in value.items() if snake(name) in _VALUES), None)
 
 
 def snake(name: str) -> str:

@@ -1,4 +1,4 @@
-"""One run imported by several processes that share nothing but a file system, such as a Slurm array.
+"""One run imported by several processes that share nothing but a file system, or an object store.
 
 In: the same sources in every shard, and which shard this is. Out: the run, assembled by the shard that ends
 last. A shard leaves a mark when its files are staged, so shards run in any order, at the same time, or again
@@ -11,35 +11,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dpro._version import __version__
 from dpro.documents import Document
-from dpro.errors import UsageError
+from dpro.errors import DproError, InputError, UsageError, first_line
 from dpro.folders import lock, written_whole
-from dpro.ingest.assembly.assemble import assemble
-from dpro.ingest.assembly.staging import is_staged, make_staging
+from dpro.ingest.assembly import assemble
 from dpro.ingest.importer import (
     STAGING_SUFFIX,
-    Progress,
+    Reading,
     Traces,
     find_traces,
+    import_sources,
     refuse_existing,
-    spread_over,
     stage_all,
     unwritable,
 )
-from dpro.store import Manifest, is_run, open_run
+from dpro.ingest.staging import is_staged, make_staging
+from dpro.remote import open_store
+from dpro.store import MANIFEST, Manifest, Run, is_run, open_run
 from dpro.words import whole_number
 
 PLAN = "plan.json"
 MARKS = "shards"
+DEFAULT = Reading()
 
 
 @dataclass(frozen=True)
@@ -85,20 +88,9 @@ def parse_shard(text: str) -> Shard:
 
 
 def import_shard(
-    sources: Sequence[Path],
-    run: Path,
-    shard: Shard,
-    *,
-    jobs: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
+    sources: Sequence[Path], run: Path, shard: Shard, reading: Reading = DEFAULT
 ) -> Manifest | WaitingImport:
     """Import a shard's part of the files; the last shard makes the run.
-
-    Args:
-        jobs: as in `import_sources`.
-        executor: as in `import_sources`.
-        progress: called after each file of this shard.
 
     Returns:
         The manifest of the run, where this was the last shard; else which ones have not ended.
@@ -114,11 +106,11 @@ def import_shard(
         make_staging(staging)
         (staging / MARKS).mkdir(exist_ok=True)
         agree(staging, traces, shard, staging)
-        stage_part(traces, staging, shard, jobs, executor, progress)
+        stage_part(traces, staging, shard, reading)
         missing = [index for index in range(shard.count) if not mark_of(staging, index).exists()]
         if is_run(run):  # looked at last: marks are gone only once the run is there
             return open_run(run).manifest
-        return WaitingImport(missing, staging) if missing else finish(traces, staging, run, jobs, executor)
+        return WaitingImport(missing, staging) if missing else finish(traces, staging, run, reading)
     except OSError as error:
         # Shards that end together find the run made, and what it was made of gone.
         if is_run(run):
@@ -142,34 +134,22 @@ def agree(staging: Path, traces: Traces, shard: Shard, shared: Path | str) -> No
     """
     names = "\0".join(f"{source.label}\0{name}" for source, name in traces.files)
     digest = hashlib.sha256(os.fsencode(names)).hexdigest()
-    mine = {"dpro": __version__, "files": len(traces.files), "digest": digest, "shards": shard.count}
+    ours = {"dpro": __version__, "files": len(traces.files), "digest": digest, "shards": shard.count}
     plan = staging / PLAN
     if not plan.exists():
         with written_whole(staging.resolve(), PLAN) as file:
-            file.write(json.dumps(mine).encode())
+            file.write(json.dumps(ours).encode())
     theirs = json.loads(plan.read_text(encoding="utf-8"))
-    if theirs != mine:
+    if theirs != ours:
         raise UsageError(
             f"{shared}: started as {theirs['shards']} shards of {theirs['files']} files by dpro "
-            f"{theirs['dpro']}, this is one of {mine['shards']} of {mine['files']} (or of other files); give "
+            f"{theirs['dpro']}, this is one of {ours['shards']} of {ours['files']} (or of other files); give "
             "every shard the same sources, or remove that folder to start over"
         )
 
 
-def stage_part(
-    traces: Traces,
-    staging: Path,
-    shard: Shard,
-    jobs: int | None,
-    executor: Executor | None,
-    progress: Progress | None,
-) -> None:
+def stage_part(traces: Traces, staging: Path, shard: Shard, reading: Reading) -> None:
     """Read this shard's files, every n-th by name, and mark them as staged.
-
-    Args:
-        jobs: as in `import_sources`.
-        executor: as in `import_sources`.
-        progress: called after each file of this shard.
 
     Raises:
         OSError: the staging folder cannot be written.
@@ -177,16 +157,12 @@ def stage_part(
     mark = mark_of(staging, shard.index)
     mark.unlink(missing_ok=True)
     tasks = [task for task in traces.tasks(staging)[shard.index :: shard.count] if not is_staged(task)]
-    stage_all(tasks, spread_over(tasks, jobs, executor), progress)
+    stage_all(tasks, reading.spread_over(tasks), reading.progress)
     mark.touch()
 
 
-def finish(traces: Traces, staging: Path, run: Path, jobs: int | None, executor: Executor | None) -> Manifest:
+def finish(traces: Traces, staging: Path, run: Path, reading: Reading) -> Manifest:
     """Make the run from what all shards have staged, and remove that.
-
-    Args:
-        jobs: as in `import_sources`.
-        executor: as in `import_sources`.
 
     Raises:
         OSError: the run cannot be written.
@@ -195,7 +171,7 @@ def finish(traces: Traces, staging: Path, run: Path, jobs: int | None, executor:
         if is_run(run):  # another shard that ended at the same time has made it
             return open_run(run).manifest
         tasks = traces.tasks(staging)
-        spread = spread_over(tasks, jobs, executor)
+        spread = reading.spread_over(tasks)
         manifest = assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
     # Renamed first: half a staging folder must not look like the beginning of another import.
     done = staging.with_name(f"{staging.name}.{socket.gethostname()}.{os.getpid()}.done{STAGING_SUFFIX}")
@@ -210,3 +186,124 @@ def _one_at_a_time(staging: Path) -> Iterator[None]:
         with suppress(OSError):
             lock(file)
         yield
+
+
+# A run imported into an object store; its manifest is put last, so a run that has one is whole. A shard
+# stages its files on its own disk, and puts them, and then its mark, beside the run's place. The one that
+# finds the marks of all fetches what they have staged and makes the run. Two that end together both make it,
+# of the same bytes.
+
+PATTERN = re.compile(r"[*?\[]")  # in a path that fsspec removes or fetches: any that match
+
+
+def import_to_store(
+    sources: Sequence[Path], url: str, shard: Shard | None, here: Path, reading: Reading = DEFAULT
+) -> Run | WaitingImport:
+    """Import files and folders as a run in an object store.
+
+    Args:
+        sources: the same in all shards.
+        shard: which part of the files to read; None for all.
+        here: an empty folder on this host, with room for what is staged; workers of an executor see it.
+
+    Returns:
+        The copy of the run in `here`, or of its manifest where another shard has made it at the same time;
+        while other shards have not ended, which ones.
+
+    Raises:
+        UsageError: there is something at the URL, or it is no name for a run, or other shards were given
+            other sources.
+        InputError: as in `import_sources`, or the store cannot be read or written.
+    """
+    store, root = open_store(url)
+    root = root.rstrip("/")
+    if PATTERN.search(root) or {".", ".."} & set(root.split("/")):
+        raise UsageError(f"{url}: names other places, too, with *, ?, [ or dots; choose another output")
+    run = here / "run"
+    with _store_errors(url):
+        under_way = shard is not None and store.exists(f"{root}{STAGING_SUFFIX}/{PLAN}")
+        if store.exists(f"{root}/{MANIFEST}" if under_way else root):
+            raise UsageError(f"{url}: exists already; choose another output or remove it")
+        if shard is not None:
+            traces = find_traces(sources)
+            waiting = _import_shard(store, root, run, traces, shard, reading)
+            if waiting is not None:
+                return waiting
+        else:
+            import_sources(sources, run, **vars(reading))
+            _put(store, run, root, last=run / MANIFEST)
+    return replace(open_run(run), source=url)
+
+
+def _import_shard(
+    store: Any, root: str, run: Path, traces: Traces, shard: Shard, reading: Reading
+) -> WaitingImport | None:
+    """Put a shard's part into the store, and the run if it is the last; return which have not ended."""
+    staging, there = run.with_name(STAGING_SUFFIX), root + STAGING_SUFFIX
+    place = store.unstrip_protocol(there)
+    make_staging(staging)
+    (staging / MARKS).mkdir()
+    if store.exists(f"{there}/{PLAN}"):
+        store.get_file(f"{there}/{PLAN}", str(staging / PLAN))
+        agree(staging, traces, shard, place)
+    else:  # put before the files are read, so that others that are given other sources find it
+        agree(staging, traces, shard, place)
+        store.put_file(str(staging / PLAN), f"{there}/{PLAN}")
+    own_mark = mark_of(staging, shard.index)
+    _remove(store, _there(there, staging, own_mark))
+    stage_part(traces, staging, shard, reading)
+    _put(store, staging, there, last=own_mark)
+    try:
+        missing = _missing_in_store(store, staging, there, shard)
+        if not missing:
+            store.get(f"{there}/", f"{staging}/", recursive=True)
+            finish(traces, staging, run, reading)
+            _put(store, run, root, last=run / MANIFEST)
+            _remove(store, there)
+    except FileNotFoundError:  # another shard has removed what was staged, which it does at the end
+        store.invalidate_cache()
+        missing = []
+    if missing and not store.exists(f"{root}/{MANIFEST}"):  # looked at last
+        return WaitingImport(missing, place)
+    if not is_run(run):
+        if not store.exists(f"{root}/{MANIFEST}"):
+            raise InputError(f"{place}: files are gone that shards have staged; run every shard again")
+        run.mkdir(exist_ok=True)
+        store.get_file(f"{root}/{MANIFEST}", str(run / MANIFEST))
+    return None
+
+
+def _missing_in_store(store: Any, staging: Path, there: str, shard: Shard) -> list[int]:
+    """The shards that have not left their marks in the store."""
+    store.invalidate_cache()  # other processes write there too
+    marks = [_there(there, staging, mark_of(staging, index)) for index in range(shard.count)]
+    return [index for index, mark in enumerate(marks) if not store.exists(mark)]
+
+
+def _put(store: Any, folder: Path, to: str, *, last: Path) -> None:
+    """Put all files of a folder below a path of the store, one of them when all others are there."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != last]
+    for part in (files, [last]):
+        store.put([str(path) for path in part], [_there(to, folder, path) for path in part])
+
+
+def _there(to: str, folder: Path, path: Path) -> str:
+    return f"{to}/{path.relative_to(folder).as_posix()}"
+
+
+def _remove(store: Any, path: str) -> None:
+    try:
+        store.rm(path, recursive=True)
+    except FileNotFoundError:  # another shard that has made the run has removed it
+        return
+
+
+@contextmanager
+def _store_errors(url: str) -> Iterator[None]:
+    """Raise what the store's library raises as one line."""
+    try:
+        yield
+    except DproError:
+        raise
+    except Exception as error:
+        raise InputError(f"{url}: cannot be read or written ({first_line(error)})") from error

@@ -20,7 +20,6 @@ class RankTrace:
         frames: rows by table name, with columns of `dpro.schema` in their types (missing ones are filled when
             written).
         host: host name, empty where unknown.
-        gpus: GPU models of the host.
         versions: library versions by name.
         skipped: rows that were not taken, by reason.
         warnings: one line each, for the user.
@@ -48,6 +47,11 @@ class RankTrace:
             name: typed(TABLES[name], _in_range(TABLES[name], frame)) for name, frame in self.frames.items()
         }
         object.__setattr__(self, "frames", frames)
+
+
+def of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
+    """The frame as rows of a rank."""
+    return frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
 
 
 def _in_range(table: Table, frame: pl.DataFrame) -> pl.DataFrame:

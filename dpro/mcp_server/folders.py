@@ -24,13 +24,13 @@ def named_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]
     Raises:
         UsageError: one of them is no folder.
     """
-    found = tuple(Path(folder).resolve() for folder in folders or (".",))
-    for folder in found:
+    named = tuple(Path(folder).resolve() for folder in folders or (".",))
+    for folder in named:
         if folder.is_file():
             raise UsageError(f"{folder}: is a file; name its folder, {folder.parent}")
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder")
-    return found
+    return named
 
 
 def readable(path: str, folders: Sequence[Path]) -> Path:
@@ -65,25 +65,25 @@ def runs_in(folders: Sequence[Path]) -> list[str]:
     """Run directories below the folders, sorted; of many the first."""
     from dpro.store import is_run
 
-    found: list[str] = []
+    runs: list[str] = []
     for folder in folders:
         for place, below, _ in os.walk(folder):
             path = Path(place)
-            below[:] = sorted(each for each in below if not each.startswith("."))
+            below[:] = sorted(name for name in below if not name.startswith("."))
             if is_run(path):
-                found.append(place)
+                runs.append(place)
                 below.clear()
             elif len(path.relative_to(folder).parts) >= MAX_DEPTH:
                 below.clear()
-            if len(found) >= MAX_LISTED:
-                return sorted(found)
-    return sorted(found)
+            if len(runs) >= MAX_LISTED:
+                return sorted(runs)
+    return sorted(runs)
 
 
 def _ensure_finished(path: Path) -> None:
     from dpro.collectors.launch.recording import launches
 
-    if path.is_dir() and any(each.marker.exists() for each in launches(path)):
+    if path.is_dir() and any(launch.marker.exists() for launch in launches(path)):
         raise InputError(f"{path}: is still being recorded or not finished; `dpro info {path}` finishes it")
 
 
@@ -95,11 +95,11 @@ def _links(path: Path) -> Iterator[Path]:
     """Links below a path, and below the folders that they lead to."""
     waiting, seen = [path], set[Path]()
     while waiting:
-        at = waiting.pop()
-        if at in seen or not at.is_dir():
+        top = waiting.pop()
+        if top in seen or not top.is_dir():
             continue
-        seen.add(at)
-        for place, folders, files in os.walk(at):
+        seen.add(top)
+        for place, folders, files in os.walk(top):
             for name in (*folders, *files):
                 entry = Path(place) / name
                 if entry.is_symlink():

@@ -31,12 +31,7 @@ INSTRUCTIONS = (
 
 
 def serve(folders: Sequence[Path], limit_s: float) -> None:
-    """Serve on standard input and output until the client is gone.
-
-    Args:
-        folders: that may be read.
-        limit_s: how long a call may take.
-    """
+    """Serve on standard input and output until the client is gone."""
     anyio.run(_serve, make_server(folders, limit_s))
 
 
@@ -46,12 +41,7 @@ async def _serve(server: Server[Any]) -> None:
 
 
 def make_server(folders: Sequence[Path], limit_s: float) -> Server[Any]:
-    """A server of the tools.
-
-    Args:
-        folders: that may be read.
-        limit_s: how long a call may take.
-    """
+    """A server of the tools."""
     one_at_a_time = anyio.Lock()
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:

@@ -162,14 +162,7 @@ class EditsDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Tool:
-    """One thing that can be asked.
-
-    Attributes:
-        meaning: what it answers, for the client.
-        takes: its arguments.
-        gives: its document.
-        answer: from arguments and folders to the document.
-    """
+    """One thing that can be asked."""
 
     meaning: str
     takes: type[DocumentPart]
@@ -179,9 +172,6 @@ class Tool:
 
 def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Document:
     """Answer one call.
-
-    Args:
-        folders: that may be read.
 
     Raises:
         UsageError: there is no such tool, or its arguments are not understood.
@@ -263,8 +253,8 @@ def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
         if dumps is not None:
             return diagnosis_document(diagnose_dumps(str(place), dumps.frames, dumps.manifest))
     analysis = _analysis(asked.run, folders)
-    found = diagnosis_document(diagnose_tables(analysis) or diagnose_replay(analysis))
-    return diagnosis_with_server(found, analysis.run)
+    document = diagnosis_document(diagnose_tables(analysis) or diagnose_replay(analysis))
+    return diagnosis_with_server(document, analysis.run)
 
 
 def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:

@@ -17,7 +17,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import PARTS, mfu_of
 from dpro.analysis.step_time import step_time_document
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
+from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.schema import SPANS
@@ -149,7 +149,7 @@ def _by_calls(analysis: Analysis) -> Verdict:
         if series
         else "no steps"
     )
-    hangs = [finding for finding in findings if finding.class_ in HANGS]
+    hangs = [finding for finding in findings if finding.of_hang]
     if hangs:
         fault = "; ".join(map(verdict_in_words, hangs[:2]))
         do = advice_in_words(hangs[0], analysis.workers)
@@ -186,7 +186,7 @@ def _shares(facts: JobFacts) -> dict[str, float]:
 
 
 def _ranks_of(findings: list[Finding]) -> list[int]:
-    named = [finding for finding in findings if finding.class_ in HANGS or finding.component_kind in NAMING]
+    named = [finding for finding in findings if finding.of_hang or finding.component_kind in NAMING]
     return sorted({rank for finding in named for rank in finding.ranks})
 
 
@@ -202,7 +202,7 @@ def _fault(findings: list[Finding]) -> str:
 
 def _part_of(finding: Finding) -> str:
     """What is at fault, and by what."""
-    if finding.component_kind == "job":
+    if finding.of_job:
         return finding.cause or finding.component_id
     return f"{finding.component} ({finding.cause or finding.class_})"
 

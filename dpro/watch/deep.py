@@ -69,7 +69,6 @@ class DeepState:
     """The state of the deep watch; times on this host's monotonic clock.
 
     Attributes:
-        phase: what it does.
         newest: the latest window that all ranks have saved, -1 for none.
         newest_s: when it was noticed.
         looked: the latest window that was looked at, -1 for none.
@@ -88,7 +87,6 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
 
     Args:
         newest: the latest window that all ranks have saved, -1 for none.
-        now_s: the time, on the monotonic clock.
     """
     if state.phase is DeepWatchPhase.LOOKING:
         return state
@@ -113,11 +111,7 @@ class _Child(NamedTuple):
 
 
 class DeepWatch:
-    """Looks at deep windows, one look at a time.
-
-    Attributes:
-        state: what it does.
-    """
+    """Looks at deep windows, one look at a time."""
 
     def __init__(self, run: Path) -> None:
         """No window was looked at yet."""
@@ -214,7 +208,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
     from dpro.collectors.finish import finish
     from dpro.detect.baseline import Baseline
     from dpro.detect.context import Context
-    from dpro.detect.live import diagnose_graph
+    from dpro.detect.run import diagnose_graph
     from dpro.store import open_run
 
     os.nice(NICE)
@@ -237,16 +231,16 @@ def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) 
         shutil.copy2(Launch(run, name).marker, Launch(to, name).marker)
     of_windows = [_name(window, what) for window in windows for what in ("window", "messages", "trace")]
     for folder in folders:
-        own = to / RAW / folder.parent.name / folder.name
-        own.mkdir(parents=True)
+        copies = to / RAW / folder.parent.name / folder.name
+        copies.mkdir(parents=True)
         for path in [path for pattern in (*_FILES, *of_windows) for path in folder.glob(pattern)]:
             with suppress(OSError):
                 if ".tmp" not in path.name:
-                    shutil.copy2(path, own / path.name)
+                    shutil.copy2(path, copies / path.name)
         for backend in BACKENDS:
             for path in folder.glob(f"{SHOWN}{backend}.*"):
                 with suppress(OSError):
-                    shutil.copy2(path, own / f"flight-{backend}-shown{path.suffix}")
+                    shutil.copy2(path, copies / f"flight-{backend}-shown{path.suffix}")
 
 
 def _name(window: int, what: str = "window") -> str:

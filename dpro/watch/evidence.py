@@ -23,7 +23,7 @@ from dpro.collectors.convert.tables import counters
 from dpro.collectors.launch.ownership import ensure_mine
 from dpro.collectors.launch.recording import launches
 from dpro.collectors.telemetry.samples import read_samples, sample_files
-from dpro.detect.findings import Finding
+from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.findings_log import FOLDER, FindingsLog
 from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
 from dpro.errors import DproError
@@ -58,7 +58,7 @@ def with_gpu_errors(findings: Sequence[Finding], run: Path, tails: Sequence[Proc
     """Add errors of GPUs to findings of hangs; these stay as they are where the errors cannot be read."""
     if not findings:
         return []
-    named = {rank for each in findings for rank in each.ranks}
+    named = ranks_of(findings)
     hosts = sorted({tail.process.facts["host"] for tail in tails if tail.process.rank in named})
     with suppress(DproError, OSError, ValueError, LookupError, pl.exceptions.PolarsError):
         rows = pl.concat([COUNTERS.empty(), *_sampled(run, hosts[:MAX_NODES])])

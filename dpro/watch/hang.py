@@ -56,11 +56,8 @@ class HangState:
     """The state of the hang watch; times on this host's monotonic clock.
 
     Attributes:
-        phase: what it does.
         due_s: before which processes are not asked again.
-        asked_s: when they were asked.
         num_answers: how many had answered when the latest answer was noted.
-        answered_s: when that was.
     """
 
     phase: HangWatchPhase = HangWatchPhase.MOVING
@@ -75,8 +72,6 @@ class Standstill:
     """What is known of a job at a look.
 
     Attributes:
-        now_s: the time, on the monotonic clock.
-        still_s: seconds without a step.
         patience_s: for how long a job like this one may stand still.
         num_answers: processes that have saved their calls since they were asked.
         is_awaited: whether another one is alive and has not.
@@ -126,22 +121,14 @@ def patience_of(step: int, pauses_s: Sequence[float]) -> float:
 
 
 def may_go_on(finding: Finding, seen: Standstill, is_busy: Callable[[int], bool]) -> bool:
-    """Return whether a stuck host may only be busy: it works, and has not done so for long.
-
-    Args:
-        is_busy: whether a rank works.
-    """
+    """Return whether a stuck host may only be busy: it works, and has not done so for long."""
     if finding.class_ != "hang.host" or seen.still_s > seen.patience_s + BUSY_S:
         return False
     return any(is_busy(rank) for rank in finding.ranks)
 
 
 class HangWatch:
-    """Searches a job that stands still for a hang.
-
-    Attributes:
-        state: what it does.
-    """
+    """Searches a job that stands still for a hang."""
 
     def __init__(self) -> None:
         """The job moves."""
@@ -165,11 +152,11 @@ class HangWatch:
         if self.state.phase is not HangWatchPhase.SEARCHING:
             return None
         try:
-            found = find_hangs(self._snapshot.records(tails))
+            hangs = find_hangs(self._snapshot.records(tails))
         finally:
             self.state = searched(now_s, time.thread_time() - begun_s)
-        found = [each for each in found if not may_go_on(each, seen, self._activity.is_busy)]
-        return with_gpu_errors(found, job.run, tails)
+        hangs = [hang for hang in hangs if not may_go_on(hang, seen, self._activity.is_busy)]
+        return with_gpu_errors(hangs, job.run, tails)
 
     def _seen(self, job: Job, now_s: float) -> Standstill:
         still_s = now_s - job.progress.moved_s

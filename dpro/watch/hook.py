@@ -30,8 +30,7 @@ from msgspec.structs import asdict
 from dpro.detect.findings_log import FOLDER, Notice, WatchDocument, watch_document
 from dpro.documents import DocumentPart, encode
 from dpro.errors import UsageError
-from dpro.history.culprit import culprit_of
-from dpro.history.store import allow_command, run_name
+from dpro.history import allow_command, culprit_of, run_name
 from dpro.units import NS_PER_S
 
 LOG = "hook.jsonl"
@@ -48,12 +47,7 @@ _LIMIT = re.compile(r"(\d+)/(\d*)([smhd])")
 
 
 class HookLimit(NamedTuple):
-    """How often a command may be run.
-
-    Attributes:
-        most: times.
-        window_s: in this many seconds.
-    """
+    """How often a command may be run."""
 
     most: int
     window_s: int
@@ -103,8 +97,6 @@ class HookRules:
 
     Attributes:
         command: for the shell.
-        classes: of findings for which it is run.
-        min_confidence: of a finding.
         limit: how often, by all watchers of this user together.
         dry_run: whether it is only said that it would be.
     """
@@ -134,11 +126,11 @@ def parse_classes(text: str) -> tuple[str, ...]:
     Raises:
         UsageError: one of them is no class of findings that may name a host.
     """
-    found = tuple(word.strip() for word in text.split(","))
-    for each in found:
-        if each not in CLASSES:
-            raise UsageError(f"--classes: {each!r} is none of {', '.join(CLASSES)}")
-    return found
+    classes = tuple(word.strip() for word in text.split(","))
+    for class_ in classes:
+        if class_ not in CLASSES:
+            raise UsageError(f"--classes: {class_!r} is none of {', '.join(CLASSES)}")
+    return classes
 
 
 @dataclass
@@ -146,8 +138,6 @@ class Hook:
     """Runs a command for findings, one at a time.
 
     Attributes:
-        run: the run directory.
-        rules: when it is run.
         say: is given a sentence about what was done.
     """
 

@@ -46,7 +46,6 @@ def advance(progress: Progress, updates: int, pause_s: float | None, now_s: floa
 
     Args:
         pause_s: seconds between the first rank's latest two ends of steps; None where it ended none.
-        now_s: the time, on the monotonic clock.
     """
     if updates <= progress.updates:
         return progress
@@ -55,48 +54,42 @@ def advance(progress: Progress, updates: int, pause_s: float | None, now_s: floa
 
 
 class JobProcesses:
-    """The processes that have recorded so far.
-
-    Attributes:
-        found: all of them.
-    """
+    """The processes that have recorded so far."""
 
     def __init__(self, run: Path) -> None:
-        """No process is known."""
-        self.found: list[RecordedProcess] = []
+        """None was met yet."""
+        self.all: list[RecordedProcess] = []
         self._run = run
-        self._known: dict[str, tuple[int, RecordedProcess]] = {}
+        self._met: dict[str, tuple[int, RecordedProcess]] = {}
 
     def look(self) -> bool:
         """Read what new and changed processes say of themselves; return whether there were any."""
-        before = self._known
-        self._known = {}
+        before = self._met
+        self._met = {}
         for launch in launches(self._run):
             with suppress(OSError), os.scandir(launch.raw) as folders:
                 for folder in folders:
                     self._meet(folder.path, before)
-        changed = self._known.keys() != before.keys() or any(
-            self._known[path][1] is not before[path][1] for path in before
+        changed = self._met.keys() != before.keys() or any(
+            self._met[path][1] is not before[path][1] for path in before
         )
-        self.found = [process for _, process in self._known.values()]
+        self.all = [process for _, process in self._met.values()]
         return changed
 
     def _meet(self, folder: str, before: dict[str, tuple[int, RecordedProcess]]) -> None:
         with suppress(OSError, ValueError):  # no process's folder, or one whose facts are still to come
             stamp = os.stat(f"{folder}/facts.json").st_mtime_ns
-            known = before.get(folder)
-            if known is None or known[0] != stamp:
-                known = stamp, RecordedProcess(Path(folder), process_facts(Path(folder)))
-            self._known[folder] = known
+            met = before.get(folder)
+            if met is None or met[0] != stamp:
+                met = stamp, RecordedProcess(Path(folder), process_facts(Path(folder)))
+            self._met[folder] = met
 
 
 class Job:
     """The processes that train now, and what they have recorded.
 
     Attributes:
-        run: the run directory.
         tails: by folder.
-        progress: how the job moves.
     """
 
     def __init__(self, run: Path) -> None:
@@ -140,8 +133,8 @@ class Job:
         """Follow the processes of the latest attempt; return whether the job began again."""
         if not self._processes.look():
             return False
-        found = attempts(self._processes.found)
-        current = {process.folder: process for process in (found[-1] if found else [])}
+        starts = attempts(self._processes.all)
+        current = {process.folder: process for process in (starts[-1] if starts else [])}
         if not current:
             return False
         began_again = bool(self.tails) and not self.tails.keys() <= current.keys()
@@ -149,7 +142,7 @@ class Job:
             self.progress = replace(self.progress, updates=0)
         if current.keys() - self.tails.keys():
             self.progress = replace(self.progress, moved_s=time.monotonic())
-        self.tails = {folder: self._followed(each) for folder, each in current.items()}
+        self.tails = {folder: self._followed(process) for folder, process in current.items()}
         self._workers = None
         return began_again
 

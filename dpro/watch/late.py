@@ -26,7 +26,7 @@ from dpro.classify import operation
 from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
 from dpro.collectors.inside.names import SHOWN
 from dpro.detect.findings import Finding
-from dpro.detect.live import LatestSteps, diagnose_calls
+from dpro.detect.run import LatestSteps, diagnose_calls
 from dpro.detect.stragglers.from_calls import HISTORY
 from dpro.detect.stragglers.own_time import MESSAGES, AlwaysOn, calls_of, on_one_clock, own_time
 from dpro.errors import InputError
@@ -60,9 +60,7 @@ class LateState:
     """The state of the late watch; times on this host's monotonic clock.
 
     Attributes:
-        phase: what it does.
         due_s: before which processes are not asked again.
-        asked_s: when they were asked.
         asked_at: ends of steps until then, of all ranks together.
     """
 
@@ -73,11 +71,7 @@ class LateState:
 
 
 def next_state(state: LateState, now_s: float, updates: int) -> LateState:
-    """Return the state at a look of the watcher.
-
-    Args:
-        now_s: the time, on the monotonic clock.
-    """
+    """Return the state at a look of the watcher."""
     if state.phase is LateWatchPhase.RESTING and now_s >= state.due_s and updates > state.asked_at:
         return replace(state, phase=LateWatchPhase.ASKED, asked_s=now_s, asked_at=updates)
     if state.phase is LateWatchPhase.ASKED and now_s >= state.asked_s + ANSWER_S:
@@ -96,7 +90,7 @@ class LatestRecords:
     """What is known of a job now, times on each host's own clock.
 
     Attributes:
-        calls: as `dpro.watch.calls.CallTable` keeps them.
+        calls: as `CallTable` keeps them.
         steps, workers, clock_samples: rows of these tables.
         amounts: rows of `counters` with the amount of work of steps.
         messages: whether ranks also wait for messages, which calls do not show.
@@ -113,11 +107,7 @@ class LatestRecords:
 
 
 class LateWatch:
-    """Looks for ranks that the others wait for.
-
-    Attributes:
-        state: what it does.
-    """
+    """Looks for ranks that the others wait for."""
 
     def __init__(self) -> None:
         """No call is read yet."""
@@ -186,9 +176,6 @@ class OwnTimes:
 def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return from when on calls are looked at again.
 
-    Args:
-        steps: the latest steps.
-
     Returns:
         `rank` and `since_ns`, on the rank's own clock.
     """
@@ -200,11 +187,7 @@ def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
-    """Return the number of steps whose calls are looked at again.
-
-    Args:
-        steps: the latest steps.
-    """
+    """Return the number of steps whose calls are looked at again."""
     times = calls["enqueued_ns"]
     first, last, step_ns = times.min(), times.max(), steps["duration_ns"].mean()
     if not isinstance(first, int) or not isinstance(last, int) or not isinstance(step_ns, float):
@@ -213,9 +196,9 @@ def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
     return max(MIN_AGAIN, min(MAX_AGAIN, int(MAX_ROWS * covered / calls.height)))
 
 
-def _joined(known: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-    """Return the own times of the latest steps; of a step that was known before, the new ones."""
-    before = known.join(new.select("rank", "step"), on=["rank", "step"], how="anti")
+def _joined(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
+    """Return the own times of the latest steps; of a step that is in both, the new ones."""
+    before = old.join(new.select("rank", "step"), on=["rank", "step"], how="anti")
     rows = pl.concat([before, new.select(before.columns)])
     return rows.filter(pl.col("step") > pl.col("step").max() - HISTORY).sort("step", "rank")
 
@@ -264,14 +247,14 @@ _decode = msgspec.json.Decoder(_Dump, strict=False).decode
 
 
 class CallKind(NamedTuple):
-    """What calls have in common: the operation, the group (a short name), its ranks' number, -1 unknown."""
+    """What calls have in common: the operation, the group (a short name), its ranks' number, -1 unread."""
 
     op: str
     key: str
     size: int
 
 
-class _Known:
+class _Progress:
     """How far one process's calls have been read."""
 
     def __init__(self) -> None:
@@ -293,7 +276,7 @@ class CallTable:
         """None is read yet."""
         self.frame = pl.DataFrame(schema=SCHEMA)
         self.messages = False
-        self._known: dict[Path, _Known] = {}
+        self._progress: dict[Path, _Progress] = {}
         self._kinds: dict[CallKind, int] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._ranks: dict[str, str] = {}
@@ -303,15 +286,15 @@ class CallTable:
         parts: list[tuple[int, np.ndarray]] = []
         others: list[pl.DataFrame] = []
         for tail in tails:
-            known = self._known.setdefault(tail.process.folder, _Known())
+            progress = self._progress.setdefault(tail.process.folder, _Progress())
             for backend in BACKENDS:
-                path = _new_dump(tail, known, backend)
-                for each in [] if path is None else [*_earlier_dumps(path, backend, tail, known), path]:
+                path = _new_dump(tail, progress, backend)
+                for dump in [] if path is None else [*_earlier_dumps(path, backend, tail, progress), path]:
                     try:
-                        parts.append((tail.process.rank, self._numbers(each, backend, tail, known)))
+                        parts.append((tail.process.rank, self._numbers(dump, backend, tail, progress)))
                     except (OSError, msgspec.DecodeError):
-                        others.append(self._read_any(each, backend, tail, known))
-        new = [each for each in (self._framed(parts), *others) if each.height]
+                        others.append(self._read_any(dump, backend, tail, progress))
+        new = [calls for calls in (self._framed(parts), *others) if calls.height]
         if new:
             self.frame = pl.concat([self.frame, *new])
         return bool(new)
@@ -325,7 +308,7 @@ class CallTable:
         kept = self.frame.join(since, on="rank").filter(pl.col("enqueued_ns") >= pl.col("since_ns"))
         self.frame = kept.drop("since_ns")
 
-    def _numbers(self, path: Path, backend: str, tail: ProcessTail, known: _Known) -> np.ndarray:
+    def _numbers(self, path: Path, backend: str, tail: ProcessTail, progress: _Progress) -> np.ndarray:
         """Return [N, 3] int64: kind, sequence and time (ns) of new calls.
 
         Raises:
@@ -333,19 +316,19 @@ class CallTable:
         """
         if path.suffix != ".json":
             raise msgspec.DecodeError("a pickle")
-        dump, last = _decode(path.read_bytes()), known.last[backend]
+        dump, last = _decode(path.read_bytes()), progress.last[backend]
         rows = []
         for entry in dump.entries:
             if entry.record_id <= last:
                 continue
             named = entry.profiling_name, entry.process_group
-            kind = known.kinds.get(named)
+            kind = progress.kinds.get(named)
             if kind is None:
-                kind = known.kinds[named] = self._kind(named, dump.pg_config, tail, known)
+                kind = progress.kinds[named] = self._kind(named, dump.pg_config, tail, progress)
             if kind != _NONE and not entry.is_p2p and entry.time_created_ns > 0:
                 rows.append((kind, entry.collective_seq_id, entry.time_created_ns))
         if dump.entries:
-            known.last[backend] = max(last, dump.entries[-1].record_id)
+            progress.last[backend] = max(last, dump.entries[-1].record_id)
         return np.array(rows, np.int64).reshape(-1, 3)
 
     def _kind(
@@ -353,7 +336,7 @@ class CallTable:
         named: tuple[str, tuple[str, ...]],
         config: Mapping[str, _Config],
         tail: ProcessTail,
-        known: _Known,
+        progress: _Progress,
     ) -> int:
         """Return the number of a kind of call; `_NONE` where it shows no late ranks."""
         name, group = named
@@ -362,26 +345,28 @@ class CallTable:
             self.messages = True
         if op in MESSAGES or not group or not group[0]:
             return _NONE
-        ranks = self._ranks_of(group[0], config, tail, known)
+        ranks = self._ranks_of(group[0], config, tail, progress)
         size = count_of(ranks)
         if size == 1:
             return _NONE
         key = self._key(label(group[0], group[1] if len(group) > 1 else ""), ranks)
         return self._number(CallKind(op, key, size or -1))
 
-    def _ranks_of(self, group: str, config: Mapping[str, _Config], tail: ProcessTail, known: _Known) -> str:
+    def _ranks_of(
+        self, group: str, config: Mapping[str, _Config], tail: ProcessTail, progress: _Progress
+    ) -> str:
         """Return the ranks of a group as text, from the dump, or from the process's own file; else none."""
         listed = config[group].ranks if group in config else ""
         if listed:
             if listed not in self._ranks:
                 digits = listed.strip("[]").replace(",", " ").split()
-                self._ranks[listed] = members_text(sorted(int(each) for each in digits if each.isdigit()))
+                self._ranks[listed] = members_text(sorted(int(rank) for rank in digits if rank.isdigit()))
             return self._ranks[listed]
-        if group not in known.groups:
+        if group not in progress.groups:
             with suppress(OSError, ValueError):
                 named = from_json((tail.process.folder / "groups.json").read_bytes())
-                known.groups = {name: members_text(sorted(ranks)) for name, ranks in named.items()}
-        return known.groups.get(group, "")
+                progress.groups = {name: members_text(sorted(ranks)) for name, ranks in named.items()}
+        return progress.groups.get(group, "")
 
     def _key(self, group: str, ranks: str) -> str:
         """Return a short name of a group."""
@@ -407,9 +392,9 @@ class CallTable:
         frame = frame.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
         return frame.sort("enqueued_ns").unique(["rank", "key", "sequence"], keep="first")
 
-    def _read_any(self, path: Path, backend: str, tail: ProcessTail, known: _Known) -> pl.DataFrame:
+    def _read_any(self, path: Path, backend: str, tail: ProcessTail, progress: _Progress) -> pl.DataFrame:
         """Return the new calls of any dump that can be read; none of one that is damaged or gone."""
-        place, last = BACKENDS.index(backend), known.last[backend]
+        place, last = BACKENDS.index(backend), progress.last[backend]
         try:
             if path.suffix == ".parquet":  # was converted before this look
                 frame = with_texts(pl.read_parquet(path)).select(COLLECTIVES.columns)
@@ -421,7 +406,7 @@ class CallTable:
         new = frame.filter(pl.col("collective_id") // 2 > last)
         if new.is_empty():
             return pl.DataFrame(schema=SCHEMA)
-        known.last[backend] = max(last, _largest(new["collective_id"]) // 2)
+        progress.last[backend] = max(last, _largest(new["collective_id"]) // 2)
         new = with_group_ranks(new, tail.process.folder)
         self.messages = self.messages or bool(new["op"].is_in(MESSAGES).any())
         return self._of_table(new)
@@ -437,7 +422,7 @@ class CallTable:
         )
 
 
-def _new_dump(tail: ProcessTail, known: _Known, backend: str) -> Path | None:
+def _new_dump(tail: ProcessTail, progress: _Progress, backend: str) -> Path | None:
     """Return the dump that a process made for a watcher, if it is new."""
     folder = str(tail.process.folder)
     for suffix in SUFFIXES:
@@ -445,13 +430,13 @@ def _new_dump(tail: ProcessTail, known: _Known, backend: str) -> Path | None:
         with suppress(OSError):
             status = os.stat(name)
             stamp = status.st_mtime_ns, status.st_ino
-            is_new = known.stamps.get(name) != stamp
-            known.stamps[name] = stamp
+            is_new = progress.stamps.get(name) != stamp
+            progress.stamps[name] = stamp
             return Path(name) if is_new else None
     return None
 
 
-def _earlier_dumps(path: Path, backend: str, tail: ProcessTail, known: _Known) -> list[Path]:
+def _earlier_dumps(path: Path, backend: str, tail: ProcessTail, progress: _Progress) -> list[Path]:
     """Return dumps that were made for the record and begin before the one for a watcher, oldest first.
 
     A process that calls so often that its ring holds no whole step saves it again and again. These dumps are
@@ -460,14 +445,14 @@ def _earlier_dumps(path: Path, backend: str, tail: ProcessTail, known: _Known) -
     with suppress(OSError, msgspec.DecodeError, IndexError):
         shown = _decode(path.read_bytes()).entries if path.suffix == ".json" else []
         wanted_ns = MIN_STEPS * int(tail.steps[-1, 2])
-        if shown[0].record_id <= known.last[backend] + 1:
+        if shown[0].record_id <= progress.last[backend] + 1:
             return []
         if shown[-1].time_created_ns - shown[0].time_created_ns >= wanted_ns:
             return []
-        found = {each: each.stat().st_mtime_ns for each in tail.process.folder.glob(f"flight-{backend}-*.*")}
+        dumps = tail.process.folder.glob(f"flight-{backend}-*.*")
+        written_ns = {dump: dump.stat().st_mtime_ns for dump in dumps if ".tmp" not in dump.name}
         since_ns = shown[0].time_created_ns - wanted_ns
-        wanted = [each for each in found if found[each] >= since_ns and ".tmp" not in each.name]
-        return sorted(wanted, key=lambda each: found[each])
+        return sorted((dump for dump, ns in written_ns.items() if ns >= since_ns), key=written_ns.__getitem__)
     return []
 
 

@@ -57,9 +57,9 @@ class LifeWatch:
         if self._working is None or self._working.is_alive():
             return False
         self._working = None
-        found, self._made = self._made, None
-        self.latest = found or self.latest
-        return found is not None
+        account, self._made = self._made, None
+        self.latest = account or self.latest
+        return account is not None
 
     def _work(self) -> None:
         begun_s = time.monotonic()
@@ -87,17 +87,17 @@ def run_so_far(run: Path) -> Iterator[Run]:
     Raises:
         InputError: no rank of it has recorded anything yet.
     """
-    found = [(process, launch) for launch in launches(run) for process in processes(launch)]
-    launched = {process.folder: int(launch.facts().get("launched_ns", -1)) for process, launch in found}
-    known = attempts([process for process, _ in found])
-    if not known:
+    recorded = [(process, launch) for launch in launches(run) for process in processes(launch)]
+    launched = {process.folder: int(launch.facts().get("launched_ns", -1)) for process, launch in recorded}
+    starts_so_far = attempts([process for process, _ in recorded])
+    if not starts_so_far:
         raise InputError(f"{run}: no rank has recorded anything yet; try again in a moment")
-    chosen = _some_ranks([process.rank for process in known[-1]])
+    chosen = _some_ranks([process.rank for process in starts_so_far[-1]])
     with TemporaryDirectory(prefix="dpro-life-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
-        for number, attempt in enumerate(known):
-            to = folder if number + 1 == len(known) else folder / ATTEMPTS / str(number)
-            _write(to, [each for each in attempt if each.rank in chosen] or attempt[:1], launched)
+        for number, attempt in enumerate(starts_so_far):
+            to = folder if number + 1 == len(starts_so_far) else folder / ATTEMPTS / str(number)
+            _write(to, [process for process in attempt if process.rank in chosen] or attempt[:1], launched)
         yield replace(open_run(folder), source=run)
 
 

@@ -138,7 +138,6 @@ class Metrics:
     """Answers `/metrics`; the only label is the class, so that the number of series is bounded.
 
     Attributes:
-        address, port: where it listens.
         body: the text that scrapes are answered with.
     """
 
@@ -171,9 +170,9 @@ class Metrics:
                 self.handle_one_request()
 
             def do_GET(self) -> None:
-                known = self.path.split("?")[0] == "/metrics"
-                body = metrics.body if known else b"see /metrics\n"
-                self.send_response(200 if known else 404)
+                is_metrics = self.path.split("?")[0] == "/metrics"
+                body = metrics.body if is_metrics else b"see /metrics\n"
+                self.send_response(200 if is_metrics else 404)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

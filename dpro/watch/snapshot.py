@@ -53,10 +53,10 @@ class Snapshot:
                     status = path.stat()
                     # Not the time: a process also sets it to note that nothing has changed.
                     stamp = status.st_ino, status.st_size
-                    known = before.get(path)
-                    if known is None or known.stamp != stamp:
-                        known = self.read_one(tail, backend, path, stamp)
-                    self._dumps[path] = known
+                    dump = before.get(path)
+                    if dump is None or dump.stamp != stamp:
+                        dump = self.read_one(tail, backend, path, stamp)
+                    self._dumps[path] = dump
                     self._saved_ns[path] = max(status.st_mtime_ns, _checked_ns(tail.process.folder))
 
     def begin(self) -> None:
@@ -71,7 +71,7 @@ class Snapshot:
         """Return what the latest dumps and records hold."""
         messages = [message_rows(t.process.folder, t.process.rank) for t in tails if _has_messages(t)]
         groups = self._groups()
-        calls = pl.concat([self._calls(), *(conform(COLLECTIVES, each) for each in messages)])
+        calls = pl.concat([self._calls(), *(conform(COLLECTIVES, rows) for rows in messages)])
         return make_records(
             calls,
             groups,
@@ -111,7 +111,7 @@ class Snapshot:
 
 def latest_dumps(folder: Path) -> dict[str, Path]:
     """Return the latest dump that PyTorch wrote for each backend of a process, by backend."""
-    found: dict[str, tuple[int, Path]] = {}
+    latest: dict[str, tuple[int, Path]] = {}
     with suppress(OSError), os.scandir(folder) as files:
         for file in files:
             what, _, rest = file.name.partition("-")
@@ -120,8 +120,8 @@ def latest_dumps(folder: Path) -> dict[str, Path]:
             backend = rest.partition(".")[0].partition("-")[0]
             with suppress(OSError):  # converted meanwhile
                 dump = file.stat().st_mtime_ns, Path(file.path)
-                found[backend] = max(found.get(backend, dump), dump)
-    return {backend: found[backend][1] for backend in BACKENDS if backend in found}
+                latest[backend] = max(latest.get(backend, dump), dump)
+    return {backend: latest[backend][1] for backend in BACKENDS if backend in latest}
 
 
 def _checked_ns(folder: Path) -> int:

@@ -22,7 +22,7 @@ from dpro.collectors.convert.tables import frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
 from dpro.collectors.inside.stepping import Boundary, number_steps
-from dpro.detect.imbalance.load_model import WORKLOAD
+from dpro.detect.load_model import WORKLOAD
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 
 MIN_RECENT = 2000  # records that are remembered: a few hundred steps
@@ -47,7 +47,6 @@ class ProcessTail:
     """The latest of one process.
 
     Attributes:
-        process: whose.
         num_updates: ends of steps so far: the job moves while they grow.
         last_update_ns: when the latest was, on that host's clock; -1 before the first.
         heartbeat: the latest record of its clock; None before the first.
@@ -162,8 +161,8 @@ class ProcessTail:
 
     def _close_window(self, record: Record) -> None:
         number, begin_ns, end_ns = record.a, record.b, record.c
-        known = [each for each in self.windows if each[0] != number]
-        self.windows = deque([*known, (number, begin_ns, end_ns)], maxlen=MAX_WINDOWS)
+        others = [window for window in self.windows if window[0] != number]
+        self.windows = deque([*others, (number, begin_ns, end_ns)], maxlen=MAX_WINDOWS)
 
     def _new_records(self) -> list[Record]:
         """Return the records up to the first place that is not written yet.
@@ -175,15 +174,15 @@ class ProcessTail:
             size = FIRST
             while True:
                 file.seek(self._offset)
-                found = _unpacked(_written(file.read(size)))
-                for each in found:
-                    if not each.kind and self._hole != self._offset:
+                block = _unpacked(_written(file.read(size)))
+                for record in block:
+                    if not record.kind and self._hole != self._offset:
                         self._hole = self._offset
                         return taken
                     self._offset += records.SIZE
-                    if each.kind:
-                        taken.append(each)
-                if len(found) < size // records.SIZE:
+                    if record.kind:
+                        taken.append(record)
+                if len(block) < size // records.SIZE:
                     return taken
                 size = BLOCK
         return taken
@@ -211,10 +210,10 @@ def amounts_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     frames = []
     for tail in tails:
         steps = tail.steps
-        known = steps[steps[:, 3] >= 0]
-        if len(known):
-            rank = np.full(len(known), tail.process.rank)
-            frames.append(np.column_stack([rank, known[:, 1], known[:, 3]]))
+        counted = steps[steps[:, 3] >= 0]
+        if len(counted):
+            rank = np.full(len(counted), tail.process.rank)
+            frames.append(np.column_stack([rank, counted[:, 1], counted[:, 3]]))
     rows = np.concatenate(frames) if frames else np.empty((0, 3), np.int64)
     columns = {"rank": rows[:, 0], "time_ns": rows[:, 1], "value": rows[:, 2].astype(float)}
     frame = pl.DataFrame(columns, schema={name: COUNTERS.dtypes[name] for name in columns}, strict=False)
@@ -232,8 +231,8 @@ def clock_samples_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     """Return comparisons of clocks, and each clock's latest time: rows of table `clock_samples`."""
     rows = []
     for tail in tails:
-        rank, own = tail.process.rank, tail.heartbeat
-        rows += [(rank, own.a, own.b, -1, 0, 0)] if own is not None else []
+        rank, beat = tail.process.rank, tail.heartbeat
+        rows += [(rank, beat.a, beat.b, -1, 0, 0)] if beat is not None else []
         rows += [(rank, r.a, -1, r.b, r.c, r.d) for r in tail.compared]
     return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
@@ -255,11 +254,11 @@ def heartbeats_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
 
 def _windows_of(tail: ProcessTail, steps: np.ndarray) -> np.ndarray:
     """Return [N] the deep window that each step is in, -1 for none; one that is still open counts."""
-    found = np.full(len(steps), -1, np.int64)
+    windows = np.full(len(steps), -1, np.int64)
     start, end = steps[:, 1], steps[:, 1] + steps[:, 2]
     for number, begin_ns, end_ns in tail.windows:
-        found[(start >= begin_ns) & (end <= end_ns)] = number
-    return found
+        windows[(start >= begin_ns) & (end <= end_ns)] = number
+    return windows
 
 
 def _written(content: bytes) -> bytes:

@@ -29,10 +29,7 @@ class Watcher:
     """A job that is watched.
 
     Attributes:
-        job: its processes, and how it moves.
         findings: those that hold now.
-        hang, late, deep: the watches.
-        looks: how many looks there were.
         remarks: what it could not answer, since they were taken last.
     """
 
@@ -77,34 +74,34 @@ class Watcher:
         return self.findings.close(None, self.job.step, JOB_ENDED)
 
     def _look_for_hangs(self) -> list[Notice]:
-        found = self.hang.look(self.job)
-        if found is None:
+        hangs = self.hang.look(self.job)
+        if hangs is None:
             return []
         why = "nothing waits for it any more"
-        notices = self.findings.observe(HANGS, found, self.job.step, PATIENCE, why)
+        notices = self.findings.observe(HANGS, hangs, self.job.step, PATIENCE, why)
         self._new_hangs += [notice.number for notice in notices if notice.event == BEGINS]
         return notices
 
     def _look_for_late_ranks(self) -> list[Notice]:
-        found = self.late.look(self.job)
-        if found is None:
+        late = self.late.look(self.job)
+        if late is None:
             return []
-        found = [each for each in found if not {*each.ranks} <= self.findings.ranks(DEEP)]
-        return self.findings.observe(LATE, found, self.job.step, PATIENCE, "its peers hardly wait for it now")
+        late = [finding for finding in late if not {*finding.ranks} <= self.findings.ranks(DEEP)]
+        return self.findings.observe(LATE, late, self.job.step, PATIENCE, "its peers hardly wait for it now")
 
     def _look_deep(self) -> list[Notice]:
         """Look at deep windows; ranks that the late watch has found are not reported once more."""
         try:
-            found = self.deep.look(list(self.job.tails.values()))
+            deep = self.deep.look(list(self.job.tails.values()))
         except Unanswerable as error:
             self.remarks.append(error)
             return []
-        if found is None:
+        if deep is None:
             return []
         late = self.findings.ranks(LATE)
-        found = [each for each in found if each.component_kind == "job" or not {*each.ranks} <= late]
+        deep = [finding for finding in deep if finding.of_job or not {*finding.ranks} <= late]
         why = "the latest deep windows do not show it"
-        return self.findings.observe(DEEP, found, self.job.step, 0, why)
+        return self.findings.observe(DEEP, deep, self.job.step, 0, why)
 
     def keep_evidence(self) -> None:
         """Keep dumps and stacks of all ranks where a hang was found since this was last called."""

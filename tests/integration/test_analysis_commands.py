@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.answers.whatif import what_if
-from dpro.analysis.gains import WORTH_SHOWING
+from dpro.analysis.summary import WORTH_SHOWING
 from dpro.cli import main
 from dpro.cli.analysis import analyse
 from dpro.cli.run.whatif import HEADINGS, ROWS

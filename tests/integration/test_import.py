@@ -12,9 +12,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.cli.runs import open_or_import
+from dpro.cli.analysis import open_or_import
 from dpro.errors import InputError
-from dpro.ingest.derived.steps import find_steps
+from dpro.ingest.derived import find_steps
 from dpro.ingest.importer import import_sources
 from dpro.ingest.kineto import read_trace
 from dpro.opening import open_path

@@ -16,8 +16,7 @@ from threading import Thread
 import pytest
 
 from dpro.errors import InputError, UsageError
-from dpro.ingest import shards
-from dpro.ingest.assembly import assemble, staging
+from dpro.ingest import assembly, shards, staging
 from dpro.ingest.importer import import_sources
 from dpro.ingest.shards import Shard, WaitingImport, import_shard, parse_shard
 from dpro.store import Manifest, open_run
@@ -197,7 +196,7 @@ def test_a_crash_while_the_run_is_put_together_is_mended_by_any_shard(
         raise SystemExit("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(assemble, where, crash)
+        patch.setattr(assembly, where, crash)
         with pytest.raises(SystemExit):
             _shards(source, run, 2, [1])
     assert not run.exists()
@@ -210,7 +209,7 @@ def test_a_crash_after_the_run_is_whole_leaves_a_run(source, expected, tmp_path,
     run = tmp_path / "run"
 
     def whole_and_then_killed(*arguments: object, **options: object) -> None:
-        assemble.assemble(*arguments, **options)
+        assembly.assemble(*arguments, **options)
         raise SystemExit("killed")
 
     monkeypatch.setattr(shards, "assemble", whole_and_then_killed)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import DproError, MissingExtra
-from dpro.ingest.importer import import_sources
-from dpro.ingest.ray_executor import ray_executor
+from dpro.ingest.importer import import_sources, ray_executor
 from tests.integration.test_import_parallel import digests
 from tests.slow_reader import install_slow_reader, kill_the_reader_of_the_third_file
 from tests.traces import write_rank

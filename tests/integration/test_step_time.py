@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from dpro.analysis.markdown import markdown_of
-from dpro.analysis.report import make_report
+from dpro.analysis.report import make_report, markdown_of
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of

@@ -26,7 +26,6 @@ from dpro.detect.pipeline_slowdown import Slowdown
 from dpro.documents import Document
 from dpro.schema import STEPS, WORKERS
 from dpro.store import Manifest
-from dpro.units import ms
 
 CALLS, STEPS_AND_CALLS, REPLAY = "calls", "steps and calls", "replay"
 
@@ -40,9 +39,6 @@ class Diagnosis:
         basis: `CALLS` for what hangs, `STEPS_AND_CALLS` without deep windows, or `REPLAY`.
         findings: costliest first; of what hangs, surest first.
         unknown: what the records cannot show, one line each.
-        end: how the job ended.
-        workers: table `workers`.
-        steps: table `steps`.
         notes: what is worth a sentence though it is no finding.
         while_it_ran: what `dpro watch` found while the job ran.
         answerable: whether the replay fits, where the diagnosis rests on it.
@@ -91,14 +87,9 @@ class DiagnosisDocument(Document, frozen=True, kw_only=True):
 
 
 def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Manifest) -> Diagnosis:
-    """What hangs, from flight recorder dumps and nothing else: no run is made of them.
-
-    Args:
-        label: what the dumps are called.
-        frames: their tables, by name.
-    """
+    """What hangs, from flight recorder dumps and nothing else: no run is made of them."""
     findings = find_hangs(records_of(frames, manifest.world_size))
-    end = replace(NOT_WATCHED, hung=any(each.class_.startswith("hang.") for each in findings))
+    end = replace(NOT_WATCHED, hung=any(finding.class_.startswith("hang.") for finding in findings))
     unknown = not_read(manifest)
     return Diagnosis(label, CALLS, findings, unknown, end, frames[WORKERS.name], STEPS.empty())
 
@@ -152,18 +143,18 @@ def _diagnosis(
     )
 
 
-def diagnosis_document(found: Diagnosis) -> DiagnosisDocument:
+def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
     """A diagnosis for programs; a run is healthy only if it could have shown that it is not."""
-    hangs = found.basis == CALLS
+    hangs = diagnosis.basis == CALLS
     return DiagnosisDocument(
-        run=found.label,
-        findings=[finding_document(each, None if hangs else ms(each.cost_ns)) for each in found.findings],
-        healthy=not found.findings and not found.unknown and not found.end.bad,
-        step_time=UNSET if hangs else step_time_document(found.steps),
-        answerable=found.answerable,
-        reasons=list(found.unknown),
-        notes=UNSET if hangs else list(found.notes),
-        while_it_ran=list(found.while_it_ran),
-        end=found.end,
-        slowdown=UNSET if found.slowdown is None else found.slowdown,
+        run=diagnosis.label,
+        findings=[*map(finding_document, diagnosis.findings)],
+        healthy=not diagnosis.findings and not diagnosis.unknown and not diagnosis.end.bad,
+        step_time=UNSET if hangs else step_time_document(diagnosis.steps),
+        answerable=diagnosis.answerable,
+        reasons=list(diagnosis.unknown),
+        notes=UNSET if hangs else list(diagnosis.notes),
+        while_it_ran=list(diagnosis.while_it_ran),
+        end=diagnosis.end,
+        slowdown=UNSET if diagnosis.slowdown is None else diagnosis.slowdown,
     )

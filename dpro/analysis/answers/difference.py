@@ -17,10 +17,10 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
     Raises:
         UsageError: it selects nothing of one of them.
     """
-    both = (("A", a), ("B", b))
+    sides = (("A", a), ("B", b))
     if selection:
-        for name, each in both:
-            selection.checked(replayed_steps(each), f"{name}: ")
-    doubts = [f"{name}: {reason}" for name, each in both for reason in each.trust.reasons]
+        for name, analysis in sides:
+            selection.checked(replayed_steps(analysis), f"{name}: ")
+    doubts = [f"{name}: {reason}" for name, analysis in sides for reason in analysis.trust.reasons]
     names = a.run.label, b.run.label
     return explain(a.built.predictive, b.built.predictive, selection, names, doubts)

@@ -13,11 +13,10 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType
 
-from dpro.analysis.after_window import AfterWindow, after_first_window
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.telemetry import TelemetryDocument, summarize
 from dpro.analysis.end import JobEnd
-from dpro.analysis.step_time import StepTimeDocument, step_time_document
+from dpro.analysis.step_time import AfterWindow, StepTimeDocument, after_first_window, step_time_document
 from dpro.analysis.unanswered import pretended_in_words, why_no_window
 from dpro.classify import OTHER, classify, table_version
 from dpro.detect.findings_log import LoggedFinding, logged_findings
@@ -74,7 +73,7 @@ def layout_document(run: Run) -> MeshDocument:
         {str(rank): list(place) for rank, place in sorted(mesh.coordinates.items())},
         mesh.source,
         list(mesh.ambiguity),
-        [OverlayDocument(each.name, each.size, list(each.over)) for each in mesh.overlays],
+        [OverlayDocument(overlay.name, overlay.size, list(overlay.over)) for overlay in mesh.overlays],
     )
 
 
@@ -291,10 +290,10 @@ def info_document(analysis: Analysis) -> InfoDocument:
 
 def _clocks(run: Run) -> ClocksDocument:
     """How many clocks the ranks had, and how often and how well those were compared."""
-    known = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
+    distinct = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
     between = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
     return ClocksDocument(
-        distinct=known or None,
+        distinct=distinct or None,
         compared=between.select("rank", "peer_rank").n_unique(),
         samples=between.height,
         round_trip_us=us(between["round_trip_ns"].median()) if between.height else None,  # type: ignore[arg-type]
@@ -321,7 +320,7 @@ def how_ended(code: int, number: int) -> str:
         return f"exit code {code}"
     if number < 0:
         return "not observed"
-    names = {each.value: each.name for each in signal.Signals}
+    names = {one.value: one.name for one in signal.Signals}
     return f"killed by {names.get(number, f'signal {number}')}"
 
 

@@ -39,7 +39,6 @@ class AskedRunPlan:
     """What to plan of a recorded job.
 
     Attributes:
-        gpus: how many.
         global_batch: sequences of a step.
         keep: columns of layouts that stay.
         measured: steps to calibrate with, besides the run's own.
@@ -60,11 +59,7 @@ class AskedPlan(AskedRunPlan):
     """What to plan of a model.
 
     Attributes:
-        model: the model, with its sequence.
-        per_host: how many GPUs share a host.
-        device: their name.
         memory_gb: of each; None for that of the data sheet.
-        framework, precision: names.
     """
 
     model: Model
@@ -208,7 +203,7 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
         UsageError: no layout divides model and batch.
     """
     ranks = ranked(job, asked.gpus, asked.global_batch, asked.keep, asked.measured, asked.schedules)
-    own = _document(own_layout(job).row(0, named=True))
+    layout = _document(own_layout(job).row(0, named=True))
     machine, memory_gb = job.machine, job.machine.memory_gb or None
     of_job = AskedPlan(
         **vars(asked), model=job.model, per_host=machine.per_host, device=machine.gpu, memory_gb=memory_gb,
@@ -216,12 +211,12 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
     )  # fmt: skip
     more = f", and by {_rows_in_words(asked.measured)}" if asked.measured else ""
     trust = (
-        f"calibrated by the run itself: {own.layout}: {job.step_ms:.4g} ms{more}; what was found in it makes "
-        f"up {job.explained:.0%} of its step"
+        f"calibrated by the run itself: {layout.layout}: {job.step_ms:.4g} ms{more}; what was found in it "
+        f"makes up {job.explained:.0%} of its step"
     )
     document = _plan_document(of_job, ranks, top, machine.gpu, memory_gb, trust)
     return msgspec.structs.replace(
-        document, calibrated=True, run=label, found=list(job.said), own=own, explained=job.explained
+        document, calibrated=True, run=label, found=list(job.said), own=layout, explained=job.explained
     )
 
 
@@ -262,9 +257,9 @@ def _trust(asked: AskedPlan) -> str:
 
 
 def _rows_in_words(measured: Sequence[MeasuredLayout]) -> str:
-    rows = layouts([each.layout for each in measured])
+    rows = layouts([layout.layout for layout in measured])
     return "; ".join(
-        f"{in_words(row)}: {each.step_ms:g} ms" for row, each in zip(rows.iter_rows(named=True), measured)
+        f"{in_words(row)}: {layout.step_ms:g} ms" for row, layout in zip(rows.iter_rows(named=True), measured)
     )
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.deciding import deciding_work, start_misses
-from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
+from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
@@ -20,11 +19,16 @@ from dpro.replay.fidelity.accuracy import (
     Evidence,
     TraceCoverage,
     TrustDocument,
+    counted,
+    has_gpu_work,
+    judged_starts,
     start_errors,
     trust_document,
 )
+from dpro.replay.fidelity.by_rank import path_of_run
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.pretended import PretendedStep
+from dpro.replay.timeline import critical_path, critical_path_of_steps
 from dpro.selection import Ranges, Selection
 from dpro.units import ms, us
 
@@ -220,8 +224,8 @@ def chosen_steps(
     chosen = Selection(ranges).keep(steps.filter(pl.lit(True), **asked))
     if chosen.is_empty():
         rows = steps.select("window", "step").rows()[:MAX_NAMED]
-        known = ", ".join(f"{number} (window {at})" for at, number in rows)
-        raise UsageError(f"no such step was recorded in depth; there are {known or 'none'}")
+        recorded = ", ".join(f"{number} (window {window_of_step})" for window_of_step, number in rows)
+        raise UsageError(f"no such step was recorded in depth; there are {recorded or 'none'}")
     return chosen
 
 
@@ -238,19 +242,17 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
         step_time=step_time_document(analysis.steps),
         steps=[
             StepFit(
-                each["step"],
-                each["window"],
-                ms(each["measured_ns"]),
-                ms(each["replayed_ns"]),
-                each["error_pct"],
+                row["step"],
+                row["window"],
+                ms(row["measured_ns"]),
+                ms(row["replayed_ns"]),
+                row["error_pct"],
             )
-            for each in steps.iter_rows(named=True)
+            for row in steps.iter_rows(named=True)
         ],
         ranks=[
-            RankFit(
-                each["rank"], each["error_pct"], RankStarts(*(_us_or_none(each[p]) for p in ("p50", "p95")))
-            )
-            for each in trust.ranks.iter_rows(named=True)
+            RankFit(row["rank"], row["error_pct"], RankStarts(*(_us_or_none(row[p]) for p in ("p50", "p95"))))
+            for row in trust.ranks.iter_rows(named=True)
         ],
         error_pct=float(steps["error_pct"].abs().mean() or 0.0),  # type: ignore[arg-type]
         span_start_error_us=_start_errors(analysis, chosen),
@@ -313,7 +315,7 @@ def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
 
 def _clocks(analysis: Analysis) -> list[HostClock]:
     """Each host's clock against the reference, by window."""
-    found: dict[tuple[int, str], HostClock] = {}
+    clocks: dict[tuple[int, str], HostClock] = {}
     for (rank, window), clock in sorted(
         analysis.outline.alignment.clocks.items(), key=lambda item: item[0][::-1]
     ):
@@ -328,8 +330,8 @@ def _clocks(analysis: Analysis) -> list[HostClock]:
             uncertainty_ns=line.uncertainty_ns,
             source=clock.source,
         )
-        found.setdefault((window, clock.name), fitted).ranks.append(rank)
-    return list(found.values())
+        clocks.setdefault((window, clock.name), fitted).ranks.append(rank)
+    return list(clocks.values())
 
 
 def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> list[PathPart]:
@@ -337,3 +339,26 @@ def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> list[Path
         PathPart(row["rank"], row["name"], row["kind"], ms(row["duration_ns"]))
         for row in deciding_work(analysis, chosen).iter_rows(named=True)
     ]
+
+
+# What a replay shows of nodes inside ranks, be the graph held as a whole or its ranks condensed.
+
+
+def start_misses(analysis: Analysis) -> pl.DataFrame:
+    """By how much starts are off that are judged, as `dpro.replay.fidelity.accuracy.counted` has it."""
+    if analysis.condensed is not None:
+        return analysis.condensed.misses
+    return counted(judged_starts(analysis.timeline, has_gpu_work(analysis.built.graph)))
+
+
+def deciding_work(analysis: Analysis, steps: pl.DataFrame | None = None) -> pl.DataFrame:
+    """What decides when windows end, or when some steps do, as `dpro.replay.timeline.critical_path` has it.
+
+    Args:
+        steps: `window` and `step` of each; None for whole windows.
+    """
+    timeline, condensed = analysis.outline_timeline, analysis.condensed
+    path_to = None if condensed is None else path_of_run(analysis.run, condensed, timeline)
+    if steps is None:
+        return critical_path(timeline, path_to)
+    return critical_path_of_steps(timeline, steps, path_to=path_to)

@@ -13,10 +13,10 @@ import polars as pl
 from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import JobEnd
 from dpro.analysis.mean_step import MeanStep, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
+from dpro.analysis.unanswered import pretended_step
 from dpro.documents import Document, DocumentPart
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep

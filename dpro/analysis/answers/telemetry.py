@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import polars as pl
 
-from dpro.detect.machine.devices import ORDER, PCI, gpus_of_ranks
+from dpro.detect.machine.telemetry import ORDER, PCI, gpus_of_ranks
 from dpro.documents import DocumentPart
 from dpro.schema import COUNTERS
 from dpro.units import format_bytes
@@ -152,20 +152,20 @@ def _gpus(rows: pl.DataFrame, owned: pl.DataFrame) -> Iterator[GpuDocument]:
     """
     sampled = rows.filter(pl.col("device") != "")
     for host, device in sampled.select("host", "device").unique().sort("host", "device").iter_rows():
-        mine = rows.filter(host=host, device=device).sort("time_ns")
-        xids = mine.filter(counter="xid")["value"].cast(pl.Int64).value_counts().sort("value")
-        known = owned.filter(host=host, device=device)
+        of_gpu = rows.filter(host=host, device=device).sort("time_ns")
+        xids = of_gpu.filter(counter="xid")["value"].cast(pl.Int64).value_counts().sort("value")
+        owners = owned.filter(host=host, device=device)
         yield GpuDocument(
             host=host,
             gpu=device,
-            ranks=known["rank"].to_list(),
-            ranks_by=next(iter(known["by"]), ""),
-            samples=mine.filter(counter=_GPU_HEARTBEAT).height,
-            clocks_held_s=_seconds_held(mine),
+            ranks=owners["rank"].to_list(),
+            ranks_by=next(iter(owners["by"]), ""),
+            samples=of_gpu.filter(counter=_GPU_HEARTBEAT).height,
+            clocks_held_s=_seconds_held(of_gpu),
             xids={str(xid): count for xid, count in xids.iter_rows()},
-            errors={name: grown for name in _ERRORS if (grown := _growth(mine, name))},
-            remapped_rows_pending=bool(mine.filter(counter="remapped_rows_pending")["value"].max()),
-            lost=mine.filter(counter="lost").height > 0,
+            errors={name: grown for name in _ERRORS if (grown := _growth(of_gpu, name))},
+            remapped_rows_pending=bool(of_gpu.filter(counter="remapped_rows_pending")["value"].max()),
+            lost=of_gpu.filter(counter="lost").height > 0,
         )
 
 
@@ -220,12 +220,12 @@ def in_words(summary: TelemetryDocument) -> list[str]:
 
 def _peaks(peaks: Sequence[MemoryPeak]) -> Iterator[str]:
     """The largest and the smallest peak of the ranks, on GPUs and on CPUs."""
-    for where, mine in (
+    for where, peaks_there in (
         ("GPUs", [peak for peak in peaks if peak.device]),
         ("CPUs", [peak for peak in peaks if not peak.device]),
     ):
-        if mine:
-            least, most = (chosen(mine, key=lambda peak: peak.peak_bytes) for chosen in (min, max))
+        if peaks_there:
+            least, most = (chosen(peaks_there, key=lambda peak: peak.peak_bytes) for chosen in (min, max))
             yield (
                 f"memory allocated on {where} in deep windows: at most {format_bytes(most.peak_bytes)} "
                 f"(rank {most.rank}), at least {format_bytes(least.peak_bytes)} (rank {least.rank})"

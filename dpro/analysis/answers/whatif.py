@@ -20,11 +20,11 @@ from msgspec import UNSET, UnsetType
 
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.pretended import pretended_step
 from dpro.analysis.end import JobEnd
 from dpro.analysis.graphs import condensed_job, fingerprint, search_of
 from dpro.analysis.mean_step import inputs_per_s
 from dpro.analysis.selected import replayed_steps
+from dpro.analysis.unanswered import pretended_step
 from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, plain
 from dpro.errors import DproError, Unanswerable
@@ -167,12 +167,12 @@ def what_if(
     trust, baseline = of_steps(analysis, selection)
     budget = BUDGET if budget is None else budget
     if edits:
-        found = _predicted(analysis, edits, trust, baseline)
+        result = _predicted(analysis, edits, trust, baseline)
     else:
         search = partial(explored, analysis, budget, progress, trust, baseline)
-        found = searched(analysis, selection, budget, search)
-    found = dataclasses.replace(found, refused=_with_own_reasons(found.refused, analysis))
-    predictions, widened = calibrate(found.predictions)
+        result = searched(analysis, selection, budget, search)
+    result = dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
+    predictions, widened = calibrate(result.predictions)
     samples_per_s = inputs_per_s(analysis)
     document = WhatIfDocument(
         **_trusted(analysis),
@@ -181,15 +181,15 @@ def what_if(
         of_operations=analysis is not whole,
         other_steps_ms=_step_outside_windows_ms(analysis),
         predictions=[
-            prediction_document(each, best, samples_per_s)
-            for each, best in zip(predictions, undominated(predictions))
+            prediction_document(prediction, best, samples_per_s)
+            for prediction, best in zip(predictions, undominated(predictions))
         ],
         pretended=pretended_step(analysis),
         widened=widened,
-        interactions=found.interactions,
-        untried=found.untried,
-        refused=found.refused,
-        little=found.little,
+        interactions=result.interactions,
+        untried=result.untried,
+        refused=result.refused,
+        little=result.little,
         samples_per_s=samples_per_s,
         end=analysis.end,
         selection=selection_document(selection),
@@ -225,10 +225,10 @@ def _predicted(
     analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline: pl.DataFrame
 ) -> SearchResult:
     try:
-        found = predicted(analysis, edits, trust, baseline)
+        prediction = predicted(analysis, edits, trust, baseline)
     except Unanswerable as error:
         return SearchResult([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
-    return SearchResult([found], [], [], [])
+    return SearchResult([prediction], [], [], [])
 
 
 def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline: pl.DataFrame) -> Prediction:
@@ -236,7 +236,6 @@ def predicted(analysis: Analysis, edits: Sequence[Edit], trust: Trust, baseline:
 
     Args:
         edits: applied in this order.
-        baseline: `baseline_steps` of it.
 
     Raises:
         Unanswerable: an edit needs what the run lacks, or the whole graph, which does not fit into memory.
@@ -254,12 +253,12 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
         return []
     from dpro.replay.whatif.edits.parallelism.pipeline import NOT_OPERATIONS
 
-    wanting = [each.reason == NOT_OPERATIONS for each in refused]
+    wanting = [refusal.reason == NOT_OPERATIONS for refusal in refused]
     why = analysis.why_no_operations if any(wanting) else ""
     if not why:
         return list(refused)
     reason = f"forward and backward of micro-batches were recorded, but their replay does not hold: {why}"
-    return [Refusal(each.edit, reason) if is_ else each for each, is_ in zip(refused, wanting)]
+    return [Refusal(refusal.edit, reason) if is_ else refusal for refusal, is_ in zip(refused, wanting)]
 
 
 def explored(
@@ -272,26 +271,24 @@ def explored(
     """What a search finds: edits of whole operations in their graph, where the run has both, and all others.
 
     Args:
-        budget: how many predictions a search may make.
         progress: called with how many were made, and how many there will be at most.
-        baseline: `baseline_steps` of it.
     """
     view = analysis.operations
     if view is None or view is analysis:
         return search_of(analysis, trust, baseline, budget, progress)
     apart = [kind for kind in all_kinds() if kind.of_operations]
     others = [kind for kind in all_kinds() if not kind.of_operations]
-    found = search_of(analysis, trust, baseline, budget, progress, others)
+    result = search_of(analysis, trust, baseline, budget, progress, others)
     graph, suspects = view.built.predictive, analysis.suspects
     beside = explore(graph, view.trust, budget, suspects=suspects, baseline=view.baseline, kinds=apart)
     scale = float(durations_of(baseline)["duration_ns"].to_numpy().mean()) / view.baseline_ns
-    moved = [scaled(each, scale, view) for each in beside.predictions]
+    moved = [scaled(prediction, scale, view) for prediction in beside.predictions]
     return SearchResult(
-        ranked([*found.predictions, *moved]),
-        [*found.refused, *beside.refused],
-        [*found.interactions, *beside.interactions],
-        [*found.untried, *beside.untried],
-        [*found.little, *beside.little],
+        ranked([*result.predictions, *moved]),
+        [*result.refused, *beside.refused],
+        [*result.interactions, *beside.interactions],
+        [*result.untried, *beside.untried],
+        [*result.little, *beside.little],
     )
 
 
@@ -365,9 +362,6 @@ def searched(
 ) -> SearchResult:
     """What a search finds, or has found before.
 
-    Args:
-        budget: how many replays it may make.
-
     Raises:
         Unanswerable: as of the search.
     """
@@ -380,15 +374,15 @@ def searched(
         return search()
     file = folder / f"{_name(analysis, selection, budget)}.json"
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, DproError):
-        found = _read(json.loads(file.read_text(encoding="utf-8")))
+        result = _read(json.loads(file.read_text(encoding="utf-8")))
         file.touch()  # used just now
-        return found
-    found = search()
+        return result
+    result = search()
     with suppress(OSError, TypeError, DproError):  # a full disk, say: the answer is there all the same
-        text = json.dumps(_written(found))
-        if _read(json.loads(text)) == found:
+        text = json.dumps(_written(result))
+        if _read(json.loads(text)) == result:
             _keep(file, text.encode())
-    return found
+    return result
 
 
 def _searched(analysis: Analysis) -> tuple[Graph, bool]:
@@ -417,30 +411,31 @@ def _keep(file: Path, content: bytes) -> None:
     keep_latest(file.parent, "*.json", KEPT)
 
 
-def _written(found: SearchResult) -> dict[str, Any]:
+def _written(result: SearchResult) -> dict[str, Any]:
     """As JSON holds it, edits as `--edit` takes them."""
     predictions = [
-        {name: getattr(each, name) for name in Prediction.__dataclass_fields__}
-        | {"edits": list(map(str, each.edits))}
-        for each in found.predictions
+        {name: getattr(prediction, name) for name in Prediction.__dataclass_fields__}
+        | {"edits": list(map(str, prediction.edits))}
+        for prediction in result.predictions
     ]
     return {
         "predictions": predictions,
-        "refused": plain(found.refused),
-        "interactions": plain(found.interactions),
-        "untried": found.untried,
-        "little": plain(found.little),
+        "refused": plain(result.refused),
+        "interactions": plain(result.interactions),
+        "untried": result.untried,
+        "little": plain(result.little),
     }
 
 
 def _read(kept: Mapping[str, Any]) -> SearchResult:
     """What `_written` has written."""
     predictions = [
-        each | {"edits": tuple(map(parse_edit, each["edits"])), "notes": tuple(each["notes"])}
-        for each in kept["predictions"]
+        prediction
+        | {"edits": tuple(map(parse_edit, prediction["edits"])), "notes": tuple(prediction["notes"])}
+        for prediction in kept["predictions"]
     ]
     return SearchResult(
-        [Prediction(**each) for each in predictions],
+        [Prediction(**prediction) for prediction in predictions],
         msgspec.convert(kept["refused"], list[Refusal]),
         msgspec.convert(kept["interactions"], list[Interaction]),
         kept["untried"],

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dpro.cli.job.pretending import refuses_pretending
+from dpro.cli.options import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange, refuses_pretending
 from dpro.cli.output import console, json_option, print_json, stderr_console
-from dpro.cli.ranges import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -220,5 +219,5 @@ def _stacks_in_words(answer: RankStacks) -> list[str]:
     lines = [f"rank {answer.rank}{how}"]
     for thread in answer.threads:
         lines.append(f"  {thread.name}")
-        lines += [f"    {each.file}:{each.line} {each.function}" for each in thread.frames]
+        lines += [f"    {frame.file}:{frame.line} {frame.function}" for frame in thread.frames]
     return lines

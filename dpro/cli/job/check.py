@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from dpro.cli.options import NumberRange
 from dpro.cli.output import console, json_option, print_json, stderr_console
-from dpro.cli.ranges import NumberRange
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _options(given: dict[str, Any]) -> Any:
         raise UsageError("there is no host to check")
     if isnan(given["timeout_s"]):
         raise UsageError("--timeout is a number of seconds")
-    if strange := [each for each in suspects if each not in names]:
+    if strange := [host for host in suspects if host not in names]:
         raise UsageError(f"--suspect {', '.join(strange)}: not among the hosts that are checked")
     tests = given["only"] or tuple(test for test in TESTS if test != "disk" or given["disk"])
     if "disk" in tests and not given["disk"]:
@@ -167,7 +167,7 @@ def _of_hostfile(file: TextIO) -> list[str]:
 
 
 def _of_run(run: Path) -> list[str]:
-    from dpro.cli.runs import open_or_import
+    from dpro.cli.analysis import open_or_import
 
     names = open_or_import(run).manifest.hosts
     if not names:
@@ -178,8 +178,8 @@ def _of_run(run: Path) -> list[str]:
 def _of_finding(file: TextIO) -> tuple[list[str], list[str]]:
     """The hosts of the job, and the one that is named."""
     try:
-        found = json.load(file)
-        names, host = [str(each) for each in found["hosts"]], str(found["host"] or "")
+        finding = json.load(file)
+        names, host = [str(name) for name in finding["hosts"]], str(finding["host"] or "")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file.name}: no finding as `dpro watch --on-finding` gives it") from error
     return names, [host] if host else []
@@ -228,7 +228,7 @@ def _print(answer: CheckDocument) -> None:
 
 def _line(host: HostVerdict) -> str:
     best: dict[str, str] = {}
-    for each in host.measured:
-        best.setdefault(each.what, f"{each.what} {each.value:.3g} {each.unit}")
+    for figure in host.measured:
+        best.setdefault(figure.what, f"{figure.what} {figure.value:.3g} {figure.unit}")
     suspect = " (suspect)" if host.suspect else ""
     return f"{host.verdict}  {host.host}{suspect}  {', '.join(best.values())}".rstrip()

@@ -77,11 +77,7 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
 
 
 def examine(python: str, folder: Path) -> Iterator[Check]:
-    """All checks, in the order in which a user would want to know.
-
-    Args:
-        folder: where runs are to be recorded.
-    """
+    """All checks, in the order in which a user would want to know."""
     from dpro.collectors import readiness
 
     torch, facts = readiness.torch_of(python)
@@ -107,22 +103,11 @@ def recording(python: str) -> Check:
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "dpro",
-            "record",
-            "-o",
-            str(run),
-            "--skip",
-            "4",
-            "--",
-            python,
-            "-c",
-            JOB,
-        ]
+        recorder = [sys.executable, "-m", "dpro", "record", "-o", str(run), "--skip", "4"]
         try:
-            subprocess.run(command, capture_output=True, timeout=JOB_S, check=True)
+            subprocess.run(
+                [*recorder, "--", python, "-c", JOB], capture_output=True, timeout=JOB_S, check=True
+            )
             ensure_finished(run)
             opened = open_run(run)
         except subprocess.CalledProcessError as error:

@@ -34,8 +34,9 @@ def _print(document: LedgerDocument) -> None:
     out = console()
     for kind in document.kinds:
         out.print(_title(kind))
-        for entry in (each for each in document.entries if each.kind == kind.kind):
-            out.print(f"  {_line(entry)}")
+        for entry in document.entries:
+            if entry.kind == kind.kind:
+                out.print(f"  {_line(entry)}")
     if not document.kinds:
         out.print(f"Nothing was tried yet ({document.path}): dpro try EDIT... -- COMMAND...")
     if document.damaged:

@@ -20,8 +20,8 @@ def recipe(name: str | None) -> None:
     """
     recipes = _recipes()
     if name is None:
-        for each, text in recipes.items():
-            click.echo(f"{each:<12} {text.splitlines()[0].lstrip('# ')}")
+        for title, text in recipes.items():
+            click.echo(f"{title:<12} {text.splitlines()[0].lstrip('# ')}")
     elif name in recipes:
         click.echo(recipes[name], nl=False)
     else:
@@ -33,5 +33,5 @@ def _recipes() -> dict[str, str]:
     from importlib.resources import files
 
     folder = files("dpro.watch").joinpath("recipes")
-    found = {each.name.removesuffix(".sh"): each for each in folder.iterdir() if each.name.endswith(".sh")}
-    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    scripts = {file.name.removesuffix(".sh"): file for file in folder.iterdir() if file.name.endswith(".sh")}
+    return {name: scripts[name].read_text(encoding="utf-8") for name in sorted(scripts)}

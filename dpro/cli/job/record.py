@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from dpro.cli.job.hooked import hook_rules, on_finding_options
-from dpro.cli.job.watch import check_outlets, metrics_option, start_watcher, webhook_option
+from dpro.cli.job.watch import check_outlets, hook_rules, outlet_options, start_watcher
+from dpro.cli.options import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
 from dpro.cli.output import share
-from dpro.cli.ranges import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
 from dpro.errors import UsageError
 from dpro.limits import MAX_RANKS
 
@@ -145,9 +144,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
 @click.option("--losses", is_flag=True, hidden=True)  # from `dpro try`
 @click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
 @click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
-@webhook_option
-@metrics_option
-@on_finding_options
+@outlet_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def record(

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.completion import changes
-from dpro.cli.job.pretending import refuses_pretending
+from dpro.cli.options import MAX_STEPS, MAX_WINDOW_STEPS, refuses_pretending
 from dpro.cli.output import console, json_option, print_json, stderr_console, warn
-from dpro.cli.ranges import MAX_STEPS, MAX_WINDOW_STEPS
 from dpro.errors import DproError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -29,20 +28,9 @@ if TYPE_CHECKING:
     from dpro.store import Run
     from dpro.trial.calibrate import Calibration
     from dpro.trial.changes import Change
-    from dpro.trial.documents import TryDocument
+    from dpro.trial.documents import TimesDocument, TryDocument
     from dpro.trial.ledger import LedgerEntry, Ratio
     from dpro.trial.measure import Decision, MeasuredChange
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dpro.trial.documents import TimesDocument, TryDocument
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dpro.store import Run
-    from dpro.trial.changes import Change
     from dpro.trial.probe_documents import ProbeDocument
 
 
@@ -51,9 +39,9 @@ class _WithJob(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the job off, so that the other words are changes."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta["job"] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta["job"] = args[end + 1 :]
+        return super().parse_args(ctx, args[:end])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show the job in the usage line."""
@@ -74,8 +62,6 @@ class TrialPlan:
 
     Attributes:
         changes: made to the job together.
-        command: the job.
-        folder: for the runs.
         options: of `dpro record`, the same for all of them.
         repeats: pairs of recordings; with `until_decided` the most there may be.
         until_decided: whether to stop once it is decided, or known that more would be needed.
@@ -236,7 +222,7 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
 
 
 def _first_baseline(plan: TrialPlan) -> Run:
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
     from dpro.collectors.inside.environment import masked_command
     from dpro.trial.probes import changes_nothing, probes_of
 
@@ -334,7 +320,6 @@ class TriedPrediction:
         shown: the same, its interval widened by the ledger.
         calibration: by what, where it was.
         baseline_ns: the replayed step that the prediction is relative to.
-        reason: why there is none.
     """
 
     prediction: Prediction | None = None
@@ -377,7 +362,7 @@ def _ratio(prediction: Prediction | None, baseline_ns: float) -> Ratio | None:
     if prediction is None:
         return None
     times = (prediction.predicted_ns, prediction.low_ns, prediction.high_ns)
-    return Ratio(*(float(each / baseline_ns) for each in times))
+    return Ratio(*(float(time_ns / baseline_ns) for time_ns in times))
 
 
 def _entry(plan: TrialPlan, guess: TriedPrediction, measured: MeasuredChange, changed: Run) -> LedgerEntry:
@@ -491,7 +476,7 @@ def _training_line(document: TryDocument) -> str:
         seen = "loss was not seen: " if document.not_compared == NOT_SEEN else "losses are not compared: "
         return f"{seen}{document.not_compared}"
     base, changed = (
-        f"{each:.4g}" if each is not None else "not finite" for each in (learnt.base, learnt.changed)
+        f"{loss:.4g}" if loss is not None else "not finite" for loss in (learnt.base, learnt.changed)
     )
     spread = (
         "" if learnt.spread is None else f"; recordings of the job as it is differ by {learnt.spread:.2g}"
@@ -513,9 +498,6 @@ PRECISIONS = ("bf16", "fp16", "fp8", "int8")
 
 def probe(run: Run, changes: Sequence[Change], quiet: bool) -> ProbeDocument:
     """Say what was measured.
-
-    Args:
-        quiet: whether nothing is printed.
 
     Raises:
         Unanswerable: the job was too short for it.
@@ -554,11 +536,11 @@ def _print_codecs(document: ProbeDocument) -> None:
 
     out = console()
     table = Table("bucket", "gradients of", "MB", "codec", "lost", "ms", box=None)
-    kept = [each for each in document.codecs if each.bucket < MAX_BUCKETS]
-    for each in kept:
-        names = each.names[0] if len(each.names) == 1 else f"{each.names[0]} … {each.names[-1]}"
-        size = f"{4 * each.elements / 2**20:.2f}"
-        table.add_row(str(each.bucket), names, size, each.codec, f"{each.lost:.2%}", f"{each.ms:.3f}")
+    kept = [bucket for bucket in document.codecs if bucket.bucket < MAX_BUCKETS]
+    for bucket in kept:
+        names = bucket.names[0] if len(bucket.names) == 1 else f"{bucket.names[0]} … {bucket.names[-1]}"
+        size = f"{4 * bucket.elements / 2**20:.2f}"
+        table.add_row(str(bucket.bucket), names, size, bucket.codec, f"{bucket.lost:.2%}", f"{bucket.ms:.3f}")
     out.print(table)
     if len(kept) < len(document.codecs):
         out.print(f"and further buckets, in {document.run}")
@@ -571,11 +553,12 @@ def _print_sensitivities(document: ProbeDocument) -> None:
 
     out = console()
     table = Table("module", "trace", "by", *PRECISIONS, box=None)
-    rows = {(each.module, each.precision): each for each in document.sensitivities}
-    modules = list(dict.fromkeys(each.module for each in document.sensitivities))
+    rows = {(row.module, row.precision): row for row in document.sensitivities}
+    modules = list(dict.fromkeys(row.module for row in document.sensitivities))
     for module in modules[:MAX_MODULES]:
-        own = [rows[module, precision] for precision in PRECISIONS]
-        table.add_row(module, f"{own[0].trace:.3g}", own[0].method, *(f"{each.loss:.2g}" for each in own))
+        first, *others = [rows[module, precision] for precision in PRECISIONS]
+        losses = (f"{row.loss:.2g}" for row in (first, *others))
+        table.add_row(module, f"{first.trace:.3g}", first.method, *losses)
     out.print(table)
     if len(modules) > MAX_MODULES:
         out.print(f"and further modules, in {document.run}")

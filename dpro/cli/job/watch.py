@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.job.hooked import as_arguments, hook_rules, on_finding_options, warn_of_hook
+from dpro.cli.options import DAY_S, MAX_STEPS, NumberRange
 from dpro.cli.output import NO_HISTORY, json_option, print_json, warn
-from dpro.cli.ranges import DAY_S, MAX_STEPS, NumberRange
 from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.units import format_duration
-from dpro.words import whole_number
+from dpro.words import one_line, whole_number
 
 if TYPE_CHECKING:
     from dpro.collectors.launch.recording import Launch
@@ -38,40 +37,53 @@ BEGIN_S = 10.0  # a recording that is just beginning is waited for
 WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users cannot read
 
 
-def webhook_option(command: Any) -> Any:
-    """Add `--webhook`; who knows such a URL can post there, so that it is taken out of sight at once."""
-    return click.option(
-        "--webhook",
-        metavar="URL",
-        default="",
-        envvar=WEBHOOK,
-        callback=_out_of_sight,
-        help=f"Post each finding there, as JSON, when it begins and ends; ${WEBHOOK} is the same.",
-    )(command)
-
-
 def _out_of_sight(_context: click.Context, _option: click.Parameter, url: str) -> str:
+    """Take a webhook's URL out of sight at once: who knows it can post there."""
     os.environ.pop(WEBHOOK, None)  # no business of the job, nor of helpers
     if url and not hide(url):
         warn(f"the list of processes shows the URL of --webhook: give it as {WEBHOOK} instead")
     return url
 
 
-def metrics_option(command: Any) -> Any:
-    """Add `--metrics`."""
-    return click.option(
-        "--metrics",
-        metavar="[HOST:]PORT",
-        default="",
+_OUTLETS = (
+    click.option(
+        "--webhook", metavar="URL", default="", envvar=WEBHOOK, callback=_out_of_sight,
+        help=f"Post each finding there, as JSON, when it begins and ends; ${WEBHOOK} is the same.",
+    ),
+    click.option(
+        "--metrics", metavar="[HOST:]PORT", default="",
         help="Answer Prometheus there, at /metrics; without HOST on this machine only.",
-    )(command)
+    ),
+    click.option(
+        "--on-finding", "on_finding", metavar="CMD", default="",
+        help="Run this when a finding names one host; never where it may be another.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Only say when CMD would be run."),
+    click.option(
+        "--classes", metavar="LIST", default="slow.compute,slow.nic,slow.link,hang.device,dead.rank",
+        show_default=True, help="Of findings for which CMD is run.",
+    ),
+    click.option(
+        "--min-confidence", type=NumberRange(0, 1), default=0.8, show_default=True,
+        help="Of a finding for which CMD is run.",
+    ),
+    click.option(
+        "--at-most", metavar="N/TIME", default="1/1h", show_default=True,
+        help="How often CMD is run, over all runs: 2/1h, 1/30m, 3/d.",
+    ),
+)  # fmt: skip
+
+
+def outlet_options(command: Any) -> Any:
+    """Add `--webhook`, `--metrics`, and `--on-finding` with what goes with it."""
+    for option in reversed(_OUTLETS):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@webhook_option
-@metrics_option
-@on_finding_options
+@outlet_options
 @click.option("--no-history", "history", flag_value=False, default=True, help=NO_HISTORY)
 @click.option(
     "--interval", "look_s", type=NumberRange(0.1, DAY_S), default=1.0, show_default=True, metavar="SECONDS",
@@ -161,7 +173,7 @@ def watch(
 
 def _with_history(notice: Notice, hosts: dict[int, str], run: Path) -> Notice:
     """A notice that says what earlier runs had of its host."""
-    from dpro.history.recurrence import with_history
+    from dpro.history import with_history
 
     (finding,) = with_history([notice.finding], hosts, run, notice.time_ns)
     return replace(notice, finding=finding)
@@ -344,16 +356,16 @@ def in_words(notice: Notice) -> list[str]:
     """A notice for people, and its evidence."""
     from dpro.detect.findings_log import time_of_day
 
-    found = notice.finding
-    at = time_of_day(notice.time_ns)
-    cause = f" ({found.cause})" if found.cause else ""
+    finding = notice.finding
+    when = time_of_day(notice.time_ns)
+    cause = f" ({finding.cause})" if finding.cause else ""
     if notice.why:
-        return [f"dpro: {at} over: {found.title}: {notice.why}"]
+        return [f"dpro: {when} over: {finding.title}: {notice.why}"]
     cost = ""
-    if 0 < found.cost_ns < math.inf:
-        cost = f" costs {format_duration(found.cost_ns)} per step ({found.severity:.0%})"
-    head = f"dpro: {at} {found.title}{cause}{cost}; confidence {found.confidence:.2f}"
-    return [head, *(f"dpro:   - {line}" for line in found.evidence)]
+    if 0 < finding.cost_ns < math.inf:
+        cost = f" costs {format_duration(finding.cost_ns)} per step ({finding.severity:.0%})"
+    head = f"dpro: {when} {finding.title}{cause}{cost}; confidence {finding.confidence:.2f}"
+    return [head, *(f"dpro:   - {line}" for line in finding.evidence)]
 
 
 # Words of the command line that the list of processes must not show, such as the address of a webhook.
@@ -387,3 +399,42 @@ def _shown() -> bytes:
         return (_PROCESS / "cmdline").read_bytes()
     except OSError:  # no such list here
         return b""
+
+
+# When a command is run for findings.
+
+
+def hook_rules(
+    on_finding: str, dry_run: bool, classes: str, min_confidence: float, at_most: str
+) -> HookRules | None:
+    """When the command is run; None where none is given.
+
+    Args:
+        on_finding: for the shell, or empty.
+        dry_run: whether it is only said that it would be run.
+
+    Raises:
+        UsageError: the limit is none, a class is not known, or there is no command to try.
+    """
+    from dpro.watch.hook import HookRules, parse_classes, parse_limit
+
+    limit, chosen = parse_limit(at_most), parse_classes(classes)
+    if not on_finding and dry_run:
+        raise UsageError("--dry-run: name a command with --on-finding")
+    return HookRules(on_finding, chosen, min_confidence, limit, dry_run) if on_finding else None
+
+
+def as_arguments(rules: HookRules) -> list[str]:
+    """The same as arguments of `dpro watch`."""
+    return [
+        "--on-finding", rules.command,
+        "--classes", ",".join(rules.classes),
+        "--min-confidence", str(rules.min_confidence),
+        "--at-most", f"{rules.limit.most}/{rules.limit.window_s}s",
+        *(["--dry-run"] if rules.dry_run else []),
+    ]  # fmt: skip
+
+
+def warn_of_hook(what: str) -> None:
+    """Say on stderr what was done about a finding."""
+    click.echo(f"dpro: {one_line(what)}", err=True)

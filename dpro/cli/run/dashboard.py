@@ -67,8 +67,8 @@ def offer(given: Sequence[str], against: str | None = None) -> Runs:
         InputError: one of them cannot be opened.
         UsageError: one was given twice.
     """
+    from dpro.cli.analysis import open_or_import
     from dpro.cli.run.offered import latest_in, names_of, offers_of
-    from dpro.cli.runs import open_or_import
     from dpro.dashboards.runs import Runs
 
     latest = latest_in(Path(given[0])) if len(given) == 1 else None
@@ -86,13 +86,13 @@ def offer(given: Sequence[str], against: str | None = None) -> Runs:
         opened,
         names[paths[0]],
         offers_of(paths, beside),
-        lambda each: _show(each.path, open_path),
+        lambda offered: _show(offered.path, open_path),
         "" if against is None else names[against],
     )
 
 
 def _lives(path: str) -> bool:
-    from dpro.cli.run.live import is_live
+    from dpro.cli.run.offered import is_live
     from dpro.remote import is_url
 
     return not is_url(path) and is_live(Path(path))
@@ -104,7 +104,7 @@ def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
     Args:
         open_it: opens one that is not being recorded.
     """
-    from dpro.cli.run.live import copies
+    from dpro.cli.run.offered import copies
     from dpro.dashboards.loaded import RecordingCopy
     from dpro.dashboards.runs import ShownRun
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import run_argument, with_graph
+from dpro.cli.analysis import open_or_import, run_argument, with_graph
 from dpro.cli.output import NO_HISTORY, console, json_option, print_end, print_json, warn
-from dpro.cli.runs import open_or_import
 from dpro.opening import holds_traces
 from dpro.units import format_duration
 
@@ -52,27 +51,27 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
     analysis = Analysis(open_or_import(run))
     if not as_json:
         print_end(analysis.end)  # before the graph is built, which may fail
-    found = diagnose_tables(analysis) or diagnose_replay(with_graph(analysis))
-    if history and found.findings and analysis.run.source is None:
-        found = _with_history(found, analysis.run.path)
+    diagnosis = diagnose_tables(analysis) or diagnose_replay(with_graph(analysis))
+    if history and diagnosis.findings and analysis.run.source is None:
+        diagnosis = _with_history(diagnosis, analysis.run.path)
     if as_json:
         from dpro.serving.answers import diagnosis_with_server
 
-        print_json(diagnosis_with_server(diagnosis_document(found), analysis.run))
+        print_json(diagnosis_with_server(diagnosis_document(diagnosis), analysis.run))
         return
-    print_diagnosis(found)
-    _print_rest(found)
+    print_diagnosis(diagnosis)
+    _print_rest(diagnosis)
     print_serving_of(analysis.run)
 
 
-def _with_history(found: Diagnosis, run: Path) -> Diagnosis:
+def _with_history(diagnosis: Diagnosis, run: Path) -> Diagnosis:
     """A diagnosis that says what earlier runs had of the hosts it names; later ones will say it of this."""
-    from dpro.history.recurrence import with_history
+    from dpro.history import with_history
     from dpro.store import MANIFEST
 
-    hosts = dict(found.workers.select("rank", "host").iter_rows())
+    hosts = dict(diagnosis.workers.select("rank", "host").iter_rows())
     ended_ns = (run / MANIFEST).stat().st_mtime_ns
-    return replace(found, findings=with_history(found.findings, hosts, run, ended_ns))
+    return replace(diagnosis, findings=with_history(diagnosis.findings, hosts, run, ended_ns))
 
 
 def _of_dumps(folder: Path) -> Diagnosis | None:
@@ -88,66 +87,66 @@ def _of_dumps(folder: Path) -> Diagnosis | None:
     return diagnose_dumps(str(folder), dumps.frames, dumps.manifest)
 
 
-def _print_rest(found: Diagnosis) -> None:
+def _print_rest(diagnosis: Diagnosis) -> None:
     """What was found while the job ran, and what the run can still answer."""
     from dpro.detect.findings_log import describe_logged
 
-    for line in describe_logged(list(found.while_it_ran)):
+    for line in describe_logged(list(diagnosis.while_it_ran)):
         console().print(f"while it ran, {line}")
-    for line in found.end.can_say:
+    for line in diagnosis.end.can_say:
         console().print(f"still known: {line}")
 
 
-def print_diagnosis(found: Diagnosis) -> None:
+def print_diagnosis(diagnosis: Diagnosis) -> None:
     """A diagnosis for people."""
     from dpro.analysis.answers.diagnosis import CALLS
 
-    if found.basis == CALLS:
-        _print_hangs(found)
+    if diagnosis.basis == CALLS:
+        _print_hangs(diagnosis)
     else:
-        _print_findings(found)
-        _print_slowdown(found.slowdown)
+        _print_findings(diagnosis)
+        _print_slowdown(diagnosis.slowdown)
 
 
-def _print_hangs(found: Diagnosis) -> None:
+def _print_hangs(diagnosis: Diagnosis) -> None:
     from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 
     out = console()
-    if not found.findings:
+    if not diagnosis.findings:
         out.print("Nothing hangs that these calls can show; they do not show what is slow.")
-    for finding in found.findings:
+    for finding in diagnosis.findings:
         verdict = verdict_in_words(finding)
         out.print(f"{finding.class_}: {verdict} (confidence {finding.confidence:.2f})")
         for line in finding.evidence:
             out.print(f"  - {line}")
-        out.print(f"  do: {advice_in_words(finding, found.workers)}")
-    for reason in found.unknown:
+        out.print(f"  do: {advice_in_words(finding, diagnosis.workers)}")
+    for reason in diagnosis.unknown:
         out.print(f"  not known: {reason}")
 
 
-def _print_findings(found: Diagnosis) -> None:
+def _print_findings(diagnosis: Diagnosis) -> None:
     out = console()
-    if not found.findings:
-        out.print(_nothing_wrong(found))
-    for finding in found.findings:
-        for line in _in_words(finding, found.basis):
+    if not diagnosis.findings:
+        out.print(_nothing_wrong(diagnosis))
+    for finding in diagnosis.findings:
+        for line in _in_words(finding, diagnosis.basis):
             out.print(line)
-    for note in found.notes:
+    for note in diagnosis.notes:
         out.print(f"  note: {note}")
-    if found.findings and not found.answerable:
+    if diagnosis.findings and not diagnosis.answerable:
         out.print("  not known: what deep windows show, since their replay does not fit the trace")
-    for reason in found.unknown:
+    for reason in diagnosis.unknown:
         out.print(f"  not known: {reason}")
 
 
-def _nothing_wrong(found: Diagnosis) -> str:
+def _nothing_wrong(diagnosis: Diagnosis) -> str:
     from dpro.analysis.answers.diagnosis import REPLAY
 
-    if not found.answerable:
+    if not diagnosis.answerable:
         return "Not diagnosed: the replay does not fit the trace."
-    if found.end.early:
+    if diagnosis.end.early:
         return "Until then nothing slow shows in what was recorded."
-    shown = "this run" if found.basis == REPLAY else "the steps and calls of this run"
+    shown = "this run" if diagnosis.basis == REPLAY else "the steps and calls of this run"
     return f"Nothing is wrong that {shown} can show."
 
 

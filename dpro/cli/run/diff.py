@@ -56,39 +56,40 @@ def diff(
 
     before, after = analyse(a), analyse(b)
     selection = selection_of(steps, ranks, before.run, after.run)
-    found = difference_of(before, after, selection)
+    difference = difference_of(before, after, selection)
     if as_json:
-        print_json(found)
+        print_json(difference)
     else:
         print_selection(selection)
-        _print(found)
-    if fail_on is not None and found.b_ms > (1 + fail_on) * found.a_ms:
-        click.echo(
-            f"dpro: a step of B takes {found.b_ms / found.a_ms - 1:.1%} longer than one of A", err=True
-        )
+        _print(difference)
+    if fail_on is not None and difference.b_ms > (1 + fail_on) * difference.a_ms:
+        longer = f"{difference.b_ms / difference.a_ms - 1:.1%} longer"
+        click.echo(f"dpro: a step of B takes {longer} than one of A", err=True)
         ctx.exit(1)
 
 
-def _print(found: DifferenceDocument) -> None:
+def _print(document: DifferenceDocument) -> None:
     out = console()
     out.print(
-        f"The mean step in deep windows takes {format_ms(found.a_ms)} in A and "
-        f"{format_ms(found.b_ms)} in B: {_signed(found.delta_ms)} ({found.delta_ms / found.a_ms:+.1%})."
+        f"The mean step in deep windows takes {format_ms(document.a_ms)} in A and "
+        f"{format_ms(document.b_ms)} in B: {_signed(document.delta_ms)} "
+        f"({document.delta_ms / document.a_ms:+.1%})."
     )
-    shown = [each for each in found.contributors if abs(each.delta_ms) >= MIN_SHARE * found.a_ms][:ROWS]
-    for each in shown:
+    shown = [part for part in document.contributors if abs(part.delta_ms) >= MIN_SHARE * document.a_ms][:ROWS]
+    for part in shown:
         out.print(
-            f"  {_signed(each.delta_ms):>10}  {each.kind} {shortened(each.name, LONGEST_NAME + 1)}: "
-            f"{format_ms(each.a_ms)} per rank and step in A, {format_ms(each.b_ms)} in B"
+            f"  {_signed(part.delta_ms):>10}  {part.kind} {shortened(part.name, LONGEST_NAME + 1)}: "
+            f"{format_ms(part.a_ms)} per rank and step in A, {format_ms(part.b_ms)} in B"
         )
-    less = sum(each.delta_ms for each in found.contributors if each not in shown)
+    less = sum(part.delta_ms for part in document.contributors if part not in shown)
     if less:
         out.print(f"  {_signed(less):>10}  all that contributes less")
-    out.print(f"  {_signed(found.unexplained_ms):>10}  not explained by any kind of work")
-    if len(found.by_rank) > 1 and any(abs(each) >= MIN_SHARE * found.a_ms for each in found.by_rank.values()):
-        ranks = ", ".join(f"rank {rank} {_signed(each)}" for rank, each in found.by_rank.items())
+    out.print(f"  {_signed(document.unexplained_ms):>10}  not explained by any kind of work")
+    most_ms = max(map(abs, document.by_rank.values()), default=0.0)
+    if len(document.by_rank) > 1 and most_ms >= MIN_SHARE * document.a_ms:
+        ranks = ", ".join(f"rank {rank} {_signed(delta_ms)}" for rank, delta_ms in document.by_rank.items())
         out.print(f"Work of single ranks, each taken for itself: {ranks}")
-    for doubt in found.doubts:
+    for doubt in document.doubts:
         out.print(f"  - {doubt}")
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dpro.cli.analysis import run_argument
+from dpro.cli.analysis import open_or_import, run_argument
 from dpro.cli.output import json_option, print_json
-from dpro.cli.runs import open_or_import
 
 
 @click.command()

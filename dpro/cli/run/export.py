@@ -66,7 +66,7 @@ def export(
         _write(drawn, form, path)
     sooner, later = path_offset(drawn.rows)
     if as_json:
-        from dpro.export.documents import ExportDocument, FileDocument, PathOffset
+        from dpro.export.drawing import ExportDocument, FileDocument, PathOffset
 
         written = ExportDocument(
             run=run,

@@ -86,7 +86,7 @@ def import_(
     traces = [local_copy(source) if is_url(source) else Path(source) for source in sources]
     with TemporaryDirectory(prefix="dpro-import-") as here, _executor(executor) as pool:
         if traces:
-            outcome = _import(traces, output, share, jobs=jobs, executor=pool, here=Path(here))
+            outcome = _import(traces, output, share, jobs, pool, Path(here))
         else:
             outcome = _make_empty(Path(output))
         if isinstance(outcome, WaitingImport):
@@ -105,27 +105,26 @@ def _import(
     traces: list[Path],
     output: str,
     share: Shard | None,
-    *,
     jobs: int | None,
     executor: Executor | None,
     here: Path,
 ) -> Run | WaitingImport:
     """Import into a folder, or a store by way of a folder here."""
-    from dpro.cli.runs import progress_bar
-    from dpro.ingest.importer import import_sources
-    from dpro.ingest.shards import WaitingImport, import_shard
-    from dpro.ingest.stored import import_to_store
+    from dpro.cli.analysis import progress_bar
+    from dpro.ingest.importer import Reading, import_sources
+    from dpro.ingest.shards import WaitingImport, import_shard, import_to_store
     from dpro.remote import is_url
     from dpro.store import open_run
 
     with progress_bar() as report:
+        reading = Reading(jobs, executor, report)
         if is_url(output):
-            return import_to_store(traces, output, share, here, jobs=jobs, executor=executor, progress=report)
+            return import_to_store(traces, output, share, here, reading)
         run = Path(output)
         if share is None:
-            import_sources(traces, run, jobs=jobs, executor=executor, progress=report)
+            import_sources(traces, run, **vars(reading))
             return open_run(run)
-        outcome = import_shard(traces, run, share, jobs=jobs, executor=executor, progress=report)
+        outcome = import_shard(traces, run, share, reading)
         return outcome if isinstance(outcome, WaitingImport) else open_run(run)
 
 
@@ -159,7 +158,7 @@ def _executor(name: str) -> Iterator[Executor | None]:
     if name == "processes":
         yield None
         return
-    from dpro.ingest.ray_executor import ray_executor
+    from dpro.ingest.importer import ray_executor
 
     with ray_executor() as executor:
         yield executor

@@ -36,7 +36,7 @@ def info(run: str, as_json: bool) -> None:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.info import info_document
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
 
     analysis = Analysis(open_quietly(run))  # the warnings are part of what it prints
     document = info_document(analysis)
@@ -61,9 +61,10 @@ def _clocks_in_words(clocks: ClocksDocument) -> list[str]:
 
 def in_words(document: InfoDocument) -> list[str]:
     """The same for people, one fact a line; what is missing comes last."""
-    from dpro.analysis.after_window import in_words as in_words_of_change
     from dpro.analysis.answers.telemetry import in_words as telemetry_in_words
+    from dpro.analysis.step_time import after_window_in_words
     from dpro.analysis.step_time import in_words as in_words_of_time
+    from dpro.analysis.summary import ranks_recorded
     from dpro.detect.findings_log import describe_logged
     from dpro.trial.ledger import in_words as applied_in_words
 
@@ -71,7 +72,7 @@ def in_words(document: InfoDocument) -> list[str]:
     lines = [
         f"run        {document.run}",
         *([f"cache      {document.cache}"] if document.cache else []),
-        f"ranks      {_ranks_in_words(document)}",
+        f"ranks      {ranks_recorded(document.ranks, document.missing_ranks, document.world_size)}",
         *([f"pretended  {document.pretended}"] if document.pretended else []),
         *([f"layout     {document.layout.line}"] if document.layout.line else []),
         *(f"layout     {line}" for line in document.layout.ambiguity),
@@ -90,7 +91,7 @@ def in_words(document: InfoDocument) -> list[str]:
     ]
     lines += [f"windows    {line}" for line in _windows_in_words(document.windows)]
     if document.after_first_window:
-        lines.append(f"windows    {in_words_of_change(document.after_first_window)}")
+        lines.append(f"windows    {after_window_in_words(document.after_first_window)}")
     shares = {
         "collectives with bytes known": coverage.collective_bytes_known,
         "collectives with group known": coverage.collective_group_known,
@@ -98,13 +99,6 @@ def in_words(document: InfoDocument) -> list[str]:
     lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
     lines += [f"skipped    {count} {reason}" for reason, count in document.skipped.items()]
     return lines + [f"warning    {warning}" for warning in document.warnings]
-
-
-def _ranks_in_words(document: InfoDocument) -> str:
-    """How many ranks there are and which are missing: `6 of 8, missing 3, 5`."""
-    missing = document.missing_ranks
-    named = few(missing, _RANKS_NAMED)
-    return f"{len(document.ranks)} of {document.world_size}" + (f", missing {named}" if missing else "")
 
 
 def _ended_in_words(document: InfoDocument) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from dpro.cli.analysis import analyse
+from dpro.cli.options import MAX_SIZE, NumberRange
 from dpro.cli.output import console, json_option, print_json
-from dpro.cli.ranges import MAX_SIZE, NumberRange
 from dpro.errors import UsageError
 from dpro.limits import MAX_RANKS
 
@@ -25,6 +25,29 @@ USUAL_SEQUENCES = 4  # per GPU and step
 SHOWN_UNFITTING = 3
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe")
 _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)?\s*$")
+
+
+class _Asked(NamedTuple):
+    """What the options say."""
+
+    config: Path | None
+    gpus: int | None
+    hosts_of: int
+    device: str | None
+    memory: float | None
+    sequence: int | None
+    global_batch: int | None
+    keep: tuple[str, ...]
+    schedules: tuple[str, ...]
+    layout: str
+    rows: tuple[str, ...]
+    framework: str
+    precision: str
+    top: int
+
+    @property
+    def wanted_schedules(self) -> tuple[str, ...]:
+        return SCHEDULES if "all" in self.schedules else self.schedules or SCHEDULES[:2]
 
 
 @click.command()
@@ -71,7 +94,6 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 )
 @click.option(
     "--layout",
-    "own",
     default="",
     metavar="LAYOUT",
     help="RUN's own layout, where it does not say it: dp=8,tp=2,micro_batch=1.",
@@ -99,24 +121,7 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
     help="How many layouts to show.",
 )
 @json_option
-def plan(
-    run: str | None,
-    config: Path | None,
-    gpus: int | None,
-    hosts_of: int,
-    device: str | None,
-    memory: float | None,
-    sequence: int | None,
-    global_batch: int | None,
-    keep: tuple[str, ...],
-    schedules: tuple[str, ...],
-    own: str,
-    rows: tuple[str, ...],
-    framework: str,
-    precision: str,
-    top: int,
-    as_json: bool,
-) -> None:
+def plan(run: str | None, as_json: bool, **options: Any) -> None:
     """Rank all ways of cutting a job over GPUs: throughput, step, memory, and why some do not fit.
 
     \b
@@ -134,25 +139,22 @@ def plan(
     (--calibrate) narrows them; without a run or a step the plan says that it is not calibrated, and its order
     is worth more than its times.
     """
-    given = [_given_step(text) for text in rows]
-    kept = [part for text in keep for part in _kept_parts(text, run is not None)]
-    model = _model(config, sequence, run)
-    wanted = SCHEDULES if "all" in schedules else schedules or SCHEDULES[:2]
+    asked = _Asked(**options)
+    rows = [_given_step(text) for text in asked.rows]
+    kept = [part for text in asked.keep for part in _kept_parts(text, run is not None)]
+    model = _model(asked.config, asked.sequence, run)
     if run is not None:
-        if device or framework != "megatron" or precision != "bf16":
+        if asked.device or asked.framework != "megatron" or asked.precision != "bf16":
             raise UsageError("--device, --framework and --precision are of a model alone: RUN has its own")
-        document = _of_run(run, model, (hosts_of, memory, own), gpus, global_batch, kept, wanted, given, top)
+        document = _of_run(run, model, asked, kept, rows)
     elif model is None:
         raise UsageError("give a RUN, or --model config.json")
-    elif gpus is None:
+    elif asked.gpus is None:
         raise UsageError("--gpus is needed: how many GPUs the job has")
-    elif own:
+    elif asked.layout:
         raise UsageError("--layout is RUN's own: without a run --keep says what stays")
     else:
-        named = (device or "H100", framework, precision)
-        document = _of_model(
-            model, sequence, gpus, hosts_of, named, memory, global_batch, kept, wanted, given, top
-        )
+        document = _of_model(model, asked.gpus, asked, kept, rows)
     if as_json:
         print_json(document)
     else:
@@ -172,70 +174,48 @@ def _model(config: Path | None, sequence: int | None, run: str | None) -> Model 
 
 
 def _of_run(
-    path: str,
-    model: Model | None,
-    machine: tuple[int, float | None, str],
-    gpus: int | None,
-    global_batch: int | None,
-    keep: list[str | dict[str, int]],
-    schedules: tuple[str, ...],
-    rows: list[_GivenStep],
-    top: int,
+    path: str, model: Model | None, asked: _Asked, keep: list[str | dict[str, int]], rows: list[_GivenStep]
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedRunPlan, planned_from_run
     from dpro.replay.layouts.layout import parse_layout
     from dpro.replay.layouts.recorded.job import GivenJob, recorded_job
     from dpro.replay.layouts.recorded.ranking import usual_batch
 
-    hosts_of, memory, own = machine
     analysis = analyse(path)
-    given = GivenJob(model, parse_layout(own) if own else {}, hosts_of, memory)
-    job = recorded_job(analysis.built.predictive, given)
-    gpus, assumed = gpus or job.ranks, []
+    layout = parse_layout(asked.layout) if asked.layout else {}
+    job = recorded_job(analysis.built.predictive, GivenJob(model, layout, asked.hosts_of, asked.memory))
+    gpus, global_batch, assumed = asked.gpus or job.ranks, asked.global_batch, []
     if global_batch is None:
         global_batch = usual_batch(job, gpus)
         if gpus != job.ranks:
             assumed.append(f"as many sequences for each rank as in the run, {global_batch} of a step")
-    layout = job.own.row(0, named=True)
-    kept = _kept(keep, layout)
-    measured = [_measured(each, job.model, gpus, global_batch) for each in rows]
-    asked = AskedRunPlan(
+    kept = _kept(keep, job.own.row(0, named=True))
+    measured = [_measured(row, job.model, gpus, global_batch) for row in rows]
+    plan = AskedRunPlan(
         gpus=gpus, global_batch=global_batch, keep=kept, measured=measured, assumed=assumed,
-        schedules=schedules,
+        schedules=asked.wanted_schedules,
     )  # fmt: skip
-    return planned_from_run(job, analysis.run.label, asked, top)
+    return planned_from_run(job, analysis.run.label, plan, asked.top)
 
 
 def _of_model(
-    model: Model,
-    sequence: int | None,
-    gpus: int,
-    hosts_of: int,
-    named: tuple[str, str, str],
-    memory: float | None,
-    global_batch: int | None,
-    keep: list[str | dict[str, int]],
-    schedules: tuple[str, ...],
-    rows: list[_GivenStep],
-    top: int,
+    model: Model, gpus: int, asked: _Asked, keep: list[str | dict[str, int]], rows: list[_GivenStep]
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedPlan, planned
 
-    assumed = []
-    if sequence is None and model.sequence == USUAL_SEQUENCE:
+    assumed, global_batch = [], asked.global_batch
+    if asked.sequence is None and model.sequence == USUAL_SEQUENCE:
         assumed.append(f"sequences of {USUAL_SEQUENCE} tokens: --sequence says otherwise")
     if global_batch is None:
         global_batch = USUAL_SEQUENCES * gpus
         assumed.append(f"a batch of {global_batch} sequences: --global-batch says otherwise")
-    measured = [_measured(each, model, gpus, global_batch) for each in rows]
-    kept = _kept(keep, {})
-    device, framework, precision = named
-    asked = AskedPlan(
-        model=model, gpus=gpus, per_host=hosts_of, device=device, memory_gb=memory, global_batch=global_batch,
-        keep=kept, framework=framework, precision=precision, measured=measured, assumed=assumed,
-        schedules=schedules,
+    measured = [_measured(row, model, gpus, global_batch) for row in rows]
+    plan = AskedPlan(
+        model=model, gpus=gpus, per_host=asked.hosts_of, device=asked.device or "H100",
+        memory_gb=asked.memory, global_batch=global_batch, keep=_kept(keep, {}), framework=asked.framework,
+        precision=asked.precision, measured=measured, assumed=assumed, schedules=asked.wanted_schedules,
     )  # fmt: skip
-    return planned(asked, top)
+    return planned(plan, asked.top)
 
 
 def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
@@ -246,25 +226,25 @@ def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
     """
     from dpro.replay.layouts.layout import COLUMNS, parse_layout
 
-    found: list[str | dict[str, int]] = []
+    stays: list[str | dict[str, int]] = []
     for part in text.split(","):
         if "=" in part:
-            found.append(parse_layout(part))
+            stays.append(parse_layout(part))
         elif not of_run:
             raise UsageError(f"--keep {part}: give the value that stays, as {part}=8")
         elif part not in COLUMNS:
             raise UsageError(f"--keep {part}: there are {', '.join(COLUMNS)}")
         else:
-            found.append(part)
-    return found
+            stays.append(part)
+    return stays
 
 
-def _kept(parts: list[str | dict[str, int]], own: Mapping[str, int]) -> dict[str, int]:
+def _kept(parts: list[str | dict[str, int]], recorded: Mapping[str, int]) -> dict[str, int]:
     """Values of what stays."""
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for part in parts:
-        found |= {part: own[part]} if isinstance(part, str) else part
-    return found
+        values |= {part: recorded[part]} if isinstance(part, str) else part
+    return values
 
 
 class _GivenStep(NamedTuple):
@@ -283,11 +263,11 @@ def _given_step(text: str) -> _GivenStep:
     """
     from dpro.replay.layouts.layout import parse_layout
 
-    found = _ROW.match(text)
-    if not found or "=" not in found["layout"]:
+    match = _ROW.match(text)
+    if not match or "=" not in match["layout"]:
         raise UsageError(f"--calibrate {text}: give a layout and its step, as dp=8,tp=4,pp=2:4210ms")
-    step_ms = float(found["time"]) * (1000 if found["unit"] == "s" else 1)
-    return _GivenStep(text, parse_layout(found["layout"]), step_ms)
+    step_ms = float(match["time"]) * (1000 if match["unit"] == "s" else 1)
+    return _GivenStep(text, parse_layout(match["layout"]), step_ms)
 
 
 def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> MeasuredLayout:
@@ -309,13 +289,13 @@ def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> 
                 f"{asked}: its axes make {taken} of {gpus} GPUs; a step of another number of GPUs needs "
                 "micro_batches="
             )
-        each = layout.get("dp", 1) * layout.get("micro_batch", 1)
-        if global_batch % each:
+        at_once = layout.get("dp", 1) * layout.get("micro_batch", 1)
+        if global_batch % at_once:
             raise UsageError(
-                f"{asked}: {each} sequences at a time do not divide the batch of {global_batch}; give "
+                f"{asked}: {at_once} sequences at a time do not divide the batch of {global_batch}; give "
                 "micro_batches="
             )
-        layout["micro_batches"] = global_batch // each
+        layout["micro_batches"] = global_batch // at_once
     return MeasuredLayout(layout, given.step_ms)
 
 

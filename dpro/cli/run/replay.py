@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse, network_option, run_argument, steps_option
+from dpro.cli.options import MAX_STEPS
 from dpro.cli.output import console, json_option, print_end, print_json
-from dpro.cli.ranges import MAX_STEPS
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
     if condensed is not None:
         sizes = f"{condensed.pooled.num_nodes:,} nodes, condensed rank by rank to {sizes}"
     out.print(f"{analysis.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks, {sizes}")
-    from dpro.analysis.answers.pretended import in_words
+    from dpro.analysis.unanswered import pretended_lines
 
-    for line in in_words(manifest, document.pretended):
+    for line in pretended_lines(manifest, document.pretended):
         out.print(line)
     _print_steps(document.steps)
     _print_fit(document)
@@ -201,10 +201,10 @@ def _print_clocks(clocks: Sequence[HostClock]) -> None:
         title="Clocks", title_justify="left", box=None, pad_edge=False,
     )  # fmt: skip
     for name in names[:PATH_ROWS]:
-        own = [row for row in clocks if row.clock == name]
-        first, worst = own[0], max(row.uncertainty_ns for row in own)
-        unknown = min(row.uncertainty_ns for row in own) < 0
-        num_ranks = len({rank for row in own for rank in row.ranks})
+        windows = [row for row in clocks if row.clock == name]
+        first, worst = windows[0], max(row.uncertainty_ns for row in windows)
+        unknown = min(row.uncertainty_ns for row in windows) < 0
+        num_ranks = len({rank for row in windows for rank in row.ranks})
         table.add_row(
             name, str(num_ranks), format_duration(first.offset_ns),
             f"{first.drift_ppm:.1f}", "unknown" if unknown else format_duration(worst), first.source,

@@ -138,7 +138,7 @@ def report(
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import report_document, report_tables
     from dpro.analysis.selected import select, selection_of
-    from dpro.cli.runs import open_or_import
+    from dpro.cli.analysis import open_or_import
     from dpro.cli.serving import print_serving_of
 
     if (steps or ranks) and (html is not None or markdown is not None):
@@ -194,12 +194,12 @@ def _print_mean_step(analysis: Analysis) -> None:
 
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
-    from dpro.analysis.answers.pretended import in_words, pretended_step
+    from dpro.analysis.unanswered import pretended_lines, pretended_step
 
     ranks = "selected ranks" if selection.ranks else "all ranks"
     steps = "selected steps" if selection.steps else "all steps"
     out = console()
-    for line in in_words(analysis.run.manifest, pretended_step(analysis)):
+    for line in pretended_lines(analysis.run.manifest, pretended_step(analysis)):
         out.print(line)
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
@@ -215,8 +215,7 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
 
 def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) -> None:
     """Write the reports that were asked for, and say where they are."""
-    from dpro.analysis.markdown import markdown_of
-    from dpro.analysis.report import make_report
+    from dpro.analysis.report import make_report, markdown_of
     from dpro.serving.answers import sent_with_server
 
     with needs_extra("dashboard") if html else nullcontext():

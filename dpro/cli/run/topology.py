@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.options import NumberRange
 from dpro.cli.output import console, json_option, print_json, warn, write_text
-from dpro.cli.ranges import NumberRange
 from dpro.errors import Unanswerable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpro.analysis.answers.fabric.topology import TopologyDocument
-    from dpro.analysis.answers.fabric.traffic import TrafficDocument
+    from dpro.analysis.answers.fabric import TopologyDocument, TrafficDocument
     from dpro.topology.file import HostEntry, TopologyFile
 
 _SOURCES = ("file", "fat_tree", "rail_optimised", "slurm", "ibnetdiscover")
@@ -97,11 +96,11 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
     A file that is wrong is refused with a line that names the entry. Lists of names are written as clusters
     write them: node[001-128].
     """
-    from dpro.analysis.answers.fabric.topology import topology_document
+    from dpro.analysis.answers.fabric import topology_document
     from dpro.topology.file import FILE, as_toml, check, write
 
-    found = _described(given)
-    check(found)
+    fabric = _described(given)
+    check(fabric)
     of_run = given["file"] if given["file"] is not None and given["file"].is_dir() else None
     if of_run is None and any(given[option] for option in _OF_RUNS):
         raise UsageError(
@@ -112,10 +111,10 @@ def topology(output: Path | None, run: Path | None, as_json: bool, **given: Any)
         from dpro.store import open_run
 
         hosts = open_run(run).manifest.hosts
-        write(found, run / FILE)
+        write(fabric, run / FILE)
     if output is not None:
-        write_text(output, as_toml(found))
-    document = topology_document(found, hosts)
+        write_text(output, as_toml(fabric))
+    document = topology_document(fabric, hosts)
     if of_run is not None:
         document = _with_traffic(document, of_run, given)
     if as_json:
@@ -128,7 +127,7 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
     """The same with what a run loads on the fabric; keeps paths and writes a plan where that was asked."""
     from msgspec.structs import replace as changed
 
-    from dpro.analysis.answers.fabric.traffic import plan_of, traffic_document
+    from dpro.analysis.answers.fabric import plan_of, traffic_document
     from dpro.cli.analysis import analyse
     from dpro.topology.paths import FILE, PathsFile, read_paths, write_paths
     from dpro.topology.versioned import as_json
@@ -156,18 +155,18 @@ def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
     from dpro.topology.channels import FILE, write_channels
     from dpro.topology.nccl_log import read_nccl_logs
 
-    found = groups_of_log(open_run(run), read_nccl_logs(logs))
+    channels = groups_of_log(open_run(run), read_nccl_logs(logs))
     reasons = {
-        "have ranks that the run does not know (another job's log, or one of few ranks)": found.unknown,
-        "lack the lines of some members": found.incomplete,
-        "share their ranks with one of other rings": found.differing,
+        "have ranks that the run does not know (another job's log, or one of few ranks)": channels.unknown,
+        "lack the lines of some members": channels.incomplete,
+        "share their ranks with one of other rings": channels.differing,
     }
     left = "; ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-    if not found.groups:
+    if not channels.groups:
         raise Unanswerable(f"no communicator of the log is known with all its rings: {left}")
     if left:
         warn(f"communicators of NCCL's log that were left out: {left}")
-    write_channels(found.groups, run / FILE)
+    write_channels(channels.groups, run / FILE)
 
 
 def _described(given: dict[str, Any]) -> TopologyFile:
@@ -192,8 +191,8 @@ def _described(given: dict[str, Any]) -> TopologyFile:
         file = given["file"]
         if file.is_dir() and not (file / FILE).exists():
             raise Unanswerable(f"{file} has no topology: `dpro topology FILE --attach {file}` gives it one")
-        found = read(file / FILE if file.is_dir() else file)
-        return _with_inside(found, given["inside"]) if given["inside"] else found
+        fabric = read(file / FILE if file.is_dir() else file)
+        return _with_inside(fabric, given["inside"]) if given["inside"] else fabric
     host = _host(given, gbit)
     if not host.nics and source != "ibnetdiscover":
         raise UsageError(f"{given['inside']}: has no network port (<net>), so that nothing joins hosts")
@@ -218,7 +217,7 @@ def _host(given: dict[str, Any], gbit: float) -> HostEntry:
     return HostEntry("host", given["gpus"], given["gpu_gbps"], given["nics"], gbit)
 
 
-def _with_inside(found: TopologyFile, xml: Path) -> TopologyFile:
+def _with_inside(fabric: TopologyFile, xml: Path) -> TopologyFile:
     """The topology with the inside of its hosts, whose ports stay as they are cabled."""
     from msgspec.structs import replace as changed
 
@@ -232,9 +231,9 @@ def _with_inside(found: TopologyFile, xml: Path) -> TopologyFile:
             gpu_gbps=inside.gpu_gbps,
             near=inside.near if inside.nics == entry.nics else [],
         )
-        for entry in found.hosts
+        for entry in fabric.hosts
     ]
-    return changed(found, hosts=hosts)
+    return changed(fabric, hosts=hosts)
 
 
 def _print(document: TopologyDocument) -> None:
@@ -264,25 +263,23 @@ def _rings(traffic: TrafficDocument) -> str:
     assumed = "one ring for each port, or two trees of hosts, are assumed"
     if not traffic.channels_from:
         return f"of {traffic.groups:,} groups of ranks: {assumed}"
-    known = (
+    recorded = (
         f"of {traffic.groups_recorded:,} of {traffic.groups:,} groups of ranks from {traffic.channels_from}"
     )
-    return known if traffic.groups_recorded == traffic.groups else f"{known}; of the others {assumed}"
+    return recorded if traffic.groups_recorded == traffic.groups else f"{recorded}; of the others {assumed}"
 
 
 def _traffic_lines(traffic: TrafficDocument) -> list[str]:
     from dpro.units import format_bytes
 
-    known = traffic.connections - traffic.unknown
-    lines = [
-        f"traffic   {traffic.connections:,} connections leave their hosts, the paths of {known:,} are known"
-    ]
-    lines.append(f"rings     {_rings(traffic)}")
+    leave = f"{traffic.connections:,} connections leave their hosts"
+    with_paths = traffic.connections - traffic.unknown
+    lines = [f"traffic   {leave}, the paths of {with_paths:,} are known", f"rings     {_rings(traffic)}"]
     for cable in traffic.busiest[:3]:
         share = f"{cable.load:.0%} of its capacity, {cable.load_while_busy:.0%} while anything crosses it"
         lines.append(f"busiest   {cable.link}: {format_bytes(int(cable.bytes_per_step))} a step, {share}")
     for collision in traffic.collisions:
-        ends = ", ".join(f"{each.source} to {each.target}" for each in collision.connections[:4])
+        ends = ", ".join(f"{one.source} to {one.target}" for one in collision.connections[:4])
         more = f" and {len(collision.connections) - 4} more" if len(collision.connections) > 4 else ""
         time = f"{collision.together_ms:,.1f} ms a step, which cost {collision.cost_ms:,.1f} ms by themselves"
         lines.append(f"collide   on {collision.link}: {ends}{more}, for {time}")

@@ -216,11 +216,7 @@ def _print_trust(document: TrustedDocument | WhatIfDocument) -> None:
 
 
 def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
-    """The command that makes the changes of the first prediction to the job; empty where that cannot be.
-
-    Args:
-        predictions: in order.
-    """
+    """The command that makes the changes of the first prediction to the job; empty where that cannot be."""
     from dpro.trial.changes import is_of_ddp, kind_of_edit
 
     texts = [str(edit) for prediction in predictions[:1] for edit in prediction.edits]
@@ -245,14 +241,14 @@ def _print(answer: WhatIf, run: Run, searched: bool) -> None:
     Args:
         searched: whether edits were searched for: then those of small gain are left out.
     """
-    from dpro.analysis.answers.pretended import in_words
-    from dpro.analysis.gains import WORTH_SHOWING
+    from dpro.analysis.summary import WORTH_SHOWING
+    from dpro.analysis.unanswered import pretended_lines
 
     out, document = console(), answer.document
     _print_trust(document)
     base, measured = document.baseline_ms, document.measured_ms
     where = "of the whole operations" if document.of_operations else "in deep windows"
-    for line in in_words(run.manifest, document.pretended):
+    for line in pretended_lines(run.manifest, document.pretended):
         out.print(line)
     if not run.manifest.is_pretended:
         out.print(f"The mean step {where} takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")

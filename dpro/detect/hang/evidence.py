@@ -6,20 +6,18 @@ threads or exits that it is derived from.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
-from itertools import pairwise
+from collections.abc import Collection, Sequence
 
 import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang import waits as graph
-from dpro.detect.hang.case import MIN_WAIT_NS, Case, is_frozen
-from dpro.detect.hang.deaths import Death
+from dpro.detect.hang.case import MIN_WAIT_NS, Case, Death, is_frozen
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
 from dpro.detect.hang.waits import Root
-from dpro.units import NS_PER_S, format_duration
+from dpro.units import format_duration, time_in_words
+from dpro.words import one_of, ranks_in_words
 
 _VERDICTS = {
     "hang.host": "{who}: its host code is stuck",
@@ -29,7 +27,6 @@ _VERDICTS = {
     "hang.mismatch": "{who}: its calls differ from those of the others; the program is wrong, no hardware",
     "dead.rank": "{who}: the process is gone",
 }
-HANGS = tuple(_VERDICTS)
 _ADVICE = {
     "hang.host": "see what {who} does: `py-spy dump --pid PID` for its stacks, `ps -o stat,wchan -p PID` "
     "(T is stopped, D waits for a disk or a driver){where}",
@@ -57,33 +54,6 @@ _LEFT_ADVICE = (
     "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
     "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`; read the end of its log{where}"
 )
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Return `rank 3`, or `ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
-
-
-def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Return ascending numbers with runs joined: `0-2, 5`."""
-    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []
-    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]] if numbers else []
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
-
-
-def one_of(ranks: Iterable[int]) -> str:
-    """Return `rank 3`, or `one of ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"
-
-
-def time_in_words(time_ns: int) -> str:
-    """Return a time as `12:34:56.789 UTC`."""
-    if time_ns < 0:
-        return "an unknown time"
-    seconds, rest = divmod(time_ns, NS_PER_S)
-    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}.{rest // 1_000_000:03d} UTC"
 
 
 def name_of(operation: Operation) -> str:
@@ -145,17 +115,13 @@ def verdict_in_words(finding: Finding) -> str:
 
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
-    """Return what to do about a hang, with host and process of its ranks where they are known.
-
-    Args:
-        workers: table `workers`.
-    """
-    own = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
-    known = [
+    """Return what to do about a hang, with host and process of its ranks where they are known."""
+    processes = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
+    places = [
         f"rank {rank}: pid {pid} on {host}"
-        for rank, pid, host in own.select("rank", "pid", "host").iter_rows()
+        for rank, pid, host in processes.select("rank", "pid", "host").iter_rows()
     ]
-    where = f" ({'; '.join(known)})" if known else ""
+    where = f" ({'; '.join(places)})" if places else ""
     advice = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause, _ADVICE[finding.class_])
     return advice.format(who=finding.component, where=where)
 
@@ -193,12 +159,12 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
     for rank in ranks:
         if rank not in case.known.outdated:
             continue
-        own = calls.filter((pl.col("rank") == rank) & pl.col("state").is_in(UNFINISHED))
+        unfinished = calls.filter((pl.col("rank") == rank) & pl.col("state").is_in(UNFINISHED))
         done = case.records.ranks.filter((pl.col("rank") == rank) & pl.col("idle")).height
-        if own.height:
-            last = own.sort("order").row(-1, named=True)
+        if unfinished.height:
+            last = unfinished.sort("order").row(-1, named=True)
             lines.append(
-                f"when its dump was saved, rank {rank} had {own.height} unfinished, the last "
+                f"when its dump was saved, rank {rank} had {unfinished.height} unfinished, the last "
                 f'{last["op"]} #{last["sequence"]} of group "{last["group"]}"'
             )
         elif done:
@@ -212,14 +178,15 @@ def heartbeat(rank: int, case: Case) -> list[str]:
     last = case.records.ranks["heartbeat_ns"].max()
     if row.is_empty() or last is None:
         return []
-    own = int(row["heartbeat_ns"][0])
+    beat_ns = int(row["heartbeat_ns"][0])
     if is_frozen(rank, case):
-        silent = format_duration(float(int(last) - own))  # type: ignore[arg-type]
+        silent = format_duration(float(int(last) - beat_ns))  # type: ignore[arg-type]
         return [
-            f"no thread of rank {rank} has run since {time_in_words(own)}, {silent} before those of its "
+            f"no thread of rank {rank} has run since {time_in_words(beat_ns)}, {silent} before those of its "
             "peers: its process is stopped, or one thread keeps the interpreter's lock (GIL)"
         ]
-    return [f"other threads of rank {rank} went on until {time_in_words(own)}: only its main thread is stuck"]
+    went_on = f"other threads of rank {rank} went on until {time_in_words(beat_ns)}"
+    return [f"{went_on}: only its main thread is stuck"]
 
 
 def stack(rank: int, case: Case) -> list[str]:
@@ -239,10 +206,10 @@ def death_in_words(death: Death) -> str:
 def fewer_steps(rank: int, case: Case) -> list[str]:
     """Return by how much a rank's last step ended before that of its peers."""
     ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
-    own, last = ends.get(rank, -1), max(ends.values(), default=-1)
-    if own < 0 or last - own < MIN_WAIT_NS:
+    end_ns, last_ns = ends.get(rank, -1), max(ends.values(), default=-1)
+    if end_ns < 0 or last_ns - end_ns < MIN_WAIT_NS:
         return []
-    return [f"its last step ended {format_duration(float(last - own))} before that of its peers"]
+    return [f"its last step ended {format_duration(float(last_ns - end_ns))} before that of its peers"]
 
 
 def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
@@ -262,7 +229,10 @@ def doubts(root: Root, case: Case) -> list[str]:
     open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))
     if not open_:
         return []
-    names = ", ".join(name_of(each) for each in root.operations[:1] if each.unknown) or "these operations"
+    names = (
+        ", ".join(name_of(operation) for operation in root.operations[:1] if operation.unknown)
+        or "these operations"
+    )
     return [
         f"not known: whether {ranks_in_words(open_)} came to {names}; a dump of {ranks_in_words(open_)} "
         f"would show whether more than {ranks_in_words(root.ranks)} is stuck"

@@ -1,19 +1,35 @@
 """What hangs in a run: findings, none where nothing does.
 
-In: `Records`. Out: `Finding`s with their evidence in words. A rank is named as the cause by its own calls
-and those of its peers; ranks that wait for it are listed as such. What a missing dump leaves open is reported
-with the dump that would decide it.
+In: `Records`, and the findings log of the run. Out: `Finding`s with their evidence in words. A rank is named
+as the cause by its own calls and those of its peers; ranks that wait for it are listed as such. What a
+missing dump leaves open is reported with the dump that would decide it. The records of a job that was ended
+may have lost what it waited for: a call that fails counts as finished. So a hang in the log that was not over
+before the job ended decides, unless the records are surer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from dpro.detect.findings import Finding
+import polars as pl
+
+from dpro.detect.findings import Finding, ranks_of
+from dpro.detect.findings_log import (
+    FOLDER,
+    JOB_ENDED,
+    LoggedFinding,
+    finding_of,
+    logged_findings,
+    time_of_day,
+)
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import (
     Case,
+    Death,
     died_at_work,
     each_frozen,
     examine,
@@ -22,7 +38,6 @@ from dpro.detect.hang.case import (
     is_frozen,
     without_dump,
 )
-from dpro.detect.hang.deaths import Death
 from dpro.detect.hang.evidence import (
     LEFT,
     RAISED,
@@ -35,16 +50,13 @@ from dpro.detect.hang.evidence import (
     last_call,
     last_state,
     no_dump,
-    numbers_in_words,
-    one_of,
-    ranks_in_words,
     stack,
-    time_in_words,
 )
 from dpro.detect.hang.mismatch import Mismatch, describe, find_mismatches, message_mismatches, odd_calls
 from dpro.detect.hang.records import Records
 from dpro.detect.hang.waits import Root
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_S, time_in_words
+from dpro.words import numbers_in_words, one_of, ranks_in_words
 
 MAX_OPERATIONS = 2  # that are listed for each finding: ranks may wait for one rank in many operations
 
@@ -68,8 +80,8 @@ def find_causes(case: Case) -> list[Finding]:
     differences = [*find_mismatches(case.records), *message_mismatches(waits.operations)]
     findings = []
     if differences and (roots or deaths):
-        touched = {rank for each in differences for rank in each.calls}
-        findings = [_mismatch_finding(each, case) for each in differences]
+        touched = {rank for mismatch in differences for rank in mismatch.calls}
+        findings = [_mismatch_finding(mismatch, case) for mismatch in differences]
         roots = [root for root in roots if not touched & {*root.ranks, *graph.victims_of(root, waits)}]
     findings += [_root_finding(root, case) for root in roots]
     findings = [_with_doubt(finding, findings) for finding in findings]
@@ -89,26 +101,26 @@ def _lost_peers(root: Root, case: Case) -> bool:
 
 def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
     """Lower the confidence of a stuck device where there is another cause: its dump may be too old."""
-    if finding.class_ != "hang.device" or all(each.class_ == finding.class_ for each in findings):
+    if finding.class_ != "hang.device" or all(other.class_ == finding.class_ for other in findings):
         return finding
     named = ranks_in_words(finding.ranks)
     doubt = f"or the dump of {named} is a little older than the others: a dump taken now would decide"
     return replace(finding, confidence=min(finding.confidence, _OPEN), evidence=(*finding.evidence, doubt))
 
 
-def _further_suspects(roots: Sequence[Root], found: Sequence[Finding], case: Case) -> list[Finding]:
+def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: Case) -> list[Finding]:
     """Return findings of ranks without a dump that are waited for, besides a rank that is named."""
     if all(root.kind != graph.HOST for root in roots):
         return []
-    named = {rank for finding in found for rank in finding.ranks}
-    places = tuple(each for each in case.waits.operations if each.unknown - named)
-    ranks = sorted(frozenset().union(*(each.unknown for each in places)) - named)
+    named = ranks_of(findings)
+    places = tuple(place for place in case.waits.operations if place.unknown - named)
+    ranks = sorted(frozenset().union(*(place.unknown for place in places)) - named)
     if not ranks:
         return []
-    alone = [each for each in places if not each.absent]  # no other rank is missing there
+    alone = [place for place in places if not place.absent]  # no other rank is missing there
     root = Root(graph.UNKNOWN, tuple(ranks), tuple(alone) or places)
-    frozen = [each for each in each_frozen(root, case) if is_frozen(each.ranks[0], case)]
-    return [_unknown_finding(each, case) for each in frozen] or [_suspect_finding(root, case)]
+    frozen = [frozen_root for frozen_root in each_frozen(root, case) if is_frozen(frozen_root.ranks[0], case)]
+    return [_unknown_finding(frozen_root, case) for frozen_root in frozen] or [_suspect_finding(root, case)]
 
 
 def _root_finding(root: Root, case: Case) -> Finding:
@@ -239,8 +251,8 @@ def _death_finding(death: Death, case: Case) -> Finding:
 
 
 def _dead_finding(death: Death, root: Root, case: Case, confidence: float, facts: Sequence[str]) -> Finding:
-    found = _finding("dead.rank", "rank", root, case, confidence, [death_in_words(death), *facts])
-    return replace(found, cause=RAISED if death.raised else "")
+    finding = _finding("dead.rank", "rank", root, case, confidence, [death_in_words(death), *facts])
+    return replace(finding, cause=RAISED if death.raised else "")
 
 
 def _left_finding(root: Root, case: Case) -> Finding:
@@ -254,8 +266,8 @@ def _left_finding(root: Root, case: Case) -> Finding:
     failed = [other for other, death in case.deaths.items() if death.lost_peer]
     if failed:
         facts.append(f"{ranks_in_words(failed)} failed because it was gone, at fault in nothing")
-    found = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
-    return replace(found, cause=LEFT)
+    finding = _finding("hang.mismatch", "rank", root, case, _LIKELY if root.operations else _REPORTED, facts)
+    return replace(finding, cause=LEFT)
 
 
 def _left_findings(case: Case) -> list[Finding]:
@@ -325,3 +337,61 @@ def _component(root: Root, kind: str) -> str:
     if operation.pair:
         return f"{operation.pair[0]}->{operation.pair[1]}"
     return f"{operation.group} ({numbers_in_words(operation.members)})"
+
+
+# Hangs that a watcher saw, merged with those that the records show.
+
+MAX_FRAMES = 3  # of a thread that are quoted
+
+
+def merge_watched(hangs: Sequence[Finding], run: Path, steps: pl.DataFrame) -> list[Finding]:
+    """Merge the hangs of a run's findings log with those that its records show.
+
+    Returns:
+        The hangs of the log, or `hangs` where their first is a hang of higher confidence; each that is in the
+        log says when it was seen, and where the threads of its ranks were.
+    """
+    watched = list(_still_hung(run, steps))
+    if not watched:
+        return list(hangs)
+    surest = max(finding.confidence for _, finding in watched)
+    if hangs and hangs[0].confidence > surest and hangs[0].class_.startswith("hang."):
+        seen = {finding.ranks: notice for notice, finding in watched}
+        return [_confirmed(hang, seen[hang.ranks], run) if hang.ranks in seen else hang for hang in hangs]
+    return [_confirmed(finding, notice, run) for notice, finding in watched]
+
+
+def _still_hung(run: Path, steps: pl.DataFrame) -> Iterator[tuple[LoggedFinding, Finding]]:
+    """Yield hangs that were seen and were not over before the job was."""
+    last_ns = (steps["start_ns"] + steps["duration_ns"]).max() if steps.height else -1
+    for notice in logged_findings(run):
+        over = notice.over_ns > 0 and notice.why != JOB_ENDED
+        moved = isinstance(last_ns, int) and last_ns > notice.time_ns + NS_PER_S
+        if notice.class_.startswith(("hang.", "dead.")) and not over and not moved:
+            yield notice, finding_of(notice)
+
+
+def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
+    """Return a finding with when it was seen, and where the threads of its ranks were then."""
+    kept = run / FOLDER / f"hang-{notice.number}"
+    where = f"; dumps and stacks of then are in {FOLDER}/{kept.name}" if kept.is_dir() else ""
+    lines = [f"`dpro watch` saw it at {time_of_day(notice.time_ns)}, while the job hung{where}"]
+    evidence = "\n".join(finding.evidence)
+    lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in evidence]
+    return replace(finding, evidence=(*finding.evidence, *lines))
+
+
+def _threads(path: Path, ranks: Sequence[int]) -> Iterator[str]:
+    """Yield where the main threads of some ranks were, as far as these answered."""
+    try:
+        answers = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    for answer in answers.get("ranks", ()):
+        frames: list[dict[str, Any]] = next((thread["frames"] for thread in answer.get("threads", ())), [])
+        if answer.get("rank") in ranks and frames:
+            calls = (f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames[:MAX_FRAMES])
+            yield f"the main thread of rank {answer['rank']} was in {' < '.join(calls)}"
+    for rank, why in answers.get("why_silent", {}).items():
+        if int(rank) in ranks:
+            yield f"rank {rank} did not say where its threads were: {why}"

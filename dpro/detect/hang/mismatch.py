@@ -26,7 +26,6 @@ class Mismatch:
     """Calls of one group and number that differ.
 
     Attributes:
-        group: the group's name.
         key: the group's name and ranks.
         sequence: number within the group; of a message among those of the pair, -1 where unknown.
         calls: what each rank called, in words, by rank.
@@ -64,7 +63,7 @@ def find_mismatches(records: Records) -> list[Mismatch]:
         .agg(pl.col("sequence").min())
     )
     rows = compared.join(places, on=["key", "sequence"]).sort("key", "rank")
-    found = []
+    mismatches = []
     for (key,), part in rows.group_by("key", maintain_order=True):
         whole = list(part.iter_rows(named=True))
         words = {
@@ -73,8 +72,8 @@ def find_mismatches(records: Records) -> list[Mismatch]:
         minority = _minority({row["rank"]: _signature(row) for row in whole})
         sequence = int(part["sequence"][0])
         skipped = _skipped(_first_parts(calls.filter(pl.col("key") == str(key))), sequence, minority)
-        found.append(Mismatch(part["group"][0], str(key), sequence, words, minority, skipped))
-    return found
+        mismatches.append(Mismatch(part["group"][0], str(key), sequence, words, minority, skipped))
+    return mismatches
 
 
 def _first_parts(calls: pl.DataFrame) -> pl.DataFrame:
@@ -98,8 +97,8 @@ def _uneven_places(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _differs(name: str, unknown: str | int) -> pl.Expr:
-    known = pl.col(name).filter(pl.col(name) != pl.lit(unknown))
-    return known.n_unique() > 1
+    values = pl.col(name).filter(pl.col(name) != pl.lit(unknown))
+    return values.n_unique() > 1
 
 
 def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -115,8 +114,8 @@ def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
         bytes_in, bytes_out: sizes, -1 unknown.
         dtype: type of the elements, empty if unknown.
     """
-    known = [f"{size:,}" for size in dict.fromkeys((bytes_in, bytes_out)) if size >= 0]
-    size = f" of {' to '.join(known)} bytes" if known else ""
+    sizes = [f"{size:,}" for size in dict.fromkeys((bytes_in, bytes_out)) if size >= 0]
+    size = f" of {' to '.join(sizes)} bytes" if sizes else ""
     return op + size + (f" of {dtype}" if dtype else "")
 
 
@@ -131,17 +130,17 @@ def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
 def _skipped(calls: pl.DataFrame, sequence: int, minority: Sequence[int]) -> int:
     """Return how many calls, up to 3, the minority left out, if that explains its later calls; else -1."""
     others = calls.filter(~pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
-    own = calls.filter(pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
-    if others.is_empty() or own.is_empty():
+    calls_of_minority = calls.filter(pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
+    if others.is_empty() or calls_of_minority.is_empty():
         return -1
     by_number = [
-        {row[0]: row[1:] for row in each.select("sequence", "op", "bytes_in", "dtype").iter_rows()}
-        for each in (others, own)
+        {row[0]: row[1:] for row in part.select("sequence", "op", "bytes_in", "dtype").iter_rows()}
+        for part in (others, calls_of_minority)
     ]
     theirs, ours = by_number
     for count in range(1, 4):
         compared = [(ours[n], theirs[n + count]) for n in ours if n + count in theirs]
-        if compared and all(mine == other for mine, other in compared):
+        if compared and all(call == other for call, other in compared):
             return count
     return -1
 
@@ -158,16 +157,16 @@ def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, .
         if operation.pair:
             continue
         earlier = records.calls.filter((pl.col("key") == operation.key) & (pl.col("state") == "completed"))
-        known = set(earlier.select("op", "dtype", "bytes_in").iter_rows())
+        kinds = set(earlier.select("op", "dtype", "bytes_in").iter_rows())
         for rank, call in operation.unfinished.items():
-            new = call.op in _SAME_SIZE and known and (call.op, call.dtype, call.bytes) not in known
+            new = call.op in _SAME_SIZE and kinds and (call.op, call.dtype, call.bytes) not in kinds
             (odd if new else usual).add(rank)
     return tuple(sorted(odd)) if usual - odd else ()
 
 
 def message_mismatches(operations: Sequence[Operation]) -> list[Mismatch]:
     """Return the messages that both ranks of a pair wait in, where sizes or element types differ."""
-    found = []
+    mismatches = []
     for operation in operations:
         if operation.pair is None or len(operation.unfinished) < 2:
             continue
@@ -180,5 +179,5 @@ def message_mismatches(operations: Sequence[Operation]) -> list[Mismatch]:
         dtypes = {call.dtype for call in calls if call.dtype}
         if len(sizes) > 1 or len(dtypes) > 1:
             ranks = tuple(sorted(words))
-            found.append(Mismatch(operation.group, operation.key, operation.sequence, words, ranks))
-    return found
+            mismatches.append(Mismatch(operation.group, operation.key, operation.sequence, words, ranks))
+    return mismatches

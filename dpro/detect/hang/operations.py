@@ -39,13 +39,10 @@ class Operation:
     """A collective, or a message between two ranks, that at least one rank has begun and not finished.
 
     Attributes:
-        group: the group's name.
         key: the group's name and ranks.
         sequence: number within the group, of a message among those of the pair; -1 unknown.
-        op: what it is.
         members: all ranks that take part, in order.
         unfinished: calls that were made and are not finished, by rank.
-        finished: ranks that have finished.
         absent: ranks that are known not to have called.
         came: ranks that have called; whether they have finished is not known.
         unknown: ranks of which it is not known whether they have called.
@@ -72,13 +69,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Which dumps are up to date, and how far each rank had come.
+    """Which dumps are up to date, and how far each rank had come: its last call by group, its last finished.
 
     Attributes:
         current: ranks whose dump shows what they did last.
         outdated: ranks that had gone on after their dump was saved.
-        issued: last call by rank and group.
-        done: last finished call by rank and group.
     """
 
     current: frozenset[int]
@@ -94,33 +89,33 @@ def know(records: Records) -> Knowledge:
         issued=pl.col("sequence").max(),
         done=pl.col("sequence").filter(pl.col("state") == "completed").max(),
     )
-    own = _with_status(rows, records)
-    proven = _proven(calls, own).join(records.members, on="key")
+    reports = _with_status(rows, records)
+    proven = _proven(calls, reports).join(records.members, on="key")
     dumped = records.ranks.filter("dumped")
-    outdated = _outdated(calls, own, proven, dumped)
-    issued = {(rank, key): seq for rank, key, seq in own.select("rank", "key", "issued").iter_rows()}
+    outdated = _outdated(calls, reports, proven, dumped)
+    issued = {(rank, key): seq for rank, key, seq in reports.select("rank", "key", "issued").iter_rows()}
     for rank, key, sequence in proven.select("rank", "key", "proven").iter_rows():
         issued[rank, key] = max(issued.get((rank, key), -1), sequence)
-    done = {(rank, key): seq for rank, key, seq in own.select("rank", "key", "done").iter_rows()}
+    done = {(rank, key): seq for rank, key, seq in reports.select("rank", "key", "done").iter_rows()}
     return Knowledge(frozenset(dumped["rank"].to_list()) - outdated, outdated, issued, done)
 
 
-def _proven(calls: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
+def _proven(calls: pl.DataFrame, reports: pl.DataFrame) -> pl.DataFrame:
     """Return the last call of each group that all its ranks must have made, since one has finished it.
 
     Args:
-        own: what each rank reports, as of `_with_status`.
+        reports: what each rank reports, as of `_with_status`.
 
     Returns:
         `key`, `proven`: its sequence number.
     """
     finished = calls.filter((pl.col("state") == "completed") & pl.col("op").is_in(SYNCHRONISING))
-    reached = pl.concat([finished.select("key", proven="sequence"), own.select("key", proven="said")])
+    reached = pl.concat([finished.select("key", proven="sequence"), reports.select("key", proven="said")])
     return reached.group_by("key").agg(pl.col("proven").max())
 
 
 def _outdated(
-    calls: pl.DataFrame, own: pl.DataFrame, proven: pl.DataFrame, dumped: pl.DataFrame
+    calls: pl.DataFrame, reports: pl.DataFrame, proven: pl.DataFrame, dumped: pl.DataFrame
 ) -> frozenset[int]:
     """Return the ranks that went on after their dump was saved.
 
@@ -128,13 +123,12 @@ def _outdated(
     before a later one; or a step, or a call of a peer, is later than the dump.
 
     Args:
-        own: what each rank reports, as of `_with_status`.
         proven: `rank`, `key`, `proven`: the last call that all ranks must have made.
         dumped: `ranks` of the records with a dump.
     """
     behind = (
         proven.join(dumped.select("rank"), on="rank")
-        .join(own, on=["rank", "key"], how="left")
+        .join(reports, on=["rank", "key"], how="left")
         .filter(pl.col("issued").fill_null(-1) < pl.col("proven"))
     )
     passed = (
@@ -146,33 +140,33 @@ def _outdated(
         .filter(pl.col("number") > 1)
     )
     latest = calls["enqueued_ns"].max() if calls.height else -1
-    known = dumped.filter(pl.col("saved_ns") >= 0)
-    early = known.filter(
+    dated = dumped.filter(pl.col("saved_ns") >= 0)
+    early = dated.filter(
         (pl.col("last_step_ns") > pl.col("saved_ns")) | (pl.col("saved_ns") + MAX_CLOCK_SKEW_NS < latest)
     )
-    return frozenset(rank for each in (behind, passed, early) for rank in each["rank"])
+    return frozenset(rank for ranks in (behind, passed, early) for rank in ranks["rank"])
 
 
-def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
+def _with_status(called: pl.DataFrame, records: Records) -> pl.DataFrame:
     """Add what ranks reported of groups as a whole, where that counts collectives only.
 
     Some libraries count messages together with collectives: the report of a group is ignored where it does
     not agree with the calls, or where there are messages.
 
     Args:
-        own: `rank`, `key`, `issued`, `done`: from the calls.
+        called: `rank`, `key`, `issued`, `done`: from the calls.
 
     Returns:
         `rank`, `key`, `said`, `issued`, `done`: the last sequence number that was reported as completed, the
         last that was called, and the last that finished; -1 for none.
     """
-    both = records.status.join(own, on=["rank", "key"], how="full", coalesce=True)
+    joined = records.status.join(called, on=["rank", "key"], how="full", coalesce=True)
     agrees = (
         pl.col("issued").is_null() | pl.col("enqueued").is_null() | (pl.col("issued") == pl.col("enqueued"))
     )
     mixed = records.calls.filter("p2p").select("key").unique()
-    good = both.group_by("key").agg(good=agrees.all()).filter("good").join(mixed, on="key", how="anti")
-    reported = both.join(good, on="key", how="left").with_columns(
+    good = joined.group_by("key").agg(good=agrees.all()).filter("good").join(mixed, on="key", how="anti")
+    reported = joined.join(good, on="key", how="left").with_columns(
         pl.when("good").then(name).alias(name) for name in ("enqueued", "completed")
     )
     return reported.select(
@@ -184,13 +178,13 @@ def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
     )
 
 
-def unfinished_operations(records: Records, known: Knowledge) -> list[Operation]:
+def unfinished_operations(records: Records, knowledge: Knowledge) -> list[Operation]:
     """Return all operations that a rank with a current dump has begun and not finished, in a stable order."""
-    return [*_collectives(records, known), *_messages(records, known)]
+    return [*_collectives(records, knowledge), *_messages(records, knowledge)]
 
 
-def _collectives(records: Records, known: Knowledge) -> Iterator[Operation]:
-    calls = records.calls.filter(~pl.col("p2p") & pl.col("rank").is_in(list(known.current)))
+def _collectives(records: Records, knowledge: Knowledge) -> Iterator[Operation]:
+    calls = records.calls.filter(~pl.col("p2p") & pl.col("rank").is_in(list(knowledge.current)))
     open_ = calls.filter(pl.col("state").is_in(UNFINISHED)).select("key", "sequence").unique()
     rows = calls.join(open_, on=["key", "sequence"]).sort("key", "sequence", "rank")
     members = dict(
@@ -202,13 +196,13 @@ def _collectives(records: Records, known: Knowledge) -> Iterator[Operation]:
     )
     saved = _saved_ns(records)
     for (key, sequence), group in _grouped(rows):
-        yield _collective(group, members.get(key, []), known, saved, key, sequence)
+        yield _collective(group, members.get(key, []), knowledge, saved, key, sequence)
 
 
 def _collective(
     rows: Sequence[dict[str, Any]],
     members: Sequence[int],
-    known: Knowledge,
+    knowledge: Knowledge,
     saved: dict[int, int],
     key: str,
     sequence: int,
@@ -222,10 +216,10 @@ def _collective(
     for rank in members:
         if rank in unfinished or rank in finished:
             continue
-        if known.issued.get((rank, key), -1) >= sequence:
+        if knowledge.issued.get((rank, key), -1) >= sequence:
             # A current dump without the call no longer holds it, or holds only what is unfinished.
-            (finished if rank in known.current else came).add(rank)
-        elif rank in known.current and not _before(saved.get(rank, -1), began_ns):
+            (finished if rank in knowledge.current else came).add(rank)
+        elif rank in knowledge.current and not _before(saved.get(rank, -1), began_ns):
             absent.add(rank)
         else:
             unknown.add(rank)
@@ -262,19 +256,19 @@ def _call(row: dict[str, Any]) -> OperationCall:
 
 def _grouped(rows: pl.DataFrame) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
     """Yield rows by group and sequence number, in the order of the rows."""
-    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows.iter_rows(named=True):
-        found[row["key"], row["sequence"]].append(row)
-    yield from found.items()
+        groups[row["key"], row["sequence"]].append(row)
+    yield from groups.items()
 
 
-def _messages(records: Records, known: Knowledge) -> Iterator[Operation]:
+def _messages(records: Records, knowledge: Knowledge) -> Iterator[Operation]:
     """Match sends and receives in order, per pair and group.
 
     Where both ranks' calls are known from the first on, the n-th send meets the n-th receive. Elsewhere the
     oldest unfinished send meets the oldest unfinished receive, since a pair's messages finish in order.
     """
-    calls = records.calls.filter(pl.col("p2p") & pl.col("rank").is_in(list(known.current)))
+    calls = records.calls.filter(pl.col("p2p") & pl.col("rank").is_in(list(knowledge.current)))
     sends = pl.col("op") == "send"
     calls = calls.with_columns(
         source=pl.when(sends).then("rank").otherwise("peer"),
@@ -285,17 +279,17 @@ def _messages(records: Records, known: Knowledge) -> Iterator[Operation]:
     rows = calls.join(open_, on=pair).sort(*pair, "order")
     whole = dict(records.ranks.select("rank", "whole").iter_rows())
     saved = _saved_ns(records)
-    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    pairs: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows.iter_rows(named=True):
-        found[row["key"], row["source"], row["target"]].append(row)
-    for (key, source, target), calls_of_pair in found.items():
+        pairs[row["key"], row["source"], row["target"]].append(row)
+    for (key, source, target), calls_of_pair in pairs.items():
         sides = [[row for row in calls_of_pair if row["op"] == op] for op in ("send", "recv")]
         numbered = all(row["counted"] for row in calls_of_pair) or bool(
             whole.get(source) and whole.get(target)
         )
         match = _numbered_messages if numbered else _trailing_messages
         for number, send, recv in match(*sides):
-            yield _message(key, (source, target), number, (send, recv), known, saved)
+            yield _message(key, (source, target), number, (send, recv), knowledge, saved)
 
 
 _Row = dict[str, Any]
@@ -310,13 +304,13 @@ def _numbered_messages(
     last = [max(side, default=0) for side in sides]
     numbers = {n for side in sides for n, row in side.items() if row["state"] in UNFINISHED}
     for number in sorted(numbers):
-        both: list[_Row | None] = []
+        ends: list[_Row | None] = []
         for side, end in zip(sides, last, strict=True):
             row = side.get(number)
             gone = row is None and number <= end
             done = gone or (row is not None and row["state"] not in UNFINISHED)
-            both.append(_FINISHED if done else row)
-        yield number, both[0], both[1]
+            ends.append(_FINISHED if done else row)
+        yield number, ends[0], ends[1]
 
 
 def _numbers(rows: Sequence[_Row]) -> dict[int, _Row]:
@@ -338,7 +332,7 @@ def _message(
     pair: tuple[int, int],
     number: int,
     sides: tuple[_Row | None, _Row | None],
-    known: Knowledge,
+    knowledge: Knowledge,
     saved: dict[int, int],
 ) -> Operation:
     unfinished = {rank: _call(row) for rank, row in zip(pair, sides, strict=True) if row}
@@ -349,7 +343,7 @@ def _message(
             continue
         if row is _FINISHED:
             finished.add(rank)
-        elif rank in known.current and not _before(saved.get(rank, -1), began_ns):
+        elif rank in knowledge.current and not _before(saved.get(rank, -1), began_ns):
             absent.add(rank)
         else:
             unknown.add(rank)

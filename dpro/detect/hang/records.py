@@ -30,8 +30,6 @@ class Ras:
 
     Attributes:
         dead: ranks that NCCL considers dead.
-        silent: ranks that do not answer.
-        answering: ranks that answered.
         behind: by rank, one line for each communicator and operation that it called less often than others.
     """
 
@@ -44,8 +42,8 @@ class Ras:
         """Return which of some ranks the report implicates: the dead, else the silent, else those behind."""
         named = list(ranks)
         for group in (self.dead, self.silent, self.behind):
-            if found := [rank for rank in named if rank in group]:
-                return found
+            if implicated := [rank for rank in named if rank in group]:
+                return implicated
         return []
 
     def in_words(self, rank: int) -> list[str]:
@@ -102,8 +100,6 @@ class Records:
             reported that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
             `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final`
             (it made no call after those).
-        world_size: number of ranks of the job.
-        ras: the report of NCCL's RAS.
     """
 
     calls: pl.DataFrame
@@ -126,11 +122,7 @@ def read_records(run: Run) -> Records:
 
 
 def records_of(tables: Mapping[str, pl.DataFrame], world_size: int) -> Records:
-    """Make the records of tables in memory.
-
-    Args:
-        tables: by name, all that there are.
-    """
+    """Make the records of tables in memory."""
     calls, groups, workers, steps, clock_samples = (
         tables[table.name] for table in (COLLECTIVES, PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
     )
@@ -184,8 +176,8 @@ def with_known_state(collectives: pl.DataFrame) -> pl.DataFrame:
     What a deep window saw run has finished, also where its state was saved before.
     """
     ran = (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
-    known = collectives.with_columns(state=pl.when(ran).then(pl.lit("completed")).otherwise("state"))
-    return known.filter((pl.col("state") != "") & (pl.col("group") != ""))
+    calls = collectives.with_columns(state=pl.when(ran).then(pl.lit("completed")).otherwise("state"))
+    return calls.filter((pl.col("state") != "") & (pl.col("group") != ""))
 
 
 def _keyed(
@@ -203,7 +195,7 @@ def _keyed(
     on = ["group", GROUP_RANKS] if (frame[GROUP_RANKS] != "").any() else ["group"]
     kinds = frame.select("group", GROUP_RANKS).unique()  # few, while rows may be millions
     listed = (
-        pl.concat([each.select("group", GROUP_RANKS) for each in (process_groups, kinds)])
+        pl.concat([rows.select("group", GROUP_RANKS) for rows in (process_groups, kinds)])
         .filter(pl.col(GROUP_RANKS) != "")
         .unique()
         .sort("group", GROUP_RANKS)
@@ -231,8 +223,8 @@ def _keyed(
 
 def _members(calls: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
     """Return `key`, `rank`: the members of each group; those that called it where none are listed."""
-    each = of_each_text("ranks", members_of, pl.List(pl.Int32()))
-    named = keys.unique("key").with_columns(rank=each).drop("ranks")
+    ranks_of_text = of_each_text("ranks", members_of, pl.List(pl.Int32()))
+    named = keys.unique("key").with_columns(rank=ranks_of_text).drop("ranks")
     named = named.explode("rank", empty_as_null=True).drop_nulls()
     callers = calls.select("key", "rank").unique().join(named, on="key", how="anti")
     return pl.concat([named, callers]).unique().sort("key", "rank")
@@ -260,11 +252,13 @@ def _ranks(
     beats = clock_samples.group_by("rank").agg(heartbeat_ns=pl.col("time_ns").max())
     facts = ("host", "pid", "ended_ns", "exit_code", "exit_signal", "stack", "error", "failed_ns", "left_ns")
     ends = workers.select("rank", *facts).unique("rank", keep="last")
-    known = pl.concat([each.select("rank") for each in (saved, first, beats, ends)]).unique().sort("rank")
-    for each in (saved, first, progress, beats, ends):
-        known = known.join(each, on="rank", how="left", maintain_order="left")
+    ranks = (
+        pl.concat([facts_of.select("rank") for facts_of in (saved, first, beats, ends)]).unique().sort("rank")
+    )
+    for facts_of in (saved, first, progress, beats, ends):
+        ranks = ranks.join(facts_of, on="rank", how="left", maintain_order="left")
     flags = [pl.col(name).fill_null(False) for name in ("idle", "whole", "final")]
-    return known.with_columns(
+    return ranks.with_columns(
         dumped=pl.col("saved_ns").is_not_null() | pl.col("last_call_ns").is_not_null(),
         final=pl.col("left_ns") > 0,
     ).with_columns(*flags, pl.col(pl.Int64, pl.Int32).fill_null(-1), pl.col(pl.String).fill_null(""))

@@ -49,7 +49,6 @@ class WaitGraph:
     """The wait-for graph.
 
     Attributes:
-        operations: all unfinished operations.
         hard: what each node certainly waits for.
         soft: what it waits for if a send blocks the calls after it, which it seldom does.
         doubtful: operations that no rank is known to have missed, with the ranks that may have.
@@ -63,11 +62,7 @@ class WaitGraph:
     held: dict[Node, frozenset[int]] = field(default_factory=dict)
 
     def connect(self, node: Node, end: Node, *, soft: bool = False) -> None:
-        """Add an edge, unless it is there.
-
-        Args:
-            soft: whether it waits only if a send blocks.
-        """
+        """Add an edge, unless it is there."""
         ends = (self.soft if soft else self.hard)[node]
         if end not in ends:
             ends.append(end)
@@ -80,9 +75,9 @@ class WaitGraph:
     def nodes(self) -> list[Node]:
         """All nodes, each once, in a stable order."""
         starts = [(OPERATION, number) for number in range(len(self.operations))]
-        found = dict.fromkeys([*starts, *self.hard, *self.soft])
+        sources = dict.fromkeys([*starts, *self.hard, *self.soft])
         targets = (node for edges in (self.hard, self.soft) for ends in edges.values() for node in ends)
-        return list(found | dict.fromkeys(targets))
+        return list(sources | dict.fromkeys(targets))
 
 
 def build_waits(operations: Sequence[Operation]) -> WaitGraph:
@@ -163,8 +158,8 @@ def _roots_of(component: Sequence[Node], waits: WaitGraph) -> Iterator[Root]:
         return
     inside = set(component)
     rest = sinks(component, lambda node: [end for end in waits.hard.get(node, ()) if end in inside])
-    cycles = [each for each in rest if len(each) > 1]
-    ends = [each[0] for each in rest if len(each) == 1]
+    cycles = [part for part in rest if len(part) > 1]
+    ends = [part[0] for part in rest if len(part) == 1]
     causes = [node for node in ends if not _is_sender(node, waits)] or ends[: len(ends) == 1]
     if cycles or not causes:
         yield from (_deadlock(cycle, waits) for cycle in cycles or [list(component)])
@@ -228,8 +223,8 @@ def _cycle_from(start: Node, component: Sequence[Node], waits: WaitGraph) -> lis
 
 
 def _waiting_for(node: Node, waits: WaitGraph) -> tuple[Operation, ...]:
-    found = [operation for operation in waits.operations if node[1] in operation.absent]
-    return tuple(sorted(found, key=lambda operation: (-len(operation.unfinished), operation.since_ns)))
+    waiting = [operation for operation in waits.operations if node[1] in operation.absent]
+    return tuple(sorted(waiting, key=lambda operation: (-len(operation.unfinished), operation.since_ns)))
 
 
 def _unknown_root(waits: WaitGraph) -> list[Root]:
@@ -265,13 +260,13 @@ def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
             todo += [(RANK, rank) for rank in root.ranks]
         if root.kind != HOST:  # what waits for such a rank leads to it by itself
             todo += [(OPERATION, places[id(operation)]) for operation in root.operations]
-    found = dict.fromkeys(todo, 0)
+    distance = dict.fromkeys(todo, 0)
     for end in todo:
         for node in backward[end]:
-            if node not in found:
-                found[node] = found[end] + 1
+            if node not in distance:
+                distance[node] = distance[end] + 1
                 todo.append(node)
-    return found
+    return distance
 
 
 def victims_of(root: Root, waits: WaitGraph) -> list[int]:
@@ -282,9 +277,6 @@ def victims_of(root: Root, waits: WaitGraph) -> list[int]:
 
 def chain_from(rank: int, root: Root, waits: WaitGraph) -> list[tuple[int, Operation]]:
     """Return the shortest chain of waiting from a rank to a root.
-
-    Args:
-        root: where the chain ends.
 
     Returns:
         Pairs of a rank and the operation it waits in; the operation of the last pair waits for the root.
@@ -352,8 +344,8 @@ def sinks(nodes: Sequence[Node], successors: Callable[[Node], Sequence[Node]]) -
     left = {
         component[node] for node in number for end in successors(node) if component[end] != component[node]
     }
-    found: dict[int, list[Node]] = defaultdict(list)
+    sinks_of: dict[int, list[Node]] = defaultdict(list)
     for node in nodes:
         if component[node] not in left:
-            found[component[node]].append(node)
-    return list(found.values())
+            sinks_of[component[node]].append(node)
+    return list(sinks_of.values())

@@ -14,11 +14,17 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.hang.evidence import time_in_words
-from dpro.detect.machine.devices import HEARTBEAT, PCI, gpus_of_ranks
-from dpro.detect.machine.telemetry import LINKS_OF_GPUS, LINKS_OF_PORTS, TimeRange, levels_in
+from dpro.detect.machine.telemetry import (
+    HEARTBEAT,
+    LINKS_OF_GPUS,
+    LINKS_OF_PORTS,
+    PCI,
+    TimeRange,
+    gpus_of_ranks,
+    levels_in,
+)
 from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_S, time_in_words
 
 # What the errors mean that GPUs report: XIDs of NVIDIA's driver, events of AMD's, GPUs that are lost.
 
@@ -27,7 +33,6 @@ class GpuError(NamedTuple):
     """An error that a GPU reports.
 
     Attributes:
-        means: what happened, in a phrase.
         of: what is usually at fault: `PROGRAM`, `HARDWARE`, `EITHER`, or `AFTER` another error.
     """
 
@@ -110,20 +115,12 @@ def error_of(counter: str, number: int) -> GpuError:
 
 
 def name_of(counter: str, number: int) -> str:
-    """Return an event's name: `XID 79`, `lost`, `vm fault`.
-
-    Args:
-        counter, number: as of `error_of`.
-    """
+    """Return an event's name: `XID 79`, `lost`, `vm fault`."""
     return f"XID {number}" if counter == "xid" else counter.removeprefix("event_").replace("_", " ")
 
 
 def remedy_of(counter: str, number: int) -> str:
-    """Return what to do about an event.
-
-    Args:
-        counter, number: as of `error_of`.
-    """
+    """Return what to do about an event."""
     return _MEMORY if counter == "xid" and number in _OF_MEMORY else DO[error_of(counter, number).of]
 
 
@@ -144,10 +141,8 @@ class ClockHold(NamedTuple):
     """A cause that holds clocks down.
 
     Attributes:
-        cause: in words.
         counters: those that show it: shares of time, or seconds that grow.
         min_share: share of the time, beyond that of the peers, from which on it counts.
-        do: what to do.
     """
 
     cause: str
@@ -211,7 +206,6 @@ class JobGpus:
         rows: of `counters`, of these.
         parted: `host`, `device`: those of which instances were sampled (MIG).
         steps: `rank`, `step`, `start_ns`, `end_ns`, `host`.
-        models: by rank.
     """
 
     owned: pl.DataFrame
@@ -226,12 +220,12 @@ def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) 
     is_part = pl.col("device").str.contains("/", literal=True)
     owned = gpus_of_ranks(counters, workers).filter(~is_part)
     parts = counters.filter((pl.col("rank") < 0) & (pl.col("counter") == HEARTBEAT) & is_part)
-    known = counters.filter((pl.col("rank") < 0) & pl.col("counter").is_in([*_KEPT, *_EVENTS]))
+    samples = counters.filter((pl.col("rank") < 0) & pl.col("counter").is_in([*_KEPT, *_EVENTS]))
     hosts = workers.select("rank", "host").unique("rank")
     timed = steps.select("rank", "step", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     return JobGpus(
         owned.select("rank", "host", "device"),
-        known.join(owned.select("host", "device").unique(), on=["host", "device"], how="semi"),
+        samples.join(owned.select("host", "device").unique(), on=["host", "device"], how="semi"),
         parts.select("host", pl.col("device").str.split("/").list.first()).unique(),
         timed.join(hosts, on="rank"),
         dict(workers.select("rank", "gpu_name").iter_rows()),
@@ -255,14 +249,16 @@ def with_gpus(
     Args:
         steps, counters, workers: the tables; times of each host on its own clock.
     """
-    if not any(_is_slow_rank(each) or each.class_ in NETWORK for each in findings):
+    if not any(_is_slow_rank(finding) or finding.class_ in NETWORK for finding in findings):
         return list(findings)
     gpus = gpus_of(steps, counters, workers)
     if gpus.owned.is_empty():
         return list(findings)
     states = _States(gpus)
-    explained = [_explained(each, gpus, states) if _is_slow_rank(each) else each for each in findings]
-    return [_with_hardware(each, gpus) if each.class_ in NETWORK else each for each in explained]
+    explained = [
+        _explained(finding, gpus, states) if _is_slow_rank(finding) else finding for finding in findings
+    ]
+    return [_with_hardware(finding, gpus) if finding.class_ in NETWORK else finding for finding in explained]
 
 
 def with_errors(
@@ -275,20 +271,20 @@ def with_errors(
     Args:
         steps, counters, workers: the tables; times of each host on its own clock.
     """
-    if not any(each.class_ in HANGS for each in findings):
+    if not any(finding.class_ in HANGS for finding in findings):
         return list(findings)
     gpus = gpus_of(steps, counters, workers)
     explained = []
-    for each in findings:
+    for finding in findings:
         lines = []
-        if each.class_ in HANGS:
-            lines = [*_errors(gpus, each.ranks, at_end=True)]
-            others = sorted({*gpus.owned["rank"]} - {*each.ranks})
+        if finding.class_ in HANGS:
+            lines = [*_errors(gpus, finding.ranks, at_end=True)]
+            others = sorted({*gpus.owned["rank"]} - {*finding.ranks})
             lines += [
                 f"not named here, and it may be the cause: {line}"
                 for line in _errors(gpus, others, at_end=True, of_hardware=True)
             ]
-        explained.append(replace(each, evidence=(*each.evidence, *lines[:MAX_LINES])))
+        explained.append(replace(finding, evidence=(*finding.evidence, *lines[:MAX_LINES])))
     return explained
 
 
@@ -315,9 +311,9 @@ def _is_slow_rank(finding: Finding) -> bool:
 
 def _explained(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
     evidence, cause, confidence = list(finding.evidence), finding.cause, finding.confidence
-    holds = [found for rank in finding.ranks[:MAX_LINES] if (found := _held_down(gpus, rank, states))]
+    holds = [hold for rank in finding.ranks[:MAX_LINES] if (hold := _held_down(gpus, rank, states))]
     lines = [line for _, line in holds]
-    of_gpu = next((hold for hold, _ in holds if hold), "")
+    of_gpu = next((cause for cause, _ in holds if cause), "")
     if of_gpu and finding.class_ == "slow.compute" and cause in ("", "kernels"):
         cause = f"GPU clocks held down by {of_gpu}"
         if HOST_OR_GPU in evidence:  # no longer: the clocks say that it is the GPU
@@ -350,9 +346,9 @@ def _held_down(gpus: JobGpus, rank: int, states: _States) -> tuple[str, str] | N
     for size in sizes if peers else []:
         if size < (MIN_STEPS if size < numbers.len() else 1):
             break
-        found = _compared(states.since(int(numbers[-size])), rank, peers)
-        if found is not None:
-            hold, line = found
+        state = _compared(states.since(int(numbers[-size])), rank, peers)
+        if state is not None:
+            hold, line = state
             when = "" if size == numbers.len() else f"in the latest {size} steps "
             if hold:
                 return hold, f"{when}{line}"
@@ -398,34 +394,34 @@ def _state(gpus: JobGpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl
 
 def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str, str] | None:
     """Return what `_held_down` does, of one stretch."""
-    own = dict(state.filter(rank=rank).select("counter", "value").iter_rows())
+    levels = dict(state.filter(rank=rank).select("counter", "value").iter_rows())
     theirs = dict(
         state.filter(pl.col("rank").is_in(list(peers)))
         .group_by("counter")
         .agg(pl.col("value").median())
         .iter_rows()
     )
-    if not own:
+    if not levels:
         return None
-    clock, usual = own.get(_CLOCK), theirs.get(_CLOCK)
-    known = clock is not None and usual is not None and usual > 0
-    lower = 1 - clock / usual if known else 0.0  # type: ignore[operator]
-    if known and lower < MIN_SLOWER:
+    clock, usual = levels.get(_CLOCK), theirs.get(_CLOCK)
+    compared = clock is not None and usual is not None and usual > 0
+    lower = 1 - clock / usual if compared else 0.0  # type: ignore[operator]
+    if compared and lower < MIN_SLOWER:
         return None
     device, host = state.filter(rank=rank).row(0, named=True)["device"], state.filter(rank=rank)["host"][0]
-    clocks = f"SM clock {clock:.0f} MHz, theirs {usual:.0f}" if known else ""
-    holds = [(*shares, hold) for hold in HOLDS if (shares := _shares(hold, own, theirs))]
+    clocks = f"SM clock {clock:.0f} MHz, theirs {usual:.0f}" if compared else ""
+    holds = [(*shares, hold) for hold in HOLDS if (shares := _shares(hold, levels, theirs))]
     if holds:
         share, usual_share, hold = holds[0]
-        also = " and ".join(each.cause for *_, each in holds[:2])
+        also = " and ".join(held.cause for *_, held in holds[:2])
         line = (
             f"the clocks of its GPU ({device} on {host}, rank {rank}) were held down by {also} "
             f"{share:.0%} of the time, those of its peers {usual_share:.0%}"
         )
-        details = [clocks, *_details(hold, own, theirs), f"do: {hold.do}"]
-        return hold.cause, "; ".join([line, *(each for each in details if each)])
-    idles = own.get(_IDLE, 0.0) - theirs.get(_IDLE, 0.0) >= MIN_MORE_IDLE
-    if not known or lower < MIN_SLOWER_UNEXPLAINED or idles:
+        details = [clocks, *_details(hold, levels, theirs), f"do: {hold.do}"]
+        return hold.cause, "; ".join([line, *filter(None, details)])
+    idles = levels.get(_IDLE, 0.0) - theirs.get(_IDLE, 0.0) >= MIN_MORE_IDLE
+    if not compared or lower < MIN_SLOWER_UNEXPLAINED or idles:
         return None
     return "", (
         f"its GPU ({device} on {host}, rank {rank}) ran at lower clocks: {clocks}; no reason was reported; "
@@ -433,18 +429,20 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
     )
 
 
-def _shares(hold: ClockHold, own: dict[str, float], theirs: dict[str, float]) -> tuple[float, float] | None:
+def _shares(
+    hold: ClockHold, levels: dict[str, float], theirs: dict[str, float]
+) -> tuple[float, float] | None:
     """Return the shares of time in which a GPU and its peers were held down; None if they hardly differ."""
-    known = [(own[name], theirs.get(name, 0.0)) for name in hold.counters if name in own]
-    share, usual = max(known, key=lambda each: each[0] - each[1], default=(0.0, 0.0))
+    shares = [(levels[name], theirs.get(name, 0.0)) for name in hold.counters if name in levels]
+    share, usual = max(shares, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
     return (min(share, 1.0), usual) if share - usual >= hold.min_share else None
 
 
-def _details(hold: ClockHold, own: dict[str, float], theirs: dict[str, float]) -> Iterator[str]:
-    if hold.cause == "heat" and _HEAT in own and _HEAT in theirs:
-        yield f"{own[_HEAT]:.0f} °C, theirs {theirs[_HEAT]:.0f}"
-    if hold.cause == "the power cap" and own.get(_LIMIT, 0.0) < theirs.get(_LIMIT, 0.0):
-        yield f"its power limit is {own[_LIMIT]:.0f} W, theirs {theirs[_LIMIT]:.0f} W"
+def _details(hold: ClockHold, levels: dict[str, float], theirs: dict[str, float]) -> Iterator[str]:
+    if hold.cause == "heat" and _HEAT in levels and _HEAT in theirs:
+        yield f"{levels[_HEAT]:.0f} °C, theirs {theirs[_HEAT]:.0f}"
+    if hold.cause == "the power cap" and levels.get(_LIMIT, 0.0) < theirs.get(_LIMIT, 0.0):
+        yield f"its power limit is {levels[_LIMIT]:.0f} W, theirs {theirs[_LIMIT]:.0f} W"
 
 
 def _errors(
@@ -454,14 +452,14 @@ def _errors(
 
     Args:
         at_end: only errors from the last step of the host on.
-        of_hardware: only errors that hardware causes.
     """
     extents = gpus.steps.group_by("host").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     begin = pl.col("end_ns") if at_end else pl.col("start_ns")
-    mine = gpus.owned.filter(pl.col("rank").is_in(list(ranks)))
+    named = gpus.owned.filter(pl.col("rank").is_in(list(ranks)))
+    owners = named.group_by("host", "device").agg(pl.col("rank").min())
     events = (
         gpus.rows.filter(pl.col("counter").is_in(_EVENTS))
-        .join(mine.group_by("host", "device").agg(pl.col("rank").min()), on=["host", "device"], suffix="_of")
+        .join(owners, on=["host", "device"], suffix="_of")
         .join(extents, on="host", how="left")
         .filter(pl.col("time_ns") >= begin.fill_null(0) - AROUND_NS)
     )

@@ -14,9 +14,16 @@ from functools import cached_property
 import polars as pl
 
 from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
 from dpro.detect.machine.gpu_state import AROUND_NS, HANGS
-from dpro.detect.machine.telemetry import LINKS_OF_GPUS, LINKS_OF_PORTS, RULES, TimeRange, levels_in
+from dpro.detect.machine.telemetry import (
+    LINKS_OF_GPUS,
+    LINKS_OF_PORTS,
+    RULES,
+    TimeRange,
+    gpus_of_ranks,
+    levels_in,
+    sampled_gpus,
+)
 
 MAX_LINES = 4  # per finding
 
@@ -26,8 +33,6 @@ class LinkSign:
     """Something that a device counts and its peers do not.
 
     Attributes:
-        what: in words.
-        line: as evidence.
         ranks: whose GPU it is, or which are on the host.
         times: how many times the least change that counts.
     """
@@ -48,10 +53,10 @@ def with_links(
     Args:
         steps, counters, workers: the tables; times of each host on its own clock.
     """
-    if not any(each.class_ in NETWORK for each in findings):
+    if not any(finding.class_ in NETWORK for finding in findings):
         return list(findings)
     signs = list(LinkLevels(counters, workers).signs(_extents(steps, workers)))
-    return [_explained(each, signs) if each.class_ in NETWORK else each for each in findings]
+    return [_explained(finding, signs) if finding.class_ in NETWORK else finding for finding in findings]
 
 
 def with_broken_links(
@@ -62,7 +67,7 @@ def with_broken_links(
     Args:
         steps, counters, workers: the tables; times of each host on its own clock.
     """
-    if not any(each.class_ in HANGS for each in findings):
+    if not any(finding.class_ in HANGS for finding in findings):
         return list(findings)
     latest = counters["time_ns"].max()  # values hold until the next row of their counter
     since = _extents(steps, workers).select(
@@ -72,10 +77,10 @@ def with_broken_links(
     )
     signs = list(LinkLevels(counters, workers).signs(since))
     return [
-        replace(each, evidence=(*each.evidence, *(sign.line for sign in signs[:MAX_LINES])))
-        if each.class_ in HANGS
-        else each
-        for each in findings
+        replace(finding, evidence=(*finding.evidence, *(sign.line for sign in signs[:MAX_LINES])))
+        if finding.class_ in HANGS
+        else finding
+        for finding in findings
     ]
 
 
@@ -92,22 +97,18 @@ def _extents(steps: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _explained(finding: Finding, signs: Sequence[LinkSign]) -> Finding:
-    own = [sign for sign in signs if sign.ranks & {*finding.ranks}]
-    if not own:
+    signs_of_ranks = [sign for sign in signs if sign.ranks & {*finding.ranks}]
+    if not signs_of_ranks:
         return finding
     alone = len({sign.ranks for sign in signs}) == 1 and not finding.cause
-    cause = own[0].what if alone else finding.cause
-    lines = [sign.line for sign in own[:MAX_LINES]]
+    cause = signs_of_ranks[0].what if alone else finding.cause
+    lines = [sign.line for sign in signs_of_ranks[:MAX_LINES]]
     return replace(finding, cause=cause, evidence=(*finding.evidence, *lines))
 
 
 @dataclass(frozen=True)
 class LinkLevels:
-    """What links of a job's GPUs and hosts count.
-
-    Attributes:
-        counters, workers: the tables.
-    """
+    """What links of a job's GPUs and hosts count."""
 
     counters: pl.DataFrame
     workers: pl.DataFrame
@@ -115,7 +116,7 @@ class LinkLevels:
     @cached_property
     def _rows(self) -> pl.DataFrame:
         """Rows of `counters`, with the `ranks` that the device belongs to."""
-        known = self.counters.filter(
+        samples = self.counters.filter(
             (pl.col("rank") < 0)
             & (pl.col("device") != "")
             & pl.col("counter").is_in([*LINKS_OF_GPUS, *LINKS_OF_PORTS])
@@ -123,8 +124,8 @@ class LinkLevels:
         gpus = gpus_of_ranks(self.counters, self.workers).group_by("host", "device").agg(ranks=pl.col("rank"))
         hosts = self.workers.filter(pl.col("rank") >= 0).group_by("host").agg(ranks=pl.col("rank").unique())
         sampled = sampled_gpus(self.counters).select("host", "device")
-        on_gpus = known.join(gpus, on=["host", "device"])
-        on_ports = known.filter(pl.col("counter").is_in(list(LINKS_OF_PORTS))).join(
+        on_gpus = samples.join(gpus, on=["host", "device"])
+        on_ports = samples.filter(pl.col("counter").is_in(list(LINKS_OF_PORTS))).join(
             sampled, on=["host", "device"], how="anti"
         )
         return pl.concat([on_gpus, on_ports.join(hosts, on="host")])
@@ -148,29 +149,29 @@ class LinkLevels:
         # GPUs are compared with each other, ports with those of the same name on other hosts.
         gpus = pl.col("counter").is_in(list(LINKS_OF_GPUS))
         levels = levels.with_columns(like=pl.when(gpus).then(pl.lit("")).otherwise("device"))
-        found = [
+        signs = [
             sign
             for _, same in levels.group_by("counter", "like", maintain_order=True)
             for sign in _standing_out(same.sort("host", "device"))
         ]
-        yield from sorted(found, key=lambda sign: (-sign.times, sign.line))
+        yield from sorted(signs, key=lambda sign: (-sign.times, sign.line))
 
 
 def _standing_out(same: pl.DataFrame) -> Iterator[LinkSign]:
     """Devices that count clearly more, or less, than the others."""
     rule = RULES[same["counter"][0]]
     values = same["growth" if rule.per_second else "mean"].to_list()
-    for at, (host, device, ranks) in enumerate(same.select("host", "device", "ranks").iter_rows()):
-        others = sorted(values[:at] + values[at + 1 :])
+    for row, (host, device, ranks) in enumerate(same.select("host", "device", "ranks").iter_rows()):
+        others = sorted(values[:row] + values[row + 1 :])
         if not others:
             return
         usual = others[len(others) // 2]
-        times = rule.worse * (values[at] - usual) / rule.min_change
+        times = rule.worse * (values[row] - usual) / rule.min_change
         if times >= 1:
             of = frozenset(ranks)
             unit = f" {rule.unit}" if rule.unit else ""
             whose = f"{device} on {host}"
-            line = f"{whose} ({_in_words(of)}): {rule.what} {values[at]:.3g}{unit}, the others' {usual:.3g}"
+            line = f"{whose} ({_in_words(of)}): {rule.what} {values[row]:.3g}{unit}, the others' {usual:.3g}"
             yield LinkSign(f"{rule.what} of {whose}", line, of, times)
 
 

@@ -32,12 +32,8 @@ class Crowd:
     """A host whose ranks wait for a core, in the latest steps.
 
     Attributes:
-        host: its name.
-        ranks: of the host.
-        steps: how many steps show it.
         steady: share of these in which its ranks wait for long.
         least_ns, most_ns: what the ranks that wait least and most do per step, on average.
-        step_ns: mean step.
         cores: how many the ranks' processes compute on, on average; NaN where that was not counted.
     """
 
@@ -56,17 +52,15 @@ def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 
     Args:
         steps: table `steps`; those of deep windows count, too.
-        counters: table `counters`.
-        workers: table `workers`.
     """
     hosts = workers.filter(pl.col("host") != "").select("rank", "host").unique("rank")
     facts = host_facts(steps, counters).drop_nulls("run_queue_ns").join(hosts, on="rank")
-    found = []
+    crowded = []
     for (host,), rows in facts.group_by("host", maintain_order=True):
         crowds = (_crowd(str(host), rows, size) for size in WINDOWS)
-        crowd = next((each for each in crowds if each is not None), None)
-        found += [crowd] if crowd is not None else []
-    return found
+        crowd = next((candidate for candidate in crowds if candidate is not None), None)
+        crowded += [crowd] if crowd is not None else []
+    return crowded
 
 
 def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
@@ -74,7 +68,6 @@ def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
 
     Args:
         facts: of its ranks' steps, as of `host_facts`.
-        size: number of the latest steps.
     """
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
     seen = facts.filter(pl.len().over("step") >= max(len(ranks) / 2, MIN_RANKS))  # samples may be missing
@@ -95,17 +88,12 @@ def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
 
 
 def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
-    """Return one finding per crowded host, with what to do; its cost is the least that any rank waits.
-
-    Args:
-        crowds: as `crowds_of` gives them.
-        counters: table `counters`.
-    """
+    """Return one finding per crowded host, with what to do; its cost is the least that any rank waits."""
     return [_describe(crowd, counters.filter(pl.col("host") == crowd.host)) for crowd in crowds]
 
 
 def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
-    waits = dict.fromkeys(format_duration(each) for each in (crowd.least_ns, crowd.most_ns))
+    waits = dict.fromkeys(format_duration(wait_ns) for wait_ns in (crowd.least_ns, crowd.most_ns))
     evidence = [
         f"the training threads of its {len(crowd.ranks)} ranks are ready to run and have no core for "
         f"{' to '.join(waits)} of a step of {format_duration(crowd.step_ns)}, in {crowd.steady:.0%} of the "
@@ -146,10 +134,10 @@ def not_crowding(
     """Remove findings of ranks that crowding explains: they wait longer for a core, not work longer."""
     crowded = {rank for crowd in crowds for rank in crowd.ranks}
     kept = []
-    for each in findings:
-        blamed = each.component_kind in ("rank", "ranks") and {*each.ranks} <= crowded
-        if not (blamed and _is_contention(each, steps, counters)):
-            kept.append(each)
+    for finding in findings:
+        blamed = finding.component_kind in ("rank", "ranks") and {*finding.ranks} <= crowded
+        if not (blamed and _is_contention(finding, steps, counters)):
+            kept.append(finding)
     return kept
 
 

@@ -1,8 +1,11 @@
-"""Transfers that became slower than they were: the network against its own history.
+"""A network that became slower than it was: by transfers, or by what hosts wait for.
 
 In: a job's traffic over many steps. Out: a finding for transfers between hosts, and one for those
 within: since when, by how much, and what the groups that became slower have in common. A group is compared
 with itself, so what affects all groups equally is found, too. Waiting is no part of transfers.
+
+Or: own times of ranks, as inferred from their calls, and what the hosts counted in each step. Out: findings
+of groups of which all ranks wait longer since some step, and not for each other.
 """
 
 from __future__ import annotations
@@ -14,18 +17,20 @@ import polars as pl
 
 from dpro.detect.change_points import CHANCE, SHORTEST, change_points
 from dpro.detect.findings import Finding
-from dpro.detect.network.axes import with_axis
-from dpro.detect.network.fabric import LIKE
-from dpro.detect.network.traffic import Traffic
+from dpro.detect.network.traffic import KEYS, Traffic, with_axis
 from dpro.detect.network.transfers import DEVIATIONS, MAX_UNSURE, Suspect, blame, words_of
 from dpro.detect.network.wires import blame_wires, wires_of
+from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT
+from dpro.members import members_of
+from dpro.replay.steps.durations import job_steps
+from dpro.replay.steps.host import host_facts
 from dpro.units import format_bytes, format_duration
+from dpro.words import ranks_in_words
 
 MIN_RATIO = 1.15  # times what it was
 MIN_SEEN = 3  # transfers of a group on each side of a change, to say whether it changed
 MAX_LINES = 3  # of evidence
-KEYS = [*LIKE, "members"]  # what is compared with itself
 SIDES = {True: "between hosts", False: "within hosts"}
 
 
@@ -33,7 +38,6 @@ class LevelShift(NamedTuple):
     """What became slower.
 
     Attributes:
-        since: the first step of the slower level.
         times: how many times as long transfers take.
         between: whether transfers between hosts did, or those within.
         groups: `KEYS` columns, `before_ns`, `after_ns`, whether each is `whole`, and became `slow`.
@@ -48,8 +52,8 @@ class LevelShift(NamedTuple):
 def find_slower_transfers(traffic: Traffic) -> list[Finding]:
     """The findings, if transfers take clearly longer since some step, and the steps wait for them."""
     changes = [change for side in SIDES if (change := change_of(traffic.transfers, between=side))]
-    found = (_describe(traffic, change) for change in changes)
-    return [finding for finding in found if finding]
+    findings = (_describe(traffic, change) for change in changes)
+    return [finding for finding in findings if finding]
 
 
 def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
@@ -62,22 +66,22 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
         transfers: as `recorded_transfers` returns them.
     """
     relative = (pl.col("transfer_ns") / pl.col("transfer_ns").median().over(KEYS)).alias("relative")
-    mine = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
-    change = _change(mine, mine, between, CHANCE)
+    of_side = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
+    change = _change(of_side, of_side, between, CHANCE)
     if change is not None:
         return change
-    each = mine.partition_by("members")
-    alone = [group for group in each if _since(group, CHANCE / len(each)) is not None]
-    return _change(mine, pl.concat(alone), between, CHANCE) if alone else None
+    by_group = of_side.partition_by("members")
+    alone = [group for group in by_group if _since(group, CHANCE / len(by_group)) is not None]
+    return _change(of_side, pl.concat(alone), between, CHANCE) if alone else None
 
 
-def _change(mine: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> LevelShift | None:
+def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> LevelShift | None:
     """The change that some of the transfers of a side show, None where they show none."""
     since = _since(tested, chance)
     if since is None:
         return None
     among = pl.col("members").is_in(tested["members"].unique().to_list())
-    groups = sides_of(mine, since).with_columns(slow=pl.col("slow") & among)
+    groups = sides_of(of_side, since).with_columns(slow=pl.col("slow") & among)
     slow = groups.filter("slow")
     times = (slow["after_ns"] / slow["before_ns"]).median()
     return LevelShift(since, float(times), between, groups) if slow.height else None  # type: ignore[arg-type]
@@ -186,8 +190,8 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
             "not all of their members are recorded: one that comes late since then looks the same"
         )
     sure = round(sure * float((saved > 0).mean()), 3)
-    found = Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
-    return with_axis(found, traffic, slow["members"])
+    finding = Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
+    return with_axis(finding, traffic, slow["members"])
 
 
 def _component(change: LevelShift, traffic: Traffic) -> tuple[str, str, str, float, list[str]]:
@@ -221,9 +225,9 @@ def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], floa
     slow = set(change.groups.filter("slow")["members"])
     if len(blamed) != 1 or blamed[0][1] != slow:
         return [], 1.0, []
-    found = blamed[0][0]
-    suspects = [Suspect(each.words, each.kind, each.name) for each in found.suspects]
-    return suspects, found.verdict.confidence, found.lines("groups", "became slower")
+    verdict = blamed[0][0]
+    suspects = [Suspect(part.words, part.kind, part.name) for part in verdict.suspects]
+    return suspects, verdict.verdict.confidence, verdict.lines("groups", "became slower")
 
 
 def _slowest(slow: pl.DataFrame) -> list[str]:
@@ -247,3 +251,122 @@ def _other_side(transfers: pl.DataFrame, change: LevelShift) -> str:
         return f"nothing is known of transfers {where}"
     ratio = float((rest["after_ns"] / rest["before_ns"]).median())  # type: ignore[arg-type]
     return f"transfers {where} take {ratio:.2f} times as long as before"
+
+
+# Hosts that became communication-bound: they wait longer than before, and not for each other.
+#
+# Where hosts wait for their transfers, as with gloo, a rank's own time in which it neither computes nor waits
+# for data, a core or garbage is what transfers take, or code that sleeps. One rank that sleeps is late, and
+# found elsewhere; here all ranks of a group have to wait longer since some step. Which of the two it is only
+# deep windows show: the finding says so.
+
+COUNTED = ("training_thread_cpu_ns", "data_wait_ns", "gc_ns", "run_queue_ns")
+MIN_KNOWN = 0.5  # of a group's ranks in a step: single samples may be missing
+MIN_GROWTH = 0.5  # of the growth: how much of it the steps must have grown by, too
+
+
+class ExchangeGroup(NamedTuple):
+    """Ranks that exchange data.
+
+    Attributes:
+        ranks: those that were recorded.
+        unseen: ranks that these also call with, here or in other groups, and that left no record.
+    """
+
+    ranks: list[int]
+    unseen: list[int]
+
+
+def find_communication_bound(
+    own_times: pl.DataFrame,
+    calls: pl.DataFrame,
+    steps: pl.DataFrame,
+    counters: pl.DataFrame,
+    apart: list[int],
+) -> list[Finding]:
+    """The findings, if all ranks of a group wait longer since some step, for nothing that was counted.
+
+    Args:
+        own_times: as `dpro.detect.stragglers.own_time.own_time` gives it.
+        calls: as `dpro.detect.stragglers.own_time.calls_of` gives them.
+        apart: ranks that were left out of these, which others may have waited for.
+    """
+    idle = idle_times(own_times, steps, counters)
+    job = job_steps(steps)
+    if idle.is_empty() or job.is_empty():
+        return []
+    changes: list[tuple[ExchangeGroup, Regression]] = []
+    for group in _groups(calls, apart):
+        # A larger group waits already?
+        inside = any(set(group.ranks) <= set(other.ranks) for other, _ in changes)
+        change = None if inside else _longer_waits(idle, job, group.ranks)
+        changes += [(group, change)] if change else []
+    return [_finding(group, change, job) for group, change in changes]
+
+
+def idle_times(own_times: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
+    """`[rank, step, idle_ns]`: own time without work and without what was waited for and counted.
+
+    Args:
+        own_times: as `own_time` returns it.
+    """
+    counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
+    counted_times = own_times.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
+    rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)
+    return counted_times.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
+
+
+def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
+    """Groups of which several ranks were recorded, the largest first; none that may wait for ranks apart."""
+    seen = calls.group_by("key").agg(pl.col("rank").unique().sort()).sort("key")
+    members = [set(members_of(key.rpartition("|")[2])) for key in seen["key"]]
+    recorded = {*calls["rank"]}
+    groups = {}
+    for ranks in seen["rank"].to_list():
+        met = set().union(*(others for others in members if others & {*ranks}))
+        if len(ranks) > 1 and not met & {*apart}:
+            groups[tuple(ranks)] = ExchangeGroup(ranks, sorted(met - recorded))
+    return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def _longer_waits(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regression | None:
+    """Since when every rank of a group waits longer; None where they do not, or the steps hardly show it."""
+    least = (
+        idle.filter(pl.col("rank").is_in(ranks))
+        .group_by("step")
+        .agg(pl.col("idle_ns").min(), known=pl.len())
+        .filter(pl.col("known") >= max(2, MIN_KNOWN * len(ranks)))
+    )
+    typical = job["duration_ns"].median()
+    series = job.join(least, on="step").sort("step").with_columns(duration_ns=pl.col("idle_ns") + typical)
+    change = regression_of(series) if series.height else None
+    if change is None:
+        return None
+    late = pl.col("step") >= change.since
+    before, after = (job.filter(side)["duration_ns"].median() for side in (~late, late))
+    grown = float(after) - float(before)  # type: ignore[arg-type]
+    return change if grown >= MIN_GROWTH * (change.after_ns - change.before_ns) else None
+
+
+def _finding(group: ExchangeGroup, change: Regression, job: pl.DataFrame) -> Finding:
+    typical = float(job["duration_ns"].median())  # type: ignore[arg-type]
+    before, after = change.before_ns - typical, change.after_ns - typical
+    cost = after - before
+    step = float(job.filter(pl.col("step") >= change.since)["duration_ns"].median())  # type: ignore[arg-type]
+    who = f"{ranks_in_words(group.ranks)}"
+    evidence = [
+        f"since step {change.since} each of {who} spends {format_duration(after)} per step neither computing "
+        f"nor waiting for a later rank, its data, a core or garbage; before it was {format_duration(before)}",
+        "that is what hosts wait for transfers, or code of theirs that sleeps; as all of them began to at "
+        "once, it is likely the network between them",
+        "not known: which, and which link or port; deep windows, or NCCL's Inspector, would show it",
+    ]
+    either = [f"the network between {who}", "code that waits on all of them"]
+    if group.unseen:
+        either.append(f"{ranks_in_words(group.unseen)} coming late")
+        evidence.append(f"they may wait for {ranks_in_words(group.unseen)}, which left no record")
+    sure = round(change.persistent / len(either), 3)
+    return Finding(
+        "slow.fabric", "one of", ", ".join(either), tuple(group.ranks), round(cost / step, 4), sure, cost,
+        tuple(evidence),
+    )  # fmt: skip

@@ -13,8 +13,7 @@ from dataclasses import replace
 import polars as pl
 
 from dpro.detect.findings import NETWORK, Finding
-from dpro.detect.network.tomography import votes_of_losses
-from dpro.detect.network.wires import CLASSES, Blamed, Wires, blame_parts, wires_of
+from dpro.detect.network.wires import CLASSES, Blamed, Wires, blame_parts, votes_of_losses, wires_of
 from dpro.replay.fabric.crossing import crossings
 from dpro.replay.fabric.flows import flows_of
 from dpro.replay.fabric.network import fabric_of
@@ -33,11 +32,7 @@ _NETWORK = "network"  # the switch, where no topology is known
 def with_losses(
     findings: Sequence[Finding], counters: pl.DataFrame, workers: pl.DataFrame, run: Run
 ) -> list[Finding]:
-    """The findings, and those about what loses packets, in place of what is slow because of it.
-
-    Args:
-        run: which may keep a topology.
-    """
+    """The findings, and those about what loses packets, in place of what is slow because of it."""
     pairs = pairs_of_hosts(counters)
     if pairs.is_empty():
         return list(findings)
@@ -46,17 +41,17 @@ def with_losses(
         pairs, *(_on_one_switch(pairs) if wires is None else (wires, _on_hosts(wires, workers)))
     )
     hosts = dict(workers.select("rank", "host").iter_rows())
-    found = {each.component_id: each for each, _ in lossy}
-    of_pair = {pair: each.component_id for each, lose in lossy for pair in lose}
+    by_name = {finding.component_id: finding for finding, _ in lossy}
+    name_of_pair = {pair: finding.component_id for finding, losing in lossy for pair in losing}
     kept = []
-    for each in findings:
-        ends = frozenset(hosts.get(rank, "") for rank in each.ranks)
-        name = each.component_id if each.component_id in found else of_pair.get(ends, "")
-        if each.class_ in NETWORK and name:
-            found[name] = _with_cost(found[name], each)
+    for finding in findings:
+        ends = frozenset(hosts.get(rank, "") for rank in finding.ranks)
+        name = finding.component_id if finding.component_id in by_name else name_of_pair.get(ends, "")
+        if finding.class_ in NETWORK and name:
+            by_name[name] = _with_cost(by_name[name], finding)
         else:
-            kept.append(each)
-    return [*kept, *found.values()]
+            kept.append(finding)
+    return [*kept, *by_name.values()]
 
 
 def _with_cost(lossy: Finding, slow: Finding) -> Finding:
@@ -70,9 +65,6 @@ def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:
     """`source`, `target` (hosts), `sent`, `again`: segments of all connections between two hosts.
 
     Counts only grow while a connection lasts; one that ends takes its own away.
-
-    Args:
-        counters: table `counters`.
     """
     rows = counters.filter(pl.col("counter").is_in([SENT, AGAIN]) & pl.col("device").str.contains(">"))
     ends = pl.col("device").str.split(">").list
@@ -108,7 +100,7 @@ def _on_one_switch(pairs: pl.DataFrame) -> tuple[Wires, dict[str, int]]:
         links=[LinkEntry(f"{host}{PORT}nic0", _NETWORK) for host in hosts],
     )
     fabric = fabric_of(topology)
-    gpus = {host: own[0] for host, own in zip(fabric.hosts, fabric.gpus)}
+    gpus = {host: gpus_of_host[0] for host, gpus_of_host in zip(fabric.hosts, fabric.gpus)}
     return Wires(routes_of(fabric), dict(enumerate(gpus.values()))), gpus
 
 
@@ -128,36 +120,36 @@ def _findings(
     evidence = votes_of_losses(pairs["sent"].to_numpy(), pairs["again"].to_numpy())
     blamed = blame_parts(wires.components, crossings(flows, wires.routes, wires.known), flows.of, evidence)
     ranks = {gpu: rank for rank, gpu in wires.gpus.items()}
-    at = {host: ranks[gpu] for host, gpu in gpus.items() if gpu in ranks}
-    return [_finding(each, pairs, at) for each in blamed]
+    hosts_at = {host: ranks[gpu] for host, gpu in gpus.items() if gpu in ranks}
+    return [_finding(part, pairs, hosts_at) for part in blamed]
 
 
 def _finding(
     blamed: Blamed, pairs: pl.DataFrame, ranks: dict[str, int]
 ) -> tuple[Finding, set[frozenset[str]]]:
-    mine = pl.Series(blamed.verdict.explained)
-    own, rest = pairs.filter(mine), pairs.filter(~mine)
+    is_explained = pl.Series(blamed.verdict.explained)
+    losing, others = pairs.filter(is_explained), pairs.filter(~is_explained)
     suspects = blamed.suspects
     kind, name = suspects[0].kind, suspects[0].name
     if len(suspects) > 1:
-        kind, name = "one of", ", ".join(each.words for each in suspects)
-    worst = own.sort(pl.col("again") / pl.col("sent"), descending=True).head(MAX_LINES)
+        kind, name = "one of", ", ".join(suspect.words for suspect in suspects)
+    worst = losing.sort(pl.col("again") / pl.col("sent"), descending=True).head(MAX_LINES)
     evidence = [
         *blamed.lines("pairs of hosts", "send packets again"),
-        f"of the TCP segments between these pairs {_share(own):.2%} had to be sent again, of others' "
-        f"{_share(rest):.2%}",
+        f"of the TCP segments between these pairs {_share(losing):.2%} had to be sent again, of others' "
+        f"{_share(others):.2%}",
         *(
             f"{source} > {target}: {again:,} of {sent:,} segments"
             for source, target, sent, again in worst.rows()
         ),
         _UNKNOWN,
     ]
-    hosts = {*own["source"], *own["target"]}
-    found = Finding(
+    hosts = {*losing["source"], *losing["target"]}
+    finding = Finding(
         CLASSES[suspects[0].kind], kind, name, tuple(sorted(ranks[host] for host in hosts if host in ranks)),
         0.0, round(blamed.verdict.confidence / len(suspects), 3), 0.0, tuple(evidence), CAUSE,
     )  # fmt: skip
-    return found, {frozenset(pair) for pair in own.select("source", "target").iter_rows()}
+    return finding, {frozenset(pair) for pair in losing.select("source", "target").iter_rows()}
 
 
 def _share(pairs: pl.DataFrame) -> float:

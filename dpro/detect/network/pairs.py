@@ -15,8 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Floats, Ints
-from dpro.detect.network.fabric import LIKE
-from dpro.detect.network.traffic import MESSAGE
+from dpro.detect.network.traffic import KEYS, LIKE, MESSAGE
 from dpro.detect.network.transfers import MIN_GROUPS
 
 MIN_PAIRS = 3  # of a rank: with fewer, what it adds cannot be separated from the others and the pair
@@ -124,10 +123,10 @@ def _kinds_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
     """What each pair typically takes for each kind of transfer: `LIKE`, both ends, `transfer_ns`, `count`."""
     ends = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
     return (
-        transfers.group_by(*LIKE, "members")
+        transfers.group_by(KEYS)
         .agg(pl.col("transfer_ns").median(), count=pl.len().cast(pl.Int64))
         .with_columns(source=ends.list.get(0), target=ends.list.get(1), directed=pl.col("op") == MESSAGE)
-        .sort(*LIKE, "members")
+        .sort(KEYS)
     )
 
 
@@ -144,8 +143,8 @@ def _with_expected(kinds: pl.DataFrame) -> pl.DataFrame:
         expected_ns=unknown, sender=unknown, receiver=unknown
     )
     # What is known of the ends from some kinds holds for all of them: a pair is one row in the end.
-    known = (pl.col(name).drop_nulls().first().over("source", "target", "directed") for name in _EFFECTS)
-    return pl.concat([*parts, rest], how="diagonal").with_columns(known)
+    effects = (pl.col(name).drop_nulls().first().over("source", "target", "directed") for name in _EFFECTS)
+    return pl.concat([*parts, rest], how="diagonal").with_columns(effects)
 
 
 def _fitted(comparable: pl.DataFrame) -> pl.DataFrame:
@@ -155,11 +154,11 @@ def _fitted(comparable: pl.DataFrame) -> pl.DataFrame:
     cells = pl.concat([one_way, other_way.select(one_way.columns)])
     kind, source, target = (cells[name].cast(pl.Int64).to_numpy() for name in ("kind", "source", "target"))
     middle, sender, receiver = additive_effects(kind, source, target, cells["log"].to_numpy())
-    own = slice(comparable.height)
+    forward = slice(comparable.height)
     return comparable.with_columns(
-        pl.Series("expected_ns", np.exp(middle[kind[own]])),
-        pl.Series("sender", np.exp(sender[source[own]])).fill_nan(None),
-        pl.Series("receiver", np.exp(receiver[target[own]])).fill_nan(None),
+        pl.Series("expected_ns", np.exp(middle[kind[forward]])),
+        pl.Series("sender", np.exp(sender[source[forward]])).fill_nan(None),
+        pl.Series("receiver", np.exp(receiver[target[forward]])).fill_nan(None),
     )
 
 
@@ -189,14 +188,14 @@ def additive_effects(
     left = log_time.copy()
     for _ in range(MAX_ROUNDS):
         moved = _take_off(left, kind, middle, np.ones(middle.size, np.bool_))
-        for effect, known, ends in zip(effects, enough, (source, target)):
-            moved = max(moved, _take_off(left, ends, effect, known))
-            typical = float(np.quantile(effect[known], 0.5, method="lower")) if known.any() else 0.0
-            effect[known] -= typical
-            left += typical * known[ends]
+        for effect, is_known, ends in zip(effects, enough, (source, target)):
+            moved = max(moved, _take_off(left, ends, effect, is_known))
+            typical = float(np.quantile(effect[is_known], 0.5, method="lower")) if is_known.any() else 0.0
+            effect[is_known] -= typical
+            left += typical * is_known[ends]
         if moved < SETTLED:
             break
-    sender, receiver = (np.where(known, effect, np.nan) for known, effect in zip(enough, effects))
+    sender, receiver = (np.where(is_known, effect, np.nan) for is_known, effect in zip(enough, effects))
     return middle, sender, receiver
 
 
@@ -210,13 +209,13 @@ def _partners(ends: Ints, others: Ints, num_ranks: int) -> Ints:
     return np.bincount(pairs // num_ranks, minlength=num_ranks)
 
 
-def _take_off(left: Floats, labels: Ints, effect: Floats, known: NDArray[np.bool_]) -> float:
+def _take_off(left: Floats, labels: Ints, effect: Floats, is_known: NDArray[np.bool_]) -> float:
     """Move the median of what is left of each label into its effect; how far the farthest was."""
     median = pl.col("left").quantile(0.5, "lower")
     medians = pl.DataFrame({"label": labels, "left": left}).group_by("label").agg(median)
     step = np.zeros(effect.size)
     step[medians["label"].to_numpy()] = medians["left"].to_numpy()
-    step *= known
+    step *= is_known
     effect += step
     left -= step[labels]
     return float(np.abs(step).max())

@@ -1,13 +1,14 @@
 """What a job moved between its ranks, and what its steps would save if some of it were faster.
 
-In: a graph. Out: one row per transfer, without waiting, and its replay with other transfers. Traffic of calls
-that were timed without a graph is in `timed_calls.py`; what is slow is said elsewhere.
+In: a graph; or collectives outside of deep windows that have a duration, as NCCL's Inspector measures all of
+them, and the flight recorder where timing is on; or sends, as NCCL's network threads time them. Out: one row
+per transfer, without waiting, and what steps would save with other transfers. What is slow is said elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -16,15 +17,22 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
+from dpro.detect.findings import Finding
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.mesh import axis_of_group
+from dpro.replay.run_mesh import mesh_of_run
+from dpro.replay.steps.durations import job_steps
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.replay.whatif.graph_ops.shared_fabric import with_links_apart
+from dpro.schema.members import num_members
 from dpro.store import Run
 from dpro.units import format_duration
 
 MESSAGE = "message"
+LIKE = ["op", "bytes", "num_ranks", "num_hosts"]  # equal in transfers that can be compared
+KEYS = [*LIKE, "members"]  # equal in transfers of one group
 
 
 class Healed(NamedTuple):
@@ -89,8 +97,8 @@ def transfers_apart(graph: Graph) -> pl.DataFrame | None:
     None where paths are not known, or the topology does not fit.
     """
     try:
-        at = placed(graph)
-        return None if at.known_missing else recorded_transfers(with_links_apart(graph, at))
+        placement = placed(graph)
+        return None if placement.known_missing else recorded_transfers(with_links_apart(graph, placement))
     except DproError:
         return None
 
@@ -117,8 +125,8 @@ def recorded_transfers(graph: Graph) -> pl.DataFrame:
         (nodes.kind == NodeKind.TRANSFER) & met & (nodes.message >= 0) & (nodes.step >= 0)
     )
     message = nodes.message[chosen]
-    op = pl.Series([each.op for each in graph.messages], dtype=pl.String).gather(message)
-    size = pl.Series([each.num_ranks for each in graph.messages], dtype=pl.Int64).gather(message)
+    op = pl.Series([kind.op for kind in graph.messages], dtype=pl.String).gather(message)
+    size = pl.Series([kind.num_ranks for kind in graph.messages], dtype=pl.Int64).gather(message)
     hosts = host_of(graph)
     host = pl.Series(nodes.rank[chosen]).replace_strict(hosts, default="", return_dtype=pl.String)
     rows = pl.DataFrame(
@@ -179,3 +187,213 @@ def replayed_with(baseline: Baseline, factor: pl.DataFrame) -> Healed:
     )
     steps = np.unique(nodes.step[nodes.step >= 0])
     return Healed(steps, (base - changed).astype(np.float64), base.astype(np.float64))
+
+
+# The axis of parallelism that slow transfers are along.
+
+
+def with_axis(finding: Finding, traffic: Traffic, groups: Iterable[str]) -> Finding:
+    """The finding, with the axis along which ranks of all slow groups differ; as it was where there is none.
+
+    Args:
+        groups: `members` of slow transfers, as `recorded_transfers` gives them.
+    """
+    if traffic.run is None:
+        return finding
+    mesh = mesh_of_run(traffic.run)
+    axes = {axis_of_group(mesh, [int(rank) for rank in members.split(",")]) for members in groups}
+    axis = axes.pop() if len(axes) == 1 else ""
+    if not axis:
+        return finding
+    return replace(finding, axis=axis, evidence=(*finding.evidence, f"these transfers are along {axis}"))
+
+
+# Traffic of calls, or of sends, that were timed while they ran: no deep window is needed for it.
+#
+# All members of a call end together, so the shortest duration among them is the transfer, and the rest is
+# waiting for the last; clocks of hosts need not agree. What other work hides of it is not known. A collective
+# shows all its members together. Each send is measured by itself, without waits for the GPU or the peer, and
+# counts as a message, so that senders, receivers and links can be distinguished within one ring or tree.
+
+_COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfer_ns", "whole")
+
+
+def traffic_of_calls(
+    collectives: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame, world_size: int
+) -> Traffic:
+    """The traffic of timed calls; no transfers where none was timed.
+
+    Args:
+        world_size: ranks of the job, recorded or not.
+    """
+    hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
+    outside = steps.filter(pl.col("window") < 0)
+    calls = _in_steps(_timed(collectives), steps)
+    all_recorded = outside["rank"].n_unique() >= world_size
+    transfers = pl.concat(
+        [
+            _met(
+                _messages(calls), ["group", "sequence", "sender", "receiver", "source"], hosts, all_recorded
+            ),
+            _met(_collective(calls), ["group", "sequence", "op", "source"], hosts, all_recorded),
+        ]
+    )
+    transfers = transfers.sort("step", *KEYS, "transfer_ns").with_row_index("instance")
+    transfers = transfers.with_columns(pl.col("instance").cast(pl.Int64))
+    return Traffic(transfers, hosts, partial(at_most, transfers, job_steps(outside)), replayed=False)
+
+
+def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Rows with duration, start and operation; `bytes` is what the operation moves for the rank."""
+    is_timed = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
+    began = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
+    return collectives.filter(is_timed & (pl.col("group") != "")).select(
+        "rank",
+        "op",
+        "group",
+        "sequence",
+        "peer",
+        "duration_ns",
+        "source",
+        num_members().alias("size"),
+        bytes=pl.max_horizontal("bytes_in", "bytes_out"),
+        began_ns=began,
+    )
+
+
+def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Add the step of the rank that each call began in; what is between steps belongs to the one before."""
+    begins = steps.select("rank", "step", "start_ns", "window").sort("start_ns")
+    joined = calls.filter(pl.col("began_ns") >= 0).sort("began_ns")
+    joined = joined.join_asof(
+        begins, left_on="began_ns", right_on="start_ns", by="rank", check_sortedness=False
+    )
+    return joined.filter(pl.col("window") < 0)
+
+
+def _collective(calls: pl.DataFrame) -> pl.DataFrame:
+    return calls.filter(~pl.col("op").is_in(["send", "recv", "send_recv"])).with_columns(
+        receives=pl.lit(False)
+    )
+
+
+def _messages(calls: pl.DataFrame) -> pl.DataFrame:
+    """Both ends of each message, by sender and receiver, in order: each end counts its own calls.
+
+    Where one end has more than the other, it is not known which are the same.
+    """
+    ends = calls.filter(pl.col("op").is_in(["send", "recv"]) & (pl.col("peer") >= 0))
+    sends = pl.col("op") == "send"
+    ends = ends.with_columns(
+        sender=pl.when(sends).then("rank").otherwise("peer"),
+        receiver=pl.when(sends).then("peer").otherwise("rank"),
+        receives=~sends,
+    )
+    way = ["group", "sender", "receiver", "source"]
+    numbered = ends.sort("sequence", "began_ns").with_columns(
+        sequence=pl.int_range(pl.len()).over(*way, "receives"),
+        sent=sends.sum().over(way),
+        got=(~sends).sum().over(way),
+        op=pl.lit(MESSAGE),
+        size=pl.lit(2, pl.Int64),
+    )
+    return numbered.filter(pl.col("sent") == pl.col("got"))
+
+
+def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_recorded: bool) -> pl.DataFrame:
+    """One row per call that at least two members timed.
+
+    Args:
+        call: columns that identify a call.
+        all_recorded: whether all ranks of the job are; only then the callers of a group are all its members.
+    """
+    if calls.is_empty():
+        return _NOTHING
+    host = pl.col("rank").replace_strict(hosts, default="", return_dtype=pl.String)
+    callers = calls.group_by("group").agg(callers=pl.col("rank").n_unique().cast(pl.Int64))
+    size = pl.when(pl.col("size") > 0).then("size").when(all_recorded).then("callers").otherwise(-1)
+    met = (
+        calls.join(callers, on="group")
+        .with_columns(size=size, host=host)
+        .unique([*call, "rank"], keep="none")  # numbers that came twice are ambiguous
+        .group_by(call)
+        .agg(
+            *([] if "op" in call else [pl.col("op").first()]),
+            pl.col("bytes").max(),
+            members=pl.col("rank").sort_by("receives", "rank").cast(pl.String).str.join(","),
+            num_ranks=pl.len().cast(pl.Int64),
+            num_hosts=pl.col("host").n_unique().cast(pl.Int64),
+            step=pl.col("step").min(),
+            transfer_ns=pl.col("duration_ns").min(),
+            whole=pl.len() == pl.col("size").max(),
+        )
+    )
+    return met.filter(pl.col("num_ranks") > 1).select(_COLUMNS)
+
+
+_NOTHING = pl.DataFrame(
+    schema={
+        "op": pl.String,
+        "bytes": pl.Int64,
+        "members": pl.String,
+        "num_ranks": pl.Int64,
+        "num_hosts": pl.Int64,
+        "step": pl.Int64,
+        "transfer_ns": pl.Int64,
+        "whole": pl.Boolean,
+    }
+)
+
+
+def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame) -> Traffic:
+    """The traffic on the wires, without peers that sent nothing: which ranks these are is not known."""
+    hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
+    host = [pl.col(end).replace_strict(hosts, default="", return_dtype=pl.String) for end in ("rank", "to")]
+    begins = steps.select("rank", "step", "start_ns").sort("start_ns")
+    places = sends.select("group", to="rank", peer_member="member").unique()
+    places = places.unique(["group", "peer_member"], keep="none")
+    transfers = (
+        sends.filter((pl.col("time_ns") >= 0) & (pl.col("wire_ns") > 0))
+        .join(places, on=["group", "peer_member"])
+        .sort("time_ns")
+        .join_asof(begins, left_on="time_ns", right_on="start_ns", by="rank", check_sortedness=False)
+        .drop_nulls("step")
+        .select(
+            "bytes",
+            "step",
+            op=pl.lit(MESSAGE),
+            members=pl.format("{},{}", "rank", "to"),
+            num_ranks=pl.lit(2, pl.Int64),
+            num_hosts=pl.when(host[0] == host[1]).then(1).otherwise(2).cast(pl.Int64),
+            transfer_ns="wire_ns",
+            whole=pl.lit(True),
+        )
+        .sort("step", "members", "bytes", "transfer_ns")
+        .with_columns(instance=pl.int_range(pl.len()))
+    )
+    return Traffic(transfers, hosts, partial(at_most, transfers, job_steps(steps)), replayed=False)
+
+
+def at_most(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:
+    """The most that steps would save: what transfers lose on the rank that loses the most.
+
+    Args:
+        steps: the job's, as `job_steps` gives them.
+        factor: `instance` of transfers, and how many `times` as long they take.
+    """
+    lost = (
+        transfers.join(factor, on="instance")
+        .with_columns(
+            rank=pl.col("members").str.split(","), lost_ns=pl.col("transfer_ns") * (1 - pl.col("times"))
+        )
+        .explode("rank")
+        .group_by("step", "rank")
+        .agg(pl.col("lost_ns").sum())
+        .group_by("step")
+        .agg(pl.col("lost_ns").max())
+    )
+    seen = transfers.select("step").unique()
+    of_steps = steps.join(seen, on="step", how="semi").join(lost, on="step", how="left").sort("step")
+    base = of_steps["duration_ns"].to_numpy().astype(np.float64)
+    saved = of_steps["lost_ns"].fill_null(0.0).to_numpy()
+    return Healed(of_steps["step"].to_numpy(), np.minimum(saved, base), base)

@@ -3,23 +3,21 @@
 In: a job's traffic. Out: findings. Transfers of the same operation, size and kind of group are compared
 between groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no
 fast one has, is at fault; where several things fit equally well, that is said. Where the run has a topology,
-cables, ports and switches on the paths of slow groups come first (`wires`). A job in which one group does all
-there is gives nothing to compare with.
+cables, ports and switches on the paths of slow groups come first (`wires`). Then come blocks: parts of the
+network between which all is slow. A job in which one group does all there is gives nothing to compare with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.findings import Finding
-from dpro.detect.network.axes import with_axis
-from dpro.detect.network.fabric import LIKE, FabricBlock, find_blocks
-from dpro.detect.network.traffic import MESSAGE, Traffic
+from dpro.detect.findings import Finding, costliest_first
+from dpro.detect.network.traffic import KEYS, LIKE, MESSAGE, Traffic, with_axis
 from dpro.detect.network.wires import CLASSES, Wires, blame_wires, wires_of, with_hops
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.replay.fabric.flows import PAIRWISE
@@ -45,7 +43,6 @@ class Suspect(NamedTuple):
         thing: what is at fault in the end: rank 3, whatever it does.
         kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (what lies between
             two) or group; of a topology cable, link, port or switch.
-        id: which.
     """
 
     thing: str
@@ -65,45 +62,44 @@ def find_slow_network(traffic: Traffic) -> list[Finding]:
     transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
     wires = wires_of(traffic.run)
     crowded, doubt = _crowded_groups(traffic, transfers, wires)
-    transfers = transfers.join(crowded, on=[*LIKE, "members"], how="anti")
-    found, explained = _on_wires(traffic, transfers, wires, doubt)
+    transfers = transfers.join(crowded, on=KEYS, how="anti")
+    findings, explained = _on_wires(traffic, transfers, wires, doubt)
     transfers = transfers.filter(~pl.col("members").is_in(sorted(explained)))
     blocked: set[str] = set()
     for block in find_blocks(transfers, hosts):
         finding = _describe_block(traffic, block)
-        found += [finding] if finding else []
+        findings += [finding] if finding else []
         blocked.update(block.slow["members"])
     groups = compare_groups(transfers).filter(~pl.col("members").is_in(sorted(blocked)))
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
-        mine = slow.filter(pl.col("members").is_in(sorted(members)))
-        shared = [*_in_common(suspects), *([doubt] if _may_be_crowded(suspects, mine) else [])]
-        finding = _describe(traffic, suspects, mine, shared, 1.0)
-        found += [finding] if finding else []
-    return sorted(found, key=lambda finding: -finding.cost_ns)
+        explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
+        shared = [*_in_common(suspects), *([doubt] if _may_be_crowded(suspects, explained_slow) else [])]
+        finding = _describe(traffic, suspects, explained_slow, shared, 1.0)
+        findings += [finding] if finding else []
+    return costliest_first(findings)
 
 
 def _crowded_groups(
     traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None
 ) -> tuple[pl.DataFrame, str]:
-    """Groups (`LIKE`, `members`) that are slow only since connections of the job meet on their paths.
+    """Groups (`KEYS`) that are slow only since connections of the job meet on their paths.
 
     And what is left to doubt of the others.
     """
-    keys = [*LIKE, "members"]
-    slow = _slow_groups(transfers, wires).select(keys)
+    slow = _slow_groups(transfers, wires).select(KEYS)
     apart = traffic.apart() if slow.height else None
     if apart is None:
         return slow.clear(), CROWDED
     still = _slow_groups(apart.filter("whole"), wires)
-    return slow.join(still, on=keys, how="anti"), CROWDED_BY_OTHERS
+    return slow.join(still, on=KEYS, how="anti"), CROWDED_BY_OTHERS
 
 
 def _slow_groups(transfers: pl.DataFrame, wires: Wires | None) -> pl.DataFrame:
     """Groups that are slow among all of their kind, or among those whose paths are as long."""
     compared = [compare_groups(transfers)]
     compared += [] if wires is None else [_compare_on_wires(transfers, wires)]
-    return pl.concat([each.filter("slow").select(*LIKE, "members") for each in compared]).unique()
+    return pl.concat([groups.filter("slow").select(KEYS) for groups in compared]).unique()
 
 
 def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
@@ -116,9 +112,9 @@ def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
     if not by_length:
         return compare_groups(transfers.clear())
     groups = pl.concat([compare_groups(part) for part in by_length])
-    among_all = compare_groups(pl.concat(by_length)).filter("slow").select(*LIKE, "members", also=True)
+    among_all = compare_groups(pl.concat(by_length)).filter("slow").select(*KEYS, also=True)
     far = pl.col("also").fill_null(False) & (pl.col("excess") >= np.log(MIN_BROKEN))
-    joined = groups.join(among_all, on=[*LIKE, "members"], how="left")
+    joined = groups.join(among_all, on=KEYS, how="left")
     return joined.with_columns(slow=pl.col("slow") | far)
 
 
@@ -130,16 +126,16 @@ def _on_wires(
         return [], set()
     groups = _compare_on_wires(transfers, wires)
     slow = groups.filter("slow")
-    found: list[Finding] = []
+    findings: list[Finding] = []
     explained: set[str] = set()
     for blamed, members in blame_wires(groups, wires):
-        suspects = [Suspect(each.words, each.kind, each.name) for each in blamed.suspects]
-        mine = slow.filter(pl.col("members").is_in(sorted(members)))
+        suspects = [Suspect(part.words, part.kind, part.name) for part in blamed.suspects]
+        explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
         shared = [*blamed.lines("groups", "are slow"), doubt]
-        finding = _describe(traffic, suspects, mine, shared, blamed.verdict.confidence)
-        found += [finding] if finding else []
+        finding = _describe(traffic, suspects, explained_slow, shared, blamed.verdict.confidence)
+        findings += [finding] if finding else []
         explained |= members if finding else set()
-    return found, explained
+    return findings, explained
 
 
 def _in_common(suspects: Sequence[Suspect]) -> list[str]:
@@ -151,7 +147,7 @@ def _in_common(suspects: Sequence[Suspect]) -> list[str]:
 
 def _may_be_crowded(suspects: Sequence[Suspect], slow: pl.DataFrame) -> bool:
     """Whether a link between hosts is suspected: it may be slow since other flows are on its path."""
-    links = any(each.kind in ("link", "hosts", "group") for each in suspects)
+    links = any(suspect.kind in ("link", "hosts", "group") for suspect in suspects)
     return links and bool((slow["num_hosts"] > 1).any())
 
 
@@ -165,17 +161,17 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
         transfers: as `transfers_of` gives them.
 
     Returns:
-        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`,
+        `KEYS` columns, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`,
         `num_same_kind` (groups), and whether it is `slow`; of groups that have others of their kind.
     """
-    per_group = transfers.group_by(*LIKE, "members").agg(pl.col("transfer_ns").median(), count=pl.len())
+    per_group = transfers.group_by(KEYS).agg(pl.col("transfer_ns").median(), count=pl.len())
     compared = []
-    for _, same_kind in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
+    for _, same_kind in per_group.sort(KEYS).group_by(LIKE, maintain_order=True):
         if same_kind.height < 2:
             continue
         least = MIN_SLOW if same_kind.height >= MIN_GROUPS else MIN_BROKEN
         times = np.log(same_kind["transfer_ns"].to_numpy())
-        others = [shortest_half(np.delete(times, at)) for at in range(times.size)]
+        others = [shortest_half(np.delete(times, group)) for group in range(times.size)]
         middle, spread = np.array(others).T
         excess = times - middle
         far = excess >= DEVIATIONS * np.maximum(spread, MIN_DEVIATION)
@@ -213,25 +209,20 @@ def shortest_half(values: Floats) -> tuple[float, float]:
 
 def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
     """Whether a group is beyond half of its excess in nearly every step that it was seen in."""
-    keys = [*LIKE, "members"]
     over = pl.col("transfer_ns").median().log() - pl.col("typical_ns").first().log()
     beyond = (
-        transfers.join(groups.select(*keys, "excess", "typical_ns"), on=keys)
-        .group_by(*keys, "step")
+        transfers.join(groups.select(*KEYS, "excess", "typical_ns"), on=KEYS)
+        .group_by(*KEYS, "step")
         .agg(over=over > pl.col("excess").first() / 2)
-        .group_by(keys)
+        .group_by(KEYS)
         .agg(share=pl.col("over").mean(), seen=pl.len())
     )
-    joined = groups.join(beyond, on=keys, how="left", maintain_order="left")
+    joined = groups.join(beyond, on=KEYS, how="left", maintain_order="left")
     return (joined["share"] >= PERSISTENT) & (joined["seen"] >= MIN_STEPS)
 
 
 def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Suspect]:
-    """What could slow down a group of ranks.
-
-    Args:
-        members: as in `transfers_of`.
-    """
+    """What could slow down a group of ranks."""
     ranks = [int(rank) for rank in members.split(",")]
     names = sorted({hosts.get(rank, "") for rank in ranks})
     for rank in ranks:
@@ -265,11 +256,11 @@ def ring_links(ranks: Sequence[int]) -> list[Suspect]:
 def _without_cleared(equal: Sequence[Suspect]) -> list[Suspect]:
     """Suspects in which a group stands for all links of its ring, or those that no fast ring has for it."""
     kept = list(equal)
-    for group in (each for each in equal if each.kind == "group"):
+    for group in (suspect for suspect in equal if suspect.kind == "group"):
         links = ring_links([int(rank) for rank in group.id.split(",")])
         left = [link for link in links if link in kept]
         drop = left if len(left) == len(links) else [group] if left else []
-        kept = [each for each in kept if each not in drop]
+        kept = [suspect for suspect in kept if suspect not in drop]
     return kept
 
 
@@ -287,15 +278,15 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         for suspect in suspects_of(members, op, hosts):
             of.setdefault(suspect, set()).add(members)
     slow = set(groups.filter("slow")["members"])
-    fitting = {suspect: mine for suspect, mine in of.items() if len(mine & slow) >= FITS * len(mine)}
+    fitting = {suspect: cases for suspect, cases in of.items() if len(cases & slow) >= FITS * len(cases)}
     left = set(slow)
     while left:
-        most = max((len(mine & left) for mine in fitting.values()), default=0)
-        best = {suspect: mine & left for suspect, mine in fitting.items() if len(mine & left) == most}
+        most = max((len(cases & left) for cases in fitting.values()), default=0)
+        best = {suspect: cases & left for suspect, cases in fitting.items() if len(cases & left) == most}
         explained = next(iter(best.values()), set()) if most else set()
         if not explained:
             return
-        equal = _without_cleared([suspect for suspect, mine in best.items() if mine == explained])
+        equal = _without_cleared([suspect for suspect, cases in best.items() if cases == explained])
         yield list({suspect.thing: suspect for suspect in reversed(equal)}.values())[::-1], explained
         left -= explained
 
@@ -331,11 +322,11 @@ def _describe(
         )
     sure = confidence(saved, base) if gains else 0.5
     sure = sure if sure_which else min(sure, MAX_UNSURE)
-    found = Finding(
+    finding = Finding(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4),
         sure * certainty / len(suspects), cost, tuple(evidence),
     )  # fmt: skip
-    return with_axis(found, traffic, slow["members"])
+    return with_axis(finding, traffic, slow["members"])
 
 
 def _is_known_slow(traffic: Traffic, slow: pl.DataFrame, base: Floats) -> bool:
@@ -368,10 +359,10 @@ def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
         traffic.gain_in_words("those within", "the step takes", cost, step),
     )
     sure = confidence(saved, base) / 2  # one run does not distinguish a fault from a design
-    found = Finding(
+    finding = Finding(
         "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost, evidence
     )
-    return with_axis(found, traffic, block.slow["members"])
+    return with_axis(finding, traffic, block.slow["members"])
 
 
 def words_of(suspect: Suspect) -> str:
@@ -389,9 +380,9 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
     """The slow groups in words, the worst first."""
     worst = slow.sort(["excess", "members"], descending=[True, False])
     lines = [
-        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(own)} of transfer, "
-        f"{format_duration(typical)} in groups of its kind ({count} times)"
-        for op, size, members, own, typical, count in worst.select(
+        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(transfer_ns)} of transfer, "
+        f"{format_duration(typical_ns)} in groups of its kind ({count} times)"
+        for op, size, members, transfer_ns, typical_ns, count in worst.select(
             "op", "bytes", "members", "transfer_ns", "typical_ns", "count"
         )
         .head(MAX_LINES)
@@ -403,8 +394,101 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
 
 def _healed(traffic: Traffic, slow: pl.DataFrame) -> tuple[Floats, Floats]:
     """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
-    keys = [*LIKE, "members"]
     times = (-pl.col("excess")).exp()
-    mine = traffic.transfers.join(slow.select(*keys, "excess"), on=keys).select("instance", times=times)
-    _, saved, base = traffic.healed(mine)
+    factors = traffic.transfers.join(slow.select(*KEYS, "excess"), on=KEYS).select("instance", times=times)
+    _, saved, base = traffic.healed(factors)
     return saved, base
+
+
+# Groups of hosts between which all is slow: a switch, or what lies between two parts of the network. Most
+# pairs of hosts are then slow, so that a comparison with the usual shows nothing; two levels do, and which
+# hosts are on which. Whether the network is broken there or was built so, the transfers of one run do not
+# show.
+
+MIN_RATIO = 1.5  # of the slow level's time to the fast level's
+MAX_SPREAD = 0.5  # of a level's values, of the distance between the levels, in logarithms
+MIN_HOSTS = 2  # in each of two parts: one host alone is at fault itself
+
+
+class FabricBlock(NamedTuple):
+    """Parts of the network, and what is slow between them.
+
+    Attributes:
+        slow: of the groups between parts `KEYS` columns, `transfer_ns`, `count`, `typical_ns` (of
+            the fast level) and `excess` (logarithm against that).
+    """
+
+    parts: tuple[tuple[str, ...], ...]
+    slow: pl.DataFrame
+
+    @property
+    def name(self) -> str:
+        """The parts in words."""
+        return " | ".join(", ".join(part) for part in self.parts)
+
+
+def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[FabricBlock]:
+    """Parts of the network between which all is slow; none unless that holds for every group there is.
+
+    Args:
+        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
+    """
+    typical = (
+        transfers.filter(pl.col("num_hosts") > 1)
+        .group_by(KEYS)
+        .agg(pl.col("transfer_ns").median(), count=pl.len())
+        .sort(KEYS)
+    )
+    blocks: dict[tuple[tuple[str, ...], ...], list[pl.DataFrame]] = {}
+    for _, same_kind in typical.group_by(LIKE, maintain_order=True):
+        levels = _two_levels(same_kind)
+        parts = _parts(levels, hosts) if levels is not None else None
+        if levels is not None and parts:
+            blocks.setdefault(parts, []).append(levels.filter("slow").drop("slow"))
+    return [FabricBlock(parts, pl.concat(slow)) for parts, slow in blocks.items()]
+
+
+def _two_levels(same_kind: pl.DataFrame) -> pl.DataFrame | None:
+    """Groups, fast and slow ones separated at the widest gap of their times; None if there is none."""
+    ordered = same_kind.sort("transfer_ns", "members")
+    times = np.log(ordered["transfer_ns"].to_numpy())
+    if times.size < 2:
+        return None
+    cut = int(np.argmax(np.diff(times))) + 1
+    fast, slow = times[:cut], times[cut:]
+    distance = float(np.median(slow) - np.median(fast))
+    widest = max(float(np.ptp(fast)), float(np.ptp(slow)))
+    if distance < np.log(MIN_RATIO) or widest > MAX_SPREAD * distance:
+        return None
+    middle = float(np.median(fast))
+    return ordered.with_columns(
+        pl.Series("excess", times - middle),
+        typical_ns=pl.lit(float(np.exp(middle))),
+        slow=pl.int_range(pl.len()) >= cut,
+    )
+
+
+def _parts(levels: pl.DataFrame, hosts: Mapping[int, str]) -> tuple[tuple[str, ...], ...] | None:
+    """Parts that fast groups join, if all slow groups are between them and no fast one is; None otherwise."""
+    fast, slow = (
+        [_hosts_of(members, hosts) for members in levels.filter(which)["members"]]
+        for which in (~pl.col("slow"), pl.col("slow"))
+    )
+    parts = tuple(sorted(_joined(fast, set().union(*fast, *slow))))
+    place = {host: number for number, part in enumerate(parts) for host in part}
+    between = all(len({place[host] for host in group}) > 1 for group in slow)
+    large = sum(len(part) >= MIN_HOSTS for part in parts)
+    return parts if between and large >= 2 and large == len(parts) else None
+
+
+def _hosts_of(members: str, hosts: Mapping[int, str]) -> set[str]:
+    return {hosts.get(int(rank), "") for rank in members.split(",")}
+
+
+def _joined(groups: Iterable[set[str]], every: set[str]) -> Iterator[tuple[str, ...]]:
+    """Hosts that groups connect, be it through others."""
+    parts: list[set[str]] = [{host} for host in sorted(every)]
+    for group in groups:
+        touched = [part for part in parts if part & group]
+        parts = [part for part in parts if not part & group] + [set().union(*touched)]
+    yield from (tuple(sorted(part)) for part in parts)

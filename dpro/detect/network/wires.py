@@ -1,9 +1,9 @@
 """Cables, ports and switches that slow groups of ranks have in common, where the run has a topology.
 
 In: groups of ranks, which of them are slow, and the fabric that their ranks are in. Out: what of the fabric
-is at fault, by the votes of groups over the paths of their flows (`tomography`), with the groups that it
-explains. The path of a flow is known where there is only one, or where the run keeps paths; else each is as
-likely. Nothing is measured here.
+is at fault, by the votes of groups over the paths of their flows (network tomography, `at_fault`), with the
+groups that it explains. The path of a flow is known where there is only one, or where the run keeps paths;
+else each is as likely. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import polars as pl
 from scipy.sparse import csr_matrix
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.detect.network.tomography import FaultVerdict, at_fault, votes
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.channels import Ranks, channels_of_run
 from dpro.replay.fabric.crossing import crossings, hops_of
@@ -39,7 +38,6 @@ class FabricPart(NamedTuple):
 
     Attributes:
         kind: a cable (both ways), a link (one way of it), a port of a host (with its cable), or a switch.
-        name: of it.
         links: a path that crosses the component takes exactly one of these.
     """
 
@@ -57,8 +55,6 @@ class Blamed(NamedTuple):
     """What is at fault, and what shows it.
 
     Attributes:
-        verdict: with the groups that it explains.
-        suspects: components that cannot be distinguished.
         runner_up: what fits next best; None where nothing else does.
         crossing, slow: groups that are likely to cross it, and how many of these are slow.
         others: slow groups that are not.
@@ -73,7 +69,7 @@ class Blamed(NamedTuple):
 
     def lines(self, what: str, show: str) -> list[str]:
         """As evidence."""
-        names = " or ".join(each.words for each in self.suspects)
+        names = " or ".join(part.words for part in self.suspects)
         said = [
             f"{self.slow} of {self.crossing} {what} whose paths cross {names} {show}, {self.others} others"
         ]
@@ -90,7 +86,6 @@ class Wires:
     """The fabric of a run, and where its ranks are.
 
     Attributes:
-        routes: next hops, and the fabric.
         gpus: of ranks that can send to other hosts.
         known: paths that the run keeps.
         channels: of groups of ranks, as far as they were recorded.
@@ -130,7 +125,7 @@ def wires_of(run: Run | None) -> Wires | None:
 
 def components_of(fabric: Fabric) -> list[FabricPart]:
     """What of a fabric may be at fault: ports, cables between switches and their ways, and switches."""
-    found = []
+    components = []
     half = fabric.source.size // 2  # a cable's other way comes that much later
     for link in range(half):
         ends = int(fabric.source[link]), int(fabric.target[link])
@@ -140,15 +135,15 @@ def components_of(fabric: Fabric) -> list[FabricPart]:
         port = next((end for end in ends if fabric.kind[end] == NIC), None)
         if port is None or kinds == {NIC}:
             name = fabric.link_name(link).replace(" > ", " - ")
-            found.append(FabricPart(CABLE, name, (link, link + half)))
+            components.append(FabricPart(CABLE, name, (link, link + half)))
         else:
-            found.append(FabricPart(PORT, fabric.names[port], (link, link + half)))
-        found += [FabricPart(DIRECTION, fabric.link_name(way), (way,)) for way in (link, link + half)]
+            components.append(FabricPart(PORT, fabric.names[port], (link, link + half)))
+        components += [FabricPart(DIRECTION, fabric.link_name(way), (way,)) for way in (link, link + half)]
     for switch in np.flatnonzero(fabric.kind == SWITCH).tolist():
         into = tuple(np.flatnonzero(fabric.target == switch).tolist())
         if into:
-            found.append(FabricPart(SWITCHES, fabric.names[switch], into))
-    return found
+            components.append(FabricPart(SWITCHES, fabric.names[switch], into))
+    return components
 
 
 def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
@@ -157,8 +152,8 @@ def crossing_of(components: Sequence[FabricPart], links: csr_matrix) -> Floats:
     Args:
         links: [F, L] probability that it crosses a link.
     """
-    row = np.concatenate([np.array(each.links, np.int64) for each in components])
-    column = np.repeat(np.arange(len(components)), [len(each.links) for each in components])
+    row = np.concatenate([np.array(part.links, np.int64) for part in components])
+    column = np.repeat(np.arange(len(components)), [len(part.links) for part in components])
     shape = (links.shape[1], len(components))
     belongs = csr_matrix((np.ones(row.size), (row, column)), shape=shape)
     crossing: Floats = np.clip((links @ belongs).toarray(), 0.0, 1.0)
@@ -176,7 +171,7 @@ def blame_parts(
         evidence: [G] log-likelihood ratio of each group, above 0 where it shows a fault.
     """
     shown = np.asarray(links[evidence[of] > 0].sum(axis=0)).ravel() > 0
-    candidates = [each for each in components if shown[list(each.links)].any()]
+    candidates = [part for part in components if shown[list(part.links)].any()]
     if not candidates:
         return []
     each_flow = crossing_of(candidates, links)
@@ -193,34 +188,34 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
         evidence: [G] as of `blame_parts`.
     """
     kept = _distinct(components, crossing)
-    candidates, crossing = [components[at] for at in kept], crossing[:, kept]
-    found = []
+    candidates, crossing = [components[column] for column in kept], crossing[:, kept]
+    blamed = []
     for verdict in at_fault(crossing, evidence):
         likely = crossing[:, verdict.suspects[0]] > 0.5 * crossing[:, verdict.suspects[0]].max()
         shows = evidence > 0
-        suspects = _whole([candidates[at] for at in verdict.suspects])
+        suspects = _whole([candidates[column] for column in verdict.suspects])
         runner_up = candidates[verdict.runner_up] if verdict.runner_up >= 0 else None
         counts = (int(flows.sum()) for flows in (likely, likely & shows, ~likely & shows))
-        found.append(Blamed(verdict, suspects, runner_up, *counts))
-    return found
+        blamed.append(Blamed(verdict, suspects, runner_up, *counts))
+    return blamed
 
 
 def _distinct(components: Sequence[FabricPart], crossing: Floats) -> list[int]:
     """Components but for the ways of cables and ports that all flows cross in one way only."""
-    cables = [(at, each) for at, each in enumerate(components) if each.kind in (CABLE, PORT)]
-    of_link = {link: at for at, each in cables for link in each.links}
+    cables = [(column, part) for column, part in enumerate(components) if part.kind in (CABLE, PORT)]
+    of_link = {link: column for column, part in cables for link in part.links}
     return [
-        at
-        for at, each in enumerate(components)
-        if each.kind != DIRECTION
-        or not np.allclose(crossing[:, at], crossing[:, of_link[each.links[0]]], atol=1e-9)
+        column
+        for column, part in enumerate(components)
+        if part.kind != DIRECTION
+        or not np.allclose(crossing[:, column], crossing[:, of_link[part.links[0]]], atol=1e-9)
     ]
 
 
 def _whole(suspects: Sequence[FabricPart]) -> tuple[FabricPart, ...]:
     """Suspects without a way of a cable where the cable is one of them, too."""
-    whole = {link for each in suspects if each.kind in (CABLE, PORT) for link in each.links}
-    return tuple(each for each in suspects if each.kind != DIRECTION or each.links[0] not in whole)
+    whole = {link for part in suspects if part.kind in (CABLE, PORT) for link in part.links}
+    return tuple(part for part in suspects if part.kind != DIRECTION or part.links[0] not in whole)
 
 
 def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
@@ -229,11 +224,11 @@ def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
     Args:
         transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
     """
-    known = _known_groups(transfers, wires)
-    flows, links = _flows(known, wires)
-    hops = np.zeros(known.height, np.int64)
+    placed = _known_groups(transfers, wires)
+    flows, links = _flows(placed, wires)
+    hops = np.zeros(placed.height, np.int64)
     np.maximum.at(hops, flows.of, hops_of(links))
-    return transfers.join(known.with_columns(hops=hops), on=["members", "op"])
+    return transfers.join(placed.with_columns(hops=hops), on=["members", "op"])
 
 
 def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[str]]]:
@@ -242,14 +237,14 @@ def blame_wires(groups: pl.DataFrame, wires: Wires) -> list[tuple[Blamed, set[st
     Args:
         groups: `op`, `members`, `slow`.
     """
-    known = _known_groups(groups, wires)
+    placed = _known_groups(groups, wires)
     slow = groups.group_by("members", "op").agg(pl.col("slow").any())
-    shows = known.join(slow, on=["members", "op"], how="left", maintain_order="left")["slow"].to_numpy()
+    shows = placed.join(slow, on=["members", "op"], how="left", maintain_order="left")["slow"].to_numpy()
     if not shows.any():
         return []
-    flows, links = _flows(known, wires)
-    found = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
-    return [(each, set(known["members"].filter(pl.Series(each.verdict.explained)))) for each in found]
+    flows, links = _flows(placed, wires)
+    blamed = blame_parts(wires.components, links, flows.of, votes(_as_bools(shows)))
+    return [(part, set(placed["members"].filter(pl.Series(part.verdict.explained)))) for part in blamed]
 
 
 def _as_bools(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Bools:
@@ -267,11 +262,129 @@ def _known_groups(groups: pl.DataFrame, wires: Wires) -> pl.DataFrame:
     return kinds.filter(pl.Series(placed, dtype=pl.Boolean)).drop("num_ranks").sort("members", "op")
 
 
-def _flows(known: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
+def _flows(groups: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
     """Flows of groups, and the links that each may cross."""
-    ranks = [tuple(map(int, each.split(","))) for each in known["members"]]
-    members = [[wires.gpus[rank] for rank in each] for each in ranks]
-    ops = ["send" if op == "message" else op for op in known["op"]]
-    channels = [wires.channels.get(each, NOT_RECORDED) for each in ranks]
+    ranks = [tuple(map(int, group.split(","))) for group in groups["members"]]
+    members = [[wires.gpus[rank] for rank in group] for group in ranks]
+    ops = ["send" if op == "message" else op for op in groups["op"]]
+    channels = [wires.channels.get(group, NOT_RECORDED) for group in ranks]
     flows = flows_of(wires.fabric, members, ops, channels=channels)
     return flows, crossings(flows, wires.routes, wires.known)
+
+
+# Network tomography: what is at fault, from what flows show end to end.
+#
+# The model is that of Flock (Harsh, Meng, Agrawal and Godfrey, CoNEXT 2023, arXiv 2305.03348): a flow whose
+# path is known in part crosses a faulty component with probability q, so a faulty component changes the
+# likelihood of flow f by 1 + q (exp(evidence) - 1). The set of components of the highest likelihood is sought
+# greedily: each further one has to explain what the earlier ones do not. With known paths and one vote per
+# flow this is the vote of 007 (Arzani et al., NSDI 2018), in which flows that are well vote against, too.
+# Components that the same flows cross cannot be distinguished by any method, and are named together.
+
+SHOWS = 0.9  # of flows that cross a faulty component: how many show it
+FALSE = 0.02  # of the others
+SURER = np.log(1000.0)  # than by chance a component has to be, for each that could be named
+ODDS = np.log(20.0)  # what is less than this many times as likely is not distinguished
+MAX_CONFIDENCE = 0.99  # confidence: the model itself may be wrong
+MAX_FAULTS = 8
+CONGESTION = 0.002  # of segments that a flow sends again where links are full and none is broken
+BURST = 4.0  # segments that are lost, or held to be, at a time
+HARMFUL = 0.01  # of segments that a broken link loses
+
+
+class FaultVerdict(NamedTuple):
+    """A component at fault.
+
+    Attributes:
+        suspects: components that fit (nearly) as well, the best first; one if the flows distinguish it.
+        runner_up: the next best, -1 where no other fits at all.
+        behind: logarithm of how many times less likely that is.
+        confidence: 0 to 1, that it is among the suspects.
+        explained: [F] flows that show something and are likely to cross it.
+    """
+
+    suspects: tuple[int, ...]
+    runner_up: int
+    behind: float
+    confidence: float
+    explained: Bools
+
+
+def votes(shows: Bools) -> Floats:
+    """[F] evidence of flows that either show a fault or do not."""
+    for_it, against_it = float(np.log(SHOWS / FALSE)), float(np.log((1 - SHOWS) / (1 - FALSE)))
+    return np.where(shows, for_it, against_it)
+
+
+def votes_of_losses(sent: Ints, again: Ints) -> Floats:
+    """[F] evidence of flows that count segments, and how many of them they had to send again.
+
+    The log-likelihood ratio of a binomial with a loss that harms against what congestion causes, over the
+    dispersion (quasi-likelihood: Wedderburn, Biometrika 61, 1974), since segments are lost several at a time;
+    and no more than a vote for each flow.
+
+    Args:
+        sent: [F] segments, with those sent again.
+        again: [F] of these, sent again.
+    """
+    usual = float(np.median(again[sent > 0] / sent[sent > 0])) if (sent > 0).any() else 0.0
+    background = max(CONGESTION, 2 * usual)
+    lossy = max(HARMFUL, 4 * background)
+    if lossy >= 1:
+        return np.zeros(sent.size)
+    ratio = again * np.log(lossy / background) + (sent - again) * np.log((1 - lossy) / (1 - background))
+    least, most = votes(np.array([False, True]))
+    capped: Floats = np.clip(ratio.astype(np.float64) / BURST, least, most)
+    return capped
+
+
+def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
+    """Components at fault, the surest first; none where nothing is beyond chance.
+
+    Args:
+        crossing: [F, C] probability that a flow crosses a component, 0 to 1.
+        evidence: [F] log-likelihood ratios: above 0 where a flow shows a fault.
+    """
+    verdicts: list[FaultVerdict] = []
+    if not crossing.size:
+        return verdicts
+    least = SURER + np.log(crossing.shape[1])
+    crossed = np.zeros(evidence.size)  # that a flow crosses what is at fault already
+    ratio = np.expm1(np.clip(evidence, -30, 30))
+    gain, either = _gains(crossing, ratio, crossed)
+    while len(verdicts) < MAX_FAULTS and gain.max() >= least:
+        best = int(np.argmax(gain))
+        explained = (crossing[:, best] > 0) & (evidence > 0) & (crossed < 0.5)
+        crossed = either[:, best]
+        left, either = _gains(crossing, ratio, crossed)
+        # What has as much to explain when this is known is another fault, and not an alternative to it.
+        alternative = np.flatnonzero((left < least) & (gain > 0))
+        order = alternative[np.argsort(-gain[alternative], kind="stable")]
+        suspects = order[gain[order] >= gain[best] - ODDS]
+        rest = order[suspects.size :]
+        runner_up = int(rest[0]) if rest.size else -1
+        behind = float(gain[best] - gain[runner_up]) if rest.size else np.inf
+        chance = np.exp(least - SURER - gain[best])
+        weights = np.exp(gain[order] - gain[best])
+        sure = float(weights[: suspects.size].sum() / (weights.sum() + chance))
+        verdicts.append(
+            FaultVerdict(
+                tuple(suspects.tolist()), runner_up, behind, round(min(sure, MAX_CONFIDENCE), 3), explained
+            )
+        )
+        gain = left
+    return verdicts
+
+
+def _gains(crossing: Floats, ratio: Floats, crossed: Floats) -> tuple[Floats, Floats]:
+    """[C] log-likelihood gained by each component beyond what is known; [F, C] probability to cross either.
+
+    Args:
+        crossing: [F, C] as of `at_fault`.
+        ratio: [F] likelihood ratio of each flow, less 1.
+        crossed: [F] probability that it crosses what is at fault already.
+    """
+    either = 1 - (1 - crossed[:, None]) * (1 - crossing)
+    before = np.log1p(crossed * ratio)[:, None]
+    gained: Floats = (np.log1p(either * ratio[:, None]) - before).sum(axis=0)
+    return gained, either

@@ -34,12 +34,7 @@ OF_DEVICES = (OPERATORS, KERNELS)  # what computes; all else is the host's
 
 
 class HostCause(NamedTuple):
-    """Why a host takes longer.
-
-    Attributes:
-        cause: in a word.
-        evidence: a line.
-    """
+    """Why a host takes longer."""
 
     cause: str
     evidence: str
@@ -58,12 +53,12 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
     Args:
         more: ns per step that the rank has more than its peers, by counter.
     """
-    known = {name: value for name, value in more.items() if name in HOST_CAUSES}
-    largest = max(known, key=lambda name: known[name], default="")
-    if not largest or known[largest] < EXPLAINED * longer_ns:
+    counted = {name: value for name, value in more.items() if name in HOST_CAUSES}
+    largest = max(counted, key=lambda name: counted[name], default="")
+    if not largest or counted[largest] < EXPLAINED * longer_ns:
         return None
     cause, does = HOST_CAUSES[largest]
-    return HostCause(cause, f"it {does} {format_duration(known[largest])} longer per step than they")
+    return HostCause(cause, f"it {does} {format_duration(counted[largest])} longer per step than they")
 
 
 def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
@@ -88,11 +83,11 @@ def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:
         rows: `rank`, `counter`, `value` per step, of the rank and its peers.
     """
     per_rank = rows.group_by("counter", "rank").agg(pl.col("value").median())
-    mine = pl.col("rank") == rank
-    both = per_rank.group_by("counter").agg(
-        own=pl.col("value").filter(mine).first(), theirs=pl.col("value").filter(~mine).median()
+    is_rank = pl.col("rank") == rank
+    compared = per_rank.group_by("counter").agg(
+        own=pl.col("value").filter(is_rank).first(), theirs=pl.col("value").filter(~is_rank).median()
     )
-    more = both.drop_nulls("own").select("counter", pl.col("own") - pl.col("theirs").fill_null(0.0))
+    more = compared.drop_nulls("own").select("counter", pl.col("own") - pl.col("theirs").fill_null(0.0))
     return dict(more.iter_rows())
 
 
@@ -107,9 +102,9 @@ def excess_by_cause(baseline: Baseline, rank: int, peers: list[int], since: int)
         baseline.job.map_ranks(partial(_work_by_cause, compared, since, baseline.job.on_gpus), compared)
     )
     others = per_step.filter(pl.col("rank").is_in(peers)).group_by(keys).agg(peer=pl.col("work").median())
-    own = per_step.filter(pl.col("rank") == rank).join(others, on=keys, how="left")
-    excess = own.with_columns(
-        pl.Series(CAUSES)[own["cause"]].alias("cause"),
+    of_rank = per_step.filter(pl.col("rank") == rank).join(others, on=keys, how="left")
+    excess = of_rank.with_columns(
+        pl.Series(CAUSES)[of_rank["cause"]].alias("cause"),
         excess_ns=pl.col("work") - pl.col("peer").fill_null(0),
     )
     compute = pl.col("cause").is_in(OF_DEVICES)

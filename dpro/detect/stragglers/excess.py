@@ -9,6 +9,7 @@ and what that costs, is not computed here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +57,8 @@ class Excess:
     """How much slower one rank of a team is.
 
     Attributes:
-        column: of the team.
         num_steps: how many of the latest steps show it.
         level: of the log-ratio to its peers.
-        error: standard error of the effect.
         persistent: share of the steps in which the rank is slower than what it is compared with.
         before: the level in the steps before, where it is compared with these; else 0, that of its peers.
         against_past: whether it is.
@@ -82,7 +81,7 @@ class Excess:
 def late_columns(team: Team) -> list[Excess]:
     """The ranks of a team that are clearly and persistently slower: than their peers, then than they were."""
     logs = np.log(np.maximum(team.own, 1.0))
-    excess = logs - median_of_others(logs)
+    excess = logs - median_of_peers(logs)
     peers = [_against_peers(excess, size) for size in LATEST_STEPS if size <= len(excess)]
     past = [_against_past(logs, excess, size) for size in PAST_STEPS if size + MIN_BEFORE <= len(excess)]
     return [*_longest_windows(peers), *_longest_windows(past)]
@@ -91,13 +90,13 @@ def late_columns(team: Team) -> list[Excess]:
 def _longest_windows(windows: list[list[Excess]]) -> list[Excess]:
     """Of each rank the longest of the windows that show as much as any."""
     by_column: dict[int, list[Excess]] = {}
-    for each in (each for window in windows for each in window):
-        by_column.setdefault(each.column, []).append(each)
-    found = []
-    for column in sorted(by_column):
-        enough = AS_LARGE * max(each.effect for each in by_column[column])
-        found.append([each for each in by_column[column] if each.effect >= enough][-1])
-    return found
+    for excess in chain.from_iterable(windows):
+        by_column.setdefault(excess.column, []).append(excess)
+    longest = []
+    for _, of_rank in sorted(by_column.items()):
+        enough = AS_LARGE * max(excess.effect for excess in of_rank)
+        longest.append([excess for excess in of_rank if excess.effect >= enough][-1])
+    return longest
 
 
 def _against_peers(excess: Floats, size: int) -> list[Excess]:
@@ -105,15 +104,14 @@ def _against_peers(excess: Floats, size: int) -> list[Excess]:
 
     Args:
         excess: [T, R] log-ratios of own times to those of the peers.
-        size: how many of the latest steps are tested.
     """
     latest = excess[-size:]
     level, persistent = midmean(latest), (latest > 0).mean(axis=0)
     error = _error(excess, size)
     clear = (level >= MIN_RATIO) & (persistent >= PERSISTENT) & (level >= MIN_SIGNIFICANCE * error)
     return [
-        Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
-        for at in np.flatnonzero(clear)
+        Excess(column, size, level.item(column), error.item(column), persistent.item(column))
+        for column in np.flatnonzero(clear).tolist()
     ]
 
 
@@ -125,7 +123,6 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
     Args:
         logs: [T, R] logarithms of own times.
         excess: [T, R] log-ratios of own times to those of the peers.
-        size: how many of the latest steps are tested.
     """
     latest, earlier = excess[-size:], excess[:-size]
     level, before = midmean(latest), midmean(earlier)
@@ -137,9 +134,15 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
     clear &= (grown >= change / 2) & (level > 0)
     return [
         Excess(
-            int(at), size, float(level[at]), float(error[at]), float(persistent[at]), float(before[at]), True
+            column,
+            size,
+            level.item(column),
+            error.item(column),
+            persistent.item(column),
+            before.item(column),
+            True,
         )
-        for at in np.flatnonzero(clear)
+        for column in np.flatnonzero(clear).tolist()
     ]
 
 
@@ -155,7 +158,7 @@ def midmean(values: Floats) -> Floats:
     return np.asarray(middle.mean(axis=0))
 
 
-def median_of_others(values: Floats) -> Floats:
+def median_of_peers(values: Floats) -> Floats:
     """[T, R] the median over all columns but the own."""
     size = values.shape[1]
     order = np.argsort(values, axis=1)

@@ -1,8 +1,8 @@
 """Ranks that the others wait for persistently, inferred from the calls that are always recorded.
 
-In: calls, steps, counters and workers on one clock. Out: findings, and what they cannot show. Which ranks are
-slower than their peers, or than before, is decided by `excess.py`; here, how long others wait for them, and
-why.
+In: calls, steps, counters and workers on one clock; or, with clocks that need not agree, collectives outside
+of deep windows that have a duration. Out: findings, and what they cannot show. Which ranks are slower than
+their peers, or than before, is decided by `excess.py`; here, how long others wait for them, and why.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
-from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
+from dpro.detect.findings import Finding, costliest_first
+from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
 from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
-from dpro.detect.stragglers.own_time import MESSAGES, teams
+from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams, usual_ones
+from dpro.schema.members import num_members
 from dpro.units import format_duration
 
 HISTORY = 240  # steps that the noise is estimated from
@@ -41,44 +42,49 @@ HOSTS_ONLY = (
 
 
 def find_late_ranks(
-    own: pl.DataFrame, calls: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, *, doubtful: bool
+    own_times: pl.DataFrame,
+    calls: pl.DataFrame,
+    counters: pl.DataFrame,
+    workers: pl.DataFrame,
+    *,
+    doubtful: bool,
 ) -> list[Finding]:
     """Name the ranks that the others wait for, costliest first; none where nothing is wrong.
 
     Args:
-        own: as `own_time` gives it.
+        own_times: as `own_time` gives it.
         calls: as `calls_of` gives them; for which ranks belong together.
         doubtful: whether ranks may also have waited for what calls do not show.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
-    found: list[tuple[Team, Excess, Finding]] = []
+    by_excess: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
-    for ranks in teams(calls, own, stages):
-        team = team_of(own, ranks)
+    for ranks in teams(calls, own_times, stages):
+        team = team_of(own_times, ranks)
         uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
         late = late_columns(team)
         if uneven is not None and (late or uneven.model.significance):
             uneven_work += _uneven(team, uneven)
             team = replace(team, own=uneven.equal)
-            late = [each for each in late_columns(team) if _is_more(each, uneven)]
-        found += [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
-    costliest = sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]  # of several stages' ranks
+            late = [excess for excess in late_columns(team) if _is_more(excess, uneven)]
+        by_excess += [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
+    costliest = costliest_first(uneven_work)[:1]  # of several stages' ranks
     findings = [
         *costliest,
-        *_once([each for team, excess, each in found if _matters(team, excess, doubtful)]),
+        *_once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]),
     ]
-    doubtful = doubtful or len({team.ranks[0] for team, *_ in found}) > 1
+    doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
     doubted = [_doubted(finding) if doubtful else finding for finding in findings]
-    return sorted(doubted, key=lambda finding: -finding.cost_ns)
+    return costliest_first(doubted)
 
 
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
     """The finding of uneven work: it costs no more than ranks waited for each other."""
     latest = slice(-LATEST, None)
-    own, waited = team.own[latest], team.waited[latest]
-    saved = float((own.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
-    cost = min(saved, float(waited.mean()))
-    return describe_uneven_work(uneven, cost, float(np.median((own + waited).mean(axis=1))), team.ranks)
+    own_ns, waited_ns = team.own[latest], team.waited[latest]
+    saved = float((own_ns.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
+    cost = min(saved, float(waited_ns.mean()))
+    return describe_uneven_work(uneven, cost, float(np.median((own_ns + waited_ns).mean(axis=1))), team.ranks)
 
 
 def _is_more(excess: Excess, uneven: Uneven) -> bool:
@@ -104,10 +110,10 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
 
 def _waited_for(team: Team, excess: Excess) -> Floats:
     """[num_steps] ns that the others waited for the rank: beyond the next slowest, no more than they did."""
-    own, waited = team.own[-excess.num_steps :], team.waited[-excess.num_steps :]
-    others = np.delete(own, excess.column, axis=1).max(axis=1)
-    waits = np.median(np.delete(waited, excess.column, axis=1), axis=1)
-    return np.asarray(np.clip(np.minimum(own[:, excess.column] - others, waits), 0, None))
+    own_ns, waited_ns = team.own[-excess.num_steps :], team.waited[-excess.num_steps :]
+    others = np.delete(own_ns, excess.column, axis=1).max(axis=1)
+    waits = np.median(np.delete(waited_ns, excess.column, axis=1), axis=1)
+    return np.asarray(np.clip(np.minimum(own_ns[:, excess.column] - others, waits), 0, None))
 
 
 def _mean_but_pauses(waited_for: Floats) -> float:
@@ -131,15 +137,15 @@ def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     return reasons + ([HOSTS_ONLY] if on_gpus(workers) else [])
 
 
-def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
+def team_of(own_times: pl.DataFrame, ranks: list[int]) -> Team:
     """The steps that all ranks of a team have, as arrays; the latest `HISTORY` of them.
 
     Args:
-        own: as `own_time` returns it.
+        own_times: as `own_time` returns it.
         ranks: of the team, ascending.
     """
-    mine = own.filter(pl.col("rank").is_in(ranks))
-    common = mine.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+    of_team = own_times.filter(pl.col("rank").is_in(ranks))
+    common = of_team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
     common = common.tail(HISTORY * len(ranks))
     shape = (-1, len(ranks))
     own_ns, waited, start, step = (
@@ -149,25 +155,19 @@ def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
 
 
 def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame) -> Finding:
-    """Return the finding of a rank that is late for its team.
-
-    Args:
-        excess: of the rank's own time over that of its peers.
-        counters: rows of `counters`.
-        workers: rows of `workers`.
-    """
+    """Return the finding of a rank that is late for its team."""
     column, latest = excess.column, slice(-excess.num_steps, None)
-    own, waited = team.own[latest], team.waited[latest]
-    waits = np.median(np.delete(waited, column, axis=1), axis=1)
+    own_ns, waited_ns = team.own[latest], team.waited[latest]
+    waits = np.median(np.delete(waited_ns, column, axis=1), axis=1)
     waited_for = _waited_for(team, excess)
     cost = _mean_but_pauses(waited_for)
     cycle = _cycle(team, excess)
     # By the level: a median of differences may have another sign than one of ratios.
-    longer = float(np.median(own[:, column])) * -float(np.expm1(-excess.level))
+    longer = float(np.median(own_ns[:, column])) * -float(np.expm1(-excess.level))
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers)
     waiting = f"the others wait {format_duration(float(np.median(waits)))} per step in collectives"
-    itself = f"it waits {format_duration(float(np.median(waited[:, column])))}"
+    itself = f"it waits {format_duration(float(np.median(waited_ns[:, column])))}"
     if cost < NEGLIGIBLE * cycle:
         waits_for_it = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
     else:
@@ -251,3 +251,141 @@ def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
 def on_gpus(workers: pl.DataFrame) -> bool:
     """Whether the job computes on GPUs."""
     return bool((workers["gpu_uuid"] != "").any() or (workers["gpu_name"] != "").any())
+
+
+# Ranks that the others wait for on their GPUs, by calls that were timed without deep windows (NCCL's
+# Inspector, or the flight recorder with timing on). All members of a call end together, so what a member
+# takes longer than the shortest of them it has waited for the last; what is left of its steps is its own.
+# Clocks need not agree, and hosts may run ahead of their GPUs.
+
+LAST_ON_GPU = (
+    "by the times of its collectives on the GPU, to which it comes last; no counter of its host explains it, "
+    "but its host may launch late"
+)
+LAST_ON_GPU_SURE = 0.6  # factor of the confidence then
+WHOLE = 0.9  # of a rank's calls in a step must have been timed on all members
+_OWN = ["rank", "step", "start_ns", "own_ns", "waited_ns", "signature", "usual"]
+
+
+def find_late_gpus(
+    collectives: pl.DataFrame,
+    steps: pl.DataFrame,
+    counters: pl.DataFrame,
+    workers: pl.DataFrame,
+    *,
+    doubtful: bool,
+) -> list[Finding]:
+    """Name the ranks that the others wait for by what was timed; none where nothing was.
+
+    Args:
+        steps: rows of that table, with `time_ns` where it is known how long they took.
+        doubtful: whether ranks may also have waited for messages.
+    """
+    own_times = own_time_when_timed(collectives, steps)
+    if own_times.is_empty():
+        return []
+    findings = find_late_ranks(
+        usual_ones(own_times), calls_of(collectives), counters, workers, doubtful=doubtful
+    )
+    # Waits in several streams at once are counted several times: what costs little may be no more than that.
+    return [_on_gpu(finding) for finding in findings if finding.severity >= MIN_COST]
+
+
+def is_timed(collectives: pl.DataFrame) -> bool:
+    """Whether calls outside of deep windows were timed."""
+    return not _timed(collectives).is_empty()
+
+
+def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Work and waiting of each rank in each whole step outside of deep windows, by its GPU.
+
+    Args:
+        collectives, steps: as `find_late_gpus` takes them.
+
+    Returns:
+        The columns of `own_time_of_all`; steps with calls that not all members timed are left out.
+    """
+    outside = steps.filter(pl.col("window") < 0)
+    calls = _timed(collectives)
+    if calls.is_empty() or outside.is_empty():
+        return pl.DataFrame(schema=dict.fromkeys(_OWN, pl.Int64) | {"usual": pl.Boolean})
+    begins = steps.select("rank", "step", "window", begun_ns="start_ns").sort("begun_ns")
+    inside = calls.sort("enqueued_ns").join_asof(
+        begins, left_on="enqueued_ns", right_on="begun_ns", by="rank", check_sortedness=False
+    )
+    waits = (
+        inside.filter(pl.col("window") < 0)
+        .group_by("rank", "step")
+        .agg(
+            waited_ns=pl.col("wait_ns").sum(),
+            known=pl.col("wait_ns").is_not_null().mean(),
+            signature=pl.struct("op", "size").hash().sum(),
+        )
+    )
+    usual = waits.group_by("rank").agg(usual=pl.col("signature").mode().min())
+    own_ns = pl.col("took_ns") - pl.col("waited_ns")
+    return (
+        _took(outside)
+        .join(waits.filter(pl.col("known") >= WHOLE), on=["rank", "step"])
+        .join(usual, on="rank")
+        .with_columns(usual=pl.col("signature") == pl.col("usual"), own_ns=own_ns.clip(lower_bound=1))
+        .select(_OWN)
+        .sort("step", "rank")
+    )
+
+
+def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Calls that were timed, from the source with most of them: what the rank waited in each.
+
+    Null where a member is missing: which rank it waited for is not known then.
+    """
+    timed = collectives.filter(
+        (pl.col("window") < 0)
+        & (pl.col("duration_ns") > 0)
+        & (pl.col("sequence") >= 0)
+        & (pl.col("enqueued_ns") >= 0)
+        & (pl.col("group") != "")
+        & (num_members() != 1)
+        & ~pl.col("op").is_in([*MESSAGES, "send_recv"])
+        & ~pl.col("op").str.ends_with(COALESCED)
+    )
+    timed = timed.filter(pl.col("source") == pl.col("source").mode().min())
+    call = ["group", "group_ranks", "op", "sequence"]
+    callers = timed.group_by("group", "group_ranks").agg(callers=pl.col("rank").n_unique())
+    size = pl.when(num_members() > 0).then(num_members())
+    return (
+        timed.join(callers, on=["group", "group_ranks"])
+        .with_columns(
+            size=pl.coalesce(size, "callers").cast(pl.Int64),
+            met=pl.len().over(call),
+            transfer_ns=pl.col("duration_ns").min().over(call),
+        )
+        .with_columns(
+            wait_ns=pl.when(pl.col("met") == pl.col("callers")).then(
+                pl.col("duration_ns") - pl.col("transfer_ns")
+            )
+        )
+        .filter(pl.col("callers") > 1)
+        .select("rank", "op", "size", "enqueued_ns", "wait_ns")
+    )
+
+
+def _took(steps: pl.DataFrame) -> pl.DataFrame:
+    """How long each step took; where only the host timed it, as long as the rank's steps do on average.
+
+    A host that runs ahead is done with most steps long before its GPU is.
+    """
+    device_ns = pl.col("time_ns").clip(lower_bound=-1) if "time_ns" in steps.columns else pl.lit(-1, pl.Int64)
+    by_device = pl.col("by_device") if "by_device" in steps.columns else pl.lit(value=False)
+    mean = pl.col("duration_ns").mean().over("rank").cast(pl.Int64)
+    took = pl.when(by_device).then(device_ns).otherwise(mean)
+    return steps.with_columns(took_ns=took).filter(pl.col("took_ns") > 0)
+
+
+def _on_gpu(finding: Finding) -> Finding:
+    """The same, where no counter of the host explains it, as what the GPU's own times say."""
+    if HOST_OR_GPU not in finding.evidence:
+        return finding
+    evidence = tuple(LAST_ON_GPU if line == HOST_OR_GPU else line for line in finding.evidence)
+    confidence = round(min(finding.confidence / HOST_OR_GPU_SURE * LAST_ON_GPU_SURE, 1.0), 3)
+    return replace(finding, evidence=evidence, confidence=confidence)

@@ -38,7 +38,7 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
     Returns:
         `[rank, key, sequence, op, size, time_ns]`; `key` is the group with its ranks, -1 is an unknown size.
     """
-    known = collectives.filter(
+    numbered = collectives.filter(
         ~pl.col("op").is_in(MESSAGES)
         & ~pl.col("op").str.ends_with(COALESCED)  # messages, too: each rank counts its own
         & (pl.col("sequence") >= 0)
@@ -47,12 +47,12 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
         & (num_members() != 1)
     )
     by = ["group", "group_ranks"]
-    groups = known.select(by).unique().with_columns(size=num_members())
+    groups = numbered.select(by).unique().with_columns(size=num_members())
     groups = groups.with_columns(
         key=pl.col("group") + "|" + sorted_members(),
         size=pl.when(pl.col("size") > 0).then("size").otherwise(-1),
     )
-    rows = known.select(*by, "rank", "sequence", "op", time_ns="enqueued_ns").join(groups, on=by)
+    rows = numbered.select(*by, "rank", "sequence", "op", time_ns="enqueued_ns").join(groups, on=by)
     first = rows.group_by("rank", "key", "sequence").agg(
         pl.col("op").first(), pl.col("size").first(), pl.col("time_ns").min()
     )
@@ -73,13 +73,13 @@ def own_time(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     return usual_ones(own_time_of_all(calls, steps))
 
 
-def usual_ones(own: pl.DataFrame) -> pl.DataFrame:
+def usual_ones(own_times: pl.DataFrame) -> pl.DataFrame:
     """The own times of steps that are like most steps of their rank.
 
     Args:
-        own: as `own_time_of_all` gives it.
+        own_times: as `own_time_of_all` gives it.
     """
-    return own.filter("usual").drop("usual")
+    return own_times.filter("usual").drop("usual")
 
 
 def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -122,17 +122,16 @@ def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def teams(calls: pl.DataFrame, own: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:
+def teams(calls: pl.DataFrame, own_times: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:
     """Ranks that do the same work and wait for each other: the same calls, linked by groups, of one stage.
 
     Args:
         calls: as `calls_of` gives them.
-        own: as `own_time` gives it.
-        stages: the pipeline stage by rank, where known.
+        own_times: as `own_time` gives it.
     """
     kinds = {
         rank: (signature, stages.get(rank, -1))
-        for rank, signature in own.select("rank", "signature").unique().iter_rows()
+        for rank, signature in own_times.select("rank", "signature").unique().iter_rows()
     }
     return teams_in_groups(kinds, _members(calls))
 
@@ -167,7 +166,7 @@ def _released(calls: pl.DataFrame) -> pl.DataFrame:
 def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Add the step that each call was made in, its place there, and dpro's own time before that step."""
     before = pl.col("start_ns") + pl.col("duration_ns")
-    known = steps.sort("rank", "start_ns").select(
+    extents = steps.sort("rank", "start_ns").select(
         "rank",
         "step",
         "window",
@@ -176,7 +175,7 @@ def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         ours_ns=(pl.col("start_ns") - before.shift(1).over("rank")).clip(lower_bound=0).fill_null(0),
     )
     joined = calls.sort("time_ns").join_asof(
-        known.sort("start_ns"), left_on="time_ns", right_on="start_ns", by="rank", check_sortedness=False
+        extents.sort("start_ns"), left_on="time_ns", right_on="start_ns", by="rank", check_sortedness=False
     )
     inside = joined.filter((pl.col("time_ns") < pl.col("end_ns")) & (pl.col("window") < 0))
     ordered = inside.sort("rank", "time_ns", "key", "sequence")
@@ -253,11 +252,7 @@ STEP_COUNTERS = "step_"  # begins the names of counters that are about one step
 
 @dataclass(frozen=True)
 class AlwaysOn:
-    """Rows of what is always recorded.
-
-    Attributes:
-        collectives, steps, counters, workers, clock_samples: rows of these tables.
-    """
+    """Rows of what is always recorded."""
 
     collectives: pl.DataFrame
     steps: pl.DataFrame

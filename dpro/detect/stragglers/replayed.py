@@ -3,22 +3,33 @@
 In: a graph. Out: findings. A rank that waits shows long collectives, not long work, so work is what is
 compared, phase by phase between collectives. A rank is at fault if the step becomes shorter when it
 works like its peers: in nearly every step, and by more than noise; in all that was recorded, or in the latest
-steps.
+steps. Two more detectors find ranks whose own work is far or steadily longer, though the replay does not show
+in every step that this costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline, waits
-from dpro.detect.findings import Finding
-from dpro.detect.significance import MIN_SHARE, MIN_STEPS, clear_gains, confidence, first_of_latest
+from dpro.detect.findings import Finding, costliest_first, ranks_of
+from dpro.detect.significance import (
+    MIN_COST_OF_SLOW,
+    MIN_LATEST,
+    MIN_SHARE,
+    MIN_STEPS,
+    PERSISTENT,
+    clear_gain,
+    clear_gains,
+    confidence,
+    first_of_latest,
+)
 from dpro.detect.stragglers.causes import (
     CPU,
     HOST_CAUSES,
@@ -28,11 +39,20 @@ from dpro.detect.stragglers.causes import (
     host_cause,
     idle_cause,
 )
+from dpro.detect.stragglers.excess import (
+    MIDMEAN_ERROR,
+    MIN_NOISE,
+    MIN_SIGNIFICANCE,
+    Excess,
+    median_of_peers,
+    midmean,
+    noise_of,
+)
 from dpro.replay.graph import Graph
 from dpro.replay.mesh import Mesh, named_axes, places_along
-from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams
+from dpro.replay.peers import ON_CPU, ON_GPU, median_of_others, peers_of, ranks_of_teams, teams
 from dpro.replay.run_mesh import axes_of_messages, mesh_of_run
-from dpro.replay.whatif.edits.heal import Shortened, healing
+from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_step
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
@@ -67,18 +87,18 @@ def find_stragglers(baseline: Baseline) -> list[Finding]:
     gains = large_gains(baseline, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < MIN_STEPS:
         return []
-    found = _significant(baseline, work, gains)
+    findings = _significant(baseline, work, gains)
     for first in first_of_latest(gains.steps):
-        named = {rank for finding in found for rank in finding.ranks}
+        named = ranks_of(findings)
         latest = work.filter(pl.col("step") >= first)
         others = [rank for rank in _working_longer(latest, gains) if rank not in named]
-        found += _significant(baseline, latest, large_gains(baseline, latest, [[rank] for rank in others]))
-        named |= {rank for finding in found for rank in finding.ranks}
+        findings += _significant(baseline, latest, large_gains(baseline, latest, [[rank] for rank in others]))
+        named |= ranks_of(findings)
         left = [rank for rank in others if rank not in named]
-        found += (
+        findings += (
             _significant(baseline, latest, large_gains(baseline, latest, [left])) if len(left) > 1 else []
         )
-    return sorted(found, key=lambda finding: -finding.cost_ns)
+    return costliest_first(findings)
 
 
 def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | None) -> list[Finding]:
@@ -86,7 +106,7 @@ def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | N
     if gains is None:
         return []
     clear = np.flatnonzero(clear_gains(gains.saved, gains.base)).tolist()
-    return [describe(baseline, work, gains, at) for at in clear]
+    return [describe(baseline, work, gains, column) for column in clear]
 
 
 def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
@@ -103,8 +123,8 @@ def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
     rows = whole.join(places, on=place).with_columns(others=pl.len().over("place").cast(pl.Int64) - 1)
     place_of_row, spent, others = (rows[name].to_numpy() for name in ("place", "work_ns", "others"))
     peer = median_of_others(place_of_row, spent, np.ones(rows.height, np.bool_), others)
-    own = rows.with_columns(excess=pl.col("work_ns") - pl.Series(peer)).filter(pl.col("others") > 0)
-    in_all = own.filter(pl.len().over("rank", "resource") == base.size).sort("rank", "resource", "step")
+    compared = rows.with_columns(excess=pl.col("work_ns") - pl.Series(peer)).filter(pl.col("others") > 0)
+    in_all = compared.filter(pl.len().over("rank", "resource") == base.size).sort("rank", "resource", "step")
     excess = in_all["excess"].to_numpy().reshape(-1, base.size).T
     longer: list[int] = np.unique(in_all["rank"].to_numpy()[:: base.size][clear_gains(excess, base)]).tolist()
     return longer
@@ -240,12 +260,12 @@ def lateness(graph: Graph, rank: int) -> str:
         .group_by("rank")
         .agg(pl.col("wait_ns").mean())
     )
-    own = per_rank.filter(pl.col("rank") == rank)["wait_ns"].to_numpy().sum()
+    own_ns = per_rank.filter(pl.col("rank") == rank)["wait_ns"].to_numpy().sum()
     peers = per_rank.filter(pl.col("rank") != rank)["wait_ns"].to_numpy()
-    theirs = float(np.median(peers)) if peers.size else 0.0
+    peers_ns = float(np.median(peers)) if peers.size else 0.0
     return (
         f"rank {rank} came last to {times} of {frame['instance'].n_unique()} collectives; per step it waited "
-        f"{format_duration(float(own))} for its peers, they {format_duration(theirs)} each for others"
+        f"{format_duration(float(own_ns))} for its peers, they {format_duration(peers_ns)} each for others"
     )
 
 
@@ -261,14 +281,14 @@ def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]
     mesh = mesh_of_run(graph.run)
     if len(named_axes(mesh)) < 2:
         return "", ()
-    each = _waits_by_axis(graph, ranks)
-    if not each:
+    waits_ns = _waits_by_axis(graph, ranks)
+    if not waits_ns:
         return "", ()
-    worst = max(each, key=lambda axis: each[axis])
+    worst = max(waits_ns, key=lambda axis: waits_ns[axis])
     words = [
         f"along {axis} {format_duration(ns)}"
-        for axis, ns in sorted(each.items(), key=lambda item: -item[1])
-        if ns >= MIN_WAIT * each[worst]
+        for axis, ns in sorted(waits_ns.items(), key=lambda item: -item[1])
+        if ns >= MIN_WAIT * waits_ns[worst]
     ]
     who = f"rank {ranks[0]} ({place_of(mesh, ranks[0])})" if len(ranks) == 1 else "these ranks"
     return worst, (f"ranks that share a group with {who} wait for it per step: {', '.join(words)}",)
@@ -277,16 +297,16 @@ def felt_along(graph: Graph, ranks: Sequence[int]) -> tuple[str, tuple[str, ...]
 def place_of(mesh: Mesh, rank: int) -> str:
     """Where a rank stands, such as `dp 1, tp 0`; empty where that is not known."""
     places = ((name, places_along(mesh, name).get(rank)) for name in named_axes(mesh))
-    return ", ".join(f"{name} {at}" for name, at in places if at is not None)
+    return ", ".join(f"{name} {place}" for name, place in places if place is not None)
 
 
 def _waits_by_axis(graph: Graph, ranks: Sequence[int]) -> dict[str, float]:
     """By axis, ns per step that each rank of their groups waits where one of these comes last."""
     nodes = graph.nodes
     axes = (*axes_of_messages(graph), "")
-    known = np.flatnonzero((nodes.collective >= 0) & (nodes.message >= 0))
+    calls = np.flatnonzero((nodes.collective >= 0) & (nodes.message >= 0))
     named = pl.DataFrame(
-        {"instance": nodes.collective[known], "axis": [axes[at] for at in nodes.message[known].tolist()]},
+        {"instance": nodes.collective[calls], "axis": [axes[kind] for kind in nodes.message[calls].tolist()]},
         {"instance": pl.Int64, "axis": pl.String},
     ).unique("instance", keep="first", maintain_order=True)
     late = pl.col("last").is_in(list(ranks)) & ~pl.col("rank").is_in(list(ranks))
@@ -295,5 +315,198 @@ def _waits_by_axis(graph: Graph, ranks: Sequence[int]) -> dict[str, float]:
     waited = frame.filter(late & (pl.col("wait_ns") > 0)).join(
         named.filter(pl.col("axis") != ""), on="instance"
     )
-    each = waited.group_by("axis").agg(pl.col("wait_ns").sum() / (steps * pl.col("rank").n_unique()))
-    return {axis: float(ns) for axis, ns in each.sort("axis").iter_rows()}
+    by_axis = waited.group_by("axis").agg(pl.col("wait_ns").sum() / (steps * pl.col("rank").n_unique()))
+    return {axis: float(ns) for axis, ns in by_axis.sort("axis").iter_rows()}
+
+
+# Ranks whose lateness is hidden by work that is queued.
+
+FAR = 1.5  # times the work of the slowest peer
+MIN_PEERS = 2  # with one other rank it is not known which of the two is usual
+NO_STAGE = -1
+
+
+def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
+    """Name ranks whose host is far slower than its peers' and costs something now, costliest first."""
+    graph, work, base = baseline.graph, baseline.work, baseline.step_ns
+    if base.size < MIN_STEPS:
+        return []
+    findings = []
+    for rank, longer in _far_longer(graph, work, base).items():
+        gains = healing_gains(baseline, work, [[rank]]) if rank not in named else None
+        if gains is not None and _costs(gains):
+            findings.append(_describe(baseline, rank, gains, longer))
+    return costliest_first(findings)
+
+
+def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
+    """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
+
+    Phases count that are far longer in nearly every step, against what is usual there: what all ranks do
+    longer in a step (allocating memory in the first) does not make a rank look better.
+
+    Args:
+        base: [T] ns, step times.
+    """
+    excess = pl.col("work_ns") - pl.col("peer")
+    far = excess >= (FAR - 1) * pl.col("peer").median().over("rank", "position")
+    suspects = (
+        _with_slowest_peer(graph, work)
+        .with_columns(far=far, excess=excess)
+        .group_by("rank", "position")
+        .agg(pl.col("excess").sort_by("step"), pl.col("far").mean(), steps=pl.len())
+        .filter((pl.col("far") >= PERSISTENT) & (pl.col("steps") == base.size))
+        .sort("rank", "position")
+    )
+    far_longer: dict[int, Floats] = {}
+    for (rank,), phases in suspects.group_by("rank", maintain_order=True):
+        longer = np.array(phases["excess"].to_list(), np.float64)
+        clear = [steps_longer for steps_longer in longer if clear_gain(steps_longer, base)]
+        if clear or clear_gain(longer.sum(axis=0), base):
+            far_longer[int(rank)] = np.sum(clear or longer, axis=0)
+    return far_longer
+
+
+def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `step`, `position` of a phase, `work_ns` of the host there, and that of the slowest `peer`.
+
+    Peers are ranks of one team and one pipeline stage.
+    """
+    stages = {rank: place.stage for rank, place in graph.places.items()}
+    numbered = {rank: number for number, team in enumerate(teams(work)) for rank in team}
+    sort = [
+        pl.col("rank").replace_strict(numbered),
+        pl.col("rank").replace_strict(stages, default=NO_STAGE),
+    ]
+    compared = ["step", "position", "team", "stage"]
+    worked = pl.col("work_ns")
+    return (
+        work.filter(pl.col("resource") == ON_CPU)
+        .group_by("rank", "step", "position")
+        .agg(worked.sum())
+        .with_columns(team=sort[0], stage=sort[1])
+        .filter(pl.len().over(compared) > MIN_PEERS)
+        .with_columns(first=worked.max().over(compared), second=worked.top_k(2).min().over(compared))
+        .with_columns(peer=pl.when(worked == pl.col("first")).then("second").otherwise("first"))
+        .select("rank", "step", "position", "work_ns", "peer")
+    )
+
+
+def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats) -> Finding:
+    cost, step = float(gains.saved.mean()), float(gains.base.mean())
+    causes = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
+    largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
+    excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
+    evidence = (
+        f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
+        f"slowest of its peers, {FAR} times as long or more in nearly every step; {largest['cause']}: "
+        f"{largest['example']}",
+        lateness(baseline.graph, rank),
+        f"replayed with rank {rank} as fast as its peers, the step takes {healed} instead of "
+        f"{format_duration(step)}: work that is queued elsewhere hides the rest for now",
+    )
+    return Finding(
+        "slow.host", "rank", str(rank), (rank,), round(cost / step, 4), confidence(longer, gains.base), cost,
+        evidence, largest["cause"],
+    )  # fmt: skip
+
+
+# Ranks whose work is clearly longer, at a cost that differs from step to step. Where peers are nearly as late
+# by chance, now this one and now that, healing a slow rank saves nothing in many steps, and few steps of deep
+# windows do not show that it persists. That the rank's own work is longer does: it is compared with its
+# peers' in log-ratios, in units of their noise, which is estimated from all ranks of the team. A rank is
+# named if that costs something on average.
+
+MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and little shows what is usual
+MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not show the noise
+SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
+
+
+def find_persistent(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
+    """Name ranks that clearly work longer than their peers and cost something, costliest first."""
+    work = baseline.work
+    findings: dict[int, Finding] = {}
+    for ranks, steps, spent in _teams(work):
+        for size in _latest(len(steps)):
+            latest = work.filter(pl.col("step") >= int(steps[-size]))
+            for excess in clearly_longer(spent, size):
+                rank = ranks[excess.column]
+                if rank in findings or rank in named:
+                    continue
+                finding = _costing(baseline, latest, rank, excess)
+                if finding is not None:
+                    findings[rank] = finding
+    return costliest_first(findings.values())
+
+
+def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
+    """Ranks of each team, their steps, and [T, R] ns of work in these; the CPU and the GPU apart."""
+    per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
+    arrays = []
+    for members, resource in product(teams(work), (ON_CPU, ON_GPU)):
+        team = per_step.filter(pl.col("rank").is_in(members) & (pl.col("resource") == resource))
+        ranks = sorted(team["rank"].unique().to_list())
+        whole = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+        if len(ranks) > 1 and whole.height:
+            steps = whole["step"].unique(maintain_order=True).to_numpy()
+            spent = whole["work_ns"].to_numpy().reshape(-1, len(ranks)).astype(float)
+            arrays.append((ranks, steps, spent))
+    return arrays
+
+
+def _latest(count: int) -> list[int]:
+    """Numbers of latest steps that are looked at, most first."""
+    sizes: list[int] = []
+    size = float(count)
+    while round(size) >= MIN_LATEST:
+        sizes.append(round(size))
+        size /= SHRINK
+    return sizes
+
+
+def clearly_longer(spent: Floats, size: int) -> list[Excess]:
+    """Ranks that worked longer than their peers in nearly all of the latest steps, beyond chance.
+
+    Noise is the spread of log-ratios from step to step: those of all ranks together, or of the rank alone
+    where that is more. Two ranks show it half as well as three, since their ratios are the same.
+
+    Args:
+        spent: [T, R] ns of work.
+    """
+    if (size - 1) * (spent.shape[1] - 1) < MIN_DIFFERENCES:
+        return []
+    logs = np.log(np.maximum(spent[-size:], 1.0))
+    excess = logs - median_of_peers(logs)
+    level, persistent = midmean(excess), (excess > 0).mean(axis=0)
+    differences = np.diff(excess, axis=0)
+    noise = np.maximum(noise_of(differences), noise_of(differences.reshape(-1, 1)))
+    error = np.maximum(noise, MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
+    clear = (level >= np.log(MIN_LONGER)) & (persistent >= PERSISTENT) & (level >= MIN_SIGNIFICANCE * error)
+    return [
+        Excess(column, size, level.item(column), error.item(column), persistent.item(column))
+        for column in np.flatnonzero(clear).tolist()
+    ]
+
+
+def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) -> Finding | None:
+    """The finding, if healing the rank saves something on average: what is typical, or what is so now."""
+    gains = healing_gains(baseline, work, [[rank]])
+    if gains is None:
+        return None
+    if not _costs(gains):
+        healed = Shortened(healing_in_each_step(rank, work))
+        gains = gains_of(baseline, work, [[rank]], healed)
+    if not _costs(gains):
+        return None
+    finding = describe(baseline, work, gains, 0)
+    why = (
+        f"its work is longer than its peers' typically is in {excess.persistent:.0%} of {excess.num_steps} "
+        "recorded steps; the step does not wait for it in all of them"
+    )
+    sure = round(excess.persistent * (1 - excess.error / excess.level), 3)
+    return replace(finding, confidence=sure, evidence=(*finding.evidence, why))
+
+
+def _costs(gains: HealingGains) -> bool:
+    """Whether the mean gain is worth a finding."""
+    return bool(gains.saved.mean() >= MIN_COST_OF_SLOW * gains.base.mean())

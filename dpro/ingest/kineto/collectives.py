@@ -17,10 +17,18 @@ import polars as pl
 from msgspec import Raw
 
 from dpro.classify import classify, is_communication, operation
-from dpro.ingest.derived.steps import enclosed, launched
+from dpro.ingest.derived import enclosed, launched
 from dpro.ingest.kineto.events import NO_ARGS, EventArguments
-from dpro.ingest.reading.peers import directed_bytes, global_peer, of_each_call, ranks_in
-from dpro.ingest.reading.values import dtype_bytes, dtype_name, elements, text
+from dpro.ingest.reading.values import (
+    directed_bytes,
+    dtype_bytes,
+    dtype_name,
+    elements,
+    global_peer,
+    of_each_call,
+    ranks_in,
+    text,
+)
 from dpro.schema import COLLECTIVES
 from dpro.schema.members import GROUP_RANKS
 
@@ -67,8 +75,8 @@ def _batched(
         Positions of the calls' records, by span of the kernel.
     """
     launches = kernels.drop_nulls("launch_ns").select("span_id", "thread", "launch_ns", "record_position")
-    own = launches["record_position"].drop_nulls().to_list()
-    records = spans.filter((pl.col("name") == "record_param_comms") & ~pl.col("position").is_in(own))
+    positions = launches["record_position"].drop_nulls().to_list()
+    records = spans.filter((pl.col("name") == "record_param_comms") & ~pl.col("position").is_in(positions))
     is_message = [operation(text(args[position].collective)) in MESSAGES for position in records["position"]]
     calls = records.filter(pl.Series(is_message, dtype=pl.Boolean)).select(
         "position", thread="tid", called_ns=pl.col("start_ns") + pl.col("duration_ns")
@@ -82,30 +90,30 @@ def _batched(
         check_sortedness=False,
     )
     carried = carried.filter(pl.col("span_id").is_not_null() & pl.col("record_position").is_null())
-    found: dict[int, list[int]] = {}
+    carried_by: dict[int, list[int]] = {}
     for span, position in carried.select("span_id", "position").iter_rows():
-        found.setdefault(span, []).append(position)
-    return found
+        carried_by.setdefault(span, []).append(position)
+    return carried_by
 
 
 def _with_issuers(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Each kernel with its runtime call, and with the ranges on the calling thread that the call lies in."""
-    found = launched(kernels, spans)
+    issued = launched(kernels, spans)
     name, kind = pl.col("name"), pl.col("kind")
-    found = enclosed(found, spans.filter(name.str.starts_with("nccl:") & (kind == "annotation")), "range")
-    found = enclosed(found, spans.filter(name == "record_param_comms"), "record")
-    found = enclosed(found, spans.filter(name.str.starts_with("c10d::")), "call")
-    return found.sort("start_ns", "span_id", maintain_order=True)
+    issued = enclosed(issued, spans.filter(name.str.starts_with("nccl:") & (kind == "annotation")), "range")
+    issued = enclosed(issued, spans.filter(name == "record_param_comms"), "record")
+    issued = enclosed(issued, spans.filter(name.str.starts_with("c10d::")), "call")
+    return issued.sort("start_ns", "span_id", maintain_order=True)
 
 
 def _row(
     kernel: Mapping[str, Any], args: Sequence[EventArguments], groups: Groups, rank: int
 ) -> dict[str, Any]:
-    own, ranged, record, call = (
+    kernel_args, ranged, record, call = (
         NO_ARGS if position is None else args[position]
         for position in map(kernel.get, ("position", "range_position", "record_position", "call_position"))
     )
-    recorded = own if text(own.collective) else record
+    recorded = kernel_args if text(kernel_args.collective) else record
     op = _operation(kernel, recorded)
     group = group_columns(recorded, groups)
     ranks = group["group_ranks"]
@@ -166,9 +174,9 @@ def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataF
         columns: their types, in order.
     """
     ranks = [row.pop(GROUP_RANKS) for row in rows]
-    groups = {id(each): each for each in ranks}  # mostly the same object: to compare them takes long
+    groups = {id(group): group for group in ranks}  # mostly the same object: to compare them takes long
     numbers = {identifier: number for number, identifier in enumerate(groups)}
-    of_call = np.array([numbers[id(each)] for each in ranks], np.int64)
+    of_call = np.array([numbers[id(group)] for group in ranks], np.int64)
     rest = {name: dtype for name, dtype in columns.items() if name != GROUP_RANKS}
     frame = pl.DataFrame(rows, schema=rest, orient="row")
     return frame.with_columns(of_each_call(list(groups.values()), of_call)).select(*columns)
@@ -202,7 +210,6 @@ def peer_of(op: str, recorded: EventArguments, call: EventArguments, rank: int, 
     Args:
         recorded: arguments that may name the peer.
         call: arguments of its `c10d` call.
-        rank: this side's global rank.
         ranks: global ranks of the group, in order; empty unknown.
     """
     if op not in ("send", "recv"):

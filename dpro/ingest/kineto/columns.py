@@ -350,14 +350,14 @@ class Memory:
 
     def add(self, events: Iterable[TraceEvent]) -> None:
         """Take the memory events of a chunk."""
-        mine = [event for event in events if event.phase == INSTANT and event.name == NAME]
-        if not mine:
+        samples = [event for event in events if event.phase == INSTANT and event.name == NAME]
+        if not samples:
             return
-        args = [event.args or NO_ARGS for event in mine]
-        columns = [nanoseconds([event.time for event in mine])]
+        args = [event.args or NO_ARGS for event in samples]
+        columns = [nanoseconds([event.time for event in samples])]
         columns += [
-            whole_numbers(each)
-            for each in (
+            whole_numbers(event)
+            for event in (
                 [a.device_type for a in args],
                 [a.device_id for a in args],
                 [a.allocated for a in args],
@@ -384,9 +384,9 @@ class Memory:
             reserved: `[N]` bytes that the allocator holds.
         """
         columns = time_ns, kind, number, allocated, reserved
-        known = (time_ns != MISSING_NS) & (allocated >= 0)
-        self.without_total += int((~known).sum())
-        self._parts.append(tuple(column[known] for column in columns))
+        is_known = (time_ns != MISSING_NS) & (allocated >= 0)
+        self.without_total += int((~is_known).sum())
+        self._parts.append(tuple(column[is_known] for column in columns))
 
     def rows(self, base_ns: int) -> pl.DataFrame:
         """Rows of `counters`, without those that repeat the value before.

@@ -251,7 +251,7 @@ class EventReader:
                 texts = _LIST.decode(text)
         except UNREADABLE:
             return None if is_mended else self._decode(mended(text), is_mended=True)
-        return [event for each in texts if (event := self._decode_one(bytes(each)))]
+        return [event for entry in texts if (event := self._decode_one(bytes(entry)))]
 
     def _typed(self, text: bytes) -> list[TraceEvent]:
         if self._exact:
@@ -304,8 +304,8 @@ def _facts(text: bytes) -> TraceFacts:
             return _FACTS.decode(attempt)
         except UNREADABLE:
             continue
-    found = _BASE.search(text)
-    return TraceFacts(base_ns=int(found[1])) if found else TraceFacts()
+    match = _BASE.search(text)
+    return TraceFacts(base_ns=int(match[1])) if match else TraceFacts()
 
 
 def decode_events(texts: Sequence[bytes]) -> list[TraceEvent]:
@@ -319,7 +319,7 @@ def decode_events(texts: Sequence[bytes]) -> list[TraceEvent]:
         events = _EVENTS.decode(text)
         return list(_EXACT_EVENTS.decode(text)) if _loses_digits(events) else events
     except msgspec.ValidationError:
-        return [event for each in texts if (event := _event(each))]
+        return [event for entry in texts if (event := _event(entry))]
 
 
 def _event(text: bytes) -> TraceEvent | None:
@@ -422,8 +422,8 @@ def find_start(text: bytes | bytearray, searched: int = 0) -> int:
     """
     if text[:64].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         return text.index(b"[") + 1
-    found = _START.search(text, max(0, searched - 64))
-    return found.end() if found else -1
+    match = _START.search(text, max(0, searched - 64))
+    return match.end() if match else -1
 
 
 def last_boundary(text: bytes) -> tuple[int, int] | None:
@@ -444,8 +444,8 @@ def next_boundary(text: bytes, position: int) -> int:
     Args:
         position: where to begin.
     """
-    found = _BOUNDARY.search(text, position)
-    return found.end() if found else -1
+    match = _BOUNDARY.search(text, position)
+    return match.end() if match else -1
 
 
 def split(text: bytes, position: int = 0) -> JsonObjects:
@@ -456,20 +456,20 @@ def split(text: bytes, position: int = 0) -> JsonObjects:
     """
     texts: list[bytes] = []
     depth, begin, end = 0, position, position
-    for found in _STRUCTURE.finditer(text, position):
-        mark = text[found.start()]
+    for match in _STRUCTURE.finditer(text, position):
+        mark = text[match.start()]
         if mark in b"{[":
             if not depth:
-                begin = found.start()
+                begin = match.start()
             depth += 1
         elif mark in b"}]" and depth:
             depth -= 1
             if not depth:
-                end = found.end()
+                end = match.end()
                 texts.append(text[begin:end])
-        elif mark == ord("]") and not re.match(rb"\s*,\s*\{", text[found.end() : found.end() + 256]):
-            return JsonObjects(texts, found.end(), closed=True)
-        if depth and found.end() - begin > LONGEST_EVENT_BYTES:
+        elif mark == ord("]") and not re.match(rb"\s*,\s*\{", text[match.end() : match.end() + 256]):
+            return JsonObjects(texts, match.end(), closed=True)
+        if depth and match.end() - begin > LONGEST_EVENT_BYTES:
             break
     return JsonObjects(texts, end, closed=False)
 
@@ -484,8 +484,8 @@ def mended(text: bytes) -> bytes:
     return _NOT_JSON.sub(_mend, valid)
 
 
-def _mend(found: re.Match[bytes]) -> bytes:
-    text = found[0]
+def _mend(match: re.Match[bytes]) -> bytes:
+    text = match[0]
     if text.startswith(b'"'):
         return _CONTROL.sub(b" ", text)
     return b" " if text == b"," or text < b" " else b"null"
@@ -525,8 +525,8 @@ _ENDINGS = {
 def kind_of(category: str | None) -> str:
     """The kind of an event, or `SYNC`; empty where it is neither."""
     lower = (category or "").lower()
-    known = _KINDS.get(lower)
-    return known or next((kind for ending, kind in _ENDINGS.items() if lower.endswith(ending)), "")
+    by_ending = (kind for ending, kind in _ENDINGS.items() if lower.endswith(ending))
+    return _KINDS.get(lower) or next(by_ending, "")
 
 
 def is_frame(category: str | None) -> bool:
@@ -636,6 +636,6 @@ def _stated_rank(mark: str, args: EventArguments) -> int:
         (rank,) = whole_numbers([args.value]).tolist()
         return int(rank)
     if mark in _NAME_MARKS:
-        found = re.search(r"\brank[ _:=-]?(\d{1,9})\b", f"{args.name} {args.labels}", re.IGNORECASE)
-        return int(found[1]) if found else -1
+        match = re.search(r"\brank[ _:=-]?(\d{1,9})\b", f"{args.name} {args.labels}", re.IGNORECASE)
+        return int(match[1]) if match else -1
     return -1

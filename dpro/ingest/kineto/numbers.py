@@ -77,10 +77,10 @@ def _whole_number(value: Any) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
-        found = re.search(r"-?\d+", value) if isinstance(value, str) else None
-        if not found:
+        match = re.search(r"-?\d+", value) if isinstance(value, str) else None
+        if not match:
             return -1
-        number = int(found[0][:_MAX_CHARACTERS])
+        number = int(match[0][:_MAX_CHARACTERS])
     return number if -(1 << 63) <= number < 1 << 63 else -1
 
 

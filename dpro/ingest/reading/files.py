@@ -236,8 +236,8 @@ def read_head(path: Path) -> bytes:
 
 def rank_of_name(name: str) -> int:
     """The rank in a file's name (`rank3`, `rank-3`, `worker3`), -1 where there is none."""
-    found = re.search(r"(?:rank|worker)[-_ ]?(\d+)", name, re.IGNORECASE)
-    return int32(found[1]) if found else -1
+    match = re.search(r"(?:rank|worker)[-_ ]?(\d+)", name, re.IGNORECASE)
+    return int32(match[1]) if match else -1
 
 
 def _is_archive(head: bytes) -> bool:

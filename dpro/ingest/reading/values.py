@@ -1,16 +1,23 @@
 """Values of loosely typed files (JSON, pickles) in the types of their columns, or as unknown.
 
-In: any parsed value. Out: numbers that fit their column, texts, containers; never an exception.
+In: any parsed value. Out: numbers that fit their column, texts, containers, and peers as global ranks; never
+an exception.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
+import polars as pl
+
 from dpro.limits import MAX_DIMENSIONS
+from dpro.members import members_text
+from dpro.schema.members import GROUP_RANKS
 
 _INT32 = 1 << 31
 _INT64 = 1 << 63
@@ -105,3 +112,61 @@ def dtype_bytes(recorded: str) -> int:
     """Size of an element in bytes, -1 where the type is not known."""
     name = dtype_name(recorded)
     return _TYPES[name][0] if name else -1
+
+
+# Sends and receives as the tables state them: ranks may be numbered within the group or across the job
+# (PyTorch does both), and sizes given for both directions.
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def ranks_of(listed: Sequence[Any]) -> Sequence[int]:
+    """The ranks of a group as recorded, numbers or texts; none where one of them is no rank."""
+    ranks = tuple(map(int32, listed))
+    return ranks if min(ranks, default=0) >= 0 else ()
+
+
+@lru_cache(maxsize=64)
+def ranks_in(listed: str) -> Sequence[int]:
+    """The ranks in a text such as "[0, 1]", which is the same in all calls of a group."""
+    return ranks_of(re.findall(r"\d+", listed))
+
+
+def of_each_call(ranks: Sequence[Sequence[int]], of_call: Array) -> pl.Series:
+    """The ranks of the group of each call, as text.
+
+    Args:
+        of_call: [N] which of them each call is of.
+    """
+    return pl.Series(GROUP_RANKS, list(map(members_text, ranks)), pl.String)[of_call]
+
+
+def global_peer(own_number: int, peer: int, rank: int, ranks: Sequence[int]) -> int:
+    """The other side as a global rank.
+
+    Args:
+        own_number: this side's number as recorded, -1 where only the peer is.
+        peer: the other side's number as recorded, -1 unknown.
+        ranks: global ranks of the group, in order; empty unknown.
+
+    Returns:
+        The global rank; the number as recorded where the group is not known.
+    """
+    if peer < 0 or not ranks:
+        return peer
+    within_group = (own_number >= 0 and own_number != rank) or peer not in ranks or peer == rank
+    return ranks[peer] if within_group and peer < len(ranks) else peer
+
+
+def directed_bytes(op: str, bytes_in: int, bytes_out: int) -> tuple[int, int]:
+    """Bytes in and out of an operation: a send gets nothing, and a receive puts nothing in.
+
+    Args:
+        bytes_in: as the source states them, -1 unknown.
+        bytes_out: as the source states them, -1 unknown.
+    """
+    if op == "send":
+        return bytes_in, 0 if bytes_in >= 0 else -1
+    if op == "recv":
+        return 0 if bytes_out >= 0 else -1, bytes_out
+    return bytes_in, bytes_out

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.analysis.after_window import MIN_SIDE, after_first_window, in_words
+from dpro.analysis.step_time import MIN_SIDE, after_first_window, after_window_in_words
 from dpro.schema import STEPS, conform
 
 
@@ -28,15 +28,15 @@ def test_job_that_is_slower_after_the_window_is_said_to_be():
     assert found.change == pytest.approx(0.12, abs=0.01)
     assert found.between[0] < found.change < found.between[1]
     assert (found.steps_before, found.steps_after) == (90, 297)
-    text = in_words(found)
+    text = after_window_in_words(found)
     assert text.startswith("steps after the first deep window take 12% longer (12% to 13%; medians of 90 ")
     assert text.endswith("--no-windows avoids that")
 
 
 def test_of_a_cpu_job_no_cause_is_named():
-    text = in_words(after_first_window(steps(100, 300, 0.12), gpu=False))
+    text = after_window_in_words(after_first_window(steps(100, 300, 0.12), gpu=False))
     assert "CUPTI" not in text
-    faster = in_words(after_first_window(steps(100, 300, -0.1), gpu=True))
+    faster = after_window_in_words(after_first_window(steps(100, 300, -0.1), gpu=True))
     assert "take 10% less time (9% to 10%;" in faster
     assert "CUPTI" not in faster
 

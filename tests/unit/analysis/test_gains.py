@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpro.analysis.gains import interval_doubts, shown_grade, what_helps
+from dpro.analysis.summary import interval_doubts, shown_grade, what_helps
 from dpro.detect.findings import Finding
 from dpro.replay.fidelity.accuracy import TraceCoverage
 from dpro.replay.whatif.predict import Prediction

@@ -8,8 +8,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.markdown import markdown_of
-from dpro.analysis.report import MAX_KERNELS, MAX_PREDICTIONS, make_report
+from dpro.analysis.report import MAX_KERNELS, MAX_PREDICTIONS, make_report, markdown_of
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.builders import TinyRun, cpu_job

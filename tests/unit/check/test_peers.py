@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.check.peers import peers_of, slower_than_peers
+from dpro.check.search import peers_of, slower_than_peers
 
 
 def test_a_figure_is_compared_with_the_median_of_the_others() -> None:

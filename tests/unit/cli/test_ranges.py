@@ -11,7 +11,7 @@ import pytest
 from click.types import FloatParamType, IntParamType
 
 from dpro.cli import COMMANDS
-from dpro.cli.ranges import NumberRange
+from dpro.cli.options import NumberRange
 from tests.commands import dpro, refused
 
 

@@ -9,7 +9,7 @@ from weakref import ref
 
 import pytest
 
-from dpro.cli.run import live, offered
+from dpro.cli.run import offered
 from dpro.cli.run.dashboard import load, offer
 from dpro.cli.run.offered import latest_in, names_of, runs_in
 from dpro.dashboards import runs as module
@@ -211,9 +211,8 @@ def test_a_chosen_run_that_is_being_recorded_shows_its_latest_copy(tmp_path, mon
         go_on.wait(60)
         yield last
 
-    monkeypatch.setattr(live, "copies", copies)
-    for each in (live, offered):
-        monkeypatch.setattr(each, "is_live", lambda path: path.name == "live")
+    monkeypatch.setattr(offered, "copies", copies)
+    monkeypatch.setattr(offered, "is_live", lambda path: path.name == "live")
     runs = offer([str(done.path)])
     app = make_app(runs)
     assert [(each.name, each.lives, each.why) for each in runs.offers()] == [

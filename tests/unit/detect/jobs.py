@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpro.detect.baseline import Baseline
 from dpro.detect.context import Context
 from dpro.detect.findings import Finding
-from dpro.detect.live import diagnose_graph
+from dpro.detect.run import diagnose_graph
 from dpro.members import members_text
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph

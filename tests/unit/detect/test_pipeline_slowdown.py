@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.micro_batches import equal_batches
 from dpro.detect.pipeline_slowdown import (
     analyse_slowdown,
     diagnose_operations,
+    equal_batches,
     replayed_steps,
     typical_durations,
     without_launches,

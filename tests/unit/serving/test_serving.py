@@ -8,8 +8,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.markdown import markdown_of
-from dpro.analysis.report import make_report
+from dpro.analysis.report import make_report, markdown_of
 from dpro.documents import plain
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform

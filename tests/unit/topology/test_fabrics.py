@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.analysis.answers.fabric.topology import topology_document
+from dpro.analysis.answers.fabric import topology_document
 from dpro.errors import UsageError
 from dpro.topology.fabrics import FabricSize, fat_tree, rail_optimised
 from dpro.topology.file import check

@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.cli.job.hooked import hook_rules
-from dpro.cli.job.watch import start_watcher, watch
+from dpro.cli.job.watch import hook_rules, start_watcher, watch
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
 from dpro.errors import UsageError
-from dpro.history.culprit import OF_RANKS, culprit_of
+from dpro.history import OF_RANKS, culprit_of
 from dpro.watch import hook as hooks
 from dpro.watch.hook import CLASSES, Hook, HookDocument, HookLimit, HookRules, parse_limit
 from tests.commands import dpro, refused

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.job.watch import WEBHOOK, check_outlets, start_watcher, webhook_option
+from dpro.cli.job.watch import WEBHOOK, check_outlets, outlet_options, start_watcher
 from dpro.errors import UsageError
 
 URL = "https://hooks.example/T0/secret"
@@ -50,8 +50,8 @@ def test_the_environment_is_the_same_as_the_option_and_is_not_handed_on(monkeypa
     got = []
 
     @click.command()
-    @webhook_option
-    def command(webhook: str) -> None:
+    @outlet_options
+    def command(webhook: str, **_: object) -> None:
         got.append((webhook, os.environ.get(WEBHOOK)))
 
     for arguments, environment in ([], URL), (["--webhook", URL], None), ([], None):

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 from msgspec import structs
 
-from dpro.analysis import gains
-from dpro.analysis.gains import stands_out
+from dpro.analysis.summary import stands_out
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -144,7 +143,8 @@ def test_a_prediction_is_drawn_with_its_interval(loaded):
 
 def test_edits_that_do_not_stand_out_are_folded(loaded, monkeypatch):
     predictions = loaded.as_tried(loaded.search[0])[0]
-    monkeypatch.setattr(gains, "WORTH_SHOWING", float(np.median([each.speedup for each in predictions])))
+    middle = float(np.median([each.speedup for each in predictions]))
+    monkeypatch.setattr("dpro.analysis.summary.WORTH_SHOWING", middle)
     clear = [each.what() for each in predictions if stands_out(each)]
     hidden = [each.what() for each in predictions if not stands_out(each)]
     assert clear

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.hang.deaths import lost_peer
+from dpro.detect.hang.case import lost_peer
 from dpro.detect.hang.evidence import verdict_in_words
 from tests.unit.detect.hanging import DONE, OPEN, Job
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.hang.evidence import numbers_in_words, ranks_in_words, time_in_words
 from dpro.detect.hang.waits import sinks
 from dpro.members import members_text
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_S, time_in_words
+from dpro.words import numbers_in_words, ranks_in_words
 from tests.unit.detect.hanging import DONE, OPEN, RUNNING, START_NS, Job
 
 WORLD = range(4)

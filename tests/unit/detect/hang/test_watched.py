@@ -10,7 +10,7 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, FILE, FOLDER, JOB_ENDED
-from dpro.detect.hang.watched import merge_watched
+from dpro.detect.hang.find import merge_watched
 from dpro.schema import STEPS
 from dpro.store import Manifest, Run, open_run, write_manifest
 from dpro.units import NS_PER_S

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from dpro.detect.machine.devices import ADDRESS, ORDER, PCI, UUID, bare_uuid, gpus_of_ranks, pci_number
+from dpro.detect.machine.telemetry import ADDRESS, ORDER, PCI, UUID, bare_uuid, gpus_of_ranks, pci_number
 from dpro.schema import COUNTERS, WORKERS, conform
 
 EIGHT = [f"8c5bf1a2-0000-0000-0000-00000000000{number}" for number in range(8)]

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding, finding_document
-from dpro.detect.network.axes import with_axis
-from dpro.detect.network.traffic import Healed, Traffic
+from dpro.detect.network.traffic import Healed, Traffic, with_axis
 from dpro.documents import encode
 from tests.builders import TinyRun
 
@@ -49,5 +48,5 @@ def test_groups_along_several_axes_and_unknown_ranks_name_none(traffic):
 
 
 def test_programs_get_the_axis_as_a_key_that_is_absent_where_there_is_none(traffic):
-    assert '"axis": "tp"' in encode(finding_document(with_axis(SLOW, traffic, ["0,1"]), 1.0))
-    assert '"axis"' not in encode(finding_document(SLOW, 1.0))
+    assert '"axis": "tp"' in encode(finding_document(with_axis(SLOW, traffic, ["0,1"])))
+    assert '"axis"' not in encode(finding_document(SLOW))

@@ -10,9 +10,8 @@ import polars as pl
 import pytest
 
 from dpro.detect.baseline import Baseline
-from dpro.detect.network.fabric import find_blocks
 from dpro.detect.network.traffic import traffic_of
-from dpro.detect.network.transfers import find_slow_network
+from dpro.detect.network.transfers import find_blocks, find_slow_network
 from tests.unit.detect.jobs import MS, equal_work, graph_of
 
 SIX = dict(enumerate("abcdef"))

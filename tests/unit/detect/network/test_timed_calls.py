@@ -10,7 +10,7 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
-from dpro.detect.network.timed_calls import traffic_of_calls
+from dpro.detect.network.traffic import traffic_of_calls
 from dpro.detect.network.transfers import find_slow_network
 from dpro.members import members_text
 from dpro.schema import COLLECTIVES, STEPS, WORKERS, conform

@@ -7,8 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.network.pairs import delay_matrix
-from dpro.detect.network.timed_calls import traffic_of_sends
-from dpro.detect.network.traffic import Traffic
+from dpro.detect.network.traffic import Traffic, traffic_of_sends
 from dpro.detect.run import diagnose_traffic
 from dpro.schema import SENDS, STEPS, WORKERS, conform
 

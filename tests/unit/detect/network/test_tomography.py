@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.network.tomography import FALSE, SHOWS, at_fault, votes, votes_of_losses
+from dpro.detect.network.wires import FALSE, SHOWS, at_fault, votes, votes_of_losses
 
 # Flows 0-3 cross component 0, flows 2-5 component 1, flow 6 component 2.
 CROSSING = np.array(

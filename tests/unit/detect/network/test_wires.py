@@ -13,8 +13,7 @@ import pytest
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.network.degradation import find_slower_transfers
-from dpro.detect.network.timed_calls import at_most
-from dpro.detect.network.traffic import Traffic, traffic_of
+from dpro.detect.network.traffic import Traffic, at_most, traffic_of
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.network.wires import components_of, wires_of
 from dpro.replay.fabric.network import fabric_of

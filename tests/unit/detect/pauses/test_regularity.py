@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.detect.pauses import ordinal, recurrence_of
+from dpro.detect.pauses import recurrence_of
+from dpro.words import ordinal
 
 SEEN = np.arange(200)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpro.detect.stragglers.excess import Excess, Team, late_columns, median_of_others, midmean
+from dpro.detect.stragglers.excess import Excess, Team, late_columns, median_of_peers, midmean
 
 
 def team(own: np.ndarray) -> Team:
@@ -39,8 +39,8 @@ def test_midmean_of_normal_values_varies_by_a_tenth_more_than_their_mean():
 def test_median_of_the_others_leaves_out_the_own():
     values = np.random.default_rng(0).normal(size=(5, 7))
     expected = [[np.median(np.delete(row, at)) for at in range(7)] for row in values]
-    assert median_of_others(values) == pytest.approx(np.array(expected))
-    assert median_of_others(values[:, :6])[0, 2] == pytest.approx(np.median(np.delete(values[0, :6], 2)))
+    assert median_of_peers(values) == pytest.approx(np.array(expected))
+    assert median_of_peers(values[:, :6])[0, 2] == pytest.approx(np.median(np.delete(values[0, :6], 2)))
 
 
 @pytest.mark.parametrize("num_ranks", [4, 16])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.detect.baseline import Baseline
-from dpro.detect.stragglers.masked import find_masked
+from dpro.detect.stragglers.replayed import find_masked
 from tests.unit.detect.jobs import MS, Work, equal_work, found_in_graph, graph_of, noisy
 
 STEPS = 8

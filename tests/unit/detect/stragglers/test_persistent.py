@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.baseline import Baseline
-from dpro.detect.stragglers.persistent import clearly_longer, find_persistent
-from dpro.detect.stragglers.replayed import find_stragglers
+from dpro.detect.stragglers.replayed import clearly_longer, find_persistent, find_stragglers
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import open_run, write_part

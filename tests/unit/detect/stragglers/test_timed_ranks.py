@@ -10,8 +10,14 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show
-from dpro.detect.stragglers.timed_ranks import LAST_ON_GPU, find_late_gpus, is_timed, own_time_when_timed
+from dpro.detect.stragglers.from_calls import (
+    HOSTS_ONLY,
+    LAST_ON_GPU,
+    cannot_show,
+    find_late_gpus,
+    is_timed,
+    own_time_when_timed,
+)
 from dpro.ingest.flight_recorder import read_dump
 from dpro.schema import COLLECTIVES, COUNTERS, STEPS, WORKERS, conform
 from dpro.store import open_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpro.detect.stragglers.input_bound import find_input_bound
+from dpro.detect.host_bound import find_input_bound
 from tests.unit.detect.calling import MS, counted, data_parallel, noisy, tables
 
 

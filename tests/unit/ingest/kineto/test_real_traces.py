@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.ingest.derived.steps import repetitions
+from dpro.ingest.derived import repetitions
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.trace import RankTrace
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.ingest.nccl.inspector import read_inspector_log
+from dpro.ingest.nccl_inspector import read_inspector_log
 from dpro.schema import SENDS, conform
 from tests.unit.ingest.nccl.test_inspector import coll, log, whose
 

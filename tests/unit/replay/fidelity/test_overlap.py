@@ -143,7 +143,7 @@ def test_parts_of_predicted_steps_add_up_where_a_changed_overlap_changes_kernels
 
 
 def test_real_gpus_are_slower_beside_communication(traces):
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
 
     built = build_graph(run := open_quietly(traces / "multirank" / "torchrec_v100_4r_a2a_ar"))
     overlap = assess(built, replay(built.graph), run.manifest).overlap

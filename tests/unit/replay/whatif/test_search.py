@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from benchmarks.search import WITHIN_PCT, speedup
-from dpro.cli.runs import open_quietly
+from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess

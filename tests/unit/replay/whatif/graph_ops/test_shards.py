@@ -95,7 +95,7 @@ def test_coordinates_say_that_a_rank_is_a_shard_and_that_a_replica_is_not(tmp_pa
 
 @pytest.mark.parametrize("folder", ["nanogpt_h100_8r_rs_ag", "torchrec_v100_2r_kjt"])
 def test_ranks_of_real_jobs_that_hold_shards_are_refused(folder, traces):
-    from dpro.cli.runs import open_quietly
+    from dpro.cli.analysis import open_quietly
     from dpro.replay.construction.graph_builder import build_graph
 
     graph = build_graph(open_quietly(traces / "multirank" / folder)).predictive

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro.cli.runs import open_quietly
+from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph

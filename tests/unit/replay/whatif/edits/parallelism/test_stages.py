@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.runs import open_quietly
+from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph

@@ -1,1 +1,0 @@
-"""The fabric of a job, as typed documents."""

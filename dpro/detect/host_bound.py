@@ -1,0 +1,264 @@
+"""A job whose hosts hold it up on all ranks: GPUs stand idle, or the training loop waits for its input.
+
+In: a graph, and where the time of its steps went; or, where no deep window shows what waiting for input
+costs, steps and the host's counters. Out: at most one finding of each kind, about the job; of GPUs that idle
+in a single step a note. No rank is at fault here: the step would be much shorter if hosts took no time, or if
+its input were ready, beyond what healing ranks would save. How much of that can be had, and how, is what
+what-ifs answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.arrays import Ints
+from dpro.detect.baseline import Baseline, ScaledWork
+from dpro.detect.findings import Finding
+from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
+from dpro.detect.stragglers.causes import CAUSES, INPUT_PIPELINE, OUTSIDE_OPERATORS, causes_of
+from dpro.errors import Unanswerable
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
+from dpro.replay.steps.host import host_facts
+from dpro.replay.timeline import Timeline
+from dpro.replay.whatif.edits.host import NoLaunch
+from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.schema import SPANS
+from dpro.units import format_duration
+
+Breakdown = Callable[[], pl.DataFrame]
+
+THE_HOST = "the host"
+MIN_IDLE = 0.25  # of nearly every step, GPUs neither compute nor communicate: the mean of all ranks
+MIN_SAVED = 0.25  # of nearly every step, if hosts took no time, beyond what other findings explain
+MAX_PARTS = 3  # of the host's time on the critical path that are listed
+NANOSECONDS = ("duration_ns", "compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
+
+
+def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float = 0.0) -> list[Finding]:
+    """Find out whether GPUs idle for much of nearly every step, and hosts that took no time would end that.
+
+    Args:
+        breakdown: returns what `step_breakdown` does, of the same run; called only where it is needed.
+        explained_ns: what other findings would save per step; only the rest counts here.
+
+    Returns:
+        At most one finding, of the job.
+    """
+    base, free_hosts = _saved(baseline)
+    saved = free_hosts - explained_ns
+    if base.size < MIN_STEPS or float((saved >= MIN_SAVED * base).mean()) < PERSISTENT:
+        return []
+    steps = breakdown()
+    idle = _idle(steps)
+    if idle.size != base.size:
+        return []
+    steady = float(((saved >= MIN_SAVED * base) & (idle >= MIN_IDLE)).mean())
+    if steady < PERSISTENT:
+        return []
+    cost = float(saved.mean())
+    ranks = tuple(sorted(steps["rank"].unique().to_list()))
+    evidence = (_busy(steps), *_evidence(baseline, base, free_hosts))
+    share = round(cost / float(base.mean()), 4)
+    return [Finding("slow.host", "job", THE_HOST, ranks, share, round(steady, 3), cost, evidence)]
+
+
+def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
+    """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual."""
+    base, saved = _saved(baseline)
+    if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
+        return []
+    steps = breakdown()
+    if not (_idle(steps) >= MIN_IDLE).all():
+        return []
+    replayed = _evidence(baseline, base, saved)[0]
+    return [f"{_busy(steps)}; {replayed}; it is one step, which does not show that this is usual"]
+
+
+def _saved(baseline: Baseline) -> tuple[Ints, Ints]:
+    """Return [S] ns, step times, and what hosts that take no time would save; empty where no GPU was used."""
+    if not baseline.job.on_gpus:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    on_gpus = np.concatenate(baseline.job.map_ranks(_ranks_on_gpus))
+    no_time = pl.DataFrame({"rank": on_gpus, "factor": np.zeros(on_gpus.size)})
+    free = baseline.changed_step_ns(baseline.under(ScaledWork(CPU_KINDS, no_time)).graph)
+    return baseline.step_ns, baseline.step_ns - np.clip(
+        free, 0, None
+    )  # work before the first step may go into it
+
+
+def _ranks_on_gpus(graph: Graph) -> Ints:
+    """Return the ranks that have work on a GPU."""
+    return np.unique(graph.nodes.rank[np.isin(graph.nodes.kind, GPU_KINDS)])
+
+
+def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
+    """Return [S] the share of each step in which GPUs neither compute nor communicate, mean of the ranks."""
+    share = (pl.col("idle_ns") + pl.col("host_bound_ns")) / pl.col("duration_ns")
+    return breakdown.group_by("step").agg(share=share.mean()).sort("step")["share"].to_numpy()
+
+
+def _busy(breakdown: pl.DataFrame) -> str:
+    """Return what GPUs do in a step, in words."""
+    total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
+    compute, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
+    return (
+        f"GPU busy {compute + moving:.0%} of the time ({compute:.0%} computing, {moving:.0%} only "
+        f"communicating), {host:.0%} waiting for the host to launch, {idle:.0%} idle otherwise"
+    )
+
+
+def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
+    """Return what free hosts, and free launch calls only, would save; and what hosts spend their time on.
+
+    Args:
+        base: [S] ns, step times.
+        saved: [S] ns, what hosts that take no time would save.
+    """
+    graph, step = baseline.graph, float(base.mean())
+    free = format_duration(step - float(saved.mean()))
+    lines = [
+        f"replayed with hosts that take no time, the step takes {free} instead of {format_duration(step)}: "
+        "the most that can be gained on the host"
+    ]
+    try:
+        launched = baseline.changed_step_ns(baseline.under(NoLaunch()).graph)
+        lines[0] += f"; with free launch calls alone {format_duration(float(launched.mean()))}"
+    except Unanswerable:
+        pass
+    parts = _spent(baseline, base.size)
+    if parts:
+        lines.append("what the step waits for on the host: " + "; ".join(parts))
+    if graph.run is not None and (graph.run.table(SPANS, ["kind"])["kind"] == "python").any():
+        lines.append("Python stacks were recorded, which itself slows the host down")
+    return lines
+
+
+def _spent(baseline: Baseline, num_steps: int) -> list[str]:
+    """Return what hosts do on the critical path, per step, longest first."""
+    spent = [_host_work(baseline, *stretch) for stretch in baseline.critical_stretches()]
+    parts = (
+        pl.concat(spent)
+        .group_by("cause", "name")
+        .agg(pl.col("ns").sum())
+        .sort(["ns", "name"], descending=[True, False])
+        .group_by("cause", maintain_order=True)
+        .agg(pl.col("ns").sum(), pl.col("name").first())
+        .sort(["ns", "cause"], descending=[True, False])
+    )
+    return [
+        f"{format_duration(ns / num_steps)} in {what} (most in {name[:80]})"
+        for what, ns, name in parts.head(MAX_PARTS).iter_rows()
+    ]
+
+
+def _host_work(baseline: Baseline, timeline: Timeline, path: Ints) -> pl.DataFrame:
+    """Return `cause`, `name` and `ns` of what hosts do in steps on a part of the critical path."""
+    graph, nodes = timeline.graph, timeline.graph.nodes
+    critical = timeline.end[path] - np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
+    on_host = np.isin(nodes.kind[path], CPU_KINDS) & (nodes.step[path] >= 0) & (critical > 0)
+    here = path[on_host]
+    cause = causes_of(graph, baseline.job.on_gpus)[here]
+    around = np.where(nodes.around[here] >= 0, nodes.around[here], nodes.name[here])
+    name = np.where(cause == CAUSES.index(OUTSIDE_OPERATORS), around, nodes.name[here])
+    names = pl.Series(graph.names, dtype=pl.String).gather(name)
+    return pl.DataFrame({"cause": pl.Series(CAUSES)[cause], "name": names, "ns": critical[on_host]})
+
+
+# The training loop waits for its input on every rank.
+
+MIN_WAIT = 0.10  # of nearly every step: passing on a batch costs less
+
+
+def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
+    """The finding, if the step would be much shorter with its input always ready.
+
+    Args:
+        excess_of_stragglers_ns: what healing single ranks would save already; only the rest counts here.
+    """
+    try:
+        changed = baseline.under(HideInput()).graph
+    except Unanswerable:
+        return []
+    base, hidden = baseline.step_ns, baseline.changed_step_ns(changed)
+    saved = base - hidden - excess_of_stragglers_ns
+    steady = float((saved >= MIN_WAIT * base).mean()) if base.size else 0.0
+    if base.size < MIN_STEPS or steady < PERSISTENT:
+        return []
+    looked = chain(*(part.items() for part in baseline.job.map_ranks(_loading)))
+    loading = {rank: total / base.size for rank, total in looked}
+    if min(loading.values()) < MIN_WAIT * base.mean():
+        return []  # the input of some ranks only is their fault
+    cost = float(saved.mean())
+    extremes = dict.fromkeys(format_duration(pick(loading.values())) for pick in (min, max))
+    evidence = (
+        f"each rank spends {' to '.join(extremes)} per step in the DataLoader's "
+        "__next__, on the thread that drives the training loop",
+        f"replayed with the input always ready, the step takes {format_duration(float(hidden.mean()))} "
+        f"instead of {format_duration(float(base.mean()))}",
+    )
+    share = round(cost / float(base.mean()), 4)
+    return [
+        Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, round(steady, 3), cost, evidence)
+    ]
+
+
+def _loading(graph: Graph) -> dict[int, float]:
+    """Time each rank spends in its DataLoader in steps, ns, by rank."""
+    ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0])
+    loading = NodeSelection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
+    total = np.bincount(
+        graph.nodes.rank[loading], graph.nodes.duration[loading], minlength=int(ranks.max()) + 1
+    )
+    return {int(rank): float(total[rank]) for rank in ranks}
+
+
+def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:
+    """The finding, if every rank waits for data for a large part of nearly each of the latest steps.
+
+    Args:
+        on_gpus: whether GPUs may have had work meanwhile.
+    """
+    facts = host_facts(steps.filter(pl.col("window") < 0), counters).drop_nulls("data_wait_ns")
+    waits = (
+        facts.group_by("step")
+        .agg(
+            pl.col("data_wait_ns").min(),
+            pl.col("duration_ns").median(),
+            most_ns=pl.col("data_wait_ns").max(),
+            ranks=pl.len(),
+        )
+        .filter(pl.col("ranks") >= pl.col("ranks").max() / 2)  # single samples may be missing
+        .sort("step")
+    )
+    judged = (
+        (waits.tail(size), _steady(waits.tail(size)))
+        for size in reversed(LATEST_STEPS)
+        if size <= waits.height
+    )
+    waits, steady = next((latest for latest in judged if latest[1] >= PERSISTENT), (waits, 0.0))
+    if not steady:
+        return []
+    least, most, step = (
+        float(waits[name].to_numpy().mean()) for name in ("data_wait_ns", "most_ns", "duration_ns")
+    )
+    evidence = [
+        f"each rank waits {format_duration(least)} to {format_duration(most)} per step for its data, in the "
+        f"latest {waits.height} steps"
+    ]
+    if on_gpus:
+        evidence.append("not known: whether their GPUs have work meanwhile; a deep window would show it")
+    ranks = tuple(sorted(facts["rank"].unique().to_list()))
+    sure = round(steady * (0.5 if on_gpus else 1.0), 3)
+    share = round(least / step, 4)
+    return [Finding("slow.host", "job", INPUT_PIPELINE, ranks, share, sure, least, tuple(evidence))]
+
+
+def _steady(waits: pl.DataFrame) -> float:
+    """Share of the steps in which all ranks wait for long."""
+    return float((waits["data_wait_ns"] >= MIN_WAIT * waits["duration_ns"]).to_numpy().mean())

@@ -1,0 +1,276 @@
+"""Uneven work: ranks that get larger batches than others, inferred from how their time grows with them.
+
+In: own times of ranks per step, and the workload of each: how many elements its batches had. Out: how own
+time depends on the workload, what it would be if all ranks had the same, and findings of `imbalance.data`, of
+which no rank is the cause. Ranks that are slow beyond what their workload explains are found elsewhere, at
+equal work.
+
+The model of a step's own time is `s (1 - share + share x^power)`: `x` is the workload relative to the typical
+one, `s` how slow the rank is. Part of a step does not grow with the batch (the optimizer), and attention
+grows with the square of the length. The share is inferred from how ranks differ *within* a step, beyond how
+they always differ: neither a slow rank nor a slow step looks like that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
+from dpro.detect.findings import Finding
+from dpro.detect.significance import MIN_COST
+from dpro.units import format_duration
+
+WORKLOAD = "step_input_elements"
+CLASS = "imbalance.data"
+BATCHES = "the ranks' batches"
+ELEMENTS = "elements in its batches"
+POWERS = (1.0, 2.0)
+MIN_SIGNIFICANCE = 4.5  # standard errors by which time has to grow with the workload
+MIN_CONTRAST = 10.0  # standard errors that proportional growth would have, for the share to be inferred
+MIN_DIFFERENCES = 6  # degrees of freedom, likewise
+NEAREST = 3  # known workloads of a rank that replace an unknown one
+LATEST = 40  # steps that a finding covers
+OUTLYING = 6.0  # standard deviations at which residuals are clipped
+ALWAYS = 0.8  # of the steps in which the same rank has the most
+REST = 0.1  # of what the workload explains of a rank's time: the model is not more accurate
+GUESSED = 0.7  # confidence, where workloads differ between ranks but not from step to step
+_COARSE = np.linspace(0, 1, 21)
+_FINE = np.linspace(-0.05, 0.05, 21)
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """How own time depends on the workload.
+
+    Attributes:
+        share: of a typical step, what grows with the workload.
+        power: of the workload with which that grows.
+        typical: workload.
+        significance: how many standard errors the growth is from none; 0 where that is not known.
+        explained: share of the squared log-differences of own time within steps that workloads explain.
+        lag: steps between loading and use of a batch: loaders may fetch ahead.
+    """
+
+    share: float
+    power: float
+    typical: float
+    significance: float
+    explained: float
+    lag: int = 0
+
+    def curve(self, workloads: Floats) -> Floats:
+        """How long steps of these workloads take, relative to the typical."""
+        return 1 - self.share + self.share * (workloads / self.typical) ** self.power
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Own times of ranks, and what of them the workload explains.
+
+    Attributes:
+        workloads: [T, R]; NaN where unknown.
+        own: [T, R] ns.
+        equal: [T, R] ns, what own times would be if all ranks had the step's mean amount.
+        what: what the workloads count.
+    """
+
+    model: LoadModel
+    workloads: Floats
+    own: Floats
+    equal: Floats
+    what: str = ELEMENTS
+
+    @property
+    def explained(self) -> Floats:
+        """[R] ns per step that a rank typically works longer (negative: shorter) because of its workloads."""
+        return np.median((self.own - self.equal)[-LATEST:], axis=0)
+
+
+def workloads_of(counters: pl.DataFrame, ranks: list[int], start: Ints) -> Floats:
+    """[T, R] the workloads of ranks in steps; NaN where unknown.
+
+    Args:
+        ranks: [R] which.
+        start: [T, R] ns, when their steps began.
+    """
+    places = pl.DataFrame(
+        {"rank": pl.Series(np.tile(ranks, len(start)), dtype=pl.Int32), "time_ns": start.ravel()}
+    )
+    counted = counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
+    counted = counted.select("rank", "time_ns", "value").unique(["rank", "time_ns"])
+    joined = places.join(counted, on=["rank", "time_ns"], how="left", maintain_order="left")
+    return joined["value"].fill_null(np.nan).to_numpy().reshape(start.shape)
+
+
+def explain(own_ns: Floats, workloads: Floats, steps: Ints, what: str = ELEMENTS) -> Uneven | None:
+    """Infer what of own times the workload explains; None where workloads are unknown, or all equal.
+
+    Args:
+        own_ns: [T, R] ns of work.
+        workloads: [T, R] of the batches loaded in the step, NaN where unknown.
+        steps: [T] their numbers.
+    """
+    ahead = np.full_like(workloads, np.nan)
+    following = np.diff(steps) == 1
+    ahead[1:][following] = workloads[:-1][following]
+    model, model_ahead = _fitted(own_ns, workloads, lag=0), _fitted(own_ns, ahead, lag=1)
+    needed = 2 * max(MIN_SIGNIFICANCE, model.significance if model else 0.0)
+    if model_ahead is not None and model_ahead.significance >= needed:
+        model, workloads = model_ahead, ahead
+    if model is None or model.share == 0:
+        return None
+    likely = _with_likely(workloads, model.typical)
+    takes, even = model.curve(likely), model.curve(likely.mean(axis=1, keepdims=True))
+    return Uneven(model, workloads, own_ns, own_ns * even / takes, what)
+
+
+def _with_likely(workloads: Floats, typical: float) -> Floats:
+    """[T, R] workloads; unknown ones from the steps around, since samples may be missing."""
+    filled = workloads.copy()
+    for column in range(workloads.shape[1]):
+        sampled = np.flatnonzero(~np.isnan(workloads[:, column]))
+        for row in np.flatnonzero(np.isnan(workloads[:, column])).tolist():
+            nearest = sampled[np.argsort(np.abs(sampled - row), kind="stable")[:NEAREST]]
+            filled[row, column] = np.median(workloads[nearest, column]) if nearest.size else typical
+    return filled
+
+
+def _fitted(own_ns: Floats, workloads: Floats, lag: int) -> LoadModel | None:
+    """The model of own times and workloads; None where no workload is known."""
+    is_known = ~np.isnan(workloads) & (workloads > 0)
+    is_known &= is_known.sum(axis=1, keepdims=True) > 1
+    if not is_known.any():
+        return None
+    typical = float(np.median(workloads[is_known]))
+    relative = np.where(is_known, workloads, typical) / typical
+    logs = np.log(np.maximum(own_ns, 1.0))
+    from_steps = _from_steps(logs, relative, is_known)
+    share, power, significance, explained = from_steps or _from_ranks(logs, relative, is_known)
+    return LoadModel(share, power, typical, significance, explained, lag)
+
+
+def _from_steps(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float, float, float, float] | None:
+    """Share, power, significance and explained share, by how ranks differ within steps and not always.
+
+    None where that is inconclusive: workloads differ too little, and time does not clearly follow them.
+    """
+    freedom = (int(is_known.any(axis=1).sum()) - 1) * (int(is_known.any(axis=0).sum()) - 1)
+    times = _centred(logs, is_known)
+    growth = _centred(np.log(relative), is_known)
+    if freedom < MIN_DIFFERENCES or not growth.any():
+        return None
+    share, power = _share(times, relative, is_known, of_ranks=True)
+    takes = _centred(_log_time(relative, share, power), is_known)
+    left = _without_outliers(times - takes, is_known)
+    times = takes + left
+    significance = _significance(takes, left, times, freedom) if share else 0.0
+    if significance < MIN_SIGNIFICANCE and _significance(growth, left, growth, freedom) < MIN_CONTRAST:
+        return None
+    return share, power, significance, max(1 - float((left**2).sum() / max((times**2).sum(), 1e-12)), 0.0)
+
+
+def _from_ranks(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float, float, float, float]:
+    """The same by what ranks typically have and take: a slow rank looks like one with much work.
+
+    Time is taken to grow by what fits, and at most with the square of the workload.
+    """
+    some = np.flatnonzero(is_known.any(axis=0))
+    workloads = np.array([[np.median(relative[is_known[:, rank], rank]) for rank in some.tolist()]])
+    logs = logs[:, some] - logs[:, some].mean(axis=1, keepdims=True)  # also where samples are missing
+    there = np.ones_like(workloads, dtype=bool)
+    times = _centred(np.median(logs, axis=0, keepdims=True), there, of_ranks=False)
+    relative = workloads / np.median(workloads)  # to what is typical, as in `LoadModel`
+    share, power = _share(times, relative, there, of_ranks=False)
+    return share, power, 0.0, 0.0
+
+
+def _log_time(relative: Floats, share: float, power: float) -> Floats:
+    return np.log(np.maximum(1 - share + share * relative**power, 1e-3))
+
+
+def _significance(growth: Floats, left: Floats, times: Floats, freedom: int) -> float:
+    """By how many standard errors times move with growth (heteroscedasticity-consistent: White 1980)."""
+    error = np.sqrt(((growth * left) ** 2).sum() * growth.size / max(freedom, 1))
+    return float((growth * times).sum() / max(error, 1e-12))
+
+
+def _share(times: Floats, relative: Floats, is_known: Bools, *, of_ranks: bool) -> tuple[float, float]:
+    """The share and power whose times have the smallest mean absolute deviation from these."""
+
+    def deviation(form: tuple[float, float]) -> float:
+        return float(np.abs(times - _centred(_log_time(relative, *form), is_known, of_ranks)).sum())
+
+    coarse, power = min(((share, power) for power in POWERS for share in _COARSE.tolist()), key=deviation)
+    fine = np.clip(coarse + _FINE, 0, 1).tolist()
+    return min(((share, power) for share in fine), key=deviation)
+
+
+def _centred(values: Floats, is_known: Bools, of_ranks: bool = True) -> Floats:
+    """[T, R] what is left without the means of steps and, if asked, of ranks; 0 where unknown."""
+    left = np.where(is_known, values, 0.0)
+    for _ in range(2):
+        for axis in (0, 1) if of_ranks else (1,):
+            count = np.maximum(is_known.sum(axis=axis, keepdims=True), 1)
+            left = np.where(is_known, left - left.sum(axis=axis, keepdims=True) / count, 0.0)
+    return left
+
+
+def _without_outliers(left: Floats, is_known: Bools) -> Floats:
+    """[T, R] the same, with what is far off drawn in."""
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(left[is_known])))
+    return left.clip(-OUTLYING * spread, OUTLYING * spread)
+
+
+def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[int]) -> list[Finding]:
+    """The finding, if the step would be shorter with balanced work, and that is beyond chance.
+
+    Args:
+        cost: ns per step that even work would save.
+        step: ns that a step takes.
+        ranks: [R] which have these times.
+    """
+    model = uneven.model
+    is_beyond_chance = model.significance >= MIN_SIGNIFICANCE or model.significance == 0
+    if not is_beyond_chance or not step or cost < MIN_COST * step:
+        return []
+    sure = 1 - 1 / model.significance if model.significance else GUESSED
+    severity = round(cost / step, 4)
+    evidence = tuple(_evidence(uneven, ranks, cost, step))
+    return [Finding(CLASS, "job", BATCHES, tuple(ranks), severity, round(sure, 3), cost, evidence)]
+
+
+def _evidence(uneven: Uneven, ranks: list[int], cost: float, step: float) -> list[str]:
+    model, workloads = uneven.model, uneven.workloads
+    workloads = workloads[(~np.isnan(workloads)).sum(axis=1) > 1]
+    most = np.nanmax(workloads, axis=1) / np.nanmean(workloads, axis=1)
+    holders = np.nanargmax(workloads, axis=1)
+    often = np.bincount(holders, minlength=len(ranks)) / len(holders)
+    who = (
+        f"rank {ranks[int(often.argmax())]} in {often.max():.0%} of the steps"
+        if often.max() >= ALWAYS
+        else f"{int((often > 0).sum())} different ranks"
+    )
+    grows = "the square of that" if model.power > 1 else "that"
+    lines = [
+        f"in each step one rank has more {uneven.what} than the mean of all, typically by "
+        f"{np.median(most) - 1:.0%}: {who}",
+        f"{model.share:.0%} of a typical step grows with {grows}"
+        + (
+            f", which explains {model.explained:.0%} of how ranks differ from step to step"
+            if model.significance
+            else ""
+        ),
+        f"with as much for each rank, the step would take about {format_duration(step - cost)} instead of "
+        f"{format_duration(step)}; no rank is at fault",
+    ]
+    if model.lag:
+        lines.append("batches are loaded one step ahead")
+    if not model.significance:
+        lines.append(
+            "the workload of single ranks varies too little from step to step to show what it costs: a rank "
+            "that is slow for another reason as well looks the same, up to the square of its larger share"
+        )
+    return lines

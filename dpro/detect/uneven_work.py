@@ -1,0 +1,339 @@
+"""A job in deep windows as it would be with work spread evenly over its ranks, or its pipeline's stages.
+
+In: a graph and its run. Out: the same graph with work scaled to what it would be if all ranks with the same
+work had as large batches, and findings of `imbalance.data` and `imbalance.stage`, of which no rank is the
+cause. The workload of each rank is in `[rank, step, workload]`, one frame per kind of evidence: what loaders
+returned, what other ranks sent (to experts, to embeddings), and how large the inputs of operators are where
+shapes are recorded. A rank that is slower than its peers with balanced work is so for another reason. Runs of
+whole operations have `pipeline_slowdown.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.arrays import Ints
+from dpro.detect.baseline import Baseline, ScaledWork
+from dpro.detect.findings import Finding
+from dpro.detect.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
+from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.peers import ON_CPU, ON_GPU, teams
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+from dpro.store import Run
+from dpro.units import format_duration
+
+
+@dataclass(frozen=True)
+class BalancedJob:
+    """A job with balanced work.
+
+    Attributes:
+        from_steps: whether that follows from single steps. If only from ranks that always have more, it
+            explains why they are slow, if they are.
+        explained: ns per step that ranks typically work longer because of their workloads.
+    """
+
+    baseline: Baseline
+    findings: list[Finding]
+    from_steps: bool
+    explained: Mapping[int, float]
+
+    def leaves(self, findings: list[Finding]) -> list[Finding]:
+        """The findings about this job that cost more than what the load model may be wrong about."""
+        return [
+            finding
+            for finding in findings
+            if finding.cost_ns >= REST * max(self.explained.get(rank, 0.0) for rank in finding.ranks)
+        ]
+
+
+def rebalance(baseline: Baseline) -> BalancedJob:
+    """The job with balanced work; as it is where workloads explain nothing."""
+    run, work = baseline.graph.run, baseline.work
+    as_it_is = BalancedJob(baseline, [], True, {})
+    if run is None:
+        return as_it_is
+    resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
+    summed = work.filter(resource=resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
+    workloads = workloads_in_windows(run)
+    of_teams = [
+        explained
+        for team in teams(work)
+        if (explained := _explained(summed.filter(pl.col("rank").is_in(team)), workloads)) is not None
+    ]
+    if not of_teams:
+        return as_it_is
+    even = baseline.under(ScaledWork(GPU_KINDS if resource == ON_GPU else CPU_KINDS, _factors(of_teams)))
+    before, after = baseline.step_ns, baseline.changed_step_ns(even.graph)
+    if before.size < MIN_STEPS:
+        return as_it_is
+    ranks, _, most = max(of_teams, key=lambda of_team: of_team[2].model.significance)
+    cost = float((before - after).mean())
+    findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
+    by_rank = {
+        rank: float(value) for ranks, _, uneven in of_teams for rank, value in zip(ranks, uneven.explained)
+    }
+    return BalancedJob(even, findings, most.model.significance > 0, by_rank)
+
+
+def _explained(
+    team: pl.DataFrame, workloads: Mapping[str, pl.DataFrame]
+) -> tuple[list[int], Ints, Uneven] | None:
+    """Of a team of ranks: which ranks, in which steps, and why their times differ.
+
+    Args:
+        team: `rank`, `step` and `work_ns` of their steps.
+        workloads: as `workloads_in_windows` returns them; those that explain times best count.
+    """
+    ranks: list[int] = sorted(team["rank"].unique().to_list())
+    common = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+    if len(ranks) < 2 or common.is_empty():
+        return None
+    columns: dict[str, NDArray[Any]] = {
+        name: common[name].to_numpy().reshape(-1, len(ranks)) for name in ("step", "work_ns")
+    }
+    steps, work_ns = columns["step"][:, 0], columns["work_ns"].astype(float)
+    explained = []
+    for what, frame in workloads.items():
+        rows = common.join(frame, on=["rank", "step"], how="left", maintain_order="left")
+        workload = rows["workload"].fill_null(np.nan).to_numpy().reshape(work_ns.shape)
+        explained.append(explain(work_ns, workload, steps, what))
+    uneven = max(filter(None, explained), key=lambda uneven: uneven.model.significance, default=None)
+    return None if uneven is None else (ranks, steps, uneven)
+
+
+def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
+    """`rank`, `step` and `factor`: what multiple of its time work takes with equal workloads."""
+    frames = [
+        pl.DataFrame(
+            {
+                "rank": np.tile(np.array(ranks, np.int64), steps.size),
+                "step": np.repeat(steps, len(ranks)),
+                "factor": (uneven.equal / uneven.own).ravel(),
+            }
+        )
+        for ranks, steps, uneven in of_teams
+    ]
+    return pl.concat(frames)
+
+
+RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
+MAX_ELEMENTS = 1 << 48  # of the inputs of one operator: no memory holds more
+
+
+def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
+    """The frames by what is counted; those with no row are left out."""
+    steps = run.table(STEPS, ["rank", "step", "window", "start_ns", "duration_ns"])
+    steps = steps.filter(pl.col("window") >= 0).sort("start_ns")
+    counters = run.table(COUNTERS).filter(pl.col("counter") == WORKLOAD)
+    loaded = counters.select("rank", start_ns="time_ns", workload="value")
+    loaded = loaded.join(steps, on=["rank", "start_ns"])
+    frames = {
+        ELEMENTS: loaded.select("rank", "step", "workload"),
+        RECEIVED: _per_step(_received(run), steps),
+        SHAPES: _shapes(run, steps),
+    }
+    return {what: frame.filter(pl.col("workload") > 0) for what, frame in frames.items() if frame.height}
+
+
+def _received(run: Run) -> pl.DataFrame:
+    """`rank`, `window`, `start_ns` and `workload` of calls that gather the next work of ranks."""
+    calls = run.table(COLLECTIVES, ["rank", "window", "op", "start_ns", "bytes_out"])
+    exchanges = calls.filter((pl.col("op") == "all_to_all") & (pl.col("bytes_out") >= 0))
+    return exchanges.select("rank", "window", "start_ns", workload="bytes_out")
+
+
+def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
+    """`_per_step` of operators whose shapes are recorded, of which one part is in memory at a time."""
+    columns = ["rank", "window", "kind", "start_ns", "shapes"]
+    parts = chain([SPANS.empty().select(columns)], run.part_by_part(SPANS, columns))
+    sums = pl.concat([_per_step(_elements_of_operators(part), steps) for part in parts])
+    return sums.group_by("rank", "step").agg(pl.col("workload").sum())
+
+
+def _elements_of_operators(spans: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `window`, `start_ns` and `workload` of operators."""
+    spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
+    elements = spans.select(pl.col("shapes").unique()).with_columns(
+        workload=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
+    )
+    return spans.join(elements, on="shapes").select("rank", "window", "start_ns", "workload")
+
+
+def _elements_of_text(text: str) -> int:
+    """How many elements inputs have whose shapes a trace writes so; 0 where that is no number of a tensor."""
+    with suppress(ValueError, RecursionError):
+        elements = _elements(json.loads(text))
+        return elements if 0 <= elements <= MAX_ELEMENTS else 0
+    return 0
+
+
+def _elements(shapes: Any) -> int:
+    """How many elements inputs of these shapes have; lists of tensors are lists of shapes."""
+    if not isinstance(shapes, list) or not shapes:
+        return 0
+    if all(isinstance(size, int) for size in shapes):
+        return math.prod(shapes)
+    return sum(_elements(part) for part in shapes)
+
+
+def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `step` and `workload`: the sum of those rows that begin in the step."""
+    joined = rows.sort("start_ns").join_asof(
+        steps.rename({"start_ns": "begun_ns"}), left_on="start_ns", right_on="begun_ns",
+        by=["rank", "window"], check_sortedness=False,
+    )  # fmt: skip
+    inside = joined.filter(pl.col("start_ns") < pl.col("begun_ns") + pl.col("duration_ns"))
+    return inside.group_by("rank", "step").agg(pl.col("workload").sum().cast(pl.Float64))
+
+
+# Pipeline stages that have more work than others: every rank of them computes longer. A stage's work is that
+# of its fastest rank: what another rank of it needs more is due to that rank. The cost is what the replay
+# saves with the same work spread evenly over the stages. A stage of one rank, or of hosts of its own, that
+# does as many operations as the others may as well be slow: the finding says so.
+
+CLASS = "imbalance.stage"
+MIN_MORE = 0.5  # of what a stage takes longer: how many more operations show that it has more work
+DOUBTED = 0.5  # confidence, where something else would look the same
+
+
+def find_uneven_work_of_stages(baseline: Baseline) -> list[Finding]:
+    """The finding, if the step would be shorter with the work spread evenly over the pipeline's stages.
+
+    All recorded steps are examined, then the latest: it may have begun while the job ran.
+    """
+    if len({place.stage for place in baseline.graph.places.values()}) < 2:
+        return []
+    steps = baseline.steps
+    if steps.size < MIN_STEPS:
+        return []
+    judged = (_uneven_since(baseline, first, int((steps >= first).sum())) for first in first_of_latest(steps))
+    return next(filter(None, judged), [])
+
+
+def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Finding]:
+    """The same by the steps from a first one on."""
+    graph = baseline.graph
+    stage_of = {rank: place.stage for rank, place in graph.places.items()}
+    computed = pl.concat(baseline.job.map_ranks(partial(_computed, baseline.job.on_gpus)))
+    stages = _stages(computed.filter(pl.col("step") >= first), stage_of)
+    if stages.height < 2:
+        return []
+    work = stages["work_ns"].to_numpy()
+    factor = dict(zip(stages["stage"].to_list(), (work.mean() / work).tolist()))
+    of_ranks = {rank: factor.get(stage, 1.0) for rank, stage in stage_of.items()}
+    steps_of_ranks = computed.select("rank", "step").filter(pl.col("rank").is_in(list(of_ranks)))
+    factors = steps_of_ranks.with_columns(
+        factor=pl.col("rank").replace_strict(of_ranks, return_dtype=pl.Float64)
+    )
+    even = baseline.under(ScaledWork(_kinds(baseline.job.on_gpus), factors))
+    times = baseline.step_ns, baseline.changed_step_ns(even.graph)
+    before, after = (step_ns[-num_steps:] for step_ns in times)
+    saved = before - after
+    if not clear_gain(saved, before):
+        return []
+    sure, cost, step = confidence(saved, before), float(saved.mean()), float(before.mean())
+    longest = stages.sort("work_ns").row(-1, named=True)
+    others = stages.filter(pl.col("stage") != longest["stage"])
+    doubt = _doubt(graph, longest, others)
+    evidence = (
+        f"every rank of stage {longest['stage']} computes {format_duration(longest['work_ns'])} or more per "
+        f"step, those of the other stages {format_duration(others['work_ns'].to_numpy().mean())} on average",
+        f"it carries out {longest['operations']:.0f} operations per step, the others "
+        f"{others['operations'].to_numpy().mean():.0f}",
+        f"replayed with the same work spread evenly over {stages.height} stages, the step takes "
+        f"{format_duration(step - cost)} instead of {format_duration(step)}",
+        doubt or "the work is uneven, no rank is at fault",
+    )
+    sure = min(sure, DOUBTED) if doubt else sure
+    return [
+        Finding(
+            CLASS, "stage", str(longest["stage"]), tuple(longest["ranks"]), round(cost / step, 4),
+            round(sure, 3), cost, evidence,
+        )
+    ]  # fmt: skip
+
+
+def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding]:
+    """Findings of slow ranks, with doubt where the rank is a stage of its own that may have more work.
+
+    Left out are ranks whose stage clearly has more work.
+    """
+    kept = []
+    for finding in stragglers:
+        stage = next((uneven for uneven in stages if uneven.ranks == finding.ranks), None)
+        if stage is None:
+            kept.append(finding)
+        elif stage.confidence <= DOUBTED:
+            doubt = f"one of two: the rank is slow, or stage {stage.component_id}, its own, has too much work"
+            sure = min(finding.confidence, DOUBTED)
+            kept.append(replace(finding, confidence=sure, evidence=(*finding.evidence, doubt)))
+    return kept
+
+
+def _kinds(on_gpus: bool) -> tuple[NodeKind, ...]:
+    """Kinds of nodes that ranks compute with: GPUs where there are any."""
+    return GPU_KINDS if on_gpus else CPU_KINDS
+
+
+def _computed(on_gpus: bool, graph: Graph) -> pl.DataFrame:
+    """`rank`, `step`, `work_ns` and `operations`: how long ranks compute, and how many operations."""
+    nodes = graph.nodes
+    works = np.isin(nodes.kind, _kinds(on_gpus)) & (nodes.step >= 0)
+    single = np.isin(nodes.kind[works], (NodeKind.CPU, *GPU_KINDS))
+    places = {"rank": nodes.rank[works], "step": nodes.step[works]}
+    frame = pl.DataFrame({**places, "work_ns": nodes.duration[works], "operations": single})
+    return frame.group_by("rank", "step").agg(pl.col("work_ns").sum(), pl.col("operations").sum())
+
+
+def _stages(computed: pl.DataFrame, stage_of: Mapping[int, int]) -> pl.DataFrame:
+    """`stage`, `work_ns` of its fastest rank and `operations` per step, `ranks`; in order.
+
+    Args:
+        computed: as from `_computed`, of the steps that count.
+    """
+    schema: dict[str, pl.DataType | type[pl.DataType]] = {
+        "stage": pl.Int64,
+        "work_ns": pl.Float64,
+        "operations": pl.Float64,
+        "ranks": pl.List(pl.Int64),
+    }
+    per_step = computed.filter(pl.col("rank").is_in(list(stage_of)))
+    per_rank = per_step.group_by("rank").agg(pl.col("work_ns", "operations").median())
+    return (
+        per_rank.with_columns(stage=pl.col("rank").replace_strict(stage_of, return_dtype=pl.Int64))
+        .group_by("stage")
+        .agg(pl.col("work_ns").min(), pl.col("operations").median(), ranks=pl.col("rank").sort())
+        .select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+        .sort("stage")
+    )
+
+
+def _doubt(graph: Graph, longest: dict[str, Any], others: pl.DataFrame) -> str:
+    """What else it may be that the stage computes longer; empty if that is clear."""
+    longer = longest["work_ns"] / float(others["work_ns"].to_numpy().mean()) - 1
+    more = longest["operations"] / max(float(others["operations"].to_numpy().mean()), 1.0) - 1
+    if more >= MIN_MORE * longer:
+        return ""
+    if len(longest["ranks"]) == 1:
+        return "one rank of the stage is recorded, and it does as many operations: a slow rank looks the same"
+    hosts = graph.run.table(WORKERS, ["rank", "host"]) if graph.run is not None else WORKERS.empty()
+    of_stage = pl.col("rank").is_in(longest["ranks"])
+    own_hosts, other_hosts = (set(hosts.filter(part)["host"]) - {""} for part in (of_stage, ~of_stage))
+    if own_hosts and not own_hosts & other_hosts:
+        return (
+            "the stage is alone on its hosts and does as many operations as others: slow hosts look the same"
+        )
+    return ""

@@ -1,0 +1,267 @@
+"""The history of a user: which findings named which host, and which commands were run for them.
+
+In: rows. Out: rows, from `$DPRO_HISTORY`, or `$XDG_STATE_HOME/dpro/history.sqlite`
+(`~/.local/state/dpro/history.sqlite`). `DPRO_HISTORY=off` turns it off. Several processes may write at once.
+What cannot be read or written is left out: no command fails for its history. A finding of a run is one row,
+however often the run is looked at. Rows are kept for a year.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import field
+from msgspec.structs import astuple
+
+from dpro.detect.findings import Finding
+from dpro.documents import Document, DocumentPart
+from dpro.errors import DproError
+from dpro.units import NS_PER_S
+from dpro.words import ordinal
+
+VARIABLE = "DPRO_HISTORY"
+OFF = ("", "off", "0")
+BUSY_S = 2.0  # for another process to finish
+KEPT_NS = 365 * 86_400 * NS_PER_S
+_PRIVATE = 0o700
+_COLUMNS = "host, class, confidence, time_ns, run"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS findings (
+    run TEXT, host TEXT, class TEXT, confidence REAL, time_ns INTEGER, PRIMARY KEY (run, host, class)
+);
+CREATE TABLE IF NOT EXISTS commands (command TEXT, run TEXT, host TEXT, time_ns INTEGER);
+"""
+
+
+class Remembered(DocumentPart, frozen=True):
+    """A finding of an earlier run that named a host.
+
+    Attributes:
+        host: its name.
+        class: such as `slow.nic`.
+        confidence: 0 to 1.
+        time_ns: when it was found.
+        run: the run directory, as it was then.
+    """
+
+    host: str
+    class_: str = field(name="class")
+    confidence: float
+    time_ns: int
+    run: str  # kept as `run_name` gives it
+
+
+class HistoryDocument(Document, frozen=True, kw_only=True):
+    """Findings of earlier runs that named a host.
+
+    Attributes:
+        path: of the history; null where it is turned off.
+        findings: the oldest first.
+        cleared: how many were removed by `--clear`.
+    """
+
+    path: str | None
+    findings: list[Remembered]
+    cleared: int
+
+
+def history_path() -> Path | None:
+    """Return where the history is; None where it is turned off, or there is no home to keep it in."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen is not None:
+        return None if chosen.lower() in OFF else Path(chosen)
+    state = os.environ.get("XDG_STATE_HOME", "")
+    with suppress(RuntimeError):
+        base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+        return base / "dpro" / "history.sqlite"
+    return None
+
+
+def run_name(run: Path) -> str:
+    """Return a name of a run that another recording in its place does not have."""
+    try:
+        return f"{run.resolve()}#{run.stat().st_ino}"
+    except OSError:
+        return str(run)
+
+
+@contextmanager
+def _opened() -> Iterator[sqlite3.Connection]:
+    """Open the history; a transaction, which is taken back if the block fails.
+
+    Raises:
+        OSError: it cannot be opened, or is turned off.
+        sqlite3.Error: it cannot be read or written.
+    """
+    path = history_path()
+    if path is None:
+        raise FileNotFoundError(f"{VARIABLE} turns the history off")
+    path.parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path, timeout=BUSY_S)) as database:
+        database.executescript(_TABLES)
+        with database:
+            yield database
+
+
+def remember(rows: Sequence[Remembered]) -> None:
+    """Keep findings; one that is there keeps its time, and its higher confidence."""
+    insert = (
+        f"INSERT INTO findings ({_COLUMNS}) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "confidence = max(confidence, excluded.confidence), time_ns = min(time_ns, excluded.time_ns)"
+    )
+    with suppress(OSError, sqlite3.Error), _opened() as database:
+        database.execute("DELETE FROM findings WHERE time_ns < ?", (time.time_ns() - KEPT_NS,))
+        database.executemany(insert, map(astuple, rows))
+
+
+def remembered(host: str = "") -> list[Remembered]:
+    """Return the findings about a host, or about all, the oldest first; none where they cannot be read.
+
+    Args:
+        host: its name; empty for all.
+    """
+    query = f"SELECT {_COLUMNS} FROM findings WHERE ? IN ('', host) ORDER BY time_ns, host"
+    with suppress(OSError, sqlite3.Error), _opened() as database:
+        return [Remembered(*row) for row in database.execute(query, (host,))]
+    return []
+
+
+def forget(host: str = "") -> int:
+    """Remove the findings about a host, or about all; return how many there were.
+
+    Args:
+        host: its name; empty for all.
+
+    Raises:
+        DproError: the history cannot be written.
+    """
+    try:
+        with _opened() as database:
+            if not host:
+                database.execute("DELETE FROM commands")
+            return database.execute("DELETE FROM findings WHERE ? IN ('', host)", (host,)).rowcount
+    except (OSError, sqlite3.Error) as error:
+        raise DproError(f"{history_path() or 'history'}: cannot be changed: {error}") from error
+
+
+def allow_command(command: str, run: str, host: str, most: int, since_ns: int) -> bool:
+    """Note that a command is run for a finding, unless that has been often enough; return whether it may be.
+
+    Args:
+        run: as `run_name` gives it.
+
+    Raises:
+        OSError: the history cannot be opened, or is turned off.
+        sqlite3.Error: it cannot be read or written.
+    """
+    with _opened() as database:
+        database.execute("BEGIN IMMEDIATE")  # of two watchers one asks after the other
+        query = "SELECT count(*) FROM commands WHERE command = ? AND time_ns >= ?"
+        ((number,),) = database.execute(query, (command, since_ns))
+        if number < most:
+            database.execute("INSERT INTO commands VALUES (?, ?, ?, ?)", (command, run, host, time.time_ns()))
+        return bool(number < most)
+
+
+# What is said of a host that is found at fault again, for later runs to be compared with.
+
+DAY_NS = 86_400 * NS_PER_S
+MIN_CONFIDENCE = 0.5  # of what is remembered
+_ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+
+
+def with_history(
+    findings: Iterable[Finding], hosts: Mapping[int, str], run: Path, time_ns: int
+) -> list[Finding]:
+    """Remember findings, and return them with what earlier runs had."""
+    name, with_lines, rows = run_name(run), [], []
+    for finding in findings:
+        host = culprit_of(finding, hosts).host
+        if host and finding.confidence >= MIN_CONFIDENCE:
+            row = Remembered(host, finding.class_, finding.confidence, time_ns, name)
+            rows.append(row)
+            line = recurrence(row, remembered(host))
+            finding = replace(finding, evidence=(*finding.evidence, line)) if line else finding
+        with_lines.append(finding)
+    if rows:
+        remember(rows)
+    return with_lines
+
+
+def recurrence(now: Remembered, before: Iterable[Remembered]) -> str:
+    """A line about earlier findings of a host; empty where there are none."""
+    earlier = [row for row in before if row.run != now.run and row.time_ns < now.time_ns]
+    if not earlier:
+        return ""
+    of_class = Counter(row.class_ for row in earlier)
+    nth = _nth(of_class.pop(now.class_, 0) + 1)
+    days = _days(now.time_ns - min(row.time_ns for row in earlier))
+    more = ", ".join(f"{number} of {class_}" for class_, number in sorted(of_class.items()))
+    line = f"host {now.host}: {nth} finding of {now.class_} in {days}"
+    return f"{line}, after {more}" if more else line
+
+
+def _nth(number: int) -> str:
+    return _ORDINALS[number] if number < len(_ORDINALS) else ordinal(number)
+
+
+def _days(ns: int) -> str:
+    days = -(-ns // DAY_NS)
+    return "a day" if days <= 1 else f"{days} days"
+
+
+# The host that a finding blames. What is said to be one of several, and what blames the work or the program,
+# names no host.
+
+BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "jitter")
+OF_RANKS = ("rank", "ranks", "nic", "sender", "receiver", "link")
+_RANKS = re.compile(r"(?:ranks? )?\d+(?:(?: - | ?-> ?|-|, ?)\d+)*")  # not leaf1 > node3:nic0
+
+
+class Culprit(NamedTuple):
+    """A host, or why there is none.
+
+    Attributes:
+        host: its name; empty where the finding names no single one.
+        why_not: why it names none; empty where it does.
+    """
+
+    host: str
+    why_not: str = ""
+
+
+def culprit_of(finding: Finding, hosts: Mapping[int, str]) -> Culprit:
+    """The host that a finding is about."""
+    if finding.class_.startswith(BLAMELESS):
+        return Culprit("", f"{finding.class_} blames the work or the program, no part of a host")
+    if len(set(hosts.values())) < 2:
+        return Culprit("", "the job runs on one host")
+    kind = finding.component_kind
+    if kind == "one of":
+        return Culprit("", f"ambiguous: one of {finding.component_id}")
+    if kind == "host" and finding.component_id in hosts.values():
+        return Culprit(finding.component_id)
+    if kind not in OF_RANKS:
+        return Culprit("", f"it is about {kind} {finding.component_id}, not about one host")
+    if kind != "ranks" and not _RANKS.fullmatch(finding.component_id):
+        return Culprit("", f"it is about {kind} {finding.component_id}, which is no rank")
+    named = {hosts.get(rank, "") for rank in _ranks(finding)}
+    if len(named) == 1 and "" not in named:
+        return Culprit(named.pop())
+    return Culprit("", f"ambiguous: {kind} {finding.component_id} is on {len(named)} hosts")
+
+
+def _ranks(finding: Finding) -> set[int]:
+    """The ranks that the component names; a port is slow for all that exchange with its rank."""
+    if finding.component_kind == "ranks":
+        return set(finding.ranks)
+    return {int(number) for number in re.findall(r"\d+", finding.component_id)}

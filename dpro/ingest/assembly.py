@@ -1,0 +1,412 @@
+"""Staged files assembled as one run.
+
+In: a staging folder with a note and parts for each file. Out: a run directory, moved to its place by one
+rename when it is whole. Repeating it after a crash gives the same run. Files that do not state their rank are
+numbered here, and files of several formats that describe one rank are merged as its tables.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import polars as pl
+
+from dpro._version import __version__
+from dpro.errors import InputError
+from dpro.folders import made_whole
+from dpro.ingest.flight_recorder import in_words, newest
+from dpro.ingest.formats import EXECUTION_TRACE, FLIGHT_RECORDER, KINETO
+from dpro.ingest.staging import (
+    FileNote,
+    ImportTask,
+    RankFacts,
+    give_up,
+    note_of,
+    part_name,
+    read_notes,
+    settle,
+)
+from dpro.ingest.trace import RankTrace
+from dpro.schema import (
+    CLOCK_SAMPLES,
+    COLLECTIVES,
+    COUNTERS,
+    PROCESS_GROUPS,
+    SENDS,
+    SPANS,
+    TABLES,
+    WORKERS,
+    conform,
+)
+from dpro.store import Manifest, merge_counts, write_manifest, write_part
+
+Spread: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any], Callable[[Any, str], Any]], Iterator[Any]]
+"""`importer.run_tasks` with its workers chosen."""
+
+_MAX_RANKS_NAMED = 8
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """Task: one rank that several files describe."""
+
+    rank: int
+    pieces: list[StagedPiece]
+    folder: Path
+
+
+def assemble(
+    staging: Path,
+    run: Path,
+    tasks: Sequence[ImportTask],
+    spread: Spread,
+    *,
+    skipped: Mapping[str, int],
+    warnings: Sequence[str],
+) -> Manifest:
+    """Make the run from what is staged.
+
+    Args:
+        run: the run directory to make; it does not exist, or is empty.
+
+    Returns:
+        The manifest of the run.
+
+    Raises:
+        InputError: no file could be read, or two are of the same rank.
+        OSError: the run cannot be written.
+    """
+    notes = _with_ranks(read_notes(staging), tasks, spread)
+    left_out = [LEFT_OUT + note.failure for note in notes if note.failure]
+    by_rank, remarks = _by_rank(notes, tasks)
+    if not by_rank:
+        reasons = [*left_out, *(line for remark in remarks for line in remark.warnings)]
+        raise InputError(reasons[0].removeprefix(LEFT_OUT))
+    with made_whole(run, within=staging) as whole:
+        remarks += _place(by_rank, whole, spread)
+        remarks.append(Remarks(dict(skipped), left_out))
+        manifest = _manifest(by_rank, notes, remarks, warnings)
+        write_manifest(whole, manifest)
+    return manifest
+
+
+def _pieces(note: FileNote, folder: Path) -> list[StagedPiece]:
+    return [StagedPiece(note.path, note.format, folder, share) for share in note.shares if not note.failure]
+
+
+def _all_pieces(notes: Sequence[FileNote], tasks: Sequence[ImportTask]) -> dict[int, list[StagedPiece]]:
+    """What was read of each rank, in order of the files' names."""
+    folders = {task.number: task.folder for task in tasks}
+    by_rank = defaultdict(list)
+    for note in notes:
+        for piece in _pieces(note, folders[note.number]):
+            by_rank[piece.share.rank].append(piece)
+    return dict(sorted(by_rank.items()))
+
+
+def _by_rank(
+    notes: Sequence[FileNote], tasks: Sequence[ImportTask]
+) -> tuple[dict[int, list[StagedPiece]], list[Remarks]]:
+    """The pieces used of each rank, and remarks on those left out.
+
+    Raises:
+        InputError: two files describe the same of one rank.
+    """
+    by_rank, remarks = {}, []
+    for rank, staged in _all_pieces(notes, tasks).items():
+        pieces, remark = useful(staged)
+        refuse_clashes(pieces)
+        remarks.append(remark)
+        if pieces:
+            by_rank[rank] = pieces
+    return by_rank, remarks
+
+
+def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spread) -> list[FileNote]:
+    """Give each file that does not state its rank the first rank that it fits, in order of the names."""
+    unranked = [note for note in notes if not note.failure and not note.states_its_rank]
+    if not unranked:
+        return notes
+    settled = [note for note in notes if note.states_its_rank]
+    by_number = {task.number: task for task in tasks}
+    taken = _all_pieces(settled, tasks)
+    again = []
+    for note in unranked:
+        task = by_number[note.number]
+        rank = next(rank for rank in range(len(taken) + 1) if _fits(note, task.folder, taken.get(rank, [])))
+        taken.setdefault(rank, []).extend(_pieces(note, task.folder))
+        again.append(replace(task, rank=rank))
+    stale = [task for task, note in zip(again, unranked, strict=True) if note.rank != task.rank]
+    for _ in spread(settle, stale, give_up):
+        pass
+    return sorted([*settled, *(note_of(task) for task in again)], key=lambda note: note.number)
+
+
+def _fits(note: FileNote, folder: Path, there: Sequence[StagedPiece]) -> bool:
+    return not any(clash(piece, other) for piece in _pieces(note, folder) for other in there)
+
+
+def _place(by_rank: Mapping[int, list[StagedPiece]], folder: Path, spread: Spread) -> list[Remarks]:
+    """Put the parts of every rank into the run: as they are staged, or merged where files share a rank."""
+    for name in TABLES:
+        (folder / name).mkdir()
+    merges = []
+    for rank, pieces in by_rank.items():
+        if len(pieces) > 1:
+            merges.append(_Merge(rank, pieces, folder))
+            continue
+        for name in pieces[0].share.tables:
+            _link(pieces[0].folder / name / f"{part_name(rank)}.parquet", folder / name)
+    merged = dict(spread(_merge, merges, _not_merged))
+    for name in TABLES:
+        if not any((folder / name).iterdir()):
+            (folder / name).rmdir()
+    return [merged[rank] for rank in sorted(merged)]
+
+
+def _link(part: Path, folder: Path) -> None:
+    """Link a part into the run, so that the staged one stays for another attempt."""
+    try:
+        os.link(part, folder / part.name)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(part, folder / part.name)
+
+
+def _merge(task: _Merge) -> tuple[int, Remarks]:
+    return task.rank, merge_rank(task.rank, task.pieces, task.folder)
+
+
+def _not_merged(task: _Merge, why: str) -> tuple[int, Remarks]:
+    names = ", ".join(piece.path for piece in task.pieces)
+    raise InputError(f"{names}: cannot be merged as rank {task.rank} ({why}); import one of them")
+
+
+def _manifest(
+    by_rank: Mapping[int, list[StagedPiece]],
+    notes: Sequence[FileNote],
+    remarks: Sequence[Remarks],
+    warnings: Sequence[str],
+) -> Manifest:
+    pieces = [piece for rank in by_rank for piece in by_rank[rank]]
+    shares = [piece.share for piece in pieces]
+    assumed = [
+        f"{Path(note.path).name}: nothing states its rank; taken as rank {note.rank}, in order of the names"
+        for note in notes
+        if note.rank is not None and not note.failure
+    ]
+    of_files = [warning for share in shares for warning in share.warnings]
+    world_size = max([*(share.world_size for share in shares), max(by_rank) + 1])
+    manifest = Manifest(
+        world_size=world_size,
+        ranks=sorted(by_rank),
+        created_by=f"dpro {__version__} import",
+        hosts=sorted({share.host for share in shares if share.host}),
+        gpus=sorted({gpu for share in shares for gpu in share.gpus}),
+        versions=_versions(shares),
+        sources=_sources(pieces),
+        warnings=[*warnings, *of_files, *assumed, *(line for remark in remarks for line in remark.warnings)],
+        skipped=merge_counts([*(share.skipped for share in shares), *(remark.skipped for remark in remarks)]),
+    )
+    if manifest.missing_ranks:
+        manifest.warnings.append(missing_in_words(manifest.missing_ranks, world_size))
+    return manifest
+
+
+def _versions(shares: Sequence[RankFacts]) -> dict[str, str]:
+    versions = {name: version for share in shares for name, version in share.versions.items()}
+    return dict(sorted(versions.items()))
+
+
+def _sources(pieces: Sequence[StagedPiece]) -> dict[str, str]:
+    """The formats that each table was read from."""
+    formats: dict[str, set[str]] = defaultdict(set)
+    for piece in pieces:
+        for name in piece.share.tables:
+            formats[name].add(piece.format)
+    return {name: ", ".join(sorted(formats[name])) for name in sorted(formats)}
+
+
+def missing_in_words(missing: Sequence[int], world_size: int) -> str:
+    """One line on the ranks that left no record."""
+    named = ", ".join(map(str, missing[:_MAX_RANKS_NAMED]))
+    more = " …" if len(missing) > _MAX_RANKS_NAMED else ""
+    return f"{len(missing)} of {world_size} ranks are missing: {named}{more}"
+
+
+# Files of different formats that describe one rank, merged as that rank's tables. A table of intervals comes
+# from one file; collectives that a second file knows as calls only, samples, and facts of the worker are
+# added to those of the first. Two files that describe the same are an error that names both.
+
+_ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, COUNTERS, CLOCK_SAMPLES))
+_FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
+_IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
+LEFT_OUT = "left out: "
+_FURTHER = "further execution traces of a rank"
+
+
+@dataclass(frozen=True)
+class StagedPiece:
+    """One file's share of one rank: where it is staged, and what it is."""
+
+    path: str
+    format: str
+    folder: Path
+    share: RankFacts
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What merging one rank left out, by reason, and its warnings."""
+
+    skipped: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def useful(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
+    """Leave out files that add nothing to others.
+
+    These are execution traces (all but one where there is a Kineto trace, else those without times), and
+    flight recorder dumps that newer ones supersede.
+
+    Returns:
+        The others, the one that has the spans first, and remarks on those left out.
+    """
+    others = [piece for piece in pieces if piece.format != EXECUTION_TRACE]
+    traces = [piece for piece in pieces if piece.format == EXECUTION_TRACE]
+    remarks = Remarks()
+    if any(piece.format == KINETO for piece in others):
+        if len(traces) > 1:
+            remarks.skipped[_FURTHER] = len(traces) - 1
+        traces = traces[:1]
+    else:
+        lacks = [_lack_of_times(piece) for piece in traces]
+        remarks.warnings.extend(LEFT_OUT + lack for lack in lacks if lack)
+        traces = [piece for piece, lack in zip(traces, lacks, strict=True) if not lack]
+    others = _newest_dumps(others, remarks)
+    ordered = sorted([*others, *traces], key=lambda piece: SPANS.name not in piece.share.tables)
+    return sorted(ordered, key=lambda piece: piece.format != KINETO), remarks
+
+
+def _newest_dumps(pieces: Sequence[StagedPiece], remarks: Remarks) -> list[StagedPiece]:
+    dumps = [piece for piece in pieces if piece.format == FLIGHT_RECORDER]
+    if len(dumps) < 2:
+        return list(pieces)
+    kept = [dumps[place] for place in newest([_trace(piece).frames for piece in dumps])]
+    left = [piece for piece in dumps if piece not in kept]
+    if left:
+        paths = [[piece.path for piece in side] for side in (kept, left)]
+        remarks.warnings.append(in_words(dumps[0].share.rank, *paths))
+    return [piece for piece in pieces if piece not in left]
+
+
+def _lack_of_times(piece: StagedPiece) -> str:
+    """Why an execution trace needs the Kineto trace of its process; empty where it does not."""
+    from dpro.ingest.execution_trace import refuse_alone
+
+    try:
+        refuse_alone(_trace(piece), piece.path)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def clash(first: StagedPiece, second: StagedPiece) -> str:
+    """What two files of one rank both describe and only one may; empty where they fit together."""
+    if first.format == second.format:
+        return first.format
+    if {first.format, second.format} == {KINETO, EXECUTION_TRACE}:
+        return ""
+    tables = _FROM_ONE_FILE.intersection(first.share.tables, second.share.tables)
+    return ", ".join(sorted(tables))
+
+
+def refuse_clashes(pieces: Sequence[StagedPiece]) -> None:
+    """Refuse files of one rank that do not fit together.
+
+    Raises:
+        InputError: two of them describe the same; it names both.
+    """
+    for number, second in enumerate(pieces):
+        for first in pieces[:number]:
+            both_dumps = first.format == second.format == FLIGHT_RECORDER  # of groups that are not the same
+            if (what := clash(first, second)) and not both_dumps:
+                also = "" if first.format == second.format else f" and have its {what}"
+                rank = second.share.rank
+                raise InputError(
+                    f"{first.path} and {second.path}: both are rank {rank}{also}; import one of them"
+                )
+
+
+def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:
+    """Write the tables of a rank that several files describe.
+
+    Args:
+        pieces: files that fit together; where they differ on a fact, the first counts.
+
+    Returns:
+        What was left out, and warnings.
+
+    Raises:
+        InputError: a staged part cannot be read.
+    """
+    traces = _combined([(piece.format, _trace(piece)) for piece in pieces])
+    for name, table in TABLES.items():
+        frames = [conform(table, trace.frames[name]) for trace in traces if name in trace.frames]
+        if not frames:
+            continue
+        if name == WORKERS.name:
+            merged = _first_known(frames)
+        elif name == COLLECTIVES.name:
+            merged = pl.concat(_numbered_apart(frames))
+        else:
+            merged = pl.concat(frames) if name in _ADDED else frames[0]
+        write_part(run, table, part_name(rank), merged)
+    return Remarks(
+        skipped=merge_counts(trace.skipped for trace in traces),
+        warnings=[warning for trace in traces for warning in trace.warnings],
+    )
+
+
+def _combined(traces: Sequence[tuple[str, RankTrace]]) -> list[RankTrace]:
+    """The traces, with Kineto's and the execution trace of the same process combined."""
+    by_format = dict(traces)
+    if KINETO not in by_format or EXECUTION_TRACE not in by_format:
+        return [trace for _, trace in traces]
+    from dpro.ingest.execution_trace import combine
+
+    whole = combine(by_format[KINETO], by_format[EXECUTION_TRACE])
+    rest = [trace for name, trace in traces if name not in (KINETO, EXECUTION_TRACE)]
+    return [whole, *rest]
+
+
+def _trace(piece: StagedPiece) -> RankTrace:
+    frames = {}
+    for name in piece.share.tables:
+        part = piece.folder / name / f"{part_name(piece.share.rank)}.parquet"
+        frames[name] = pl.read_parquet(part, glob=False)
+    return RankTrace(piece.share.rank, piece.share.world_size, frames)
+
+
+def _first_known(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """One row: each column from the first file that knows it, the sources together."""
+    sources = ", ".join(dict.fromkeys(source for frame in frames for source in frame["source"]))
+    rows = pl.concat(frames)
+    facts = {
+        name: next((value for value in rows[name] if value != column.default), rows[name][0])
+        for name, column in WORKERS.columns.items()
+    }
+    return pl.DataFrame([facts | {"source": sources}], schema=WORKERS.dtypes)
+
+
+def _numbered_apart(frames: Sequence[pl.DataFrame]) -> Iterable[pl.DataFrame]:
+    """Ids that are unique within a file made unique within the rank; -1 stays none."""
+    for number, frame in enumerate(frames):
+        identifier = pl.col("collective_id")
+        moved = pl.when(identifier >= 0).then(identifier + number * _IDS_OF_A_FILE).otherwise(identifier)
+        yield frame.with_columns(moved.alias("collective_id"))

@@ -1,1 +1,0 @@
-"""Files that were read become one run."""

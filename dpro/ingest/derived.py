@@ -1,0 +1,471 @@
+"""What several formats leave to be inferred from spans: training steps, and iterations of a server.
+
+In: spans of one rank. Out: rows of `steps`: from the profiler's own marks, else from the ends of optimizer
+steps, else guessed from what repeats. A step is a stretch of CPU time; its GPU work may run later. And rows
+of `iterations`: what each batch of an engine consisted of, as far as the trace says it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dpro.schema import GPU_WORK_KINDS, ITERATIONS, kind_of_batch
+
+_COLUMNS = ("step", "start_ns", "duration_ns", "source")
+_OPTIMIZER = r"^Optimizer\.step#(.+)\.step$"
+
+
+def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
+    """Steps by `ProfilerStep#N`, else by optimizer annotations, else none.
+
+    Args:
+        spans: with `kind`, `name`, `start_ns`, `duration_ns`, `sequence_number`, `forward_thread`.
+    """
+    marked = _marked_steps(spans)
+    return marked if marked.height else _optimizer_steps(spans)
+
+
+def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
+    """Steps as above, else by the repetition of the main thread's work where that is clear.
+
+    Args:
+        spans: as above, and `pid`, `tid`, `stream`.
+    """
+    steps = find_steps(spans)
+    if steps.height:
+        return steps
+    bounds = repetitions(spans)
+    return pl.DataFrame(
+        {
+            "step": range(len(bounds)),
+            "start_ns": [start for start, _ in bounds],
+            "duration_ns": [end - start for start, end in bounds],
+            "source": [REPETITION] * len(bounds),
+        },
+        schema=steps.schema,
+    )
+
+
+def _marked_steps(spans: pl.DataFrame) -> pl.DataFrame:
+    # The 2020 profiler has no annotations: there the mark is an operator.
+    marked = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
+    marks = (
+        spans.select("kind", "name", "start_ns", "duration_ns")
+        .filter(marked)
+        .with_columns(
+            step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
+            source=pl.lit("ProfilerStep"),
+        )
+    )
+    first = marks.drop_nulls("step").unique("step", keep="first", maintain_order=True)
+    return first.select(_COLUMNS).sort("step")
+
+
+def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
+    """Each step ends with its last optimizer.
+
+    Optimizers with no forward work between them belong to one step. Where one optimizer is in every such
+    group, a group is a step (others may step less often); where none is (two networks trained in turn),
+    the rarest optimizer ends the step. The time before the first end is part of the first step; what
+    follows the last end is part of a step that the window cuts, and is left out.
+    """
+    groups = _optimizer_groups(spans)
+    counts = groups.explode("optimizers").group_by("optimizers").len().sort("len", "optimizers")
+    if counts.is_empty():
+        return pl.DataFrame(
+            schema={"step": pl.Int64, "start_ns": pl.Int64, "duration_ns": pl.Int64, "source": pl.String}
+        )
+    if counts["len"].max() != groups.height:
+        groups = groups.filter(pl.col("optimizers").list.contains(counts["optimizers"][0]))
+    ends = groups["end_ns"].sort()
+    starts = pl.concat([spans["start_ns"].sort().head(1), ends.head(ends.len() - 1)])
+    return pl.DataFrame({"start_ns": starts, "duration_ns": ends - starts}).select(
+        step=pl.int_range(pl.len()),
+        start_ns="start_ns",
+        duration_ns="duration_ns",
+        source=pl.lit("optimizer annotation"),
+    )
+
+
+def _optimizer_groups(spans: pl.DataFrame) -> pl.DataFrame:
+    """Optimizer annotations with no forward work between them: their optimizers and the last end."""
+    annotations = spans.filter(pl.col("kind") == "annotation").select(
+        "start_ns",
+        optimizer=pl.col("name").str.extract(_OPTIMIZER),
+        end_ns=pl.col("start_ns") + pl.col("duration_ns"),
+    )
+    optimizers = annotations.drop_nulls("optimizer").sort("start_ns", maintain_order=True)
+    forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))[
+        "start_ns"
+    ].sort()
+    # Without autograd's numbers forward work cannot be seen: then every annotation stands alone.
+    alone = pl.int_range(pl.len())
+    work_before = pl.Series(forward.search_sorted(optimizers["start_ns"])) if forward.len() else alone
+    return (
+        optimizers.with_columns(group=work_before)
+        .group_by("group", maintain_order=True)
+        .agg(pl.col("optimizer").unique().sort().alias("optimizers"), pl.col("end_ns").max())
+    )
+
+
+# Steps of a trace that marks none, inferred from the repetition of the main thread's work.
+
+REPETITION = "repetition"
+
+_MIN_REPETITIONS = 3
+_MIN_SPANS = 5  # in one of them
+_MIN_AGREEING = 0.95  # share of spans with the name of the one a period later
+_MAX_OF_TYPICAL = 2.0  # duration of one repetition against the median
+_MAX_NAMES = 64
+
+Array = npt.NDArray[Any]
+
+
+def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
+    """Start and end of each whole repetition, ns; empty where the work does not clearly repeat.
+
+    They are counted from the first operator of the window, which is where a loop of steps is usually cut.
+
+    Args:
+        spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`.
+    """
+    lane = _outermost(_main_lane(spans))
+    names = lane["name"].rank("dense").to_numpy()
+    period = _period(names)
+    if not period:
+        return []
+    starts, ends = lane["start_ns"].to_numpy(), lane["end_ns"].to_numpy()
+    bounds = np.append(starts, ends[-1:])[: len(starts) + 1 : period].astype(np.int64)
+    durations = np.diff(bounds)
+    typical = float(np.median(durations))
+    if durations.max() > _MAX_OF_TYPICAL * typical or durations.min() * _MAX_OF_TYPICAL < typical:
+        return []
+    return list(zip(bounds[:-1].tolist(), bounds[1:].tolist()))
+
+
+def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
+    """Operators of the thread that runs most of the forward pass; without operators, the busiest stream."""
+    spans = spans.select(
+        "kind",
+        "name",
+        "start_ns",
+        "pid",
+        "tid",
+        "stream",
+        "forward_thread",
+        end_ns=pl.col("start_ns") + pl.col("duration_ns"),
+    )
+    operators = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("forward_thread") <= 0))
+    lane = ["pid", "tid"] if operators.height else ["stream"]
+    work = operators if operators.height else spans.filter(pl.col("kind") == "kernel")
+    busiest = work.group_by(lane).len().sort("len", *lane, descending=[True] + [False] * len(lane)).head(1)
+    return work.join(busiest.select(lane), on=lane, how="semi").sort(
+        "start_ns", "end_ns", descending=[False, True], maintain_order=True
+    )
+
+
+def _outermost(lane: pl.DataFrame) -> pl.DataFrame:
+    """The spans of a lane that lie in no other."""
+    ends_before = pl.col("end_ns").cum_max().shift(1)
+    return lane.filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
+
+
+def _period(names: Array) -> int:
+    """The smallest number of spans after which all names repeat, 0 where there is none.
+
+    Args:
+        names: `[N]` one number per span, the same for the same name.
+    """
+    size = len(names)
+    for period in _candidates(names):
+        if not _MIN_SPANS <= period <= size // _MIN_REPETITIONS:
+            continue
+        agree = names[:-period] == names[period:]
+        # At both ends too: layers repeat in the middle of a step, but not in its head and tail.
+        if min(agree.mean(), agree[:period].mean(), agree[-period:].mean()) >= _MIN_AGREEING:
+            return period
+    return 0
+
+
+def _candidates(names: Array) -> list[int]:
+    """Distances between neighbours of the same, rare name: some operators run once per step."""
+    codes, counts = np.unique(names, return_counts=True)
+    often = np.flatnonzero(counts >= _MIN_REPETITIONS)
+    rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
+    return sorted({int(np.median(np.diff(np.flatnonzero(names == codes[which])))) for which in rare})
+
+
+# Which call launched a kernel, and which range on the calling thread that call lies in.
+
+
+def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Each kernel with the runtime call that launched it: `launch_span_id`, `launch_ns`, `launch_end_ns` and
+    its `thread`, null where the trace holds no such call.
+
+    Args:
+        kernels: spans of kernels, with their `correlation`.
+        spans: all spans of the rank, in order of time.
+    """
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).select(
+        "correlation",
+        launch_span_id="span_id",
+        launch_ns="start_ns",
+        launch_end_ns=pl.col("start_ns") + pl.col("duration_ns"),
+        thread="tid",
+    )
+    calls = calls.unique("correlation", keep="first", maintain_order=True)
+    return kernels.join(calls, on="correlation", how="left", maintain_order="left")
+
+
+def enclosed(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.DataFrame:
+    """Find the span on the launching thread that holds each launch.
+
+    Spans of one kind do not nest: the last one begun before the launch is the only candidate.
+
+    Args:
+        launches: with `span_id`, `thread`, `launch_ns` and `launch_end_ns`, null where nothing was launched.
+        label: `{label}_position` and `{label}_name` are added, null where no span holds the launch.
+    """
+    spans = outer.select(
+        thread="tid",
+        outer_ns="start_ns",
+        outer_end_ns=pl.col("start_ns") + pl.col("duration_ns"),
+        position="position",
+        name="name",
+    ).sort("outer_ns", maintain_order=True)
+    launched_kernels = launches.drop_nulls("launch_ns").sort("launch_ns", maintain_order=True)
+    last = launched_kernels.select("span_id", "thread", "launch_ns", "launch_end_ns").join_asof(
+        spans, left_on="launch_ns", right_on="outer_ns", by="thread", check_sortedness=False
+    )
+    held = last.filter(pl.col("outer_end_ns") >= pl.col("launch_end_ns")).select(
+        "span_id", pl.col("position").alias(f"{label}_position"), pl.col("name").alias(f"{label}_name")
+    )
+    return launches.join(held, on="span_id", how="left", maintain_order="left")
+
+
+# The iterations of a server's engine, from the first of these that is there: ranges that engines set around
+# an iteration (vLLM), the range `dpro::iteration`, Python calls of SGLang's model runner, CUDA graphs with a
+# whole model, and calls of embedding with their shapes. A trace of training has none. Tokens are -1 where
+# none of these says them.
+
+ANNOTATION, SHAPES, GRAPHS, CALLS = "annotation", "shapes", "CUDA graph", "Python calls"
+RANGE = "dpro::iteration"
+_COUNTS = ("prefill_tokens", "decode_tokens", "num_requests", "context_tokens", "waiting")
+
+_TOKENS = (
+    r"^execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)"  # vLLM: requests and tokens of both kinds
+)
+_REQUESTS = r"^execute_new_(\d+)_cached_(\d+)"  # vLLM before: requests alone
+_RUNNER = r"model_runner\.py\(\d+\): forward_(extend|decode|split_prefill)$"
+_REPLAY = r"cuda_graph_runner\.py\(\d+\): replay$"
+_MODEL_CALL = re.compile(f"{_RUNNER}|{_REPLAY}")
+_ATTENTION = r"(?i)attention|attn|fmha|flash_fwd|\bmla\b|mla::|mqa|gqa"
+
+
+def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
+    """Iterations of one rank, in order; none where the trace shows none.
+
+    Args:
+        spans: with `kind`, `name`, `start_ns`, `duration_ns`, `correlation`, `forward_thread`, `shapes`.
+    """
+    ranges = _annotations(spans)
+    for find, rows in (
+        (_token_ranges, ranges),
+        (_request_ranges, ranges),
+        (_own_ranges, ranges),
+        (_model_calls, spans),
+    ):
+        iterations = find(rows)
+        if iterations.height:
+            return _numbered(_until_gpu_ends(iterations, spans))
+    if _trains(spans):
+        return ITERATIONS.empty()
+    graphs = _whole_graphs(spans)
+    return _numbered(graphs if graphs.height else _until_gpu_ends(_embeddings(spans), spans))
+
+
+def model_calls(names: Iterable[str]) -> list[str]:
+    """The names of those Python calls that iterations may be found by: others need not be among the spans."""
+    return [name for name in names if _MODEL_CALL.search(name)]
+
+
+def _numbered(iterations: pl.DataFrame) -> pl.DataFrame:
+    """Rows in order, none of which begins before the one before it has ended."""
+    if iterations.is_empty():
+        return ITERATIONS.empty()
+    ordered = iterations.sort("start_ns").with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    before = pl.col("end_ns").cum_max().shift(1).fill_null(pl.col("start_ns").min())
+    return (
+        ordered.with_columns(start_ns=pl.max_horizontal("start_ns", before))
+        .with_columns(duration_ns=pl.max_horizontal(pl.col("end_ns") - pl.col("start_ns"), 0))
+        .with_columns(iteration=pl.int_range(pl.len(), dtype=pl.Int64))
+        .drop("end_ns")
+    )
+
+
+def _annotations(spans: pl.DataFrame) -> pl.DataFrame:
+    """Named ranges on CPU threads; without any, their shadows on GPU streams."""
+    ranges = spans.select("kind", "name", "start_ns", "duration_ns")
+    on_cpu = ranges.filter(pl.col("kind") == "annotation")
+    return on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
+
+
+def _extracted(ranges: pl.DataFrame, pattern: str, names: list[str]) -> pl.DataFrame:
+    """The ranges whose name fits a pattern, with its numbers."""
+    groups = [
+        pl.col("name").str.extract(pattern, place + 1).cast(pl.Int64).alias(n)
+        for place, n in enumerate(names)
+    ]
+    fits = ranges.filter(pl.col("name").str.contains(pattern))
+    return fits.select("start_ns", "duration_ns", *groups)
+
+
+def _token_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
+    numbers = _extracted(ranges, _TOKENS, ["contexts", "prefill_tokens", "generations", "decode_tokens"])
+    return numbers.select(
+        "start_ns",
+        "duration_ns",
+        "prefill_tokens",
+        "decode_tokens",
+        num_requests=pl.col("contexts") + pl.col("generations"),
+        kind=kind_of_batch(),
+        source=pl.lit(ANNOTATION),
+    )
+
+
+def _request_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
+    """New requests begin with their prompt; of the others the name does not say whether a prompt goes on."""
+    new, old = pl.col("new"), pl.col("old")
+    kind = pl.when(new == 0).then(pl.lit("decode")).when(old == 0).then(pl.lit("prefill"))
+    return _extracted(ranges, _REQUESTS, ["new", "old"]).select(
+        "start_ns",
+        "duration_ns",
+        num_requests=new + old,
+        kind=kind.otherwise(pl.lit("mixed")),
+        source=pl.lit(ANNOTATION),
+    )
+
+
+def _own_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Ranges as `dpro::iteration prefill=128 decode=3 requests=4 context=900 waiting=0`."""
+    said = {name: name.removesuffix("_tokens").removeprefix("num_") for name in _COUNTS}
+    values = [
+        pl.col("name").str.extract(rf"\b{word}=(\d+)").cast(pl.Int64).fill_null(-1).alias(name)
+        for name, word in said.items()
+    ]
+    fits = ranges.filter(pl.col("name").str.starts_with(RANGE))
+    return fits.select("start_ns", "duration_ns", *values, source=pl.lit(ANNOTATION)).with_columns(
+        kind=kind_of_batch()
+    )
+
+
+def _model_calls(spans: pl.DataFrame) -> pl.DataFrame:
+    """Python calls of SGLang's model runner; it replays CUDA graphs to decode alone."""
+    columns = spans.select("kind", "name", "start_ns", "duration_ns").filter(pl.col("kind") == "python")
+    calls = columns.filter(pl.col("name").str.contains(_RUNNER) | pl.col("name").str.contains(_REPLAY))
+    decodes = pl.col("name").str.contains(_REPLAY) | pl.col("name").str.ends_with("decode")
+    return calls.select(
+        "start_ns",
+        "duration_ns",
+        kind=pl.when(decodes).then(pl.lit("decode")).otherwise(pl.lit("prefill")),
+        source=pl.lit(CALLS),
+    )
+
+
+def _trains(spans: pl.DataFrame) -> bool:
+    if spans.select((pl.col("forward_thread") > 0).any()).item():
+        return True
+    names = spans.filter(pl.col("kind") == "annotation")["name"]
+    return bool(names.str.starts_with("Optimizer.step").any())
+
+
+def _launched(spans: pl.DataFrame, which: pl.Expr) -> pl.DataFrame:
+    """When GPU work was launched by some calls, when it began, and when it ended."""
+    columns = spans.select("kind", "name", "correlation", "start_ns", "duration_ns")  # filtered faster
+    columns = columns.filter(pl.col("correlation") > 0)
+    calls = columns.filter(pl.col("kind") == "runtime").filter(which)
+    work = columns.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+    return work.select("correlation", kernel="name", end_ns=pl.col("start_ns") + pl.col("duration_ns")).join(
+        calls.select("correlation", launched_ns="start_ns").unique("correlation", keep="first"),
+        on="correlation",
+    )
+
+
+def _until_gpu_ends(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The ranges until the GPU work is done that was launched in them."""
+    if iterations.is_empty():
+        return iterations
+    ranges = iterations.sort("start_ns").with_row_index("at")
+    bounds = ranges.select("at", range_ns="start_ns", until_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    launched = _launched(spans, pl.lit(True)).select("launched_ns", "end_ns").sort("launched_ns")
+    within = launched.join_asof(bounds, left_on="launched_ns", right_on="range_ns").filter(
+        pl.col("launched_ns") < pl.col("until_ns")
+    )
+    ends = within.group_by("at").agg(pl.col("end_ns").max())
+    until = pl.max_horizontal(pl.col("start_ns") + pl.col("duration_ns"), "end_ns")
+    return (
+        ranges.join(ends, on="at", how="left", maintain_order="left")
+        .with_columns(duration_ns=until - pl.col("start_ns"))
+        .drop("at", "end_ns")
+    )
+
+
+def _whole_graphs(spans: pl.DataFrame) -> pl.DataFrame:
+    """Launches of CUDA graphs that hold a whole model: engines capture batches that decode, alone.
+
+    A graph with half as many kernels of attention as the largest one, or fewer, is a piece of a model.
+    """
+    work = _launched(spans, pl.col("name").str.starts_with("cudaGraphLaunch"))
+    graphs = (
+        work.group_by("correlation")
+        .agg(
+            attentions=pl.col("kernel").str.contains(_ATTENTION).sum(),
+            start_ns=pl.col("launched_ns").min(),
+            end_ns=pl.col("end_ns").max(),
+        )
+        .filter((pl.col("attentions") > 1) & (2 * pl.col("attentions") > pl.col("attentions").max()))
+    )
+    return graphs.select(
+        "start_ns",
+        duration_ns=pl.col("end_ns") - pl.col("start_ns"),
+        kind=pl.lit("decode"),
+        source=pl.lit(GRAPHS),
+    )
+
+
+def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
+    """From one call of the largest embedding to the next, with the shape of its indices.
+
+    Of indices in two dimensions, requests and tokens of each, one token means that the batch decodes. Packed
+    batches have one dimension: their tokens are known, and not of what kind they are.
+    """
+    is_operator = pl.col("kind") == "cpu_op"
+    calls = spans.select("kind", "name", "start_ns", "shapes").filter(
+        is_operator & (pl.col("name") == "aten::embedding")
+    )
+    shape = r"^\[\s*\[(\d+),\s*(\d+)\],\s*\[(\d+)(?:,\s*(\d+))?\]"
+    sized = calls.with_columns(
+        rows=pl.col("shapes").str.extract(shape, 1).cast(pl.Int64),
+        batch=pl.col("shapes").str.extract(shape, 3).cast(pl.Int64),
+        length=pl.col("shapes").str.extract(shape, 4).cast(pl.Int64),
+    ).drop_nulls("batch")
+    if sized.height < 2:  # one alone may be of anything
+        return pl.DataFrame(schema={"start_ns": pl.Int64})
+    first = sized.filter(pl.col("rows") == pl.col("rows").max()).sort("start_ns")
+    last_ns = spans.select((pl.col("start_ns") + pl.col("duration_ns")).filter(is_operator).max()).item()
+    until = pl.col("start_ns").shift(-1).fill_null(last_ns)
+    tokens, decodes = pl.col("batch") * pl.col("length"), pl.col("length") == 1
+    return first.select(
+        "start_ns",
+        duration_ns=until - pl.col("start_ns"),
+        prefill_tokens=pl.when(decodes).then(0).otherwise(tokens).fill_null(-1),
+        decode_tokens=pl.when(decodes).then(tokens).otherwise(0 * tokens).fill_null(-1),
+        num_requests=pl.when(pl.col("length").is_not_null()).then("batch").otherwise(-1),
+        source=pl.lit(SHAPES),
+    ).with_columns(kind=kind_of_batch())

@@ -1,1 +1,0 @@
-"""What NCCL itself writes: logs of its Inspector plug-in, reports of its RAS service."""

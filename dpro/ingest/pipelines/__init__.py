@@ -1,1 +1,0 @@
-"""Traces of pipeline-parallel jobs that hold operations instead of kernels."""
