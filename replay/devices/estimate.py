@@ -39,7 +39,6 @@ HOLDS_80 = 1.28  # standard deviations
 UNMEASURED = 0.25  # standard deviation, in log, where not even the kind or precision was measured
 NEAREST = {"fp16": "bf16", "tf32": "bf16", "fp32": "bf16"}  # whose numbers stand in
 SAME_OPERATION = ["batch", "m", "n", "k", "heads", "kv_heads", "read_bytes"]
-METHODS = ("table", "trees", "fitted", "sheet")
 TIMES = ("us", "low_us", "high_us")
 SCHEMA = pl.Schema({**dict.fromkeys(TIMES, pl.Float64()), "method": pl.String(), "reason": pl.String()})
 

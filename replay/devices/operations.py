@@ -1,8 +1,7 @@
 """Operations, one row each: what they compute and what they move.
 
-In: shapes. Out: frames with the columns of `COLUMNS`, which every method of this package takes. A convolution
-is the matrix product that implicit GEMM makes of it; pointwise work, reductions and embeddings are bytes and
-operations. Nothing here knows a device.
+In: shapes. Out: frames with the columns of `COLUMNS`, which every method of this package takes. Pointwise
+work and reductions are bytes and operations. Nothing here knows a device.
 """
 
 from __future__ import annotations
@@ -68,21 +67,6 @@ def matmuls(dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLi
     )
 
 
-def convolutions(
-    dtype: str, images: ArrayLike, pixels: ArrayLike, filters: ArrayLike, taps: ArrayLike
-) -> pl.DataFrame:
-    """Convolutions, as the product of an unfolded image with all filters.
-
-    Args:
-        images: [N] images in the batch.
-        pixels: [N] of one result, height × width.
-        filters: [N] output channels.
-        taps: [N] elements of one filter: input channels × height × width.
-    """
-    images, pixels, filters, taps = _floats(images, pixels, filters, taps)
-    return matmuls(dtype, images * pixels, filters, taps)
-
-
 def attention(
     dtype: str,
     sequences: ArrayLike,
@@ -143,18 +127,6 @@ def moves(
     read, written, counted = _floats(read_bytes, written_bytes, operations)
     size_of(dtype)
     return _frame(kind="memory", dtype=dtype, read_bytes=read, written_bytes=written, operations=counted)
-
-
-def embeddings(dtype: str, rows: ArrayLike, width: ArrayLike) -> pl.DataFrame:
-    """Rows taken from a table.
-
-    Args:
-        rows: [N] taken.
-        width: [N] elements of a row.
-    """
-    rows, width = _floats(rows, width)
-    moved = rows * width * size_of(dtype)
-    return moves(dtype, moved + 8 * rows, moved)
 
 
 def _floats(*values: ArrayLike) -> list[Floats]:

@@ -113,14 +113,3 @@ def _formula_us(numbers: Floats, sizes: OperationSizes, gpu: GpuModel, dtype: st
     work: Floats = (larger * (1 + ratio**power) ** (1 / power)).reshape(len(sizes.m), -1).min(1)
     time: Floats = launch + work * (1 + throttle * work / (work + LONG_US))
     return time
-
-
-def roofline_us(sizes: OperationSizes, operations: Floats, gpu: GpuModel, dtype: str) -> Floats:
-    """[N] microseconds that no implementation goes below.
-
-    Args:
-        operations: [N] floating-point operations.
-        dtype: of what is multiplied, a key of `gpu.tflops`.
-    """
-    bound: Floats = np.maximum(operations / (gpu.tflops[dtype] * 1e6), sizes.moved / (gpu.gbps * 1e3))
-    return bound

@@ -93,15 +93,6 @@ class NetworkTable:
     times_scale: float
 
 
-def read_network_table(path: Path | str) -> NetworkTable:
-    """The curves of a Parquet or CSV file.
-
-    Raises:
-        InputError: it cannot be read, or lacks a column; the message says which.
-    """
-    return network_table(read_frame(path), str(path))
-
-
 def read_frame(path: Path | str) -> pl.DataFrame:
     """The measurements of a file: the columns of `CurveGroup`, and `link`, `protocol`, `bytes` and `time_ns`.
 

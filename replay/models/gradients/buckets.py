@@ -1,13 +1,12 @@
 """Each reduction of gradients with what it holds: recorded where the framework said so, else inferred.
 
-In: a graph and its run. Out: the passes that edits change, and the same as a table, one row per reduction.
+In: a graph and its run. Out: the passes that edits change.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
@@ -20,23 +19,6 @@ from dpro.schema import BUCKETS
 from dpro.store import Run
 
 RECORDS = {"Parameters": Parameters, "Pass": Pass}
-COLUMNS = pl.Schema(
-    {
-        "rank": pl.Int64,
-        "window": pl.Int64,
-        "step": pl.Int64,
-        "bucket": pl.Int64,
-        "bytes": pl.Int64,
-        "dtype": pl.String,
-        "num_gradients": pl.Int64,
-        "ready_ns": pl.Int64,
-        "first_ready_ns": pl.Int64,
-        "arrive": pl.Int64,
-        "transfer": pl.Int64,
-        "is_recorded": pl.Boolean,
-        "are_sizes_known": pl.Boolean,
-    }
-)
 
 
 def gradient_passes(graph: Graph) -> list[Pass]:
@@ -62,36 +44,6 @@ def _gradient_passes(graph: Graph) -> list[Pass]:
     with suppress(Unanswerable):
         return buffered_passes(graph)
     return inferred_passes(graph)
-
-
-def bucket_table(graph: Graph) -> pl.DataFrame:
-    """The reductions of gradients, in order on each rank.
-
-    Returns:
-        `COLUMNS`: `bucket` counts the reductions of a pass; `bytes` is -1 where not known, `dtype` empty;
-        `ready_ns` is when its last gradient is ready, `first_ready_ns` its first, on the graph's clock as
-        recorded; `arrive` and `transfer` are nodes.
-
-    Raises:
-        Unanswerable: as `gradient_passes`.
-    """
-    nodes = graph.nodes
-    rows = []
-    for each in gradient_passes(graph):
-        firsts = np.append(0, each.closes[:-1] + 1)
-        for bucket, (first, last) in enumerate(zip(firsts.tolist(), each.closes.tolist())):
-            transfer = int(each.transfer[bucket])
-            rows.append(
-                (
-                    *(each.rank, each.window, each.step, bucket),
-                    *(int(nodes.bytes[transfer]), dtype_of(graph, transfer), last - first + 1),
-                    int(nodes.measured_end[each.ready[last]]),
-                    int(nodes.measured_end[each.ready[first]]),
-                    *(int(each.arrive[bucket]), transfer),
-                    *(each.parameters.is_recorded, each.parameters.are_sizes_known),
-                )
-            )
-    return pl.DataFrame(rows, COLUMNS, orient="row")
 
 
 NAMED_TYPES = {

@@ -5,7 +5,7 @@ import pytest
 
 from dpro.errors import UsageError
 from dpro.replay.devices.learned import features
-from dpro.replay.devices.operations import attention, convolutions, embeddings, matmuls, moves
+from dpro.replay.devices.operations import attention, matmuls, moves
 from dpro.replay.models.roofline import GPUS
 
 
@@ -18,11 +18,6 @@ def test_a_product_reads_both_operands_and_writes_its_result():
 def test_a_product_in_fp8_writes_sixteen_bits():
     (row,) = matmuls("fp8", 2, 3, 5).to_dicts()
     assert (row["read_bytes"], row["written_bytes"]) == (2 * 5 + 5 * 3, 2 * 2 * 3)
-
-
-def test_a_convolution_is_the_product_of_the_unfolded_image_with_all_filters():
-    unfolded = convolutions("bf16", images=4, pixels=56 * 56, filters=64, taps=3 * 7 * 7)
-    assert unfolded.equals(matmuls("bf16", 4 * 56 * 56, 64, 147))
 
 
 @pytest.mark.parametrize(
@@ -45,11 +40,6 @@ def test_a_query_sees_all_tokens_up_to_its_own_or_those_of_its_window(queries, p
 def test_decoding_reads_the_keys_and_values_of_all_that_was_said_before():
     (row,) = attention("bf16", 3, 1, 99, 8, 2, 64, kv_bytes=1).to_dicts()
     assert row["read_bytes"] == 2 * 3 * 100 * 2 * 64 * 1 + 3 * 8 * 64 * 2
-
-
-def test_an_embedding_moves_its_rows_twice_and_reads_their_numbers():
-    (row,) = embeddings("fp32", 10, 16).to_dicts()
-    assert (row["read_bytes"], row["written_bytes"]) == (10 * 16 * 4 + 80, 10 * 16 * 4)
 
 
 @pytest.mark.parametrize("size", [-1.0, np.nan, np.inf])

@@ -11,7 +11,7 @@ import pytest
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.models.gradients.buckets import bucket_table, gradient_passes
+from dpro.replay.models.gradients.buckets import gradient_passes
 from dpro.replay.models.gradients.inferred import divided, inferred_passes, with_other_sizes
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.predict import baseline_steps, predict
@@ -82,8 +82,8 @@ def test_a_number_is_divided_without_a_rest():
     ],
 )
 def test_of_a_trace_that_says_nothing_of_buckets(traces, trace, counts, num_bytes):
-    table = bucket_table(build_graph(open_path(traces / trace)).graph)
-    first = table.filter(rank=table["rank"].min(), step=table["step"].min())
-    assert first["num_gradients"].to_list() == counts
-    assert first["bytes"].to_list() == num_bytes
-    assert first["are_sizes_known"].all() == (num_bytes[0] > 0)
+    graph = build_graph(open_path(traces / trace)).graph
+    first = min(gradient_passes(graph), key=lambda one: (one.rank, one.step))
+    assert np.diff(first.closes, prepend=-1).tolist() == counts
+    assert graph.nodes.bytes[first.transfer].tolist() == num_bytes
+    assert first.parameters.are_sizes_known == (num_bytes[0] > 0)

@@ -10,13 +10,7 @@ import pytest
 
 from dpro.errors import InputError, Unanswerable
 from dpro.replay.models.network_costs import estimate
-from dpro.replay.models.network_tables import (
-    CurveGroup,
-    link_of_device,
-    network_table,
-    read_frame,
-    read_network_table,
-)
+from dpro.replay.models.network_tables import CurveGroup, link_of_device, network_table, read_frame
 from tests.conftest import REPOSITORY
 
 SIZES = [2**power for power in range(10, 28, 2)]
@@ -43,7 +37,7 @@ def _rows(
 
 def _table(tmp_path, *parts):
     pl.concat(parts).write_parquet(tmp_path / "t.parquet")
-    return read_network_table(tmp_path / "t.parquet")
+    return network_table(read_frame(tmp_path / "t.parquet"), "t.parquet")
 
 
 def test_what_was_measured_is_said_with_an_interval_around_it(tmp_path):
