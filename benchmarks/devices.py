@@ -26,7 +26,8 @@ sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it r
 
 from benchmarks import TRACES  # noqa: E402
 from benchmarks.device_checks import jobs, models, operators, shipped  # noqa: E402
-from dpro.replay.devices.tables import DeviceTable, read_tables, unknown_devices  # noqa: E402
+from benchmarks.device_checks.tables import read_tables, unknown_devices  # noqa: E402
+from dpro.replay.devices.tables import DeviceTable  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
 MAX_ROWS = 9000  # of one table: the run ends in minutes

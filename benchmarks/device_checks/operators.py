@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device_checks.figures import compared, covered
-from benchmarks.device_checks.shipped import half_pairs, joined
+from benchmarks.device_checks.shipped import half_pairs, joined, known_of_any
 from dpro.replay.devices.bands import bands_of, sum_of
-from dpro.replay.devices.coefficients import KnownCoefficients, known_of_any
+from dpro.replay.devices.coefficients import KnownCoefficients
 from dpro.replay.devices.estimate import HOLDS_80, MeasuredOperations, Sources, estimate
 from dpro.replay.devices.fitting import DeviceSample
 from dpro.replay.devices.learned import kept_out, learn

@@ -19,14 +19,12 @@ import numpy as np
 
 from dpro.arrays import Floats
 from dpro.replay.devices.bands import Bands, bands_of
-from dpro.replay.devices.fitting import ASSUMED, DeviceFit, DeviceSample, fit
+from dpro.replay.devices.fitting import DeviceFit, DeviceSample, fit
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
 
 FILE = Path(__file__).with_name("coefficients.json")
 ANY = ""  # of all devices together
-LONG_US = 50.0  # shorter operations say more of their software than of a device
-SAME = 0.7  # of how wide the numbers of one device are, those of another are
 
 
 @dataclass(frozen=True)
@@ -76,41 +74,8 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
 def known_of(tables: Sequence[DeviceTable]) -> KnownCoefficients:
     """Fit one device's numbers at one precision, to all its tables."""
     found = fit([table.sample() for table in tables])
-    predicted, measured = _predicted(found, tables)
-    return KnownCoefficients(found, bands_of(predicted, measured), 0.0, _largest(tables))
-
-
-def known_of_any(tables: Sequence[DeviceTable]) -> KnownCoefficients:
-    """Fit numbers that all devices share, and how far each device is from what the others say of it."""
-    long = [table.rows(table.us > LONG_US) for table in tables if (table.us > LONG_US).any()]
-    devices = sorted({table.device for table in long})
-    predicted, measured, biases = [], [], []
-    for device in devices if len(devices) > 1 else []:
-        others = fit([table.sample() for table in long if table.device != device])
-        one, real = _predicted(others, [table for table in tables if table.device == device])
-        biases.append(float(np.median(np.log(real / one)[real > LONG_US])))
-        predicted.append(one * np.exp(biases[-1]))
-        measured.append(real)
-    found = fit([table.sample() for table in long])
-    widths = np.maximum(found.widths, SAME * ASSUMED.widths)
-    apart = float(np.sqrt(np.mean(np.square(biases)))) if biases else 0.5
-    bands = bands_of(np.concatenate([*predicted, np.ones(0)]), np.concatenate([*measured, np.ones(0)]))
-    return KnownCoefficients(DeviceFit(found.numbers, widths), bands, apart, _largest(tables))
-
-
-def encoded(known: KnownCoefficients) -> dict[str, object]:
-    """As the file has it: natural units would lose digits, so logarithms, rounded to 1e-4."""
-    return {
-        "numbers": _rounded(known.fit.numbers),
-        "widths": _rounded(known.fit.widths),
-        "bands": _rounded(known.bands.quantiles),
-        "bias": round(known.bias, 4),
-        "largest": [float(f"{value:.3g}") for value in known.largest],
-    }
-
-
-def _rounded(values: Floats) -> list[object]:
-    return list(np.round(values, 4).tolist())
+    predicted, measured = said_and_measured(found, tables)
+    return KnownCoefficients(found, bands_of(predicted, measured), 0.0, largest_of(tables))
 
 
 def _decoded(entry: dict[str, Any]) -> KnownCoefficients:
@@ -122,7 +87,8 @@ def _decoded(entry: dict[str, Any]) -> KnownCoefficients:
     )
 
 
-def _predicted(found: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
+def said_and_measured(found: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
+    """Microseconds of all operations of tables, by ten numbers and as measured, [N] each."""
     samples: list[DeviceSample] = [table.sample() for table in tables]
     predicted = [
         formula_us(found.numbers, sizes_of(each.operations), each.gpu, each.dtype) for each in samples
@@ -130,7 +96,8 @@ def _predicted(found: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats,
     return np.concatenate(predicted), np.concatenate([each.us for each in samples])
 
 
-def _largest(tables: Sequence[DeviceTable]) -> tuple[float, float]:
+def largest_of(tables: Sequence[DeviceTable]) -> tuple[float, float]:
+    """The most floating-point operations, and the most bytes, of an operation of tables."""
     frames = [table.operations for table in tables]
     return (
         max(float(frame["operations"].max() or 0) for frame in frames),  # type: ignore[arg-type]

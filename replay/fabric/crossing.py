@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fabric.flows import Flows, sprayed
-from dpro.replay.fabric.network import Fabric
 from dpro.replay.fabric.routes import Routes
 from dpro.topology.paths import PathEntry
 
@@ -71,24 +69,6 @@ def _along(entry: PathEntry, routes: Routes, begin: int, end: int) -> list[int]:
             raise Unanswerable(f"path of {entry.begin} to {entry.end}: the topology has no link {name!r}")
         between.append(link)
     return [int(routes.out[begin]), *between, int(routes.into[end])]
-
-
-def on_paths(fabric: Fabric, paths: Sequence[Sequence[int]]) -> csr_matrix:
-    """[P, L] probability that what takes a path crosses a link: cables side by side share it.
-
-    Args:
-        paths: nodes of each path, each cabled to the next.
-    """
-    from scipy.sparse import csr_matrix
-
-    hops = [
-        (row, link, 1.0 / len(links))
-        for row, nodes in enumerate(paths)
-        for links in (fabric.links_from[ends] for ends in pairwise(nodes))
-        for link in links
-    ]
-    rows, links, share = (np.array([hop[at] for hop in hops]) for at in range(3))
-    return csr_matrix((share, (rows, links)), shape=(len(paths), fabric.source.size))
 
 
 def hops_of(crossing: csr_matrix) -> Ints:

@@ -4,12 +4,13 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.device_checks.tables import read_tables, unknown_devices
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.devices.coefficients import ANY, half_bands, shipped
 from dpro.replay.devices.estimate import MeasuredOperations, Sources, estimate
 from dpro.replay.devices.learned import kept_out, learn
 from dpro.replay.devices.operations import attention, matmuls, moves
-from dpro.replay.devices.tables import device_named, read_tables, unknown_devices
+from dpro.replay.devices.tables import device_named
 from dpro.replay.devices.tiles import PRIOR, formula_us, sizes_of
 from dpro.replay.models.roofline import GPUS
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.fabric.crossing import crossings, hops_of, on_paths
+from dpro.replay.fabric.crossing import crossings, hops_of
 from dpro.replay.fabric.flows import flows_of
 from dpro.replay.fabric.network import Fabric, fabric_of
 from dpro.replay.fabric.routes import routes_of
@@ -16,14 +16,14 @@ from dpro.topology.file import HostEntry, LinkEntry, SwitchEntry, TopologyFile
 from dpro.topology.paths import PathEntry
 
 
-def _fabric(count: int = 1) -> Fabric:
+def _fabric() -> Fabric:
     topology = TopologyFile(
         hosts=[HostEntry("h[0-3]", gpus=1, nics=1)],
         switches=[SwitchEntry("l[0-1]"), SwitchEntry("s[0-1]", "spine")],
         links=[
             LinkEntry("h[0-1]:nic0", "l0"),
             LinkEntry("h[2-3]:nic0", "l1"),
-            LinkEntry("l[0-1]", "s[0-1]", count=count),
+            LinkEntry("l[0-1]", "s[0-1]"),
         ],
     )
     return fabric_of(topology)
@@ -70,12 +70,6 @@ def test_several_known_paths_of_a_pair_are_each_as_likely() -> None:
 def test_a_path_over_a_link_that_is_not_there_is_refused() -> None:
     with pytest.raises(Unanswerable, match="no link 'l0 > s7'"):
         _crossed(_fabric(), 0, 3, [_via("s7")])
-
-
-def test_cables_side_by_side_share_what_takes_a_path() -> None:
-    fabric = _fabric(count=2)
-    row = on_paths(fabric, [[fabric.node_of[name] for name in ("l0", "s1", "l1")]]).toarray()[0]
-    assert row[row > 0].tolist() == [0.5] * 4
 
 
 def test_hops_are_counted_from_port_to_port() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.serving_checks.steady import first_token_s, prompt_s, token_s
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.layouts.machine import machine_of
 from dpro.replay.layouts.model import Model
@@ -24,7 +25,6 @@ from dpro.replay.serving.predict import (
 )
 from dpro.replay.serving.search import Goal, most_requests
 from dpro.replay.serving.sized import ServedModel, cost_of, scaled
-from dpro.replay.serving.steady import first_token_s, prompt_s, token_s
 from tests.unit.replay.serving.test_fit import TRUTH, arrivals
 
 S = 1_000_000_000
