@@ -1,4 +1,4 @@
-"""Layouts of a recorded job, ranked; and one of them, beside the run's own.
+"""Layouts of a recorded job, ranked, and its own.
 
 In: a recorded job, and what to rank. Out: frames as from `plan.plan`. The run's own layout calibrates all,
 so that it comes out at its measured step.
@@ -12,18 +12,8 @@ from math import inf
 
 import polars as pl
 
-from dpro.errors import Unanswerable
-from dpro.replay.layouts.layout import (
-    COLUMNS,
-    RECOMPUTE,
-    USUAL_SCHEDULES,
-    candidates,
-    gpus_of,
-    layouts,
-    undividable,
-)
+from dpro.replay.layouts.layout import COLUMNS, RECOMPUTE, USUAL_SCHEDULES, candidates, gpus_of
 from dpro.replay.layouts.machine import Machine
-from dpro.replay.layouts.memory import runs
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.layouts.recorded.job import RecordedJob
 
@@ -65,25 +55,6 @@ def ranked(
 def own_layout(job: RecordedJob) -> pl.DataFrame:
     """The run's own layout, as `ranked` has it."""
     return _planned(job, job.own, ())
-
-
-def changed_layout(job: RecordedJob, layout: Mapping[str, int]) -> pl.DataFrame:
-    """The job in another layout: what is not given stays.
-
-    Args:
-        layout: columns of it.
-
-    Raises:
-        Unanswerable: the layout does not divide the model, or cannot be run.
-    """
-    row = layouts([job.own.row(0, named=True) | dict(layout)])
-    new, model = row.row(0, named=True), job.model
-    if model.layers % (new["pp"] * new["vpp"]):
-        raise Unanswerable(f"{model.layers} layers do not divide into {new['pp'] * new['vpp']} stages")
-    why = undividable(model, new) or runs(model, row, job.software)[0]
-    if why:
-        raise Unanswerable(why)
-    return _planned(job, row, ())
 
 
 def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLayout]) -> pl.DataFrame:
