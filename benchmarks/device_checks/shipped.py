@@ -13,20 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from dpro.replay.devices.bands import bands_of
-from dpro.replay.devices.coefficients import (
+from dpro.replay.cost.kernels.estimate import HALF
+from dpro.replay.cost.kernels.formula import (
     ANY,
+    ASSUMED,
+    DeviceFit,
+    DeviceTable,
     Key,
     KnownCoefficients,
+    bands_of,
+    fit,
+    formula_us,
     known_of,
     largest_of,
     said_and_measured,
+    sizes_of,
 )
-from dpro.replay.devices.estimate import HALF
-from dpro.replay.devices.fitting import ASSUMED, DeviceFit, fit
-from dpro.replay.devices.tables import DeviceTable
-from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.roofline import GPUS
+from dpro.replay.cost.kernels.roofline import GPUS
 
 SOURCE = "fitted to the operation tables of ai-dynamo/aiconfigurator (Apache-2.0)"
 

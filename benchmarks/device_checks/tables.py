@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import DproError
-from dpro.replay.devices.operations import attention, matmuls
-from dpro.replay.devices.tables import DTYPES, DeviceTable, device_named
-from dpro.replay.models.roofline import GPUS
+from dpro.replay.cost.kernels.formula import DTYPES, DeviceTable, device_named
+from dpro.replay.cost.kernels.operations import attention, matmuls
+from dpro.replay.cost.kernels.roofline import GPUS
 
 FILES = {"gemm": "matmul", "context_attention": "prefill", "generation_attention": "decode"}
 SIZES = {
@@ -48,7 +48,7 @@ def read_tables(
 
 
 def unknown_devices(folder: Path) -> list[str]:
-    """Names of devices in a folder's tables that `gpus.py` does not know."""
+    """Names of devices in a folder's tables that `roofline.py` does not know."""
     names: set[str] = set()
     for file in FILES:
         path = folder / f"{file}.parquet"

@@ -34,9 +34,9 @@ from dpro.detect.network.wires import (
     components_of,
     crossing_of,
 )
-from dpro.replay.fabric.fairness import max_min_rates
-from dpro.replay.fabric.flows import Load
-from dpro.replay.fabric.network import Fabric, fabric_of
+from dpro.replay.cost.fabric.fairness import max_min_rates
+from dpro.replay.cost.fabric.flows import Load
+from dpro.replay.cost.fabric.network import Fabric, fabric_of
 
 FAULTS = ("slow cable", "lossy cable", "slow port", "lossy port", "slow switch")
 NONE = "none"

@@ -18,8 +18,9 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
+from dpro.replay.cost.curves import LinkCost
+from dpro.replay.cost.transfers import CollectiveKind
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.link_costs import CollectiveKind, LinkCost
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
 
 NAME = "collectives"
@@ -55,7 +56,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
 
     Args:
         transfers: as from `transfer_info`.
-        lines: as from `dpro.replay.models.link_costs.fit_costs`.
+        lines: as from `dpro.replay.cost.transfers.fit_costs`.
     """
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)

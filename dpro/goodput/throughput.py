@@ -15,7 +15,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import Rate, mfu_of, rate_of
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
-from dpro.replay.models.mfu import Mfu
+from dpro.replay.cost.work import Mfu
 from dpro.replay.steps.durations import step_series
 from dpro.schema import SPANS
 from dpro.units import NS_PER_S

@@ -16,8 +16,8 @@ import polars as pl
 from dpro.analysis.graphs import graph_of
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable, UsageError
+from dpro.replay.cost.kernels.roofline import GPUS, common_model
 from dpro.replay.layouts.model import read_model
-from dpro.replay.models.roofline import GPUS, common_model
 from dpro.replay.serving.changes import AS_THEY_ARE, CHANGES, GivenFacts
 from dpro.replay.serving.fit import FittedCost
 from dpro.replay.serving.inside import ChangedIterations, changed_iterations

@@ -2,7 +2,7 @@
 
 In: a file, or entries that a generator or an importer made. Out: `TopologyFile`, whose names are known to
 agree. Entries stand for lists of names (`hostlist`), so a fabric of a thousand hosts has a dozen of them.
-What follows from the entries (nodes, links, paths) is computed in `dpro.replay.fabric`.
+What follows from the entries (nodes, links, paths) is computed in `dpro.replay.cost.fabric`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a model and layouts. Out: microseconds of matmuls, attention and memory-bound work, forward and backward,
 of a dense layer, a layer with experts, and what the last stage adds (logits and loss). Times are those of
-`dpro.replay.devices`, each kind in one call for all layouts; nothing here knows links or schedules.
+`dpro.replay.cost.kernels`, each kind in one call for all layouts; nothing here knows links or schedules.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
-from dpro.replay.devices.estimate import estimate
-from dpro.replay.devices.operations import attention, matmuls, moves
+from dpro.replay.cost.kernels.estimate import estimate
+from dpro.replay.cost.kernels.operations import attention, matmuls, moves
 from dpro.replay.layouts.layout import column
 from dpro.replay.layouts.machine import Machine, Software
 from dpro.replay.layouts.model import Model

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.devices.estimate import Sources
-from dpro.replay.models.roofline import GPUS, GpuModel
+from dpro.replay.cost.kernels.estimate import Sources
+from dpro.replay.cost.kernels.roofline import GPUS, GpuModel
 
-# GB/s that a GPU sends over links within its host, by data sheet, and GB of memory. Sources as in `gpus.py`.
+# GB/s that a GPU sends over links within its host, by data sheet, and GB of memory; sources: `roofline.py`.
 NVLINK: Mapping[str, float] = {"V100": 150, "A100": 300, "A800": 200, "H100": 450, "H800": 200, "H200": 450}
 NVLINK_LATER: Mapping[str, float] = {"B200": 900, "GB200": 900, "B300": 900, "GB300": 900, "GH200": 450}
 MI = {"MI250": 150, "MI300": 448, "MI325": 448, "MI350": 538, "MI355": 538}
@@ -29,7 +29,7 @@ REACHED_INSIDE = 0.75  # of a link within a host, by large collectives (measured
 REACHED_OUTSIDE = 0.5  # of a host's network ports, when all its GPUs send
 PORT_GBPS: Mapping[str, float] = {"V100": 12.5, "A100": 25, "A800": 25, "H100": 50, "H800": 50, "H200": 50}
 PORT_LATER = 50.0
-# Time of matmuls and attention in training over what loops of one kernel take by `dpro.replay.devices`:
+# Time of matmuls and attention in training over what loops of one kernel take by `dpro.replay.cost.kernels`:
 # clocks fall under load, shapes vary. Set with docs/reality.md's tables in sight, one number per generation
 # of GPUs.
 IN_TRAINING: Mapping[str, float] = {"H": 1.35, "GH": 1.35, "B": 1.6, "GB": 1.6}

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.models.roofline import GPUS
+from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.serving.engine import Engine, IterationCost
 from dpro.replay.serving.inside import ChangedIterations
 from dpro.replay.serving.sized import ServedModel, cached_tokens, moved_to

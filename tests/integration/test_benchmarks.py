@@ -124,7 +124,7 @@ PARTS = (
 )
 UNTRIED = {
     "dashboard": "needs a browser",
-    "devices": "tests/unit/replay/devices/test_benchmark.py runs it on tables made there",
+    "devices": "tests/unit/replay/cost/kernels/test_benchmark.py runs it on tables made there",
     "timeline": "needs a browser; test_timeline.py measures a tiny run with its parts",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
     "reality": "tests/unit/replay/layouts/test_reality.py runs it on tables made there",

@@ -14,6 +14,7 @@ import polars as pl
 
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
+from dpro.replay.cost.kernels.roofline import GPUS, model_named
 from dpro.replay.layouts.layout import (
     COLUMNS,
     RECOMPUTE,
@@ -29,7 +30,6 @@ from dpro.replay.layouts.model import Model
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.layouts.recorded.job import RecordedJob
 from dpro.replay.layouts.recorded.ranking import own_layout, ranked
-from dpro.replay.models.roofline import GPUS, model_named
 
 SELECTIVE = RECOMPUTE.index("selective")
 

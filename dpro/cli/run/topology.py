@@ -151,7 +151,7 @@ def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
     Raises:
         Unanswerable: none of them is of ranks of the run that are known.
     """
-    from dpro.replay.fabric.channels import groups_of_log
+    from dpro.replay.cost.fabric.placement import groups_of_log
     from dpro.store import open_run
     from dpro.topology.channels import FILE, write_channels
     from dpro.topology.nccl_log import read_nccl_logs

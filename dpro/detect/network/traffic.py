@@ -17,7 +17,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.errors import DproError, Unanswerable
-from dpro.replay.fabric.placement import placed
+from dpro.replay.cost.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.replay.whatif.graph_ops.shared_fabric import with_links_apart

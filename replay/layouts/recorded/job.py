@@ -20,7 +20,11 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.devices.estimate import Sources
+from dpro.replay.cost.algorithms import RING, cost
+from dpro.replay.cost.kernels.estimate import Sources
+from dpro.replay.cost.kernels.roofline import GpuModel, common_model, product_of, stored_as
+from dpro.replay.cost.memory import footprint_of
+from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
@@ -33,10 +37,6 @@ from dpro.replay.layouts.recorded.stack import NOTHING, PassTime, Stack, is_host
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
 from dpro.replay.layouts.traffic import traffic
 from dpro.replay.mesh import Mesh
-from dpro.replay.models.collective_algorithms import RING, cost
-from dpro.replay.models.link_costs import fit_costs
-from dpro.replay.models.memory import footprint_of
-from dpro.replay.models.roofline import GpuModel, common_model, product_of, stored_as
 from dpro.replay.run_mesh import groups_of, mesh_of_run
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.timeline import step_times as replayed_steps

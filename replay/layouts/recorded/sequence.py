@@ -16,8 +16,8 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.classify import classify
 from dpro.errors import Unanswerable
+from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.models.roofline import MATMULS
 from dpro.replay.timeline import Timeline
 from dpro.schema import SPANS
 

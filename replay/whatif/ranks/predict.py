@@ -18,12 +18,12 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.errors import Unanswerable
+from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.fidelity.overlap import ROUNDS, SETTLED_NS, UNCHANGED, overlapped_share
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.link_costs import beyond_sizes
 from dpro.replay.sharded.agreed import Spread
 from dpro.replay.sharded.joined import Meetings, meetings_of, replay_inside, those_of
 from dpro.replay.sharded.share import Share

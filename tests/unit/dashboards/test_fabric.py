@@ -10,8 +10,8 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.fabric import VIEW, cable_info, fabric_figure, node_info
-from dpro.replay.fabric.network import fabric_of
-from dpro.replay.fabric.usage import Usage
+from dpro.replay.cost.fabric.connections import Usage
+from dpro.replay.cost.fabric.network import fabric_of
 from dpro.store import open_run
 from dpro.topology import paths
 from dpro.topology.fabrics import FabricSize, fat_tree

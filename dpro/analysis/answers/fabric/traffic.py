@@ -17,12 +17,20 @@ from msgspec.structs import replace as changed
 from dpro.analysis.analysis import Analysis
 from dpro.arrays import Floats
 from dpro.documents import DocumentPart
-from dpro.replay.fabric.connections import Connections, connections_of, known_paths, path_entries
-from dpro.replay.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, repeated, sprayed
-from dpro.replay.fabric.network import NIC, between_switches
-from dpro.replay.fabric.placement import Placed, placed
-from dpro.replay.fabric.planning import planned_connections
-from dpro.replay.fabric.usage import Meeting, Usage, quantile, usage
+from dpro.replay.cost.fabric.connections import (
+    Connections,
+    Meeting,
+    Usage,
+    connections_of,
+    known_paths,
+    path_entries,
+    quantile,
+    usage,
+)
+from dpro.replay.cost.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, repeated, sprayed
+from dpro.replay.cost.fabric.network import NIC, between_switches
+from dpro.replay.cost.fabric.placement import Placed, placed
+from dpro.replay.cost.fabric.planning import planned_connections
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edits.fabric.paths import PlannedPaths

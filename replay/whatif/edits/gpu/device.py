@@ -1,8 +1,8 @@
 """The same job on another GPU model: every kernel as long as it takes there, and the host as it was.
 
-Products with shapes are predicted by `dpro.replay.devices`, from what was measured here; other kernels by
-what their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives keep
-their measured cost: what links the other machine has is not known.
+Products with shapes are predicted by `dpro.replay.cost.kernels`, from what was measured here; other kernels
+by what their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives
+keep their measured cost: what links the other machine has is not known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import classify
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.devices.estimate import Sources
-from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
-from dpro.replay.devices.sources import PRODUCTS, sources_of
+from dpro.replay.cost.kernels.estimate import Sources
+from dpro.replay.cost.kernels.products import PRODUCTS, sources_of
+from dpro.replay.cost.kernels.recorded import SCHEMA, on_another_device, summed
+from dpro.replay.cost.kernels.roofline import GPUS, common_model, model_named, product_of, stored_as
 from dpro.replay.graph import Graph, NodeKind, once
-from dpro.replay.models.roofline import GPUS, common_model, model_named, product_of, stored_as
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts

@@ -17,7 +17,7 @@ from dpro.detect.network.timed_calls import at_most
 from dpro.detect.network.traffic import Traffic, traffic_of
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.network.wires import components_of, wires_of
-from dpro.replay.fabric.network import fabric_of
+from dpro.replay.cost.fabric.network import fabric_of
 from dpro.topology.file import FILE, HostEntry, LinkEntry, SwitchEntry, TopologyFile, write
 from dpro.topology.paths import FILE as PATHS
 from dpro.topology.paths import PathEntry, write_paths

@@ -1,0 +1,1 @@
+"""What things cost: transfers, kernels, memory, the work of a step; measured, fitted or by data sheets."""
