@@ -1,4 +1,4 @@
-"""What communication costs: by the run's own transfers, or by a table that somebody measured.
+"""What communication costs: by the run's own transfers, or by a measured table.
 
 `fit_costs` makes a curve for each operation and group of a replayed graph. Groups of one shape have one
 curve; where the graph has a measured network table, that of its curves which fits best is moved to the run's

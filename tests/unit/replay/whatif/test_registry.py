@@ -29,7 +29,7 @@ def test_each_name_leads_to_the_edit_that_is_called_so(name):
     assert kind_named(name).name == name
 
 
-def test_who_asks_for_a_layout_is_told_of_the_command_that_ranks_them():
+def test_the_refusal_of_a_layout_names_the_command_that_ranks_them():
     with pytest.raises(UsageError, match="dpro plan RUN"):
         parse_edit("layout:dp=4,tp=2")
 
