@@ -22,12 +22,11 @@ from dpro.members import members_of
 from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.kernels.roofline import model_named
+from dpro.replay.cost.machine import SPREADS, Machine, machine_of, one_way_us
 from dpro.replay.cost.network_tables import CurveGroup, NetworkTable, network_table
 from dpro.replay.cost.transfers import estimate
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
-from dpro.replay.layouts.machine import SPREADS, Machine, machine_of
-from dpro.replay.layouts.traffic import one_way_us
 from dpro.replay.steps.host import host_facts
 from dpro.replay.timeline import durations_of, replay, step_ends
 from dpro.schema import COUNTERS, STEPS

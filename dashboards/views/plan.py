@@ -22,8 +22,7 @@ from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, choices, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import colour, series, styled
 from dpro.errors import DproError, UsageError
-from dpro.replay.layouts.recorded.job import RecordedJob
-from dpro.replay.layouts.recorded.ranking import is_own, ranked, usual_batch
+from dpro.replay.layouts.recorded.job import RecordedJob, is_own, ranked, usual_batch
 
 NAME = "plan"
 TIMES = (1, 2, 4, 8)  # of the run's ranks

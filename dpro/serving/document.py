@@ -18,12 +18,13 @@ from dpro.classify import classify
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, ITERATIONS, REQUESTS, SPANS
-from dpro.serving.engine import RecordedEngine, engines
 from dpro.serving.findings import SeenServer, ServingFinding, expert_waits, findings_of
 from dpro.serving.latency import (
     PARTS,
     PercentilesDocument,
+    RecordedEngine,
     durations,
+    engines,
     mean,
     number,
     percentiles,

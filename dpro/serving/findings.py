@@ -14,8 +14,7 @@ import polars as pl
 from msgspec import field
 
 from dpro.documents import DocumentPart
-from dpro.serving.engine import RecordedEngine
-from dpro.serving.latency import counted, mean, number
+from dpro.serving.latency import RecordedEngine, counted, mean, number
 from dpro.units import NS_PER_MS, format_ms
 
 # How long ranks wait for each other where they exchange tokens with experts.

@@ -19,11 +19,15 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import GPUS, common_model
 from dpro.replay.layouts.model import read_model
 from dpro.replay.serving.changes import AS_THEY_ARE, CHANGES, GivenFacts
-from dpro.replay.serving.fit import FittedCost
+from dpro.replay.serving.fit import FittedCost, engine_of, fit_run
 from dpro.replay.serving.inside import ChangedIterations, changed_iterations
-from dpro.replay.serving.predict import PredictedFigure, ensure_served_as_recorded, predict
-from dpro.replay.serving.recorded import engine_of, fit_run
-from dpro.replay.serving.search import Goal, most_requests
+from dpro.replay.serving.predict import (
+    Goal,
+    PredictedFigure,
+    ensure_served_as_recorded,
+    most_requests,
+    predict,
+)
 from dpro.replay.serving.sized import ServedModel
 from dpro.replay.whatif.grammar import nearest, split_edit
 from dpro.replay.whatif.registry import EDITS, parse_edit

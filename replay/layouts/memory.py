@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats
+from dpro.replay.cost.machine import Machine
 from dpro.replay.layouts.layer import SIZE
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, column
-from dpro.replay.layouts.machine import Machine, Software
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.step import layers_of_chunks
 from dpro.replay.pipeline.schedules import SCHEDULES, v_shaped
 

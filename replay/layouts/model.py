@@ -1,7 +1,8 @@
-"""What a model is made of: the sizes that decide what a training step computes, moves and keeps.
+"""What a model is made of, and how frameworks train it: what decides what a step computes, moves and keeps.
 
-In: a Hugging Face `config.json`, as a dictionary. Out: `Model`. Dense and mixture-of-experts transformers
-with grouped-query or latent attention (DeepSeek-V2, arXiv 2405.04434) are known; nothing here knows a layout.
+In: a Hugging Face `config.json`, as a dictionary, or the name of a framework. Out: `Model` and `Software`.
+Dense and mixture-of-experts transformers with grouped-query or latent attention (DeepSeek-V2, arXiv
+2405.04434) are known; nothing here knows a layout.
 """
 
 from __future__ import annotations
@@ -257,3 +258,91 @@ def _size(config: Mapping[str, Any], key: str, names: tuple[str, ...], required:
     if required:
         raise UsageError(f"the configuration has no {names[0]}: dpro needs it for the {key}")
     return 0
+
+
+# How frameworks that are in wide use train: what each does unlike the others.
+
+
+@dataclass(frozen=True)
+class Software:
+    """How a framework does what every framework does.
+
+    Attributes:
+        flash: whether attention is fused (Dao et al., arXiv 2205.14135); else its scores lie in memory.
+        sequence_parallel: whether tensor parallelism cuts norms, too (Korthikanti et al., 2205.05198).
+        gradient_bytes: of an element that data parallelism reduces.
+        overlap: share of the data-parallel communication that computing can hide.
+        tensor_overlap: the same of tensor-parallel collectives.
+        context_overlap: the same of what context parallelism passes on.
+        accumulation_bytes: read and written per parameter when a micro-batch's gradients are added.
+        loss_bytes: read and written per logit, of the loss, forward and backward together.
+        whole_messages: whether each GPU of a tensor-parallel group sends all of a message to the next stage,
+            not its share (Narayanan et al., SC 2021, call the latter scatter/gather).
+        balanced: whether stages are cut by their weights, with the output layer, instead of by layers.
+        kernels: that the host launches per layer and pass, forward.
+        collective_kernels: launches that a tensor-parallel collective costs the host.
+        head_kernels: launched for embedding, output layer and loss, per pass and micro-batch.
+        dtype: of matmuls.
+        dropout: whether there is dropout.
+        optimizer_bytes: that a step of the optimizer moves per parameter.
+        logit_bytes: that a logit takes at once: in 16 bits, in fp32, and its gradient.
+        activations: kept of a layer, over what fused norms, rotation and activation functions keep.
+        main_gradient_bytes, state_bytes: kept per parameter, beside two of the parameter itself.
+    """
+
+    flash: bool = True
+    sequence_parallel: bool = True
+    gradient_bytes: int = 4
+    overlap: float = 0.0
+    tensor_overlap: float = 0.0
+    context_overlap: float = 0.8
+    accumulation_bytes: float = 8.0
+    loss_bytes: float = 40.0
+    whole_messages: bool = False
+    balanced: bool = False
+    kernels: float = 30.0
+    collective_kernels: float = 4.0
+    head_kernels: float = 60.0
+    dtype: str = "bf16"
+    dropout: bool = False
+    optimizer_bytes: float = 34.0
+    main_gradient_bytes: float = 4.0
+    activations: float = 1.0
+    logit_bytes: float = 10.0
+    state_bytes: float = 12.0
+
+
+FRAMEWORKS: Mapping[str, Software] = {
+    # Megatron-core with Transformer Engine: fused attention, norms and losses; reductions overlap backward.
+    "megatron": Software(overlap=0.5),
+    # Megatron-DeepSpeed as of 2022: scores in memory, dropout, no sequence parallelism, unfused loss.
+    "megatron-deepspeed": Software(
+        flash=False,
+        sequence_parallel=False,
+        gradient_bytes=2,
+        accumulation_bytes=14.0,
+        loss_bytes=90.0,
+        kernels=76.0,
+        dropout=True,
+        logit_bytes=16.0,
+    ),
+    # nanotron as of 2024: stages balanced with the output layer, few fused kernels.
+    "nanotron": Software(
+        balanced=True,
+        loss_bytes=60.0,
+        kernels=140.0,
+        activations=1.5,
+        logit_bytes=16.0,
+    ),
+}
+
+
+def framework_named(name: str) -> Software:
+    """What a framework does.
+
+    Raises:
+        UsageError: it is not known.
+    """
+    if name not in FRAMEWORKS:
+        raise UsageError(f"no framework {name!r}: there are {', '.join(FRAMEWORKS)}")
+    return FRAMEWORKS[name]

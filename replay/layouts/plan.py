@@ -16,10 +16,10 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
+from dpro.replay.cost.machine import SPREADS, Machine, moved
 from dpro.replay.layouts.layout import COLUMNS, gpus_of, in_words, layouts
-from dpro.replay.layouts.machine import SPREADS, Machine, Software, moved
 from dpro.replay.layouts.memory import memory_of, runs, verdicts
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.step import TimedLayouts, job_of, step_times
 
 REPLAYED = 200  # layouts at most: the fastest by the closed form

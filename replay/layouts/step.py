@@ -17,12 +17,11 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import UsageError
+from dpro.replay.cost.machine import Machine
 from dpro.replay.engine import grouped, longest_path, topological_order
-from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
+from dpro.replay.layouts.layer import Exchanges, LayerTimes, LayerWork, layer_work, parameters_of, traffic
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, column, gpus_of
-from dpro.replay.layouts.machine import Machine, Software
-from dpro.replay.layouts.model import Model
-from dpro.replay.layouts.traffic import Exchanges, parameters_of, traffic
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.pipeline.schedules import HALF, SCHEDULES, TaskTable, table_of
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.kernels.estimate import estimate
 from dpro.replay.cost.kernels.operations import matmuls, size_of
-from dpro.replay.layouts.machine import Machine, machine_of
+from dpro.replay.cost.machine import Machine, machine_of
 from dpro.replay.layouts.model import Model
 from dpro.replay.serving.engine import IterationCost
 from dpro.units import NS_PER_S, NS_PER_US

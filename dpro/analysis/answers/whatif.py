@@ -46,7 +46,7 @@ from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import SPANS
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.topology.file import FILE as TOPOLOGY
-from dpro.topology.paths import FILE as PATHS
+from dpro.topology.kept import PATHS as PATHS
 from dpro.units import format_duration, ms
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]

@@ -184,8 +184,7 @@ def _of_run(
 ) -> PlanDocument:
     from dpro.analysis.answers.plan import AskedRunPlan, planned_from_run
     from dpro.replay.layouts.layout import parse_layout
-    from dpro.replay.layouts.recorded.job import GivenJob, recorded_job
-    from dpro.replay.layouts.recorded.ranking import usual_batch
+    from dpro.replay.layouts.recorded.job import GivenJob, recorded_job, usual_batch
 
     hosts_of, memory, own = machine
     analysis = analyse(path)

@@ -32,7 +32,7 @@ from dpro.replay.cost.fabric.placement import (
 )
 from dpro.replay.cost.fabric.routes import Routes, routes_of
 from dpro.store import Run
-from dpro.topology.paths import PathEntry
+from dpro.topology.kept import PathEntry
 
 CABLE, DIRECTION, PORT, SWITCHES = "cable", "link", "port", "switch"
 CLASSES = {CABLE: "slow.link", DIRECTION: "slow.link", PORT: "slow.nic", SWITCHES: "slow.fabric"}

@@ -39,13 +39,11 @@ from dpro.replay.cost.fabric.routes import Routes, routes_of
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.schema import COLLECTIVES, SENDS, WORKERS
 from dpro.store import Run
-from dpro.topology import paths
-from dpro.topology.channels import FILE as CHANNELS
-from dpro.topology.channels import GroupChannels, read_channels
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.file import read
+from dpro.topology.kept import CHANNELS as CHANNELS
+from dpro.topology.kept import PATHS, GroupChannels, PathEntry, read_channels, read_paths
 from dpro.topology.nccl_log import LoggedCommunicator
-from dpro.topology.paths import PathEntry
 
 
 @dataclass(frozen=True)
@@ -221,8 +219,8 @@ class Placed:
 
 def paths_of_run(run: Run) -> tuple[PathEntry, ...]:
     """The paths that a run keeps."""
-    kept = run.path / paths.FILE
-    return tuple(paths.read_paths(kept)) if kept.is_file() else ()
+    kept = run.path / PATHS
+    return tuple(read_paths(kept)) if kept.is_file() else ()
 
 
 def placed(graph: Graph) -> Placed:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log2, prod
+from math import inf, log2, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -23,19 +23,36 @@ from dpro.errors import Unanswerable
 from dpro.replay.cost.algorithms import RING, cost
 from dpro.replay.cost.kernels.estimate import Sources
 from dpro.replay.cost.kernels.roofline import GpuModel, common_model, product_of, stored_as
+from dpro.replay.cost.machine import Machine, machine_of
 from dpro.replay.cost.memory import footprint_of
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
-from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
-from dpro.replay.layouts.layout import AXES, column, gpus_of, layouts
-from dpro.replay.layouts.machine import Machine, Software, machine_of
+from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work, traffic
+from dpro.replay.layouts.layout import (
+    AXES,
+    COLUMNS,
+    RECOMPUTE,
+    USUAL_SCHEDULES,
+    candidates,
+    column,
+    gpus_of,
+    layouts,
+)
 from dpro.replay.layouts.memory import GB, memory_of
-from dpro.replay.layouts.model import Model
-from dpro.replay.layouts.recorded.sequence import ATTENTION, work_of, works_on_gpu
-from dpro.replay.layouts.recorded.stack import NOTHING, PassTime, Stack, is_host_bound, stack_of
+from dpro.replay.layouts.model import Model, Software
+from dpro.replay.layouts.plan import MeasuredLayout, plan
+from dpro.replay.layouts.recorded.stack import (
+    ATTENTION,
+    NOTHING,
+    PassTime,
+    Stack,
+    is_host_bound,
+    stack_of,
+    work_of,
+    works_on_gpu,
+)
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
-from dpro.replay.layouts.traffic import traffic
 from dpro.replay.mesh import Mesh
 from dpro.replay.run_mesh import groups_of, mesh_of_run
 from dpro.replay.timeline import Timeline, replay
@@ -702,3 +719,68 @@ def embedding_of(shapes: Sequence[str]) -> tuple[int, ...]:
     """[rows, width] of the largest embedding among those with shapes like the operator's."""
     tables = [tuple(_lists(each)[0]) for each in shapes if _lists(each)]
     return max((table for table in tables if len(table) == 2), key=prod, default=())
+
+
+# Its layouts, ranked: the run's own calibrates all, so that it comes out at its measured step.
+
+SELECTIVE = RECOMPUTE.index("selective")
+SHARDED = 3  # stage of ZeRO that shards parameters
+
+
+def ranked(
+    job: RecordedJob,
+    gpus: int,
+    global_batch: int,
+    keep: Mapping[str, int] | None = None,
+    measured: Sequence[MeasuredLayout] = (),
+    schedules: Sequence[str] = USUAL_SCHEDULES,
+) -> pl.DataFrame:
+    """Rank all layouts of a recorded job.
+
+    Args:
+        gpus: how many it may have.
+        keep: values of columns that stay as given.
+    """
+    keep = dict(keep or {})
+    rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep, schedules)
+    if job.software.flash and "recompute" not in keep:
+        rows = rows.filter(pl.col("recompute") != SELECTIVE)
+    unsharded = min(int(job.own["zero"][0]), SHARDED - 1)  # as the job's framework has it
+    if "zero" not in keep:
+        kept = pl.when(pl.col("zero") < SHARDED).then(unsharded).otherwise(pl.col("zero"))
+        rows = rows.with_columns(zero=kept.cast(pl.Int64))
+    if (
+        gpus == job.ranks
+        and global_batch == job.global_batch
+        and all(int(job.own[name][0]) == value for name, value in keep.items())
+    ):
+        rows = pl.concat([rows, job.own.select(rows.columns)])
+    return _planned(job, rows.unique(maintain_order=True), measured)
+
+
+def own_layout(job: RecordedJob) -> pl.DataFrame:
+    """The run's own layout, as `ranked` has it."""
+    return _planned(job, job.own, ())
+
+
+def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLayout]) -> pl.DataFrame:
+    own = {name: int(job.own[name][0]) for name in COLUMNS}
+    known = [MeasuredLayout(own, job.step_ms), *measured]
+    found = plan(job.model, rows, with_memory(job), job.software, known, job.timed)
+    return found if job.on_gpu else found.with_columns(mfu=pl.lit(None, pl.Float64))
+
+
+def with_memory(job: RecordedJob) -> Machine:
+    """The job's machine; where its memory is not known, everything fits."""
+    return replace(job.machine, memory_gb=job.machine.memory_gb or inf)
+
+
+def is_own(job: RecordedJob) -> pl.Expr:
+    """Which rows are the run's own layout."""
+    same = [pl.col(name) == int(job.own[name][0]) for name in COLUMNS]
+    return pl.all_horizontal(same)
+
+
+def usual_batch(job: RecordedJob, gpus: int) -> int:
+    """Sequences of a step where each rank keeps as many as it has."""
+    return max(round(job.global_batch * gpus / int(gpus_of(job.own)[0])), 1)

@@ -41,7 +41,7 @@ from dpro.replay.whatif.graph_ops.shared_fabric import (
     with_fabric,
 )
 from dpro.replay.whatif.predict import predict
-from dpro.topology.paths import PathEntry
+from dpro.topology.kept import PathEntry
 from dpro.units import ms
 
 NAMED = 8  # links that are listed

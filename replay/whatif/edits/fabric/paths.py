@@ -29,7 +29,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
-from dpro.topology.paths import PathEntry, read_paths
+from dpro.topology.kept import PathEntry, read_paths
 
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows

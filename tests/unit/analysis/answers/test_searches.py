@@ -20,8 +20,8 @@ from dpro.store import open_run
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.file import write
-from dpro.topology.paths import FILE as PATHS
-from dpro.topology.paths import write_paths
+from dpro.topology.kept import PATHS as PATHS
+from dpro.topology.kept import write_paths
 from tests.ddp import ddp_job
 
 

@@ -13,8 +13,8 @@ from dpro.replay.cost.fabric.network import fabric_of
 from dpro.replay.cost.fabric.placement import INSPECTOR, LOG, channels_of_run, groups_of_log, placed
 from dpro.schema import COLLECTIVES, SENDS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
-from dpro.topology.channels import FILE, GroupChannels, write_channels
 from dpro.topology.fabrics import FabricSize, fat_tree
+from dpro.topology.kept import CHANNELS, GroupChannels, write_channels
 from dpro.topology.nccl_log import LoggedCommunicator
 from tests.fabrics import crossing_ring
 
@@ -75,7 +75,7 @@ def test_an_all_to_all_keeps_a_flow_for_each_pair_whatever_was_recorded() -> Non
 def test_a_run_takes_the_rings_that_it_keeps(tmp_path: Path) -> None:
     """By ranks 0 to 3 the ring crosses the spine four times; by the recorded one, two times."""
     graph = crossing_ring(tmp_path)  # ranks 0 and 2 are on node0 and node1, 1 and 3 on node2 and node3
-    write_channels([GroupChannels([0, 1, 2, 3], [[0, 2, 3, 1]])], tmp_path / FILE)
+    write_channels([GroupChannels([0, 1, 2, 3], [[0, 2, 3, 1]])], tmp_path / CHANNELS)
     at = placed(graph)
     assert at.found.channels_from == LOG
     assert set(_across(at.flows)) == {(0, 1), (1, 3), (3, 2), (2, 0)}

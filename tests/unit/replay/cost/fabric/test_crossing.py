@@ -13,7 +13,7 @@ from dpro.replay.cost.fabric.flows import flows_of
 from dpro.replay.cost.fabric.network import Fabric, fabric_of
 from dpro.replay.cost.fabric.routes import routes_of
 from dpro.topology.file import HostEntry, LinkEntry, SwitchEntry, TopologyFile
-from dpro.topology.paths import PathEntry
+from dpro.topology.kept import PathEntry
 
 
 def _fabric() -> Fabric:

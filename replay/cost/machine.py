@@ -1,8 +1,13 @@
-"""What a job runs on, and how its framework does things: data sheet, links, host, and how sure of each.
+"""A machine by its data sheets: GPUs, links and the host, how sure of each, and what transfers take on it.
 
-In: the name of a GPU. Out: `Machine` and `Software`, physical constants each of which can be moved by a
-factor. `SPREADS` says by how much each is usually off, as a standard deviation of its logarithm: calibration
-moves constants in proportion to these, and intervals follow from them.
+In: the name of a GPU. Out: `Machine`, physical constants each of which can be moved by a factor, and
+microseconds of transfers on its links. `SPREADS` says by how much each constant is usually off, as a standard
+deviation of its logarithm: calibration moves constants in proportion to these, and intervals follow from
+them.
+
+Transfers are asked here where nothing was recorded of the links. A ring over a group (Thakur, Rabenseifner
+and Gropp, IJHPCA 19, 2005) moves (n-1)/n of its bytes per GPU; across hosts all rings of a host share its
+ports, and each step waits for the slowest link.
 """
 
 from __future__ import annotations
@@ -11,7 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from dpro.errors import Unanswerable, UsageError
+import numpy as np
+
+from dpro.arrays import Bools, Floats
+from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.estimate import Sources
 from dpro.replay.cost.kernels.roofline import GPUS, GpuModel
 
@@ -87,55 +95,6 @@ class Machine:
         return known[self.gpu]
 
 
-@dataclass(frozen=True)
-class Software:
-    """How a framework does what every framework does.
-
-    Attributes:
-        flash: whether attention is fused (Dao et al., arXiv 2205.14135); else its scores lie in memory.
-        sequence_parallel: whether tensor parallelism cuts norms, too (Korthikanti et al., 2205.05198).
-        gradient_bytes: of an element that data parallelism reduces.
-        overlap: share of the data-parallel communication that computing can hide.
-        tensor_overlap: the same of tensor-parallel collectives.
-        context_overlap: the same of what context parallelism passes on.
-        accumulation_bytes: read and written per parameter when a micro-batch's gradients are added.
-        loss_bytes: read and written per logit, of the loss, forward and backward together.
-        whole_messages: whether each GPU of a tensor-parallel group sends all of a message to the next stage,
-            not its share (Narayanan et al., SC 2021, call the latter scatter/gather).
-        balanced: whether stages are cut by their weights, with the output layer, instead of by layers.
-        kernels: that the host launches per layer and pass, forward.
-        collective_kernels: launches that a tensor-parallel collective costs the host.
-        head_kernels: launched for embedding, output layer and loss, per pass and micro-batch.
-        dtype: of matmuls.
-        dropout: whether there is dropout.
-        optimizer_bytes: that a step of the optimizer moves per parameter.
-        logit_bytes: that a logit takes at once: in 16 bits, in fp32, and its gradient.
-        activations: kept of a layer, over what fused norms, rotation and activation functions keep.
-        main_gradient_bytes, state_bytes: kept per parameter, beside two of the parameter itself.
-    """
-
-    flash: bool = True
-    sequence_parallel: bool = True
-    gradient_bytes: int = 4
-    overlap: float = 0.0
-    tensor_overlap: float = 0.0
-    context_overlap: float = 0.8
-    accumulation_bytes: float = 8.0
-    loss_bytes: float = 40.0
-    whole_messages: bool = False
-    balanced: bool = False
-    kernels: float = 30.0
-    collective_kernels: float = 4.0
-    head_kernels: float = 60.0
-    dtype: str = "bf16"
-    dropout: bool = False
-    optimizer_bytes: float = 34.0
-    main_gradient_bytes: float = 4.0
-    activations: float = 1.0
-    logit_bytes: float = 10.0
-    state_bytes: float = 12.0
-
-
 # Constants that calibration moves: how far each is usually off, as a standard deviation of its logarithm.
 SPREADS: Mapping[str, float] = {
     "compute": 0.12,
@@ -190,39 +149,55 @@ def moved(machine: Machine, logs: Mapping[str, float]) -> Machine:
     return replace(machine, **{name: getattr(machine, name) * exp(log) for name, log in logs.items()})
 
 
-# How frameworks that are in wide use train: what each does unlike the others.
-
-FRAMEWORKS: Mapping[str, Software] = {
-    # Megatron-core with Transformer Engine: fused attention, norms and losses; reductions overlap backward.
-    "megatron": Software(overlap=0.5),
-    # Megatron-DeepSpeed as of 2022: scores in memory, dropout, no sequence parallelism, unfused loss.
-    "megatron-deepspeed": Software(
-        flash=False,
-        sequence_parallel=False,
-        gradient_bytes=2,
-        accumulation_bytes=14.0,
-        loss_bytes=90.0,
-        kernels=76.0,
-        dropout=True,
-        logit_bytes=16.0,
-    ),
-    # nanotron as of 2024: stages balanced with the output layer, few fused kernels.
-    "nanotron": Software(
-        balanced=True,
-        loss_bytes=60.0,
-        kernels=140.0,
-        activations=1.5,
-        logit_bytes=16.0,
-    ),
-}
+# What transfers take.
 
 
-def framework_named(name: str) -> Software:
-    """What a framework does.
+def one_way_us(
+    num_bytes: Floats, ranks: Floats, stride: Floats, machine: Machine, rings: Floats | None = None
+) -> Floats:
+    """[N] microseconds of an all-gather or a reduce-scatter; an all-reduce is one of each.
 
-    Raises:
-        UsageError: it is not known.
+    Args:
+        num_bytes: [N] of the whole buffer.
+        ranks: [N] in the group.
+        stride: [N] between neighbouring ranks of the group.
+        rings: [N] groups whose members share a host's ports; those that there are, without it.
     """
-    if name not in FRAMEWORKS:
-        raise UsageError(f"no framework {name!r}: there are {', '.join(FRAMEWORKS)}")
-    return FRAMEWORKS[name]
+    inside_most = np.clip(machine.per_host // np.maximum(stride, 1), 1, None)
+    local = np.minimum(ranks, inside_most)  # members of the group on one host
+    hosts = np.ceil(ranks / local)
+    share = np.where(ranks > 1, (ranks - 1) / np.maximum(ranks, 1), 0.0)
+    inside = share * num_bytes / (machine.inside_gbps * 1e3)
+    sharing = machine.per_host / local if rings is None else rings
+    through = num_bytes * (hosts - 1) / np.maximum(hosts, 1) * sharing
+    outside = np.where(hosts > 1, through / (machine.outside_gbps * 1e3), 0.0)
+    latency = machine.inside_us * np.log2(np.maximum(local, 1)) + np.where(
+        hosts > 1, machine.outside_us * (ranks - 1), 0.0
+    )
+    total: Floats = np.where(ranks > 1, np.maximum(inside, outside) + latency, 0.0)
+    return total
+
+
+def all_to_all_us(num_bytes: Floats, ranks: Floats, stride: Floats, machine: Machine) -> Floats:
+    """[N] microseconds of an exchange in which each rank sends each other one an equal part of what it has.
+
+    Args:
+        num_bytes: [N] of what a rank has.
+        ranks: [N] in the group.
+        stride: [N] between neighbouring ranks of the group.
+    """
+    inside = np.minimum(ranks, np.clip(machine.per_host // stride, 1, None))
+    out_of_host = np.where(ranks > inside, (ranks - inside) / np.maximum(ranks, 1), 0.0)
+    within = num_bytes * (inside - 1) / np.maximum(ranks, 1) / (machine.inside_gbps * 1e3)
+    across = num_bytes * out_of_host / (machine.outside_gbps / machine.per_host * 1e3)
+    latency = np.where(ranks > 1, machine.inside_us * np.log2(np.maximum(ranks, 1)), 0.0)
+    us: Floats = within + across + latency
+    return us
+
+
+def message_us(num_bytes: Floats, within_host: Bools, machine: Machine) -> Floats:
+    """[N] microseconds of a message, where all GPUs of a host send at once if it leaves the host."""
+    outside = num_bytes * machine.per_host / (machine.outside_gbps * 1e3)
+    inside = num_bytes / (machine.inside_gbps * 0.5e3)
+    us: Floats = machine.message_us + np.where(within_host, inside, outside)
+    return us
