@@ -139,7 +139,6 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
     """The axis along which the ranks of a group differ: the whole axis, or a part of it.
 
     Args:
-        ranks: global ranks of the group.
         description: of the group, as the job gave it; empty where unknown.
 
     Returns:

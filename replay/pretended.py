@@ -97,7 +97,6 @@ def with_communication(
     """Fill in what communication takes.
 
     Args:
-        manifest: the run's.
         network: a measured network table, as from `read_frame`; None for none.
 
     Returns:

@@ -56,7 +56,6 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
     """Divide the wall time of each rank into classes.
 
     Args:
-        attempts: of a job, in order.
         stragglers: share of a step that is lost to them, by number of the attempt.
 
     Returns:

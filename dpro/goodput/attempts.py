@@ -252,11 +252,7 @@ def _label(attempt: Attempt, rank: int) -> str:
 
 
 def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
-    """A line for each gap in torchrun's count of restarts: those between ended before they were recorded.
-
-    Args:
-        attempts: of a job, in order.
-    """
+    """A line for each gap in torchrun's count of restarts: those between ended before they were recorded."""
     notes = []
     for before, after in pairwise(attempts):
         # Each host's torchrun counts for itself; one that has counted on alone has not restarted the job.
@@ -270,11 +266,7 @@ def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def set_forward(attempts: Sequence[Attempt]) -> list[str]:
-    """A line for each attempt in which a host's clock was set forward: its time seems longer by as much.
-
-    Args:
-        attempts: of a job, in order.
-    """
+    """A line for each attempt in which a host's clock was set forward: its time seems longer by as much."""
     notes = []
     for attempt in attempts:
         own = attempt.run.table(CLOCK_SAMPLES).filter(
@@ -297,9 +289,6 @@ def set_forward(attempts: Sequence[Attempt]) -> list[str]:
 
 def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
     """Refuse runs that ran at the same time.
-
-    Args:
-        attempts: of all runs, in order.
 
     Raises:
         InputError: two of them did.
@@ -348,9 +337,6 @@ PIECES = {
 
 def pieces_of(attempts: Sequence[Attempt]) -> tuple[pl.DataFrame, int]:
     """Cut the wall time of each rank where what it does changes.
-
-    Args:
-        attempts: of a job, in order.
 
     Returns:
         `[attempt, rank, step, doing, start_ns, duration_ns]`, in order of rank and time, step -1 outside

@@ -401,7 +401,6 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
 
     Args:
         spans: with `rank`, `window`, `kind`, `name`, `start_ns`, `duration_ns`.
-        iterations: rows of `iterations`.
     """
     total, count = dict.fromkeys(ITERATION_PARTS, 0.0), 0
     gpu = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))

@@ -40,11 +40,7 @@ class ExpertWaits:
 
 
 def expert_waits(collectives: pl.DataFrame, num_iterations: int) -> ExpertWaits | None:
-    """Waiting in exchanges; None without any, or where ranks recorded different numbers of them.
-
-    Args:
-        collectives: rows of `collectives`.
-    """
+    """Waiting in exchanges; None without any, or where ranks recorded different numbers of them."""
     timed = collectives.filter(pl.col("op").is_in(EXCHANGES) & (pl.col("duration_ns") >= 0)).sort(
         "rank", "start_ns"
     )

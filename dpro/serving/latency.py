@@ -107,11 +107,7 @@ class RecordedEngine:
 
 
 def engines(iterations: pl.DataFrame) -> dict[int, RecordedEngine]:
-    """The engine of each replica, by its first rank.
-
-    Args:
-        iterations: rows of `iterations`.
-    """
+    """The engine of each replica, by its first rank."""
     first = iterations.group_by("replica").agg(pl.col("rank").min())
     own = iterations.join(first, on=["replica", "rank"]).sort("replica", "start_ns", "iteration")
     return {
@@ -142,11 +138,7 @@ class PercentilesDocument(DocumentPart, frozen=True):
 
 
 def durations(requests: pl.DataFrame) -> pl.DataFrame:
-    """The requests with `ttft_ms`, `tpot_ms`, `queue_ms` and `latency_ms`.
-
-    Args:
-        requests: rows of `requests`.
-    """
+    """The requests with `ttft_ms`, `tpot_ms`, `queue_ms` and `latency_ms`."""
 
     def between(first: str, last: str) -> pl.Expr:
         known = (pl.col(first) >= 0) & (pl.col(last) >= 0)

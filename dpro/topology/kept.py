@@ -112,9 +112,6 @@ def read_paths(path: Path) -> list[PathEntry]:
 def write_paths(entries: Sequence[PathEntry], path: Path) -> None:
     """Write paths to a file, whole or not at all.
 
-    Args:
-        entries: the paths.
-
     Raises:
         InputError: the file cannot be written.
     """

@@ -52,11 +52,7 @@ class Decision:
 
 
 def confidence_of(max_pairs: int) -> float:
-    """The confidence of the interval at each look.
-
-    Args:
-        max_pairs: how many pairs there may be.
-    """
+    """The confidence of the interval at each look."""
     return 1 - (1 - CONFIDENCE) / max(max_pairs - 1, 1)
 
 
@@ -72,11 +68,7 @@ def half_width(deviation: float, pairs: int, confidence: float) -> float:
 
 
 def decide(ratios: Sequence[float], max_pairs: int) -> Decision:
-    """Decide whether the pairs so far are enough.
-
-    Args:
-        max_pairs: how many pairs there may be.
-    """
+    """Decide whether the pairs so far are enough."""
     count, logs = len(ratios), np.log(np.array(ratios))
     if count < 2:
         return Decision(count >= max_pairs, False, max_pairs)

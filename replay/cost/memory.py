@@ -65,7 +65,6 @@ def step_bytes_of(graph: Graph, footprint: Footprint | None = None) -> int:
     """The most that a step allocates beyond what it found, as edits so far have left it.
 
     Args:
-        graph: the graph, changed or not.
         footprint: of its run, where that is known already.
 
     Raises:
@@ -132,11 +131,7 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
 
 
 def total_bytes_of(run: Run | None) -> int | None:
-    """How much memory the smallest GPU of the run has; without GPUs, what its hosts had to spare.
-
-    Args:
-        run: the run; None where nothing is known of it.
-    """
+    """How much memory the smallest GPU of the run has; without GPUs, what its hosts had to spare."""
     rows = run.table(COUNTERS) if run is not None else COUNTERS.empty()
     on_gpu = (rows.filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
     reported = rows.filter(

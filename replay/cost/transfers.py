@@ -233,11 +233,7 @@ def messages_by_kind(graph: Graph) -> dict[CollectiveKind, list[int]]:
 
 
 def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
-    """Why `fit_costs` has no curve of a kind of communication.
-
-    Args:
-        kind: one that is not in the curves.
-    """
+    """Why `fit_costs` has no curve of a kind of communication."""
     mine = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
     if np.count_nonzero(_of_known_size(graph) & mine) < ENOUGH:
         return f"too few transfers of known size to fit what {kind[0]} costs"

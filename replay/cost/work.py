@@ -45,7 +45,6 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     """Count what a step works on.
 
     Args:
-        spans: table `spans`.
         stretches: the steps in deep windows, as from `dpro.replay.steps.breakdown.recorded_steps`.
 
     Returns:
@@ -97,7 +96,6 @@ def inputs_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame
 
     Args:
         calls: table `model_calls`.
-        counters: table `counters`.
 
     Returns:
         As `find_inputs`.
@@ -205,9 +203,7 @@ def find_mfu(
     """Compute the utilisation over the steps of deep windows.
 
     Args:
-        spans: table `spans`.
         stretches: the steps in deep windows, as from `dpro.replay.steps.breakdown.recorded_steps`.
-        gpus: names of the run's GPUs.
         by_parameters: operations of one rank in one step as from `operations_of_calls`, 0 where not known:
             taken where no matmul has shapes.
 
@@ -236,7 +232,6 @@ def operations_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> float:
 
     Args:
         calls: table `model_calls`.
-        counters: table `counters`.
 
     Raises:
         Unanswerable: the input is not known, or not each weight is multiplied with each token.

@@ -171,9 +171,6 @@ def candidates(
 
     Tensor parallelism stays within a host, as it does in practice: across hosts it is dominated.
 
-    Args:
-        keep: values of columns that stay as given.
-
     Raises:
         UsageError: no layout is left.
     """

@@ -37,11 +37,7 @@ TIGHT = 0.9  # of the memory: above, a layout may not fit
 
 
 def memory_of(model: Model, rows: pl.DataFrame, software: Software) -> pl.DataFrame:
-    """[N] 1e9 bytes of the fullest GPU by kind, and together as `memory_gb`.
-
-    Args:
-        software: what is kept, and in how many bytes.
-    """
+    """[N] 1e9 bytes of the fullest GPU by kind, and together as `memory_gb`."""
     fullest = {kind: np.zeros(rows.height) for kind in KINDS}
     numbers = rows["schedule"].to_numpy()
     for number in np.unique(numbers).tolist():

@@ -165,7 +165,6 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
     Args:
         config: keys of a Hugging Face `config.json`.
         sequence: tokens of a sequence, where it is not what the model was made for at most.
-        layers: where it is shortened.
 
     Raises:
         UsageError: a size is missing or is no positive number, or is larger than that of any model.

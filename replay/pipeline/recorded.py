@@ -452,7 +452,6 @@ def _on_streams(
 
     Args:
         reductions: as `OnDevice` has them.
-        alignment: clocks.
         steps: as from `_whole_steps`.
         rows: computes, for their columns.
     """

@@ -392,9 +392,6 @@ def changed_by_all(server: Server, changes: Sequence[str]) -> Server:
 def changed(server: Server, text: str) -> Server:
     """Apply a change.
 
-    Args:
-        text: the change, as `max-batch:requests=64`.
-
     Raises:
         UsageError: there is no such change, or its values are none.
     """

@@ -329,7 +329,6 @@ def engine_of(requests: pl.DataFrame, iterations: pl.DataFrame) -> Engine:
     """How an engine forms batches, as its iterations show it.
 
     Args:
-        requests: rows of table `requests`.
         iterations: rows of table `iterations` of one rank.
     """
     known = iterations.filter(KNOWN)
@@ -366,7 +365,6 @@ def fit_run(requests: pl.DataFrame, iterations: pl.DataFrame, engine: Engine | N
     """The server of a recording.
 
     Args:
-        requests: rows of table `requests`.
         iterations: rows of table `iterations`, of one rank.
         engine: with its limits, where they are known; else as the recording shows.
 

@@ -69,11 +69,7 @@ class KnownPaths:
     missing: Ints
 
     def choice(self, otherwise: Choice) -> Choice:
-        """What `routes.paths` asks.
-
-        Args:
-            otherwise: the choice of connections whose path is not known.
-        """
+        """What `routes.paths` asks."""
         if not self.steps:
             return otherwise
 
@@ -87,9 +83,6 @@ class KnownPaths:
 
 def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> KnownPaths:
     """The known paths of connections.
-
-    Args:
-        entries: known paths; those of connections that there are none of do not matter.
 
     Raises:
         Unanswerable: a path names a link that the fabric lacks, or that is on no shortest path to its end.
@@ -307,9 +300,6 @@ SEEDS = 40
 
 def hashed_loads(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> list[Load]:
     """The load by the hash of each seed: first the one under which all communications at once are fastest.
-
-    Args:
-        known: paths that no hash decides.
 
     Raises:
         Unanswerable: no path leads from a port to another, or a known one is none.

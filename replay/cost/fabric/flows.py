@@ -266,9 +266,6 @@ def _between(fabric: Fabric, one: int, other: int, host_of: dict[int, int], shar
 def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
     """The load on links, each flow on one path.
 
-    Args:
-        choose: which link each flow takes where several lead on.
-
     Raises:
         Unanswerable: no path leads from a port to another.
     """
@@ -278,9 +275,6 @@ def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
 
 def crossed(flows: Flows, routes: Routes, choose: Choice) -> tuple[Ints, Ints]:
     """Flows that leave their host, and the links that each crosses in order: as many of both.
-
-    Args:
-        choose: which link each flow takes where several lead on.
 
     Raises:
         Unanswerable: no path leads from a port to another.

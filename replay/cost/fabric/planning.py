@@ -65,11 +65,7 @@ class Plan:
 
 
 def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
-    """Paths for flows that may all run together.
-
-    Args:
-        capacity: [L] of links.
-    """
+    """Paths for flows that may all run together."""
     leaves = _leaves(flows, routes)
     crossing = [at for at, (begin, end) in enumerate(leaves) if begin != end]
     equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
@@ -79,11 +75,7 @@ def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
 
 
 def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choice:
-    """A path for each connection: communications of the same ranks use the same ones, one after the other.
-
-    Args:
-        capacity: [L] of links.
-    """
+    """A path for each connection: communications of the same ranks use the same ones, one after the other."""
     found = connections_of(flows)
     choose = planned(found.flows, routes, capacity).choice()
     return lambda rows, here, number: choose(found.of[rows], here, number)

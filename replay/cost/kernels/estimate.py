@@ -101,8 +101,6 @@ def estimate(
 
     Args:
         operations: as `operations.COLUMNS` has them.
-        sources: what is known; without it, what ships.
-        given: the same operations as measured elsewhere, if they were.
 
     Returns:
         A row per operation with the columns of `SCHEMA`; where it is refused `us` is null, and `reason` says
@@ -276,9 +274,6 @@ def numbers_of(
     kind: str, dtype: str, device: str, known: Mapping[Key, KnownCoefficients]
 ) -> tuple[KnownCoefficients, str, float]:
     """The nearest numbers that are known, their method, and how much more, in log, the device may be off.
-
-    Args:
-        device: where they run.
 
     Raises:
         Unanswerable: nothing is known of matmuls.

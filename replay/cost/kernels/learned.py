@@ -73,9 +73,6 @@ class LearnedTrees:
 def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
     """Fit formula and trees to a table, and measure both on shapes that are kept out.
 
-    Args:
-        start: what is assumed of the formula's numbers.
-
     Raises:
         DproError: scikit-learn is not installed.
     """

@@ -135,9 +135,6 @@ class RecordedJob:
 def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     """Find the layers of a run, its model, its layout and its links.
 
-    Args:
-        given: what the run does not say.
-
     Raises:
         Unanswerable: there is no stack of equal layers, or the layout, the model or the GPU is not known.
     """
@@ -517,11 +514,7 @@ RECEIVED = ("recv", "send_recv")
 
 
 def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int]:
-    """The lowest recorded rank of each stage that has one, by its number; of all without a pipeline.
-
-    Args:
-        mesh: where its ranks stand.
-    """
+    """The lowest recorded rank of each stage that has one, by its number; of all without a pipeline."""
     ranks = [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
     names = [axis.name for axis in mesh.axes]
     if stages == 1 or "pp" not in names:
@@ -735,12 +728,7 @@ def ranked(
     measured: Sequence[MeasuredLayout] = (),
     schedules: Sequence[str] = USUAL_SCHEDULES,
 ) -> pl.DataFrame:
-    """Rank all layouts of a recorded job.
-
-    Args:
-        gpus: how many it may have.
-        keep: values of columns that stay as given.
-    """
+    """Rank all layouts of a recorded job."""
     keep = dict(keep or {})
     rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep, schedules)
     if job.software.flash and "recompute" not in keep:
