@@ -131,7 +131,7 @@ def mesh_of(
 def in_words(mesh: Mesh) -> str:
     """One line: `64 ranks = dp 8 x pp 4 x tp 2, ep 4 over dp`; empty where nothing implies it."""
     axes = BY.join(f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes)
-    laid = [f", {each.name} {each.size} over {BY.join(each.over)}" for each in mesh.overlays]
+    laid = [f", {overlay.name} {overlay.size} over {BY.join(overlay.over)}" for overlay in mesh.overlays]
     return f"{mesh.num_ranks} ranks = {axes}{''.join(laid)}" if axes else ""
 
 
@@ -146,7 +146,7 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
         one rank, or the place of a rank or the name of an axis is unknown.
     """
     own = frozenset(ranks)
-    laid = next((each.name for each in mesh.overlays if own in each.groups), "")
+    laid = next((overlay.name for overlay in mesh.overlays if own in overlay.groups), "")
     along = _axes_between(mesh, own)
     described = _DESCRIBED.get(description.lower(), "")
     if laid and (described == laid or not _is_whole(mesh, along, own)):
@@ -156,7 +156,7 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
 
 def named_axes(mesh: Mesh) -> tuple[str, ...]:
     """The axes by which ranks are chosen and grouped: those that have a name, then what is laid over them."""
-    names = [*(axis.name for axis in mesh.axes), *(each.name for each in mesh.overlays)]
+    names = [*(axis.name for axis in mesh.axes), *(overlay.name for overlay in mesh.overlays)]
     return tuple(name for name in names if name)
 
 
@@ -170,7 +170,7 @@ def places_along(mesh: Mesh, name: str) -> dict[int, int]:
         if axis.name == name:
             known = {rank: place[number] for rank, place in mesh.coordinates.items() if place}
             return {rank: at for rank, at in known.items() if at >= 0}
-    groups = [group for each in mesh.overlays if each.name == name for group in each.groups]
+    groups = [group for overlay in mesh.overlays if overlay.name == name for group in overlay.groups]
     return {rank: at for group in groups for at, rank in enumerate(sorted(group))}
 
 
@@ -243,7 +243,7 @@ def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset
         follows: dict[tuple[int, ...], set[int]] = {}
         for rank, at in experts.items():
             follows.setdefault(tuple(mesh.coordinates[rank][axis] for axis in along), set()).add(at)
-        if all(len(each) == 1 for each in follows.values()):
+        if all(len(follow) == 1 for follow in follows.values()):
             break
     else:
         return []
@@ -281,7 +281,7 @@ def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     mesh = Mesh(num_ranks, axes, places, source, _ambiguity(grid, axes, len(grids)))
     if any(family.name == EXPERTS for family in grid):
         return mesh
-    experts = list(dict.fromkeys(each.ranks for each in groups if _name(each) == EXPERTS))
+    experts = list(dict.fromkeys(group.ranks for group in groups if _name(group) == EXPERTS))
     is_whole = bool(experts) and len(experts[0]) > 1 and _covers(experts, num_ranks)
     return mesh._replace(overlays=_overlays(mesh, experts, len(experts[0])) if is_whole else ())
 
@@ -313,7 +313,7 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     ops: dict[frozenset[int], frozenset[str]] = {}
     for each in groups:
         ops[each.ranks] = ops.get(each.ranks, frozenset()) | each.ops
-    named = [each for each in groups if _name(each) and len(each.ranks) > 1]
+    named = [group for group in groups if _name(group) and len(group.ranks) > 1]
     plain = [ranks for ranks in dict.fromkeys(each.ranks for each in groups) if len(ranks) > 1]
     sets: list[tuple[str, list[frozenset[int]]]] = []
     for description in dict.fromkeys(each.description.lower() for each in named):

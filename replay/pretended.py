@@ -189,7 +189,7 @@ def sharing_of(graph: Graph, ranks: int) -> Sharing:
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
     facts = host_facts(steps, counters).drop_nulls(["cpu_ns", "training_thread_cpu_ns"])
     limits = counters.filter(pl.col("counter").is_in(["cpus", "cgroup_cpu_limit_cores"]))["value"].to_list()
-    cores = min((each for each in limits if each > 0), default=0.0)
+    cores = min((limit for limit in limits if limit > 0), default=0.0)
     names = ("duration_ns", "training_thread_cpu_ns", "cpu_ns", "run_queue_ns")
     duration, training, every, waited = (float(facts[name].fill_null(0.0).sum()) for name in names)
     if not cores or not training or duration <= waited:

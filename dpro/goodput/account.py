@@ -102,7 +102,7 @@ def totals(accounted: pl.DataFrame) -> pl.DataFrame:
 
 def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
     """With `local`, a step's number in its attempt, and `again`: done before, or lost at the end."""
-    first = {each.number: each.first_step for each in attempts}
+    first = {attempt.number: attempt.first_step for attempt in attempts}
     local = pl.when(pl.col("doing") == FIRST).then(0).otherwise("step").alias("local")
     begun = pieces.with_columns(
         local, pl.col("attempt").replace_strict(first, default=0, return_dtype=pl.Int64).alias("first")
@@ -137,10 +137,10 @@ def _with_stalls(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
 def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.DataFrame:
     """`attempt`, `rank`, `start_ns` of pieces, and `amount`: how long saves or loads held up training."""
     rows = [
-        each.checkpoints.filter(pl.col("kind") == kind).select(
-            pl.lit(each.number, pl.Int32).alias("attempt"), "rank", "stall_ns", at="start_ns"
+        attempt.checkpoints.filter(pl.col("kind") == kind).select(
+            pl.lit(attempt.number, pl.Int32).alias("attempt"), "rank", "stall_ns", at="start_ns"
         )
-        for each in attempts
+        for attempt in attempts
     ]
     stalls = pl.concat(rows).sort("at")
     begun = parts.filter(pl.col("doing") != DOWN).select("attempt", "rank", "start_ns").sort("start_ns")
@@ -154,10 +154,10 @@ def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.D
 def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
     """The same for work without gradients beyond what steps usually have."""
     rows = [
-        each.counters.filter(pl.col("counter") == "step_no_grad_ns").select(
-            pl.lit(each.number, pl.Int32).alias("attempt"), "rank", "value", start_ns="time_ns"
+        attempt.counters.filter(pl.col("counter") == "step_no_grad_ns").select(
+            pl.lit(attempt.number, pl.Int32).alias("attempt"), "rank", "value", start_ns="time_ns"
         )
-        for each in attempts
+        for attempt in attempts
     ]
     beyond = pl.col("value") - pl.col("value").median().over("attempt", "rank")
     known = pl.concat(rows).with_columns(amount=beyond)

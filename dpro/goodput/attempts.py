@@ -148,7 +148,7 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
         return attempt  # it did no step
     loads = attempt.checkpoints.filter(pl.col("kind") == LOAD)
     saves = [_saves(each) for each in earlier]
-    if loads.is_empty() and all(each.is_empty() for each in saves):
+    if loads.is_empty() and all(save.is_empty() for save in saves):
         note = "no checkpoint was seen saved: each attempt is taken to have begun at step 0"
         return replace(attempt, notes=(note,))
     if loads.is_empty():
@@ -188,7 +188,7 @@ def _saves(attempt: Attempt) -> pl.DataFrame:
 
 def _least(*times: pl.Series) -> int:
     """The earliest of moments that were seen; -1 where none was."""
-    seen = pl.concat([each.cast(pl.Int64) for each in times])
+    seen = pl.concat([time.cast(pl.Int64) for time in times])
     least = seen.filter(seen >= 0).min()
     return least if isinstance(least, int) else -1
 
@@ -295,7 +295,7 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
     """
     spans = []
     for run in runs:
-        own = [each for each in attempts if each.run.path == run.path and each.begin_ns >= 0]
+        own = [attempt for attempt in attempts if attempt.run.path == run.path and attempt.begin_ns >= 0]
         if own:
             spans.append((own[0].begin_ns, max(each.end_ns for each in own), run.label))
     for (begin, end, name), (other_begin, other_end, other) in combinations(spans, 2):
@@ -343,7 +343,7 @@ def pieces_of(attempts: Sequence[Attempt]) -> tuple[pl.DataFrame, int]:
         steps; and how many moments were out of order.
     """
     marks = [_marks(attempt) for attempt in attempts]
-    ranks = pl.concat([each.select("rank") for each in marks]).unique().sort("rank")
+    ranks = pl.concat([mark.select("rank") for mark in marks]).unique().sort("rank")
     known = pl.concat(marks).filter(pl.col("start_ns") >= 0)
     if known.is_empty():
         return pl.DataFrame(schema=PIECES), 0
@@ -384,7 +384,7 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
     ]
     unfinished = (pl.col("doing") == FIRST) & (pl.col("first_update_ns") < 0)
     doing = pl.when(unfinished).then(pl.lit(BETWEEN)).otherwise("doing")
-    starts = [each.with_columns(doing=doing) for each in starts]
+    starts = [start.with_columns(doing=doing) for start in starts]
     steps = attempt.steps.sort("rank", "start_ns")
     end_ns = pl.col("start_ns") + pl.col("duration_ns")
     number = pl.lit(attempt.number, pl.Int32).alias("attempt")

@@ -117,8 +117,8 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
     classes = shares.sort("duration_ns", descending=True).iter_rows()
     attempts = _attempts(life)
     done = [
-        DoneSteps(each.steps - each.repeated, each.ranks, amount)
-        for each, amount in zip(attempts, life.amounts, strict=True)
+        DoneSteps(attempt.steps - attempt.repeated, attempt.ranks, amount)
+        for attempt, amount in zip(attempts, life.amounts, strict=True)
     ]
     wall_s = total_ns / max(num_ranks, 1) / NS_PER_S
     return GoodputDocument(
@@ -154,7 +154,7 @@ def in_words(document: GoodputDocument) -> str:
         f"Of {wall}, {document.goodput:.0%} ({_time(document, document.goodput)}) was training that counts"
     ]
     said += [f"; the rest went to {most}"] if most else []
-    again = sum(each.repeated for each in document.attempts)
+    again = sum(attempt.repeated for attempt in document.attempts)
     starts = len(document.attempts)
     if starts > 1:
         failed = sum(each.ended_well is False for each in document.attempts)

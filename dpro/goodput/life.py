@@ -207,7 +207,7 @@ def life_of(runs: Sequence[Run], known: Sequence[Analysis] = ()) -> JobLife:
 
 def _no_training(attempts: Sequence[Attempt]) -> list[str]:
     """What to ask instead where a server was recorded, which has no steps of training."""
-    served = any(each.run.num_rows(table) for each in attempts for table in (REQUESTS, ITERATIONS))
+    served = any(attempt.run.num_rows(table) for attempt in attempts for table in (REQUESTS, ITERATIONS))
     if served and all(each.steps.is_empty() for each in attempts):
         return ["a server without steps of training: nothing counts as progress; ask `dpro serving RUN`"]
     return []

@@ -64,9 +64,12 @@ def sent_with_server(report: RunReport, run: Run) -> RunReport:
         DescribedFinding("server", limits, others, ""),
         *(
             DescribedFinding(
-                f"server, {each.class_}", f"Costs at most {costs_in_words(each)}.", each.evidence, each.help
+                f"server, {finding.class_}",
+                f"Costs at most {costs_in_words(finding)}.",
+                finding.evidence,
+                finding.help,
             )
-            for each in document.findings
+            for finding in document.findings
         ),
     ]
     rows = [

@@ -230,7 +230,7 @@ def _by_kind(by_replica: dict[int, RecordedEngine]) -> list[IterationsDocument]:
                 float(took.quantile(0.5, "linear") or 0.0),
                 float(took.quantile(0.99, "linear") or 0.0),
                 float(took.sum()) * NS_PER_MS / whole,
-                *(mean(each) if each.len() else None for each in tokens),
+                *(mean(counts) if counts.len() else None for counts in tokens),
             )
         )
     return found
@@ -323,7 +323,7 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
 def _lacking(seen: SeenServer) -> float:
     """Share of the time of iterations in which requests wait for blocks of the KV cache."""
     engines = seen.by_replica.values()
-    whole = sum(float(each.durations.sum()) for each in engines)
+    whole = sum(float(engine.durations.sum()) for engine in engines)
     return sum(float(each.durations[each.lacks_blocks].sum()) for each in engines) / whole if whole else 0.0
 
 

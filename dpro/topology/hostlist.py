@@ -67,7 +67,7 @@ def _expand_one(text: str) -> list[str]:
     pieces = _PART.split(text)  # text, ranges, text, ranges, …, text
     choices = [_numbers(piece, text) if at % 2 else [piece] for at, piece in enumerate(pieces)]
     count = prod(map(len, choices))
-    _refuse_many(text, count, count * sum(max(map(len, each)) for each in choices))
+    _refuse_many(text, count, count * sum(max(map(len, choice)) for choice in choices))
     return ["".join(parts) for parts in product(*choices)]
 
 

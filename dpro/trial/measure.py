@@ -161,7 +161,7 @@ def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats
     clock, steps = "device", [steps_of(run) for run in runs]
     if not all(each["by_device"].any() for each in steps):
         clock, steps = "host", [host_steps_of(run) for run in runs]
-    return clock, [_measured(run, each, skip) for run, each in zip(runs, steps, strict=True)]
+    return clock, [_measured(run, step, skip) for run, step in zip(runs, steps, strict=True)]
 
 
 def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:

@@ -31,7 +31,9 @@ LAST_STEP = 8  # that probes look at
 
 def probes_of(changes: Sequence[Change]) -> tuple[Change, ...]:
     """The probes that changes need, in the order of the changes."""
-    return tuple(parse_change(text) for text in dict.fromkeys(each.probe for each in changes if each.probe))
+    return tuple(
+        parse_change(text) for text in dict.fromkeys(change.probe for change in changes if change.probe)
+    )
 
 
 def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
@@ -43,7 +45,7 @@ def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
     Raises:
         UsageError: saying which.
     """
-    probing = [each for each in changes if each.is_probe]
+    probing = [change for change in changes if change.is_probe]
     if probing and len(probing) < len(changes):
         raise UsageError(f"{probing[0].text} measures the job as it is: give it without other changes")
     if (probing or probes_of(changes)) and skip < LAST_STEP:
@@ -52,7 +54,7 @@ def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
 
 def options_of(changes: Sequence[Change]) -> list[str]:
     """What `dpro record` has to record beside, so that what is measured of modules finds their work."""
-    needs_modules = any(MODULES_PROBE in (each.text, each.probe) for each in changes)
+    needs_modules = any(MODULES_PROBE in (change.text, change.probe) for change in changes)
     return ["--modules", "--shapes"] * needs_modules
 
 
@@ -74,7 +76,8 @@ def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
         Unanswerable: there are no measurements, or nothing is worth choosing.
     """
     return tuple(
-        replace(each, arguments=_CHOSEN[each.probe](graph, each)) if each.probe else each for each in changes
+        replace(change, arguments=_CHOSEN[change.probe](graph, change)) if change.probe else change
+        for change in changes
     )
 
 

@@ -389,9 +389,9 @@ def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """A group of another number of ranks, times the median ratio that others show between the two."""
     near = sorted(
         {
-            each.num_ranks
-            for each in table.curves
-            if each._replace(num_ranks=0, version="") == group._replace(num_ranks=0, version="")
+            other.num_ranks
+            for other in table.curves
+            if other._replace(num_ranks=0, version="") == group._replace(num_ranks=0, version="")
         }
         - {group.num_ranks},
         key=lambda ranks: (abs(np.log(ranks / group.num_ranks)), -ranks),
@@ -413,8 +413,10 @@ def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, at: Floats) -> I
     By the other half of an all-reduce on the same device, else by the same operation on other devices.
     """
     same = (group.library, 1)
-    others = [each for each in table.curves if (each.library, each.hosts) == same and each.num_ranks == ranks]
-    nearby = [each for each in others if each.op == group.op and each.device != group.device]
+    others = [
+        other for other in table.curves if (other.library, other.hosts) == same and other.num_ranks == ranks
+    ]
+    nearby = [other for other in others if other.op == group.op and other.device != group.device]
     nearby = [each for each in nearby if table.links.get(each.device) == NVLINK]
     half = [each for each in others if each.device == group.device and each.op == HALVES.get(group.op)]
     for each in half or nearby:
@@ -434,9 +436,9 @@ def _nearest_version(
 ) -> LinkCost | None:
     """The curve of a group with the version that is nearest to one; None where there is none."""
     found = [
-        each
-        for each in table.curves
-        if each._replace(version="") == group._replace(version="") and each not in (but or ())
+        other
+        for other in table.curves
+        if other._replace(version="") == group._replace(version="") and other not in (but or ())
     ]
     if not found:
         return None
@@ -448,7 +450,7 @@ def _apart(one: str, other: str) -> tuple[float, ...]:
     numbers = [map(whole_number, text.split(".")) for text in (one, other)]
     parts = [[number for number in each if number >= 0] for each in numbers]
     longest = max(map(len, parts))
-    first, second = (each + [0] * (longest - len(each)) for each in parts)
+    first, second = (part + [0] * (longest - len(part)) for part in parts)
     return tuple(float(abs(a - b)) for a, b in zip(first, second))
 
 
@@ -518,11 +520,11 @@ def _on_more_hosts(table: NetworkTable, group: CurveGroup, num_bytes: Floats) ->
     """
     per_host = group.num_ranks / group.hosts
     fewer = sorted(
-        (each.hosts, each)
-        for each in table.curves
-        if each._replace(num_ranks=0, hosts=0) == group._replace(num_ranks=0, hosts=0)
-        and each.num_ranks / each.hosts == per_host
-        and 1 < each.hosts < group.hosts
+        (other.hosts, other)
+        for other in table.curves
+        if other._replace(num_ranks=0, hosts=0) == group._replace(num_ranks=0, hosts=0)
+        and other.num_ranks / other.hosts == per_host
+        and 1 < other.hosts < group.hosts
     )
     if not fewer:
         raise Unanswerable(f"{group.op} between hosts was not measured")

@@ -62,7 +62,7 @@ def buffered_passes(graph: Graph) -> list[Pass]:
         raise Unanswerable("the graph has no run")
     buffers, calls = buffers_of(graph.run), gradient_calls(graph.run)
     kinds = set(calls.select("op", "group").iter_rows())
-    launches = Launches(graph, np.array([(each.op, each.group) in kinds for each in graph.messages]))
+    launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
     spans = graph.run.table(SPANS, [*PLACE, "span_id", "name", "start_ns", "duration_ns"])
     ready = spans.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
     ready = ready.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))

@@ -59,7 +59,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     calls = once(graph, "calls of reductions", (run,), lambda: gradient_calls(run))
     moments = once(graph, "moments of reductions", (run,), lambda: _moments(run, calls))
     kinds = set(calls.select("op", "group").iter_rows())
-    launches = Launches(graph, np.array([(each.op, each.group) in kinds for each in graph.messages]))
+    launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
     issued = calls_of(graph)
     found = []
     for _, own in moments.group_by(PLACE, maintain_order=True):

@@ -316,7 +316,7 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
 
 def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     found: list[Ints] = [np.empty(0, np.int64)] * len(passes)
-    for place in sorted({(each.rank, each.window) for each in passes}):
+    for place in sorted({(pass_.rank, pass_.window) for pass_ in passes}):
         mine = [which for which, each in enumerate(passes) if (each.rank, each.window) == place]
         nodes, begins = _work_of(graph, *place, on_gpu)
         for which, starts in zip(mine, _forward_starts(graph, *place, [passes[which] for which in mine])):

@@ -552,7 +552,7 @@ def branched_table(orders: Sequence[Order], branches: Sequence[Branch]) -> TaskT
     number = {key: at for at, key in enumerate(keys)}
     ways = [(stage, stage + 1) for stage in range(len(orders) - 1)]
     ways = [way for way in ways if not any(way[1] == each.start > start for each in branches)]
-    ways += [(start - 1, each.start) for each in branches if each.start > start > 0]
+    ways += [(start - 1, branch.start) for branch in branches if branch.start > start > 0]
     ways += [(each.stop - 1, stop) for each in branches if each.stop < stop]
     pairs = []
     for batch in sorted(set(plain.batch.tolist())):

@@ -246,7 +246,9 @@ def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> lis
     recorded = requests.height / (span_ns / NS_PER_S) if span_ns else np.nan
     server, fitted_cost = Server(requests, fitted.engine, fitted.cost), [(fitted.cost, fitted.delay_s)]
     rates = {changes: _fastest(server, fitted_cost, goal, changes) for changes in _candidates(fitted)}
-    gaining = sorted((each for each in rates if rates[each] > rates[()]), key=lambda each: -rates[each])
+    gaining = sorted(
+        (changes for changes in rates if rates[changes] > rates[()]), key=lambda changes: -rates[changes]
+    )
     likely = _likely_costs(fitted)
     found = [
         Allowed(changes, recorded * _fastest(server, likely, goal, changes))

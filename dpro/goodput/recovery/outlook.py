@@ -221,7 +221,9 @@ def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
 def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bool) -> tuple[float, float]:
     """Steps of `fewer` replicas over those of all, and the standard deviation of that."""
     most = max((each.workers.height for each in life.attempts), default=0)
-    whole = [each for each in life.attempts if each.workers.height == most and each.run.num_rows(SPANS)]
+    whole = [
+        attempt for attempt in life.attempts if attempt.workers.height == most and attempt.run.num_rows(SPANS)
+    ]
     if not whole:
         raise UsageError(
             "smaller: nothing was recorded in depth (no deep window), so how long a step takes with fewer "

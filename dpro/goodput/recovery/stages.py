@@ -58,9 +58,9 @@ def stages_of(life: JobLife) -> Recovery:
     present = dict(there.group_by("attempt").len().iter_rows())
     starts = max(there.height, 1)
     hung_s, seen_s = _stood_s(life, ranks)
-    saves = [_saves(each) for each in life.attempts]
+    saves = [_saves(attempt) for attempt in life.attempts]
     count = sum(len(each) * present.get(n, 0) for n, each in enumerate(saves))
-    gaps = [b - a for each in saves for a, b in pairwise(each)]
+    gaps = [b - a for save in saves for a, b in pairwise(save)]
     every = round(sum(gaps) / len(gaps)) if gaps else (max(saves, default=[0], key=len) or [0])[0]
     return Recovery(
         step_s=step_s,
@@ -85,7 +85,7 @@ def seen_failures(life: JobLife) -> SeenFailures:
     """How often a job failed, and in how long."""
     ranks = max(life.pieces["rank"].n_unique(), 1)
     up = life.pieces.filter(~pl.col("class").is_in([DOWN]))
-    count = sum(each.ended_well is False for each in life.attempts)
+    count = sum(attempt.ended_well is False for attempt in life.attempts)
     return SeenFailures(count, int(up["duration_ns"].sum()) / ranks / NS_PER_S, _hosts(life))
 
 
@@ -108,13 +108,13 @@ def _stood_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
     latest_ns = _longest_ns(life.pieces)
     hung_s: list[float] = []
     seen_s: list[float] = []
-    for each in life.attempts:
-        if each.ended_well is not False:
+    for attempt in life.attempts:
+        if attempt.ended_well is not False:
             continue
-        stood = life.pieces.filter((pl.col("class") == classes.HANG) & (pl.col("attempt") == each.number))
+        stood = life.pieces.filter((pl.col("class") == classes.HANG) & (pl.col("attempt") == attempt.number))
         first_ns = stood.group_by("rank").agg(_total())["duration_ns"].min()
-        alive_ns = first_ns if stood["rank"].n_unique() == each.workers.height else 0
-        hung = isinstance(alive_ns, int) and alive_ns + typical_ns[each.number] > latest_ns
+        alive_ns = first_ns if stood["rank"].n_unique() == attempt.workers.height else 0
+        hung = isinstance(alive_ns, int) and alive_ns + typical_ns[attempt.number] > latest_ns
         (hung_s if hung else seen_s).append(_seconds(stood, ranks))
     return hung_s, seen_s
 
@@ -156,7 +156,7 @@ def _seconds(pieces: pl.DataFrame, ranks: int) -> float:
 
 def _hosts(life: JobLife) -> int:
     """How many hosts the job had; one where none is named."""
-    return max(1, *(each.workers["host"].n_unique() for each in life.attempts))
+    return max(1, *(attempt.workers["host"].n_unique() for attempt in life.attempts))
 
 
 def _total() -> pl.Expr:
@@ -177,7 +177,7 @@ def _writers(attempt: Attempt) -> int:
 
 def _background_s(attempts: list[Attempt]) -> float:
     """How long saves went on after training had gone on."""
-    saves = pl.concat([each.checkpoints for each in attempts]).filter(
+    saves = pl.concat([attempt.checkpoints for attempt in attempts]).filter(
         (pl.col("kind") == SAVE) & (pl.col("duration_ns") >= 0)
     )
     mean = (saves["duration_ns"] - saves["stall_ns"]).clip(lower_bound=0).mean()

@@ -79,7 +79,9 @@ class Communications:
     def kinds(self) -> tuple[list[tuple[int, ...]], list[str], list[str], list[Channels]]:
         """Members, operation, algorithm and channels by kind."""
         columns = (self.members, self.ops, self.algorithms, self.channels)
-        members, ops, algorithms, channels = ([each[at] for at in self.first.tolist()] for each in columns)
+        members, ops, algorithms, channels = (
+            [column[at] for at in self.first.tolist()] for column in columns
+        )
         return members, ops, algorithms, channels  # type: ignore[return-value]
 
 
@@ -149,11 +151,11 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     ops = tuple(graph.messages[message].op for message in messages)
     num_bytes = np.zeros(len(ops))
     np.maximum.at(num_bytes, of, nodes.bytes[transfers].astype(np.float64))
-    sent = num_bytes * [_share(op, len(each)) for op, each in zip(ops, members)]
+    sent = num_bytes * [_share(op, len(gpus_of)) for op, gpus_of in zip(ops, members)]
     algorithms = _algorithms(graph, transfers[first] if transfers.size else transfers)
     numbers: dict[tuple[tuple[int, ...], str, str], int] = {}
     keys = zip(members, ops, algorithms)
-    kind = np.array([numbers.setdefault(each, len(numbers)) for each in keys], np.int64)
+    kind = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     first_of = np.unique(kind, return_index=True)[1].astype(np.int64)
     recorded = channels_of_run(graph.run)
     channels = tuple(recorded.of.get(each, NOT_RECORDED) for each in ranks)
@@ -170,7 +172,7 @@ def _algorithms(graph: Graph, transfers: Ints) -> tuple[str, ...]:
     known = graph.run.table(COLLECTIVES, ["rank", "span_id", "algorithm"]).filter(pl.col("algorithm") != "")
     of_span = {(rank, span): algorithm for rank, span, algorithm in known.iter_rows()}
     ends = zip(graph.nodes.rank[transfers].tolist(), graph.nodes.span[transfers].tolist())
-    return tuple(of_span.get(each, "") for each in ends)
+    return tuple(of_span.get(end, "") for end in ends)
 
 
 def _share(op: str, num_ranks: int) -> float:
@@ -291,7 +293,7 @@ def channels_of_run(run: Run | None) -> RecordedChannels:
         return RecordedChannels({}, "")
     if (run.path / CHANNELS).is_file():
         groups = read_channels(run.path / CHANNELS)
-        return RecordedChannels({tuple(each.ranks): _hops(each) for each in groups}, LOG if groups else "")
+        return RecordedChannels({tuple(group.ranks): _hops(group) for group in groups}, LOG if groups else "")
     sent = _sent_along(run)
     return RecordedChannels(sent, INSPECTOR if sent else "")
 
@@ -350,20 +352,20 @@ def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> Plac
     known = [members_of(each) for each in texts.sort() if each]
     groups: dict[Ranks, list[GroupChannels]] = {}
     unknown = incomplete = 0
-    for each in communicators:
-        if not each.rings and not each.trees:
+    for communicator in communicators:
+        if not communicator.rings and not communicator.trees:
             incomplete += 1
             continue
         seen = {
             member: rank_of[_short(host), pid]
-            for member, (host, pid) in each.places.items()
+            for member, (host, pid) in communicator.places.items()
             if (_short(host), pid) in rank_of
         }
-        members = _members(each.size, seen, known, run.manifest.world_size)
+        members = _members(communicator.size, seen, known, run.manifest.world_size)
         if members is None:
             unknown += 1
             continue
-        groups.setdefault(tuple(sorted(members)), []).append(_of_ranks(each, members))
+        groups.setdefault(tuple(sorted(members)), []).append(_of_ranks(communicator, members))
     agreed = [found[0] for found in groups.values() if all(other == found[0] for other in found)]
     right = [group for group in agreed if not group.wrong()]
     return PlacedGroups(right, unknown, incomplete + len(agreed) - len(right), len(groups) - len(agreed))

@@ -203,8 +203,8 @@ def _half(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> 
 def _first(answers: Sequence[Floats]) -> Floats:
     """The first of several answers that is a number."""
     found = answers[0].copy()
-    for each in answers[1:]:
-        found = np.where(np.isnan(found), each, found)
+    for answer in answers[1:]:
+        found = np.where(np.isnan(found), answer, found)
     return found
 
 
@@ -215,9 +215,9 @@ def _common(
     equal = here[1] == there[1]
     one, other = (
         {
-            each.library if equal else each.library.partition("/")[0]: each
-            for each in sources.tables
-            if (each.kind, each.device, each.dtype) == (kind, *place)
+            table.library if equal else table.library.partition("/")[0]: table
+            for table in sources.tables
+            if (table.kind, table.device, table.dtype) == (kind, *place)
         }
         for place in (here, there)
     )

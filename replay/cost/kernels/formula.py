@@ -395,7 +395,7 @@ def said_and_measured(found: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[
     """Microseconds of all operations of tables, by ten numbers and as measured, [N] each."""
     samples: list[DeviceSample] = [table.sample() for table in tables]
     predicted = [
-        formula_us(found.numbers, sizes_of(each.operations), each.gpu, each.dtype) for each in samples
+        formula_us(found.numbers, sizes_of(sample.operations), sample.gpu, sample.dtype) for sample in samples
     ]
     return np.concatenate(predicted), np.concatenate([each.us for each in samples])
 

@@ -279,7 +279,9 @@ def _software(graph: Graph, stack: Stack, machine: Machine) -> Software:
     """How the job trains, as far as its operators and kernels say it."""
     ops = {message.op for message in graph.messages}
     flash = any(
-        word in each.lower() for each in stack.products for word in ("flash", "efficient", "cudnn", "fmha")
+        word in product.lower()
+        for product in stack.products
+        for word in ("flash", "efficient", "cudnn", "fmha")
     )
     dtype = next((stored_as(each) for each in stack.products if stored_as(each)), "")
     if not dtype:
@@ -468,7 +470,7 @@ def with_own_links(
 def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]:
     """Ranks of a kind of communication, bytes that it moves in all, the size that moves most, the least."""
     nodes = graph.nodes
-    numbers = [n for n, each in enumerate(graph.messages) if (each.op, each.group) == (op, group)]
+    numbers = [n for n, message in enumerate(graph.messages) if (message.op, message.group) == (op, group)]
     mine = np.isin(nodes.message, numbers) & (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0)
     if not mine.any():
         return 0, 0.0, 0.0, 0.0
@@ -491,7 +493,11 @@ def reduced_of(
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     sizes = {len(ranks) for ranks in axis}
-    numbers = [n for n, each in enumerate(graph.messages) if each.num_ranks in sizes and _collective(each.op)]
+    numbers = [
+        n
+        for n, message in enumerate(graph.messages)
+        if message.num_ranks in sizes and _collective(message.op)
+    ]
     moving = (nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0)
     moving &= np.isin(nodes.message, numbers)
     steps = np.unique(nodes.step[work])
@@ -562,7 +568,7 @@ def message_us_of(graph: Graph, ranks: list[int]) -> float:
 
 def _received(graph: Graph, ops: tuple[str, ...]) -> Bools:
     """[N] which nodes are transfers of such operations."""
-    numbers = [number for number, each in enumerate(graph.messages) if each.op in ops]
+    numbers = [number for number, message in enumerate(graph.messages) if message.op in ops]
     found: Bools = (graph.nodes.kind == NodeKind.TRANSFER) & np.isin(graph.nodes.message, numbers)
     return found
 
@@ -613,7 +619,7 @@ def shapes_of(
     if not any("[" in each for each in products):
         raise Unanswerable(f"the run has no shapes of operators: record with `--shapes`, or {GIVE}")
     attended = _attention(products)
-    at = next(i for i, each in enumerate(products) if re.search(ATTENTION, each))
+    at = next(i for i, product in enumerate(products) if re.search(ATTENTION, product))
     before, after = _weights(products[:at]), _weights(products[at + 1 :])
     if not before or len(after) < 3:
         raise Unanswerable(
@@ -653,8 +659,8 @@ def shapes_of(
 def _weights(products: Sequence[str]) -> list[tuple[int, int]]:
     """Inputs and outputs of the matrices that are multiplied with tokens."""
     found = []
-    for each in products:
-        sizes = product_of(*_split(each))
+    for product in products:
+        sizes = product_of(*_split(product))
         if sizes is not None and sizes[0] == 1:
             found.append((int(sizes[3]), int(sizes[2])))
     return found
@@ -679,14 +685,14 @@ def _attention(products: Sequence[str]) -> _Attended:
     Raises:
         Unanswerable: no operator of attention has such shapes.
     """
-    for each in products:
-        if not re.search(ATTENTION, each):
+    for product in products:
+        if not re.search(ATTENTION, product):
             continue
-        inputs = [shape for shape in _lists(each) if len(shape) == 4]
+        inputs = [shape for shape in _lists(product) if len(shape) == 4]
         if len(inputs) < 2:
             continue
         batch, one, other, size = inputs[0]
-        first = "scaled_dot_product" in each  # PyTorch's own function: heads come first
+        first = "scaled_dot_product" in product  # PyTorch's own function: heads come first
         heads, sequence = (one, other) if first else (other, one)
         kv_heads = inputs[1][1 if first else 2]
         if heads >= MIN_HEADS and size <= MAX_HEAD:
@@ -710,7 +716,7 @@ def _vocabulary(outside: Sequence[str], embedding: tuple[int, ...], hidden: int,
 
 def embedding_of(shapes: Sequence[str]) -> tuple[int, ...]:
     """[rows, width] of the largest embedding among those with shapes like the operator's."""
-    tables = [tuple(_lists(each)[0]) for each in shapes if _lists(each)]
+    tables = [tuple(_lists(shape)[0]) for shape in shapes if _lists(shape)]
     return max((table for table in tables if len(table) == 2), key=prod, default=())
 
 

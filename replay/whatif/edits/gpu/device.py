@@ -255,6 +255,6 @@ def _products(graph: Graph, kernels: Bools) -> pl.DataFrame:
     """`node`, `rank`, `span_id` of the operator, `batch`, `m`, `n`, `k` of kernels that products launched."""
     operators = matmuls_of_kernels(graph, kernels)
     shapes = operators.select("name", "shapes").unique().rows()
-    found = [(*each, *size) for each in shapes if (size := product_of(*each)) is not None]
+    found = [(*shape, *size) for shape in shapes if (size := product_of(*shape)) is not None]
     sizes = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(("batch", "m", "n", "k"), pl.Float64)
     return operators.join(pl.DataFrame(found, schema=sizes, orient="row"), on=["name", "shapes"])
