@@ -301,8 +301,7 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
         [count_key("tokens", "guessed"), _share("acceptance"), amount_key("draft", "of an iteration", 0.0)],
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
         "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
-        "chance that "
-        "one is right, `draft` what guessing one takes, in shares of an iteration without tokens.",
+        "chance that one is right, `draft` what guessing one takes, in shares of an iteration without tokens.",
         "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
     ),
     "pools": KnownChange(
@@ -312,14 +311,10 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
             count_key("decode", "engines"),
             _factor("gbps", 100.0),
             amount_key("kv", "bytes", 131072.0),
-            count_key("decode", "engines"),
-            _factor("gbps", 100.0),
-            amount_key("kv", "bytes", 131072.0),
         ],
         "pools:prefill=1,decode=1,gbps=50",
-        "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a "
-        "token, go over a "
-        "link of `gbps` GB/s in between.",
+        "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a token, go "
+        "over a link of `gbps` GB/s in between.",
         "Splitwise (ISCA'24)",
     ),
     "nano-batches": KnownChange(
