@@ -25,7 +25,6 @@ from dpro.store import Run
 SOURCE = "DeepSpeed"
 AFTER_BACKWARD = "after backward"
 PLACE = ["rank", "window", "tid"]
-MOMENTS = ["span_id", "start_ns", "end_ns"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
 
 
 def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) -> pl.DataFrame:
-    """[P] the moments at which the gradients of a pass are ready, in order: `MOMENTS`.
+    """[P] the moments at which the gradients of a pass are ready, in order: `span_id`, `start_ns`, `end_ns`.
 
     Args:
         turn: the calls of the pass, in order.

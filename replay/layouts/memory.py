@@ -100,10 +100,9 @@ def _ends_at(pp: Floats, stage: Floats, schedule: str) -> tuple[Bools, Bools]:
 def _layers_at(model: Model, rows: pl.DataFrame, software: Software, schedule: str, stage: Floats) -> Floats:
     """[N] layers of a stage, of one copy of the model."""
     chosen = SCHEDULES[schedule]
-    weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
     shares = {}
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
-        count = layers_of_chunks(model.layers, pp * vpp, weight if software.balanced else 0.0)
+        count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if software.balanced else 0.0)
         held = range(vpp * chosen.copies)
         places = np.array([[chosen.place(at, chunk, pp) for chunk in held] for at in range(pp)])
         shares[pp, vpp] = count[places].sum(1) / chosen.copies
@@ -207,10 +206,9 @@ def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
 
 def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
     """Why a framework refuses each layout; empty where it does not."""
-    weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
     bare = {}  # stages without layers
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
-        count = layers_of_chunks(model.layers, pp * vpp, weight if software.balanced else 0.0)
+        count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if software.balanced else 0.0)
         bare[pp, vpp] = int((count == 0).sum())
     found = []
     for row in rows.iter_rows(named=True):

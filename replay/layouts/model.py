@@ -118,6 +118,11 @@ class Model:
         return sum(inputs * outputs for _, inputs, outputs in self.projections)
 
     @property
+    def head_weight(self) -> float:
+        """The weights of the output layer, over those of a dense layer."""
+        return self.vocabulary * self.hidden / (self.attention_parameters + self.dense_ffn_parameters)
+
+    @property
     def matrices(self) -> int:
         """Matrices of a feed-forward layer."""
         return 3 if self.gated else 2

@@ -143,12 +143,11 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
     sent = (links.expert_forward, links.expert_backward)
     mixed = _layer(work.expert_forward, work.expert_backward, again, sent, stalled, recompute, machine)
     head = [_pass(each, links.head / 2, stalled, machine) for each in (work.head_forward, work.head_backward)]
-    weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
     found = []
     shapes = rows.select("pp", "vpp").with_row_index("row").partition_by(["pp", "vpp"], as_dict=True)
     for (pp, vpp), group in shapes.items():
         at = group["row"].to_numpy()
-        count = layers_of_chunks(model.layers, pp * vpp, weight if job.software.balanced else 0.0)
+        count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if job.software.balanced else 0.0)
         before = np.cumsum(count) - count
         plain = np.clip((model.dense_layers if model.experts else model.layers) - before, 0, count)
         numbers = (plain.astype(np.float64), (count - plain).astype(np.float64))

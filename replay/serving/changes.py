@@ -301,7 +301,7 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
         [count_key("tokens", "guessed"), _share("acceptance"), amount_key("draft", "of an iteration", 0.0)],
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
         "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
-        "chance that one is right, `draft` what guessing one takes, in shares of an iteration without tokens.",
+        "chance that one is right, `draft` what guessing takes, in shares of an iteration without tokens.",
         "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
     ),
     "pools": KnownChange(

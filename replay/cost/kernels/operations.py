@@ -17,7 +17,7 @@ from dpro.errors import UsageError
 from dpro.replay.cost.kernels.roofline import BYTES
 
 COLUMNS = {
-    "kind": pl.String,  # one of KINDS
+    "kind": pl.String,  # matmul, prefill, decode, memory
     "dtype": pl.String,  # of what is multiplied or read, a key of `roofline.BYTES`
     "batch": pl.Float64,  # products, or sequences, of these sizes
     "m": pl.Float64,  # rows of the result; queries of a sequence
@@ -29,7 +29,6 @@ COLUMNS = {
     "written_bytes": pl.Float64,
     "operations": pl.Float64,  # floating-point, a multiplication and an addition are two
 }
-KINDS = ("matmul", "prefill", "decode", "memory")
 # What a kernel writes: fp8 products are written as 16 bits.
 WRITTEN_BYTES = {"fp8": 2}
 

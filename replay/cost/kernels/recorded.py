@@ -50,39 +50,24 @@ def on_another_device(kernels: pl.DataFrame, device: str, to: str, sources: Sour
     unique = rounded.select(by).unique(maintain_order=True).with_row_index("number")
     number = rounded.join(unique, on=by, how="left", maintain_order="left")["number"]
     parts = [
-        _PREDICT[str(kind)](rows, device, to, sources).with_columns(number=rows["number"])
-        for (kind,), rows in unique.partition_by("kind", as_dict=True).items()
+        _of_one_kind(rows, str(kind), str(dtype), device, to, sources).with_columns(number=rows["number"])
+        for (kind, dtype), rows in unique.partition_by("kind", "dtype", as_dict=True).items()
     ]
     predicted = pl.concat(parts).sort("number")[number]
     exact = kernels["us"] / rounded["us"]
     return predicted.select(*(pl.col(name) * exact for name in TIMES), "method", "reason")
 
 
-def _products(rows: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:
-    parts, order = [], []
-    numbered = rows.with_row_index("row")
-    for dtype, group in numbered.partition_by("dtype", as_dict=True).items():
-        made = matmuls(str(dtype[0]), group["m"], group["n"], group["k"], group["batch"])
-        parts.append(estimate(made, to, sources, MeasuredOperations(device, made, group["us"].to_numpy())))
-        order.append(group["row"])
-    return pl.concat(parts).with_columns(row=pl.concat(order)).sort("row").drop("row")
-
-
-def _moves(rows: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:
-    return _by_class(rows["us"].to_numpy(), moves("fp16", 1e9, 1e9), device, to, sources)
-
-
-def _computes(rows: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:
-    """By what both devices reach at that precision; where a kernel's name does not say it, at 16 bits."""
-    parts, order = [], []
-    for dtype, group in rows.with_row_index("row").partition_by("dtype", as_dict=True).items():
-        large = matmuls(str(dtype[0]) or "fp16", LARGE, LARGE, LARGE)
-        parts.append(_by_class(group["us"].to_numpy(), large, device, to, sources))
-        order.append(group["row"])
-    return pl.concat(parts).with_columns(row=pl.concat(order)).sort("row").drop("row")
-
-
-_PREDICT = {"product": _products, "moves": _moves, "computes": _computes}
+def _of_one_kind(
+    kernels: pl.DataFrame, kind: str, dtype: str, device: str, to: str, sources: Sources
+) -> pl.DataFrame:
+    """Products by their sizes; others by what devices reach, at 16 bits where no name says the precision."""
+    us = kernels["us"].to_numpy()
+    if kind == "product":
+        products = matmuls(dtype, *(kernels[size] for size in ("m", "n", "k", "batch")))
+        return estimate(products, to, sources, MeasuredOperations(device, products, us))
+    typical = matmuls(dtype or "fp16", LARGE, LARGE, LARGE) if kind == "computes" else moves("fp16", 1e9, 1e9)
+    return _by_class(us, typical, device, to, sources)
 
 
 def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:

@@ -228,8 +228,7 @@ class Stack:
         micro_batches: that go through them in a step.
         forward, backward: of one layer and micro-batch.
         head: between forward and backward of a micro-batch, without the layers.
-        rest_us: work of a step that is in neither.
-        optimizer_us: work of a step after the last backward, a part of the former.
+        optimizer_us: work of a step after the last backward.
         products: of one layer, forward, in order, as operators with shapes or as kernels.
         outside: the other products of forward passes.
     """
@@ -239,7 +238,6 @@ class Stack:
     forward: PassTime
     backward: PassTime
     head: PassTime
-    rest_us: float
     optimizer_us: float
     products: tuple[str, ...]
     outside: tuple[str, ...]
@@ -284,17 +282,13 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     layers = ahead // count
     times = [_times([(part, ways[way]) for part, ways in whole], sent) for way in (0, 1)]
     heads = [each for part, ways in whole for each in _heads(part, ways, times[0], layers, sent)]
-    work_us = float(np.median([part.ns.sum() for part, _ in whole])) / 1e3
-    head = _median(heads)
-    inside = count * (layers * (times[0].work + times[1].work) + head.work)
     outside = _outside(whole[0][0], whole[0][1][0], patterns[0].size)
     return Stack(
         layers,
         count,
         times[0],
         times[1],
-        head,
-        max(work_us - inside, 0.0),
+        _median(heads),
         float(np.median([_after(part) for part, _ in whole])),
         tuple(names[token] for token in patterns[0].tolist()),
         tuple(names[token] for token in outside),
