@@ -168,8 +168,8 @@ def places_along(mesh: Mesh, name: str) -> dict[int, int]:
     """
     for number, axis in enumerate(mesh.axes):
         if axis.name == name:
-            known = {rank: place[number] for rank, place in mesh.coordinates.items() if place}
-            return {rank: at for rank, at in known.items() if at >= 0}
+            places = {rank: place[number] for rank, place in mesh.coordinates.items() if place}
+            return {rank: at for rank, at in places.items() if at >= 0}
     groups = [group for overlay in mesh.overlays if overlay.name == name for group in overlay.groups]
     return {rank: at for group in groups for at, rank in enumerate(sorted(group))}
 
@@ -309,7 +309,7 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     Groups belong together by their description, else by the distances between their ranks, which differ from
     axis to axis where ranks are numbered along the axes, else in the order in which they were made.
     """
-    found: dict[frozenset[frozenset[int]], _Family] = {}
+    families: dict[frozenset[frozenset[int]], _Family] = {}
     ops: dict[frozenset[int], frozenset[str]] = {}
     for each in groups:
         ops[each.ranks] = ops.get(each.ranks, frozenset()) | each.ops
@@ -329,8 +329,8 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     for name, own in sets:
         if _covers(own, num_ranks):
             used = frozenset[str]().union(*(ops[ranks] for ranks in own))
-            found.setdefault(frozenset(own), _Family(name, tuple(own), used))
-    return list(found.values())
+            families.setdefault(frozenset(own), _Family(name, tuple(own), used))
+    return list(families.values())
 
 
 def _first_fit(groups: Iterable[frozenset[int]]) -> list[list[frozenset[int]]]:
@@ -361,8 +361,8 @@ def _best_grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Fami
     named = [family for family in families if family.name]
     dense = [family for family in named if family.name != "ep"]
     for candidates in (dense, named, _completed(dense, num_ranks), families):
-        if found := _grids(candidates, num_ranks):
-            return found
+        if grids := _grids(candidates, num_ranks):
+            return grids
     return []
 
 

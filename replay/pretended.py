@@ -112,11 +112,11 @@ def with_communication(
     how: dict[str, None] = {}
     unknown = dict.fromkeys(_unheard(rows, manifest))
     kinds = rows.group_by("instance").agg(pl.col("op", "group_ranks", "peer", "rank").first())
-    known = {row[0]: row[1:] for row in kinds.iter_rows()}
+    call_of = {row[0]: row[1:] for row in kinds.iter_rows()}
     by_kind: dict[tuple[str, int, int, int], list[int]] = {}
     per_host = manifest.options["pretend"]["per_host"]
     for at, node in enumerate(transfers.tolist()):
-        op, ranks, peer, rank = known[int(graph.nodes.collective[node])]
+        op, ranks, peer, rank = call_of[int(graph.nodes.collective[node])]
         by_kind.setdefault(
             _shape(op, [rank, peer] if op in POINT_TO_POINT else members_of(ranks), per_host), []
         ).append(at)
@@ -177,9 +177,9 @@ def without_waits_for_cores(graph: Graph) -> Graph:
     duration, nodes = graph.nodes.duration.copy(), graph.nodes
     own = np.isin(nodes.kind, CPU_KINDS)
     for rank, step, lasted, waited in facts.select("rank", "step", "duration_ns", "run_queue_ns").iter_rows():
-        mine = own & (nodes.rank == rank) & (nodes.step == step)
+        working = own & (nodes.rank == rank) & (nodes.step == step)
         left = 1 - min(waited / max(lasted, 1), 1.0)
-        duration[mine] = np.rint(duration[mine] * left).astype(np.int64)
+        duration[working] = np.rint(duration[working] * left).astype(np.int64)
     return graph.with_durations(duration)
 
 
@@ -263,7 +263,7 @@ class _Source:
 
 def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_bytes: Floats) -> Times:
     """By a measured table; where it has several devices or libraries, all count that know the group."""
-    found, why = [], ""
+    answers, why = [], ""
     for device, library, version in dict.fromkeys((g.device, g.library, g.version) for g in table.curves):
         try:
             one = estimate(table, CurveGroup(op, num_ranks, hosts, device, library, version), num_bytes)
@@ -271,11 +271,11 @@ def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_byte
             why = why or str(error)
             continue
         expected = np.sqrt(one.low_ns * one.high_ns) if one.time_ns is None else one.time_ns
-        found.append((expected, one.low_ns, one.high_ns, one.how))
-    if not found:
+        answers.append((expected, one.low_ns, one.high_ns, one.how))
+    if not answers:
         raise Unanswerable(why or "the network table is empty")
-    expected, low, high = (np.stack([each[column] for each in found]) for column in range(3))
-    how = f"{op} among {num_ranks} ranks: the network table ({found[0][3]})"
+    expected, low, high = (np.stack([each[column] for each in answers]) for column in range(3))
+    how = f"{op} among {num_ranks} ranks: the network table ({answers[0][3]})"
     return Times(np.median(expected, axis=0), low.min(axis=0), high.max(axis=0), how)
 
 

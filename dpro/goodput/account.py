@@ -73,8 +73,8 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
         notes.append(f"{displaced} moments were out of order, as where a clock is set back: they were moved")
     if pieces.is_empty():
         return pieces.rename({"doing": "class"}), [*notes, "no moment of any rank was recorded"]
-    known = [each.typical_ns for each in attempts if each.typical_ns]
-    usual = median(known) if known else 0.0
+    typical_steps = [each.typical_ns for each in attempts if each.typical_ns]
+    usual = median(typical_steps) if typical_steps else 0.0
     typical = {each.number: each.typical_ns or usual for each in attempts}
     parts = _job_steps(pieces, attempts)
     parts = parts.with_columns(
@@ -120,18 +120,18 @@ def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFram
 def _with_stalls(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
     """With `saving`, `loading`, `evaluating`, ns of each piece; of a step also what others waited for it."""
     beyond = (pl.col("duration_ns") - pl.col("typical_ns")).clip(lower_bound=0.0)
-    found = parts
+    stalled = parts
     for name, amounts in (
         ("saving", _stalls(parts, attempts, SAVE)),
         ("loading", _stalls(parts, attempts, LOAD)),
         ("evaluating", _evaluations(parts, attempts)),
     ):
-        found = found.join(amounts, on=["attempt", "rank", "start_ns"], how="left", maintain_order="left")
+        stalled = stalled.join(amounts, on=["attempt", "rank", "start_ns"], how="left", maintain_order="left")
         own = pl.col("amount").fill_null(0.0)
         longest = own.max().over("attempt", "step")
         waited = pl.when(pl.col("step") >= 0).then(pl.min_horizontal(longest, beyond)).otherwise(0.0)
-        found = found.with_columns(pl.max_horizontal(own, waited).alias(name)).drop("amount")
-    return found
+        stalled = stalled.with_columns(pl.max_horizontal(own, waited).alias(name)).drop("amount")
+    return stalled
 
 
 def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.DataFrame:
@@ -160,10 +160,12 @@ def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
         for attempt in attempts
     ]
     beyond = pl.col("value") - pl.col("value").median().over("attempt", "rank")
-    known = pl.concat(rows).with_columns(amount=beyond)
+    evaluations = pl.concat(rows).with_columns(amount=beyond)
     typical = parts.select("attempt", "typical_ns").unique()
     much = pl.col("amount") >= USUAL * pl.col("typical_ns")
-    return known.join(typical, on="attempt").filter(much).select("attempt", "rank", "start_ns", "amount")
+    return (
+        evaluations.join(typical, on="attempt").filter(much).select("attempt", "rank", "start_ns", "amount")
+    )
 
 
 def _divided(parts: pl.DataFrame) -> pl.DataFrame:

@@ -175,12 +175,12 @@ def _background_ns(attempt: Attempt) -> int:
 
 def _attempts(life: JobLife) -> list[AttemptDocument]:
     done: set[int] = set()
-    found = []
+    documents = []
     resumed = _resumed_after(life)
     for attempt, end in zip(life.attempts, life.ends, strict=True):
         steps = _steps(life, attempt)
         reached = max(steps, default=-1) + 1
-        found.append(
+        documents.append(
             AttemptDocument(
                 run=str(attempt.run.path),
                 begin_ns=attempt.begin_ns,
@@ -196,7 +196,7 @@ def _attempts(life: JobLife) -> list[AttemptDocument]:
             )
         )
         done |= steps
-    return found
+    return documents
 
 
 def _steps(life: JobLife, attempt: Attempt) -> set[int]:
@@ -206,11 +206,11 @@ def _steps(life: JobLife, attempt: Attempt) -> set[int]:
 
 def _resumed_after(life: JobLife) -> dict[int, int]:
     """From which step the job went on after each attempt, by its number; none after the last that trained."""
-    found: dict[int, int] = {}
+    resumed: dict[int, int] = {}
     following: int | None = None
     for attempt in reversed(life.attempts):
         if following is not None:
-            found[attempt.number] = following
+            resumed[attempt.number] = following
         if _steps(life, attempt):
             following = attempt.first_step
-    return found
+    return resumed

@@ -147,14 +147,14 @@ def serving_document(run: Run) -> ServingDocument:
     busy, capacity = _busy(requests, by_replica)
     experts = expert_waits(run.table(COLLECTIVES), count)
     seen = SeenServer(timed, waited, by_replica, parts, experts, capacity)
-    found = findings_of(seen)
+    findings = findings_of(seen)
     means = {part: mean(waited[part]) for part in PARTS} if waited.height else {}
     span_s = _span_s(requests)
     return ServingDocument(
         sentences=[
             throughput_limit(busy, seen),
             latency_limit(means, timed, seen),
-            what_helps(found),
+            what_helps(findings),
         ],
         requests=requests.height,
         outcomes={str(k): int(n) for k, n in requests["outcome"].value_counts(sort=True).iter_rows()},
@@ -168,16 +168,16 @@ def serving_document(run: Run) -> ServingDocument:
         iterations=_by_kind(by_replica),
         parts=parts,
         windows=count,
-        findings=found,
+        findings=findings,
         slowest=_slowest(timed, waited),
         unknown=_unknown(requests, iterations, waited, parts),
     )
 
 
 def _arrivals_per_s(requests: pl.DataFrame) -> float | None:
-    known = requests.filter(pl.col("arrival_ns") >= 0)["arrival_ns"]
-    span_ns = int(known.max()) - int(known.min()) if known.len() else 0  # type: ignore[arg-type]
-    return known.len() / span_ns * NS_PER_S if span_ns else None
+    arrivals = requests.filter(pl.col("arrival_ns") >= 0)["arrival_ns"]
+    span_ns = int(arrivals.max()) - int(arrivals.min()) if arrivals.len() else 0  # type: ignore[arg-type]
+    return arrivals.len() / span_ns * NS_PER_S if span_ns else None
 
 
 def _span_s(requests: pl.DataFrame) -> float:
@@ -186,8 +186,8 @@ def _span_s(requests: pl.DataFrame) -> float:
 
 
 def _tokens(requests: pl.DataFrame, column: str, span_s: float) -> float | None:
-    known = requests.filter((pl.col(column) >= 0) & (pl.col("end_ns") >= 0))
-    return float(known[column].sum()) / span_s if span_s and known.height else None
+    counted = requests.filter((pl.col(column) >= 0) & (pl.col("end_ns") >= 0))
+    return float(counted[column].sum()) / span_s if span_s and counted.height else None
 
 
 def _busy(requests: pl.DataFrame, by_replica: dict[int, RecordedEngine]) -> tuple[float | None, float | None]:
@@ -213,7 +213,7 @@ def _by_kind(by_replica: dict[int, RecordedEngine]) -> list[IterationsDocument]:
         return []
     rows = pl.concat([engine.iterations for engine in by_replica.values()])
     whole = float(rows["duration_ns"].clip(0).sum()) or 1.0
-    found = []
+    documents = []
     for (kind,), own in sorted(
         rows.partition_by("kind", as_dict=True).items(), key=lambda item: (-item[1].height, str(item[0][0]))
     ):
@@ -222,7 +222,7 @@ def _by_kind(by_replica: dict[int, RecordedEngine]) -> list[IterationsDocument]:
             own.filter(pl.col(name) >= 0)[name]
             for name in ("prefill_tokens", "decode_tokens", "num_requests")
         ]
-        found.append(
+        documents.append(
             IterationsDocument(
                 str(kind),
                 own.height,
@@ -233,11 +233,11 @@ def _by_kind(by_replica: dict[int, RecordedEngine]) -> list[IterationsDocument]:
                 *(mean(counts) if counts.len() else None for counts in tokens),
             )
         )
-    return found
+    return documents
 
 
 def _slowest(timed: pl.DataFrame, waited: pl.DataFrame) -> list[SlowRequest]:
-    known = {row["request"]: row for row in waited.iter_rows(named=True)}
+    waited_for = {row["request"]: row for row in waited.iter_rows(named=True)}
     rows = (
         timed.drop_nulls("latency_ms")
         .sort("latency_ms", "request", descending=[True, False])
@@ -249,8 +249,10 @@ def _slowest(timed: pl.DataFrame, waited: pl.DataFrame) -> list[SlowRequest]:
             row["name"],
             row["latency_ms"],
             row["ttft_ms"],
-            {part: known[row["request"]][part] for part in PARTS} if row["request"] in known else {},
-            known[row["request"]]["stalled_by"] if row["request"] in known else -1,
+            {part: waited_for[row["request"]][part] for part in PARTS}
+            if row["request"] in waited_for
+            else {},
+            waited_for[row["request"]]["stalled_by"] if row["request"] in waited_for else -1,
         )
         for row in rows.iter_rows(named=True)
     ]
@@ -259,22 +261,22 @@ def _slowest(timed: pl.DataFrame, waited: pl.DataFrame) -> list[SlowRequest]:
 def _unknown(
     requests: pl.DataFrame, iterations: pl.DataFrame, waited: pl.DataFrame, parts: dict[str, float]
 ) -> list[str]:
-    found = []
+    unknown = []
     if requests.is_empty():
-        found.append("no log of requests: latency and queue are unknown; give it with --requests FILE")
+        unknown.append("no log of requests: latency and queue are unknown; give it with --requests FILE")
     if iterations.is_empty():
-        found.append(
+        unknown.append(
             "no iterations: what a request waited for is unknown; record the server, or import its profile"
         )
     elif not (iterations["prefill_tokens"] >= 0).any():
-        found.append("the trace does not say how many tokens of prompts and of answers a batch holds")
+        unknown.append("the trace does not say how many tokens of prompts and of answers a batch holds")
     if iterations.height and not (iterations["kv_waiting"] >= 0).any():
-        found.append("no iteration says whether requests waited for blocks of the KV cache")
+        unknown.append("no iteration says whether requests waited for blocks of the KV cache")
     if requests.height and iterations.height and waited.is_empty():
-        found.append("no request lies within the iterations: the log has another time or clock")
+        unknown.append("no request lies within the iterations: the log has another time or clock")
     if not parts:
-        found.append("no deep window: the inside of an iteration is unknown")
-    return found
+        unknown.append("no deep window: the inside of an iteration is unknown")
+    return unknown
 
 
 # The three sentences on a server: what limits throughput, what limits latency, what would help.
@@ -298,8 +300,8 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
     Args:
         busy: share of the time in which engines run iterations; None where unknown.
     """
-    both = seen.timed.drop_nulls(["queue_ms", "latency_ms"])
-    latency, queue = mean(both["latency_ms"]), mean(both["queue_ms"])
+    timed = seen.timed.drop_nulls(["queue_ms", "latency_ms"])
+    latency, queue = mean(timed["latency_ms"]), mean(timed["queue_ms"])
     if not latency:
         return (
             "Throughput: without a log of requests it is not known whether arrivals or the engine limit it."
@@ -358,11 +360,11 @@ def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer
     return "Latency: neither a log of requests nor a deep window says what it consists of."
 
 
-def what_helps(found: list[ServingFinding]) -> str:
+def what_helps(findings: list[ServingFinding]) -> str:
     """What would help most, and by how much at most."""
-    if not found:
+    if not findings:
         return "What would help: nothing stands out."
-    best = found[0]
+    best = findings[0]
     gains = [
         text
         for value, text in (
@@ -453,15 +455,15 @@ def _of_rank(work: pl.DataFrame, iterations: pl.DataFrame) -> dict[str, float]:
     edges = np.unique(np.concatenate([start, end, begin, until]))
     lengths = np.diff(edges)
     inside = _covered(edges, begin, until)
-    found, free = dict.fromkeys(ITERATION_PARTS, 0.0), inside.copy()
+    ns_of, free = dict.fromkeys(ITERATION_PARTS, 0.0), inside.copy()
     for part in WORK:
         chosen = (parts == part).to_numpy()
         here = _covered(edges, start[chosen], end[chosen]) & free
-        found[part] = float(lengths[here].sum())
+        ns_of[part] = float(lengths[here].sum())
         free &= ~here
-    found[HOST] = float(lengths[free].sum())
-    found[IDLE] = _between(iterations)
-    return found
+    ns_of[HOST] = float(lengths[free].sum())
+    ns_of[IDLE] = _between(iterations)
+    return ns_of
 
 
 def _between(iterations: pl.DataFrame) -> float:

@@ -125,8 +125,15 @@ def costs_in_words(finding: ServingFinding) -> str:
 
 def findings_of(seen: SeenServer) -> list[ServingFinding]:
     """All findings, those that cost most of a request's latency first."""
-    found = [_queue(seen), _kv_cache(seen), _stall(seen), _idle(seen), _small_batch(seen), *_in_windows(seen)]
-    kept = [each for each in found if each is not None]
+    findings = [
+        _queue(seen),
+        _kv_cache(seen),
+        _stall(seen),
+        _idle(seen),
+        _small_batch(seen),
+        *_in_windows(seen),
+    ]
+    kept = [each for each in findings if each is not None]
     made = seen.timed.filter(pl.col("output_tokens") > 1)["output_tokens"]
     tokens = max(mean(made) - 1, 1.0)  # after the first
 
@@ -137,8 +144,8 @@ def findings_of(seen: SeenServer) -> list[ServingFinding]:
 
 
 def _queue(seen: SeenServer) -> ServingFinding | None:
-    both = seen.timed.drop_nulls(["queue_ms", "ttft_ms"])
-    queue, ttft = mean(both["queue_ms"]), mean(both["ttft_ms"])
+    timed = seen.timed.drop_nulls(["queue_ms", "ttft_ms"])
+    queue, ttft = mean(timed["queue_ms"]), mean(timed["ttft_ms"])
     blocks = mean(seen.waited["kv_ms"] - seen.waited["evicted_ms"])  # a finding of its own
     queue -= min(blocks, queue)
     if not ttft or queue < CLEAR * ttft:
@@ -274,7 +281,7 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
     total = sum(seen.parts.get(part, 0.0) for part in seen.parts if part != "idle")
     if not total:
         return []
-    found = [
+    findings = [
         _part(seen, "host", "host_bound", total,
               "CUDA graphs, or fewer and larger kernels: none (without a GPU: no operator) runs while the "
               "host works"),
@@ -290,10 +297,10 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
         ]
         gain = _gain(seen, experts.wait_ms, total)
         helps = "balance the experts (more copies of busy ones, another placement)"
-        found.append(
+        findings.append(
             ServingFinding("experts", _of_token(seen, experts.wait_ms, total), None, gain, evidence, helps)
         )
-    return found
+    return findings
 
 
 def _other_help(seen: SeenServer) -> str:

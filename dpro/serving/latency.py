@@ -141,8 +141,8 @@ def durations(requests: pl.DataFrame) -> pl.DataFrame:
     """The requests with `ttft_ms`, `tpot_ms`, `queue_ms` and `latency_ms`."""
 
     def between(first: str, last: str) -> pl.Expr:
-        known = (pl.col(first) >= 0) & (pl.col(last) >= 0)
-        return pl.when(known).then((pl.col(last) - pl.col(first)) / NS_PER_MS)
+        has_moments = (pl.col(first) >= 0) & (pl.col(last) >= 0)
+        return pl.when(has_moments).then((pl.col(last) - pl.col(first)) / NS_PER_MS)
 
     after_first = pl.col("output_tokens") - 1
     return requests.with_columns(
@@ -159,19 +159,19 @@ def percentiles(timed: pl.DataFrame) -> dict[str, PercentilesDocument]:
     Args:
         timed: what `durations` returns.
     """
-    found = {}
+    documents = {}
     for measure in MEASURES:
         values = timed[measure].drop_nulls()
         if values.len():
             at = [float(values.quantile(q, "linear") or 0.0) for q in PERCENTILES]
-            found[measure] = PercentilesDocument(values.len(), float(values.to_numpy().mean()), *at)
-    return found
+            documents[measure] = PercentilesDocument(values.len(), float(values.to_numpy().mean()), *at)
+    return documents
 
 
 def mean(values: pl.Series) -> float:
     """The mean of what is known of some values; 0 for none."""
-    known = values.drop_nulls()
-    return float(known.sum()) / known.len() if known.len() else 0.0
+    present = values.drop_nulls()
+    return float(present.sum()) / present.len() if present.len() else 0.0
 
 
 # How numbers are written in answers on servers.
@@ -206,12 +206,12 @@ def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.D
     Args:
         by_replica: engines; without one of its own a replica's requests are left out.
     """
-    found = [
+    by_engine = [
         _of_engine(timed.filter(pl.col("replica") == replica), engine)
         for replica, engine in by_replica.items()
         if engine.starts.size
     ]
-    rows = [each for each in found if each.height]
+    rows = [each for each in by_engine if each.height]
     return pl.concat(rows) if rows else timed.clear().with_columns(_NO_PARTS)
 
 
@@ -223,19 +223,19 @@ _NO_PARTS = [pl.lit(None, pl.Float64).alias(name) for name in (*PARTS, "evicted_
 def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
     begin, end = int(engine.starts[0]), int((engine.starts + engine.durations).max())
     within = pl.all_horizontal(pl.col(name) >= 0 for name in _MOMENTS)
-    known = requests.filter(
+    inside = requests.filter(
         within & (pl.col("first_token_ns") > begin) & (pl.col("end_ns") <= end + NS_PER_MS)
     )
-    if known.is_empty():
-        return known
-    arrival, first, last = (known[name].to_numpy() for name in _MOMENTS)
-    scheduled = np.where(known["scheduled_ns"] >= 0, known["scheduled_ns"].to_numpy(), arrival)
+    if inside.is_empty():
+        return inside
+    arrival, first, last = (inside[name].to_numpy() for name in _MOMENTS)
+    scheduled = np.where(inside["scheduled_ns"] >= 0, inside["scheduled_ns"].to_numpy(), arrival)
     lacks = engine.durations * engine.lacks_blocks
     full = (engine.durations - lacks) * (engine.iterations["num_requests"].to_numpy() >= max(engine.limit, 1))
     place, blocks = (engine.until(each, scheduled) - engine.until(each, arrival) for each in (full, lacks))
     busy = engine.until(engine.durations, last) - engine.until(engine.durations, first)
     stall = engine.until(engine.stalls, last) - engine.until(engine.stalls, first)
-    evicted = known["evicted_ns"].clip(0).to_numpy()
+    evicted = inside["evicted_ns"].clip(0).to_numpy()
     late = np.minimum(evicted, last - first)  # of tokens after the first
     early = np.minimum(evicted - late, first - scheduled)
     rest = 1.0 - late / np.maximum(last - first, 1)
@@ -250,7 +250,7 @@ def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
         "evicted_ms": late + early,
     }
     columns = [pl.Series(name, values / NS_PER_MS) for name, values in parts.items()]
-    return known.with_columns(*columns, pl.Series("stalled_by", _stalled_by(known, engine), pl.Int64))
+    return inside.with_columns(*columns, pl.Series("stalled_by", _stalled_by(inside, engine), pl.Int64))
 
 
 def _stalled_by(known: pl.DataFrame, engine: RecordedEngine) -> list[int]:
@@ -259,13 +259,13 @@ def _stalled_by(known: pl.DataFrame, engine: RecordedEngine) -> list[int]:
     starts, stalls = engine.starts[at], engine.stalls[at]
     begun = known.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")
     moments, numbers = begun["scheduled_ns"].to_numpy(), begun["request"].to_numpy()
-    found = []
+    stalling = []
     for first, last in known.select("first_token_ns", "end_ns").iter_rows():
         low, high = np.searchsorted(starts, (first, last))
         if low == high or not moments.size:
-            found.append(-1)
+            stalling.append(-1)
             continue
         worst = int(starts[low + int(np.argmax(stalls[low:high]))])
         place = int(np.searchsorted(moments, worst, side="right")) - 1
-        found.append(int(numbers[place]) if place >= 0 else -1)
-    return found
+        stalling.append(int(numbers[place]) if place >= 0 else -1)
+    return stalling

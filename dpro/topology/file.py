@@ -120,7 +120,7 @@ def read(path: Path) -> TopologyFile:
     try:
         content = read_small(path)
         _refuse_deep_keys(path, content)
-        found = msgspec.toml.decode(content, type=TopologyFile)
+        topology = msgspec.toml.decode(content, type=TopologyFile)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: this is no text: a topology is a file of TOML") from error
     except (msgspec.DecodeError, ValueError) as error:
@@ -128,10 +128,10 @@ def read(path: Path) -> TopologyFile:
     except RecursionError as error:
         raise InputError(f"{path}: is nested too deep") from error
     try:
-        check(found)
+        check(topology)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
-    return found
+    return topology
 
 
 def _refuse_deep_keys(path: Path, content: bytes) -> None:
@@ -197,8 +197,8 @@ def _unknown(name: str, switches: set[str], ports: set[str]) -> str:
         return f"no port {name!r}" + (f": {host} has {of_host[0]} to {of_host[-1]}" if of_host else "")
     if any(port.startswith(f"{host}{PORT}") for port in ports):
         return f"{name!r} is a host: name its port, as {name}{PORT}nic0"
-    known = ", ".join(sorted(switches)[:3])
-    return f"no switch {name!r}" + (f": there are {known} …" if known else "; there are none")
+    some = ", ".join(sorted(switches)[:3])
+    return f"no switch {name!r}" + (f": there are {some} …" if some else "; there are none")
 
 
 def _checked_hosts(topology: TopologyFile) -> set[str]:
@@ -246,12 +246,12 @@ def _checked_switches(topology: TopologyFile) -> set[str]:
 
 def _names(text: str, place: str) -> list[str]:
     try:
-        found = expand(text)
+        names = expand(text)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from error
-    if not found:
+    if not names:
         raise UsageError(f"{place}: names is empty")
-    return found
+    return names
 
 
 def _pairs(entry: LinkEntry, place: str) -> list[tuple[str, str]]:

@@ -40,12 +40,12 @@ def read_versioned(path: Path, of: type[_File]) -> _File:
         InputError: it cannot be read, or is no such file.
     """
     try:
-        found = msgspec.json.decode(read_small(path), type=of)
+        held = msgspec.json.decode(read_small(path), type=of)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: {first_line(error)}") from error
-    if found.version != VERSION:
-        raise InputError(f"{path}: version {found.version} is not known: this is version {VERSION}")
-    return found
+    if held.version != VERSION:
+        raise InputError(f"{path}: version {held.version} is not known: this is version {VERSION}")
+    return held
 
 
 def as_json(held: Versioned) -> str:

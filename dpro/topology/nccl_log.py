@@ -94,10 +94,10 @@ def _parts(lines: Iterable[str]) -> Iterator[_Part]:
     """What each member printed of each communicator, once it is complete; a log may break off."""
     open_: dict[tuple[str, int, int], _Part] = {}
     for line in lines:
-        if "NCCL INFO" not in line or not (known := _LINE.search(line)):
+        if "NCCL INFO" not in line or not (matched := _LINE.search(line)):
             continue
-        thread = known[1], int(known[2]), int(known[3])
-        said = known[4]
+        thread = matched[1], int(matched[2]), int(matched[3])
+        said = matched[4]
         if init := _INIT.search(said):
             if init[5] == "START" and thread in open_:
                 yield from _named(open_.pop(thread))

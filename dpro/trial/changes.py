@@ -132,8 +132,8 @@ def _workers(values: Values) -> tuple[str, ...]:
 
 
 def _compiled(values: Values) -> tuple[str, ...]:
-    known = {"default": ("compile",), "reduce-overhead": ("compile", "cuda-graph")}
-    return known.get(values.get("mode", "default"), ())
+    edits_of = {"default": ("compile",), "reduce-overhead": ("compile", "cuda-graph")}
+    return edits_of.get(values.get("mode", "default"), ())
 
 
 def _precision(values: Values) -> tuple[str, ...]:
@@ -364,7 +364,7 @@ def _variable(text: str, rest: str) -> Change:
 def _unknown(name: str) -> str:
     from dpro.replay.whatif.registry import EDITS
 
-    known = [*CHANGES, VARIABLE]
+    names = [*CHANGES, VARIABLE]
     if name in EDITS:
-        return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(known)}"
-    return f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}"
+        return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(names)}"
+    return f"no change {name!r}{nearest(name, names)}; there are {', '.join(names)}"

@@ -249,8 +249,8 @@ def monotone(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     def curve(given: Floats) -> Floats:
         place = np.clip(np.searchsorted(x, given, side="right") - 1, 0, slope.size - 1)
         t = given - x[place]
-        found: Floats = y[place] + at[place] * t + square[place] * (t * t) + cubic[place] * (t * t * t)
-        return found
+        value: Floats = y[place] + at[place] * t + square[place] * (t * t) + cubic[place] * (t * t * t)
+        return value
 
     return curve
 
@@ -267,12 +267,12 @@ def _inner_slopes(step: Floats, slope: Floats) -> Floats:
 
 def _outer_slope(step: float, next_step: float, slope: float, next_slope: float) -> float:
     """At an end the slope of a parabola through three points, if it keeps the shape (Moler, pchiptx)."""
-    found = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
-    if np.sign(found) != np.sign(slope):
+    estimate = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
+    if np.sign(estimate) != np.sign(slope):
         return 0.0
-    if np.sign(slope) != np.sign(next_slope) and abs(found) > 3.0 * abs(slope):
+    if np.sign(slope) != np.sign(next_slope) and abs(estimate) > 3.0 * abs(slope):
         return 3.0 * slope
-    return found
+    return estimate
 
 
 def left_out(sizes: Floats, times: Floats, line: Floats) -> Floats:
@@ -320,11 +320,11 @@ def scale(sizes: Floats, rate: Floats, at: Floats) -> Floats:
         rate: [K] as from `growth`.
         at: [T] bytes.
     """
-    where, known = np.log(at), np.log(sizes)
+    where, measured = np.log(at), np.log(sizes)
     right = np.clip(np.searchsorted(sizes, at), 1, max(sizes.size - 1, 1))
     left = right - 1
     right = np.minimum(right, sizes.size - 1)
-    distance = np.minimum(np.abs(where - known[left]), np.abs(where - known[right]))
+    distance = np.minimum(np.abs(where - measured[left]), np.abs(where - measured[right]))
     return np.asarray(NOISE + np.maximum(distance, NEAR) * (rate[left] + rate[right]) / 2, np.float64)
 
 

@@ -89,10 +89,10 @@ class Machine:
         Raises:
             Unanswerable: there is none.
         """
-        known = self.sheets.sheets if self.sheets else GPUS
-        if self.gpu not in known:
-            raise Unanswerable(f"no data sheet of {self.gpu!r}: there are {', '.join(known)}")
-        return known[self.gpu]
+        sheets = self.sheets.sheets if self.sheets else GPUS
+        if self.gpu not in sheets:
+            raise Unanswerable(f"no data sheet of {self.gpu!r}: there are {', '.join(sheets)}")
+        return sheets[self.gpu]
 
 
 # Constants that calibration moves: how far each is usually off, as a standard deviation of its logarithm.

@@ -115,9 +115,9 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
         sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
         curve = curves[CurveGroup(*key)] = fit_curve(sizes, times)
         own.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
-    found = np.concatenate(own) if own else np.empty(0)
+    all_scores = np.concatenate(own) if own else np.empty(0)
     links = dict(rows.select("device", "link").unique().sort("device", "link").iter_rows())
-    return NetworkTable(curves, links, name, float(np.quantile(found, 0.8)) if found.size else FEW)
+    return NetworkTable(curves, links, name, float(np.quantile(all_scores, 0.8)) if all_scores.size else FEW)
 
 
 def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
@@ -149,10 +149,10 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     if rows.is_empty():
         raise InputError(f"{name}: holds no row with bytes and time above 0, of a whole number of ranks")
     rows = rows.cast({"num_ranks": pl.Int64, "hosts": pl.Int64})
-    found = few(rows["op"].drop_nulls().unique().sort().to_list(), 3) or "none"
+    ops = few(rows["op"].drop_nulls().unique().sort().to_list(), 3) or "none"
     rows = rows.filter(pl.col("op").is_in(KNOWN))
     if rows.is_empty():
-        raise InputError(f"{name}: holds no operation that dpro knows ({found}), as {', '.join(KNOWN)} are")
+        raise InputError(f"{name}: holds no operation that dpro knows ({ops}), as {', '.join(KNOWN)} are")
     _refuse_other_unit(rows, name)
     guessed = pl.col("device").map_elements(link_of_device, pl.String)
     return rows.with_columns(

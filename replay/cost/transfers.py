@@ -72,11 +72,11 @@ def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCos
     costs: dict[CollectiveKind, LinkCost] = {}
     for kinds in pools.values():
         messages = [message for kind in kinds for message in by_kind[kind]]
-        mine = usable[np.isin(graph.nodes.message[usable], messages)]
-        if mine.size >= ENOUGH:
+        transfers = usable[np.isin(graph.nodes.message[usable], messages)]
+        if transfers.size >= ENOUGH:
             message = graph.messages[messages[0]]
             tables = list(_tables(graph, message.op, message.num_ranks).values())
-            costs |= dict.fromkeys(kinds, _cost(graph, timeline, mine, tables))
+            costs |= dict.fromkeys(kinds, _cost(graph, timeline, transfers, tables))
     return {kind: costs[kind] for kind in by_kind if kind in costs}
 
 
@@ -188,13 +188,13 @@ def _sizes(graph: Graph) -> dict[tuple[str, int], tuple[int, int]]:
     order = np.lexsort((num_bytes, of))
     first = np.flatnonzero(np.append(True, np.diff(of[order]) != 0)[: order.size])
     last = np.append(first[1:], order.size)[: first.size] - 1
-    found: dict[tuple[str, int], tuple[int, int]] = {}
+    sizes: dict[tuple[str, int], tuple[int, int]] = {}
     ends = np.stack([of[order[first]], num_bytes[order[first]], num_bytes[order[last]]], 1)
     for number, smallest, largest in ends.tolist():
         message = graph.messages[number]
-        least, most = found.get((message.op, message.num_ranks), (smallest, largest))
-        found[message.op, message.num_ranks] = min(least, smallest), max(most, largest)
-    return found
+        least, most = sizes.get((message.op, message.num_ranks), (smallest, largest))
+        sizes[message.op, message.num_ranks] = min(least, smallest), max(most, largest)
+    return sizes
 
 
 def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCost]) -> LinkCost:
@@ -226,16 +226,16 @@ def unknown_latencies(graph: Graph) -> tuple[str, ...]:
 
 def messages_by_kind(graph: Graph) -> dict[CollectiveKind, list[int]]:
     """Operations and groups, each with the messages that are of it."""
-    found: dict[CollectiveKind, list[int]] = {}
+    messages: dict[CollectiveKind, list[int]] = {}
     for number, message in enumerate(graph.messages):
-        found.setdefault((message.op, message.group), []).append(number)
-    return found
+        messages.setdefault((message.op, message.group), []).append(number)
+    return messages
 
 
 def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
     """Why `fit_costs` has no curve of a kind of communication."""
-    mine = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
-    if np.count_nonzero(_of_known_size(graph) & mine) < ENOUGH:
+    of_kind = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
+    if np.count_nonzero(_of_known_size(graph) & of_kind) < ENOUGH:
         return f"too few transfers of known size to fit what {kind[0]} costs"
     return (
         f"too few transfers of which other ranks are recorded to fit what {kind[0]} costs: what the recorded "
@@ -254,8 +254,8 @@ def _usable(graph: Graph) -> Ints:
 def _of_known_size(graph: Graph) -> Bools:
     """[N] the transfers whose bytes and time are known."""
     nodes = graph.nodes
-    known: Bools = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
-    return known
+    sized: Bools = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
+    return sized
 
 
 def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Floats:
@@ -264,15 +264,15 @@ def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Float
     rank, window = graph.nodes.rank[transfers], graph.nodes.window[transfers]
     place = np.unique(np.stack([rank, window]), axis=1, return_inverse=True)[1]
     for here in np.unique(place):
-        mine = np.flatnonzero(place == here)
-        nodes = transfers[mine]
+        together = np.flatnonzero(place == here)
+        nodes = transfers[together]
         start, end = timeline.start[nodes].astype(np.float64), timeline.end[nodes].astype(np.float64)
         at, running = _levels(start, end, np.ones(nodes.size))
         share = _integral(at, 1 / np.maximum(running, 1))  # of the link's time, for each that runs
         start, end = np.interp(start, at, share), np.interp(end, at, share)
         at, rate = _levels(start, end, graph.nodes.bytes[nodes] / (end - start))
         total = _integral(at, rate)
-        moved[mine] = np.interp(end, at, total) - np.interp(start, at, total)
+        moved[together] = np.interp(end, at, total) - np.interp(start, at, total)
     return moved
 
 
@@ -372,9 +372,9 @@ def _other_version(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
 def _sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """The same group on a device whose link is the same."""
     for device in _sisters(table, group):
-        found = _nearest_version(table, group._replace(device=device), group.version)
-        if found is not None:
-            return found
+        curve = _nearest_version(table, group._replace(device=device), group.version)
+        if curve is not None:
+            return curve
     return None
 
 
@@ -435,14 +435,14 @@ def _nearest_version(
     table: NetworkTable, group: CurveGroup, version: str, but: set[CurveGroup] | None = None
 ) -> LinkCost | None:
     """The curve of a group with the version that is nearest to one; None where there is none."""
-    found = [
+    groups = [
         other
         for other in table.curves
         if other._replace(version="") == group._replace(version="") and other not in (but or ())
     ]
-    if not found:
+    if not groups:
         return None
-    return table.curves[min(found, key=lambda each: (_apart(each.version, version), each.version))]
+    return table.curves[min(groups, key=lambda each: (_apart(each.version, version), each.version))]
 
 
 def _apart(one: str, other: str) -> tuple[float, ...]:
@@ -457,15 +457,17 @@ def _apart(one: str, other: str) -> tuple[float, ...]:
 def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
     """Devices whose curves equal this one's, the nearest first; the group's own curves do not count."""
     own = [
-        mine
-        for mine in table.curves
-        if (mine.device, mine.hosts) == (group.device, 1)
-        and mine._replace(version="") != group._replace(version="")
+        curve_here
+        for curve_here in table.curves
+        if (curve_here.device, curve_here.hosts) == (group.device, 1)
+        and curve_here._replace(version="") != group._replace(version="")
     ]
     near = {}
     for device, link in table.links.items():
         if device != group.device and link == NVLINK:
-            apart = [each for mine in own if (each := _difference(table, mine, device)) is not None]
+            apart = [
+                each for curve_here in own if (each := _difference(table, curve_here, device)) is not None
+            ]
             if apart and np.median(apart) <= SISTERS_DIFFER:
                 near[device] = float(np.median(apart))
     return sorted(near, key=lambda device: near[device])

@@ -144,9 +144,9 @@ def _size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[int, 
         return next(iter(images))[0], 0
     if not texts and tensors and len(tensors[0][0]) == 2 and "float" in tensors[0][1]:
         return tensors[0][0][0], 0
-    found = ", ".join(f"{dtype} {list(shape)}" for shape, dtype in tensors) or "none"
+    shown = ", ".join(f"{dtype} {list(shape)}" for shape, dtype in tensors) or "none"
     raise Unanswerable(
-        f"the model takes neither one [batch, sequence] of tokens, nor images, nor [batch, features]: {found}"
+        f"the model takes neither one [batch, sequence] of tokens, nor images, nor [batch, features]: {shown}"
     )
 
 
@@ -168,8 +168,8 @@ def _sizes(shapes: str) -> Sequence[list[int]]:
         read = json.loads(shapes)
     except ValueError:
         return []
-    known = [each if isinstance(each, list) else [] for each in read] if isinstance(read, list) else []
-    return [each if all(isinstance(size, int) for size in each) else [] for each in known]
+    lists = [each if isinstance(each, list) else [] for each in read] if isinstance(read, list) else []
+    return [each if all(isinstance(size, int) for size in each) else [] for each in lists]
 
 
 SHAPES, PARAMETERS = "shapes", "parameters"  # what operations are counted by

@@ -30,8 +30,8 @@ def gradient_passes(graph: Graph) -> list[Pass]:
     nodes, edges = graph.nodes, graph.edges
     places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
     columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
-    known = (*columns, graph.messages, graph.run)
-    return list(kept(graph, "gradient-passes", known, lambda: tuple(_gradient_passes(graph)), RECORDS))
+    inputs = (*columns, graph.messages, graph.run)
+    return list(kept(graph, "gradient-passes", inputs, lambda: tuple(_gradient_passes(graph)), RECORDS))
 
 
 def _gradient_passes(graph: Graph) -> list[Pass]:
@@ -74,8 +74,8 @@ NOT_THERE = "it has no such setting"
 def framework_of(run: Run | None) -> str:
     """One of `FRAMEWORKS`; empty for DDP, for several of them, and where the run does not say."""
     sources = set() if run is None else set(run.table(BUCKETS, ["source"])["source"].unique())
-    found = {name for name in FRAMEWORKS for source in sources if source.startswith(name)}
-    return found.pop() if len(found) == 1 else ""
+    frameworks = {name for name in FRAMEWORKS for source in sources if source.startswith(name)}
+    return frameworks.pop() if len(frameworks) == 1 else ""
 
 
 def of_bucket_size(framework: str, elements: int) -> str:

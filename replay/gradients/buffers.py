@@ -136,19 +136,19 @@ def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) 
     begun, ended = turn["start_ns"].to_numpy(), turn["end_ns"].to_numpy()
     last = np.cumsum([len(sizes) for sizes in buffers.sizes]) - 1
     since = turn["since"][0]
-    mine = ready.filter((pl.col("start_ns") > since) & (pl.col("start_ns") < int(begun[-1])))
+    within = ready.filter((pl.col("start_ns") > since) & (pl.col("start_ns") < int(begun[-1])))
     if buffers.after_backward:
-        before = max([since, *mine["end_ns"].to_list()])
+        before = max([since, *within["end_ns"].to_list()])
         start = np.repeat(np.append(min(before, int(begun[0])), ended[:-1]), np.diff(last, prepend=-1))
         end = start.copy()
         start[last], end[last] = begun, ended
         span = np.repeat(turn["span_id"].to_numpy(), np.diff(last, prepend=-1))
         return pl.DataFrame({"span_id": span, "start_ns": start, "end_ns": end})
-    if mine.height != buffers.num_gradients:
-        raise Unanswerable(f"a pass has {mine.height} gradients, not the {buffers.num_gradients} recorded")
-    start, end = mine["start_ns"].to_numpy().copy(), mine["end_ns"].to_numpy().copy()
+    if within.height != buffers.num_gradients:
+        raise Unanswerable(f"a pass has {within.height} gradients, not the {buffers.num_gradients} recorded")
+    start, end = within["start_ns"].to_numpy().copy(), within["end_ns"].to_numpy().copy()
     _fit(start, end, last, begun, ended)
-    return pl.DataFrame({"span_id": mine["span_id"], "start_ns": start, "end_ns": end})
+    return pl.DataFrame({"span_id": within["span_id"], "start_ns": start, "end_ns": end})
 
 
 def _fit(start: Ints, end: Ints, last: Ints, begun: Ints, ended: Ints) -> None:

@@ -154,11 +154,11 @@ def _in_steps(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
     steps = run.table(STEPS, ["rank", "step", "start_ns", "duration_ns"]).select(
         "rank", "step", begin="start_ns", over=pl.col("start_ns") + pl.col("duration_ns")
     )
-    found = rows.sort("at").join_asof(
+    stepped = rows.sort("at").join_asof(
         steps.sort("begin"), left_on="at", right_on="begin", by="rank", strategy="backward",
         check_sortedness=False,
     )  # fmt: skip
-    return found.filter(pl.col("at") < pl.col("over")).drop("begin", "over")
+    return stepped.filter(pl.col("at") < pl.col("over")).drop("begin", "over")
 
 
 def _groups_of_activations(early: pl.DataFrame, calls: pl.DataFrame) -> list[str]:
@@ -166,8 +166,8 @@ def _groups_of_activations(early: pl.DataFrame, calls: pl.DataFrame) -> list[str
     if calls["group"].n_unique() < 2:
         return []
     per_group = pl.concat([early.with_columns(early=True), calls.with_columns(early=False)]).group_by("group")
-    known = pl.col("bytes").clip(0)
-    shares = per_group.agg(share=known.filter("early").sum() / known.sum().clip(1))
+    num_bytes = pl.col("bytes").clip(0)
+    shares = per_group.agg(share=num_bytes.filter("early").sum() / num_bytes.sum().clip(1))
     return shares.filter(pl.col("share") >= MIN_SHARE)["group"].to_list()
 
 
@@ -249,9 +249,9 @@ def _shapes(spans: pl.DataFrame, ready: pl.DataFrame) -> pl.DataFrame:
     """The shape of each gradient, of an operator within its accumulation: `rank`, `span_id`, `shape`."""
     said = spans.filter(pl.col("name").is_in(SIZED) & (pl.col("shapes") != ""))
     said = said.select(*PLACE, "shapes", at="start_ns")
-    found = _before(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"), "start_ns")
-    found = found.filter(pl.col("at") < pl.col("end_ns"))
-    return found.group_by("rank", "span_id").agg(shape=pl.col("shapes").sort_by("at").first())
+    shapes = _before(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"), "start_ns")
+    shapes = shapes.filter(pl.col("at") < pl.col("end_ns"))
+    return shapes.group_by("rank", "span_id").agg(shape=pl.col("shapes").sort_by("at").first())
 
 
 def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:

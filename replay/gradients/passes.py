@@ -119,12 +119,12 @@ def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
     spans = spans.filter(pl.col("name") == ACCUMULATE).sort("rank", "window", "start_ns")
     moments = spans.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     launches, issued = Launches(graph), calls_of(graph)
-    found = []
+    passes = []
     for _, own in moments.group_by("rank", "window", maintain_order=True):
-        found += passes_at(graph, launches, issued, own, lambda step: _each_whole(step, parameters))
-    if not found:
+        passes += passes_at(graph, launches, issued, own, lambda step: _each_whole(step, parameters))
+    if not passes:
         raise Unanswerable("no backward pass in the run reduces gradients in buckets")
-    return found
+    return passes
 
 
 def calls_of(graph: Graph) -> pl.DataFrame:
@@ -143,12 +143,12 @@ def _each_whole(step: Ints, parameters: Parameters) -> list[tuple[int, Parameter
     num_parameters = parameters.num_bytes.size
     first = []
     for number in np.unique(step[step >= 0]).tolist():
-        mine = np.flatnonzero(step == number)
-        if mine.size % num_parameters:
+        of_step = np.flatnonzero(step == number)
+        if of_step.size % num_parameters:
             raise Unanswerable(
-                f"step {number} has {mine.size} gradients of {num_parameters} parameters: not all are used"
+                f"step {number} has {of_step.size} gradients of {num_parameters} parameters: not all are used"
             )
-        first += mine[::num_parameters].tolist()
+        first += of_step[::num_parameters].tolist()
     return [(each, parameters) for each in first]
 
 
@@ -211,14 +211,14 @@ def passes_at(
     begin, end = moments["start_ns"].to_numpy() + lane[1], moments["end_ns"].to_numpy() + lane[1]
     calls = _extents(issued, rank, window, tid, lane[1])
     ready = thread[np.searchsorted(nodes.measured_end[thread], end, side="right") - 1]
-    mine, position = _called_within(graph, launches, thread, begin, end)
-    found = []
+    called, position = _called_within(graph, launches, thread, begin, end)
+    passes = []
     for first, parameters in split(nodes.step[ready]):
         count = parameters.num_bytes.size
         inside = (position >= first) & (position < first + count)
         if not inside.any():
             continue
-        chosen = mine[inside]
+        chosen = called[inside]
         closes = position[inside] - first
         if closes[-1] != count - 1 or (np.diff(closes) <= 0).any():
             raise Unanswerable(
@@ -226,7 +226,7 @@ def passes_at(
             )
         sources = launches.source[chosen].tolist()
         pieces = [_pieces(thread, nodes.measured_start, source, *calls) for source in sources]
-        found.append(
+        passes.append(
             Pass(
                 rank,
                 window,
@@ -239,7 +239,7 @@ def passes_at(
                 launches.transfer[chosen],
             )
         )
-    return found
+    return passes
 
 
 def _called_within(
@@ -247,12 +247,12 @@ def _called_within(
 ) -> tuple[Ints, Ints]:
     """Launches of a thread within its moments, in order, and which moment each is in."""
     nodes = graph.nodes
-    mine = np.flatnonzero(np.isin(launches.source, thread))
-    mine = mine[np.lexsort((launches.arrive[mine], nodes.measured_start[launches.source[mine]]))]
-    at = nodes.measured_start[launches.source[mine]]
+    called = np.flatnonzero(np.isin(launches.source, thread))
+    called = called[np.lexsort((launches.arrive[called], nodes.measured_start[launches.source[called]]))]
+    at = nodes.measured_start[launches.source[called]]
     position = np.searchsorted(begin, at, side="right") - 1
     within = (position >= 0) & (at <= end[np.maximum(position, 0)])
-    return mine[within], position[within]
+    return called[within], position[within]
 
 
 def _extents(issued: pl.DataFrame, rank: int, window: int, tid: int, offset: int) -> tuple[Ints, Ints]:
@@ -269,11 +269,11 @@ def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, 
         span_ids: of the rank's accumulations of gradients.
     """
     nodes = graph.nodes
-    mine = np.flatnonzero((nodes.rank == rank) & (nodes.window == window))
-    mine = mine[np.isin(nodes.span[mine], span_ids)]
-    if mine.size == 0 or graph.run is None:
+    accumulating = np.flatnonzero((nodes.rank == rank) & (nodes.window == window))
+    accumulating = accumulating[np.isin(nodes.span[accumulating], span_ids)]
+    if accumulating.size == 0 or graph.run is None:
         return None
-    first = mine[np.argmin(nodes.measured_start[mine])]
+    first = accumulating[np.argmin(nodes.measured_start[accumulating])]
     spans = graph.run.table(SPANS, ["span_id", "rank", "start_ns"])
     start = spans.filter((pl.col("rank") == rank) & (pl.col("span_id") == int(nodes.span[first])))["start_ns"]
     return int(nodes.lane[first]), int(nodes.measured_start[first]) - int(start[0])
@@ -310,21 +310,21 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     nodes, edges = graph.nodes, graph.edges
     places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
     columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
-    known = (*columns, graph.lanes, graph.messages, graph.run)
-    return list(kept(graph, "first-uses", known, lambda: tuple(_first_uses(graph, passes, on_gpu))))
+    inputs = (*columns, graph.lanes, graph.messages, graph.run)
+    return list(kept(graph, "first-uses", inputs, lambda: tuple(_first_uses(graph, passes, on_gpu))))
 
 
 def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
-    found: list[Ints] = [np.empty(0, np.int64)] * len(passes)
+    first_use: list[Ints] = [np.empty(0, np.int64)] * len(passes)
     for place in sorted({(pass_.rank, pass_.window) for pass_ in passes}):
-        mine = [which for which, each in enumerate(passes) if (each.rank, each.window) == place]
+        here = [which for which, each in enumerate(passes) if (each.rank, each.window) == place]
         nodes, begins = _work_of(graph, *place, on_gpu)
-        for which, starts in zip(mine, _forward_starts(graph, *place, [passes[which] for which in mine])):
+        for which, starts in zip(here, _forward_starts(graph, *place, [passes[which] for which in here])):
             at = np.searchsorted(begins, starts)
             if (at == begins.size).any():
                 raise Unanswerable("no work of the forward pass follows the operator that uses a parameter")
-            found[which] = nodes[at]
-    return found
+            first_use[which] = nodes[at]
+    return first_use
 
 
 def _work_of(graph: Graph, rank: int, window: int, on_gpu: bool) -> tuple[Ints, Ints]:

@@ -84,8 +84,8 @@ def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Sof
     """What each layout makes a GPU compute, of one micro-batch."""
     unique = rows.select(KEYS).unique(maintain_order=True).with_row_index("at")
     at = rows.select(KEYS).join(unique, on=KEYS, how="left", maintain_order="left")["at"].to_numpy()
-    found = _unique_work(model, unique, machine, software)
-    return found[at]
+    work = _unique_work(model, unique, machine, software)
+    return work[at]
 
 
 class _Clock:
@@ -120,14 +120,14 @@ class _Clock:
         missing = np.isnan(us)
         if missing.any():  # larger than any that was measured: as fast as the largest are, by the sheet
             us[missing] = _by_sheet(whole.filter(pl.Series(missing)), self.machine)
-        found: dict[str, dict[str, Floats]] = {}
+        by_name: dict[str, dict[str, Floats]] = {}
         for index, (name, bound, times) in enumerate(self.labels):
-            mine = us[index * self.height : (index + 1) * self.height] * times
-            bounds = found.setdefault(
+            us_of_label = us[index * self.height : (index + 1) * self.height] * times
+            bounds = by_name.setdefault(
                 name, {"compute": np.zeros(self.height), "memory": np.zeros(self.height)}
             )
-            bounds[bound] = bounds[bound] + mine
-        return found
+            bounds[bound] = bounds[bound] + us_of_label
+        return by_name
 
 
 def _by_sheet(operations: pl.DataFrame, machine: Machine) -> Floats:
@@ -154,13 +154,13 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
         _add_experts(clock, model, tokens, tp, ep)
     clock.product("head", tokens, np.maximum(model.vocabulary / tp, 1), np.full_like(tokens, model.hidden))
     clock.moved("head", software.loss_bytes / 2 * tokens * model.vocabulary / tp, 1.0)
-    found = clock.timed()
+    times = clock.timed()
     # The host launches collectives, too: two of each pass.
     kernels = software.kernels + np.where(tp > 1, 2 * software.collective_kernels, 0.0)
     none = np.zeros(rows.height)
 
     def work(names: tuple[str, ...], way: str, launched: Floats) -> LayerTimes:
-        parts = [found[f"{name} {way}"] for name in names if f"{name} {way}" in found]
+        parts = [times[f"{name} {way}"] for name in names if f"{name} {way}" in times]
         compute, memory = (sum((part[bound] for part in parts), none) for bound in ("compute", "memory"))
         passes = 0 if names in (("head",), ("scores",)) else 1
         return LayerTimes(compute, memory, launched, COLLECTIVES * passes * np.where(tp > 1, tp, 0.0))

@@ -106,11 +106,11 @@ def _layers_at(model: Model, rows: pl.DataFrame, software: Software, schedule: s
         held = range(vpp * chosen.copies)
         places = np.array([[chosen.place(at, chunk, pp) for chunk in held] for at in range(pp)])
         shares[pp, vpp] = count[places].sum(1) / chosen.copies
-    found = [
+    layers = [
         float(shares[pp, vpp][int(at)])
         for (pp, vpp), at in zip(rows.select("pp", "vpp").iter_rows(), stage.tolist())
     ]
-    return np.array(found, np.float64)
+    return np.array(layers, np.float64)
 
 
 def _weights(model: Model, layers: Floats, stage: Floats, tp: Floats, ep: Floats) -> tuple[Floats, Floats]:
@@ -137,8 +137,8 @@ def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: s
         return np.minimum(HELD[schedule](pp), total)
     plain = pp - stage
     interleaved = 2 * (pp - stage - 1) + (vpp - 1) * pp + 1
-    found: Floats = np.minimum(np.where(vpp > 1, interleaved, plain), total)
-    return found
+    held: Floats = np.minimum(np.where(vpp > 1, interleaved, plain), total)
+    return held
 
 
 def activation_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
@@ -150,8 +150,10 @@ def activation_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Fl
     vector = SIZE * tokens * model.hidden
     whole = software.activations * _one_layer(model, rows, software)
     scores = _score_bytes(model, rows, software)
-    found: Floats = np.where(recompute > 1, vector / shared, np.where(recompute == 1, whole - scores, whole))
-    return found
+    num_bytes: Floats = np.where(
+        recompute > 1, vector / shared, np.where(recompute == 1, whole - scores, whole)
+    )
+    return num_bytes
 
 
 def _score_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
@@ -181,8 +183,10 @@ def _one_layer(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
             met * model.expert_ffn * SIZE * (4 if model.gated else 2)
             + model.experts_per_token * 2 * SIZE * model.hidden
         )
-    found: Floats = tokens * (replicated / shared + (cut + ffn) / tp) + _score_bytes(model, rows, software)
-    return found
+    num_bytes: Floats = tokens * (replicated / shared + (cut + ffn) / tp) + _score_bytes(
+        model, rows, software
+    )
+    return num_bytes
 
 
 def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
@@ -191,17 +195,17 @@ def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
     Args:
         parts: as from `memory_of`.
     """
-    found = []
+    verdicts = []
     for row in parts.iter_rows(named=True):
         needed = row["memory_gb"] * RESERVED + CONTEXT_BYTES / GB
         if needed <= TIGHT * machine.memory_gb:
-            found.append(("yes", ""))
+            verdicts.append(("yes", ""))
             continue
         largest = sorted(KINDS, key=lambda kind: -float(row[kind]))[:2]
         most = ", ".join(f"{kind} {row[kind]:.0f} GB" for kind in largest)
         word = "tight" if needed <= machine.memory_gb else "no"
-        found.append((word, f"needs {needed:.0f} GB of {machine.memory_gb:.0f}: {most}"))
-    return found
+        verdicts.append((word, f"needs {needed:.0f} GB of {machine.memory_gb:.0f}: {most}"))
+    return verdicts
 
 
 def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
@@ -210,13 +214,13 @@ def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
         count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if software.balanced else 0.0)
         bare[pp, vpp] = int((count == 0).sum())
-    found = []
+    reasons = []
     for row in rows.iter_rows(named=True):
         stages = row["pp"] * row["vpp"]
         if bare[row["pp"], row["vpp"]] > (WITHOUT_LAYERS if software.balanced else 0):
-            found.append(f"{model.layers} layers leave some of {stages} stages without any")
+            reasons.append(f"{model.layers} layers leave some of {stages} stages without any")
         elif row["micro_batches"] < row["pp"] - 1:
-            found.append(f"{row['micro_batches']} micro-batches are too few for {row['pp']} stages")
+            reasons.append(f"{row['micro_batches']} micro-batches are too few for {row['pp']} stages")
         else:
-            found.append("")
-    return found
+            reasons.append("")
+    return reasons

@@ -177,37 +177,37 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         config = {**config, **nested}
-    found = {key: _size(config, key, names, required=True) for key, names in NAMES.items()}
-    found |= {key: _size(config, key, names, required=False) for key, names in OPTIONAL.items()}
-    hidden, heads = found["hidden"], found["heads"]
-    latent = found["kv_rank"] > 0
-    if latent and not found["nope_size"]:
+    sizes = {key: _size(config, key, names, required=True) for key, names in NAMES.items()}
+    sizes |= {key: _size(config, key, names, required=False) for key, names in OPTIONAL.items()}
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    latent = sizes["kv_rank"] > 0
+    if latent and not sizes["nope_size"]:
         raise UsageError("the configuration has kv_lora_rank but no qk_nope_head_dim: attention is unknown")
-    if not latent and not found["head_size"] and hidden % heads:
+    if not latent and not sizes["head_size"] and hidden % heads:
         raise UsageError(f"hidden size {hidden} does not divide into {heads} heads: give head_dim")
     gated = _gated(config)
-    ffn = found["ffn"] or 4 * hidden
-    experts = found["experts"]
+    ffn = sizes["ffn"] or 4 * hidden
+    experts = sizes["experts"]
     model = Model(
-        layers=layers or found["layers"],
+        layers=layers or sizes["layers"],
         hidden=hidden,
         heads=heads,
-        kv_heads=heads if latent else found["kv_heads"] or heads,
-        head_size=found["nope_size"] if latent else found["head_size"] or hidden // heads,
+        kv_heads=heads if latent else sizes["kv_heads"] or heads,
+        head_size=sizes["nope_size"] if latent else sizes["head_size"] or hidden // heads,
         ffn=ffn,
-        vocabulary=found["vocabulary"],
-        sequence=sequence or found["sequence"] or 4096,
+        vocabulary=sizes["vocabulary"],
+        sequence=sequence or sizes["sequence"] or 4096,
         gated=bool(config.get("gated", gated)),
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
-        experts_per_token=found["experts_per_token"] or (1 if experts else 0),
-        expert_ffn=(found["expert_ffn"] or ffn) if experts else 0,
-        shared_experts=found["shared_experts"] if experts else 0,
-        dense_layers=min(found["dense_layers"], layers or found["layers"]),
-        q_rank=found["q_rank"],
-        kv_rank=found["kv_rank"],
-        rope_size=found["rope_size"] if latent else 0,
-        value_size=found["value_size"] if latent else 0,
+        experts_per_token=sizes["experts_per_token"] or (1 if experts else 0),
+        expert_ffn=(sizes["expert_ffn"] or ffn) if experts else 0,
+        shared_experts=sizes["shared_experts"] if experts else 0,
+        dense_layers=min(sizes["dense_layers"], layers or sizes["layers"]),
+        q_rank=sizes["q_rank"],
+        kv_rank=sizes["kv_rank"],
+        rope_size=sizes["rope_size"] if latent else 0,
+        value_size=sizes["value_size"] if latent else 0,
     )
     if model.parameters() > MAX_PARAMETERS:
         raise UsageError(f"the configuration is of {model.parameters():.3g} weights: more than any model")

@@ -55,8 +55,8 @@ def plan(
     Raises:
         UsageError: a measured step is no positive number of milliseconds.
     """
-    known = layouts([each.layout for each in measured]) if measured else rows.clear()
-    every = pl.concat([rows.select(list(COLUMNS)), known])
+    layouts_measured = layouts([each.layout for each in measured]) if measured else rows.clear()
+    every = pl.concat([rows.select(list(COLUMNS)), layouts_measured])
     job = timed(every) if timed else job_of(model, every, machine, software)
     parts = memory_of(model, rows, software)
     fit = verdicts(parts, machine)
@@ -114,8 +114,8 @@ def _worth_replaying(ms_per_token: Floats, fits: Sequence[str]) -> Ints:
     """The rows that fit and are fastest; where none fits, the fastest."""
     possible = np.array([word != "no" for word in fits])
     order = np.lexsort([ms_per_token, ~possible])
-    found: Ints = order[:REPLAYED].astype(np.int64)
-    return found
+    rows: Ints = order[:REPLAYED].astype(np.int64)
+    return rows
 
 
 def _some(job: TimedLayouts, at: Ints) -> TimedLayouts:
@@ -131,9 +131,9 @@ def _calibrated(
         if not (np.isfinite(each.step_ms) and each.step_ms > 0):
             raise UsageError(f"a measured step of {each.step_ms} ms: a positive number is needed")
         missed[height + index] = float(np.log(each.step_ms / said_ms[height + index]))
-    found = beliefs(job.rows, sensitivities(job, machine), missed)
-    low, high = found.interval(HOLDS_90)
-    return found.factor[:height], low[:height], high[:height]
+    believed = beliefs(job.rows, sensitivities(job, machine), missed)
+    low, high = believed.interval(HOLDS_90)
+    return believed.factor[:height], low[:height], high[:height]
 
 
 # What measured steps of some layouts say about all others, and how sure each prediction is.

@@ -109,8 +109,8 @@ def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
             count[at] += 1
         return count
     edges = np.ceil(np.arange(chunks + 1) * layers / chunks).astype(np.int64)
-    found: Ints = np.diff(edges)
-    return found
+    sizes: Ints = np.diff(edges)
+    return sizes
 
 
 class _Pass(NamedTuple):
@@ -143,7 +143,7 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
     sent = (links.expert_forward, links.expert_backward)
     mixed = _layer(work.expert_forward, work.expert_backward, again, sent, stalled, recompute, machine)
     head = [_pass(each, links.head / 2, stalled, machine) for each in (work.head_forward, work.head_backward)]
-    found = []
+    stages = []
     shapes = rows.select("pp", "vpp").with_row_index("row").partition_by(["pp", "vpp"], as_dict=True)
     for (pp, vpp), group in shapes.items():
         at = group["row"].to_numpy()
@@ -152,8 +152,8 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
         plain = np.clip((model.dense_layers if model.experts else model.layers) - before, 0, count)
         numbers = (plain.astype(np.float64), (count - plain).astype(np.float64))
         ways = [_chunks(numbers, dense[way], mixed[way], head[way], at, (vpp, pp)) for way in (0, 1)]
-        found.append(Stages(at, ways[0][0], ways[1][0], ways[0][1] + ways[1][1]))
-    return found
+        stages.append(Stages(at, ways[0][0], ways[1][0], ways[0][1] + ways[1][1]))
+    return stages
 
 
 def _chunks(
@@ -172,8 +172,10 @@ def _chunks(
 
     def placed(us: Floats, last: Floats) -> Floats:
         us[:, -1] += last[at]
-        found: Floats = us.reshape(len(at), *shape).transpose(0, 2, 1)  # chunk c of stage s is c * stages + s
-        return found
+        by_stage: Floats = us.reshape(len(at), *shape).transpose(
+            0, 2, 1
+        )  # chunk c of stage s is c * stages + s
+        return by_stage
 
     whole = placed(np.maximum(layers("gpu"), layers("host")), np.maximum(head.gpu, head.host))
     return whole, placed(layers("sent"), head.sent)
@@ -390,5 +392,5 @@ def bound_us(
     each = np.where(both_ways, (each + each[:, ::-1]) / 2, each)
     before = np.cumsum(each, axis=1) - each
     slowest = (count[:, None] * each + left * before / chunks[:, None]).max(1)
-    found: Floats = slowest + 2 * (stages - 1) * message_us
-    return found
+    bound: Floats = slowest + 2 * (stages - 1) * message_us
+    return bound

@@ -72,5 +72,5 @@ def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
         )
     )
     bubble = pl.col("pipeline_ns") - pl.col("compute_ns")
-    found = total.with_columns(bubble_ns=bubble, bubble_share=bubble / pl.col("pipeline_ns"))
-    return found.select(*SCHEMA).cast(pl.Schema(SCHEMA)).sort("stage")
+    bubbles = total.with_columns(bubble_ns=bubble, bubble_share=bubble / pl.col("pipeline_ns"))
+    return bubbles.select(*SCHEMA).cast(pl.Schema(SCHEMA)).sort("stage")

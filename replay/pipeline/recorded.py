@@ -74,8 +74,8 @@ def operations_by_ranges(run: Run) -> pl.DataFrame:
     spans = run.table(SPANS, RANGE_COLUMNS).with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
     ranges = spans.filter(pl.col("kind") == "annotation").drop("kind")
     operators = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("name").str.contains(MESSAGE))
-    found = pl.concat([_single(ranges, operators), _overlapped(ranges, operators)])
-    return placed_in_steps(run, found, RANGES)
+    operations = pl.concat([_single(ranges, operators), _overlapped(ranges, operators)])
+    return placed_in_steps(run, operations, RANGES)
 
 
 def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
@@ -99,16 +99,16 @@ def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
 
 def _overlapped(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     """A forward and a backward of one range: the backward begins with the first operator of that kind."""
-    both = ranges.filter(pl.col("name").str.contains(BOTH)).with_columns(range="start_ns")
+    overlapped = ranges.filter(pl.col("name").str.contains(BOTH)).with_columns(range="start_ns")
     is_backward = pl.col("name").str.starts_with(BACKWARD_OP)
-    turned = _extents(both, operators.filter(is_backward)).select(*OF_RANGE, turn="start_ns")
+    turned = _extents(overlapped, operators.filter(is_backward)).select(*OF_RANGE, turn="start_ns")
     parts = []
     for first, batch, letter, keep in ((1, 2, pl.lit("F"), "before"), (3, 5, _group(4), "after")):
-        halves = both.join(turned, on=OF_RANGE).with_columns(
+        halves = overlapped.join(turned, on=OF_RANGE).with_columns(
             start_ns=pl.col("start_ns") if keep == "before" else pl.col("turn"),
             end=pl.col("turn") if keep == "before" else pl.col("end"),
         )
-        named = both.select(
+        named = overlapped.select(
             *OF_RANGE,
             place=_group(first).cast(pl.Int64),
             micro_batch=_group(batch).cast(pl.Int64),
@@ -188,13 +188,13 @@ def _launched(spans: pl.DataFrame) -> pl.DataFrame:
     calls = calls.select(*LAUNCH, at="start_ns").unique(LAUNCH, keep="first", maintain_order=True)
     work = spans.filter(pl.col("kind").cast(pl.String).is_in(GPU_WORK_KINDS) & (pl.col("duration_ns") >= 0))
     names = work["name"].unique().to_list()
-    known = pl.DataFrame(
+    kinds = pl.DataFrame(
         {"name": names, "communicates": [is_communication(name) for name in names]},
         {"name": pl.String, "communicates": pl.Boolean},
     )
     return (
         work.join(calls, on=LAUNCH)
-        .join(known, on="name")
+        .join(kinds, on="name")
         .select(
             "rank", "window", "start_ns", "at", "communicates", end=pl.col("start_ns") + pl.col("duration_ns")
         )
@@ -265,8 +265,8 @@ def has_operations(run: Run) -> bool:
 
 def read_recorded(run: Run) -> Operations:
     """The operations of a run for which `has_operations` holds; no rows where no step has all of them."""
-    known = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
-    table = _operations(run).filter(known & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
+    has_name = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
+    table = _operations(run).filter(has_name & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
     ranks = sorted(table["rank"].unique().to_list())
     alignment, places = _alignment(run, ranks), _places(run, table)
     device = on_device(run, table) if run.manifest.gpus else None
@@ -325,8 +325,8 @@ def _places(run: Run, table: pl.DataFrame) -> dict[int, MeshPosition]:
     stages = table.group_by("rank").agg(pl.col("stage").max()).sort("stage", "rank")
     dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
     order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")
-    known = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
-    found = known.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
+    places_of = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
+    found = places_of.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
     return {rank: MeshPosition(place, stage) for rank, place, stage in found.iter_rows()}
 
 
@@ -539,8 +539,8 @@ def operations_by_backwards(run: Run) -> pl.DataFrame:
     others = spans.filter((pl.col("kind") == "annotation") & name.str.contains(NO_FORWARD))
     starts = [each.select(*PLACE, "start_ns") for each in (messages, functions, run.table(STEPS))]
     bounds = pl.concat([*starts, others.select(*PLACE, start_ns="end")])
-    found = pl.concat([_backwards(passes), _forwards(passes, operators, bounds)])
-    rows = _in_order(placed_in_steps(run, found, SOURCE))
+    operations = pl.concat([_backwards(passes), _forwards(passes, operators, bounds)])
+    rows = _in_order(placed_in_steps(run, operations, SOURCE))
     return rows if _is_pipeline(run, rows, messages) else OPERATIONS.empty()
 
 
@@ -567,9 +567,9 @@ def _passes(functions: pl.DataFrame, messages: pl.DataFrame, operators: pl.DataF
     )
     breaks = breaks.with_columns(since="start_ns").sort("start_ns")
     grouped = functions.join_asof(breaks, on="start_ns", by=PLACE, check_sortedness=False).group_by(PASS)
-    known = pl.col("number").filter(pl.col("number") >= 0)
+    numbered = pl.col("number").filter(pl.col("number") >= 0)
     passes = grouped.agg(
-        pl.col("start_ns").min(), pl.col("end").max(), first=known.min(), last=known.max()
+        pl.col("start_ns").min(), pl.col("end").max(), first=numbered.min(), last=numbered.max()
     ).drop_nulls("first")
     before = pl.col("last").cum_max().shift(1).over(PLACE)
     ordered = passes.sort(*PLACE, "first", "start_ns")

@@ -221,15 +221,15 @@ def zb_h1(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
 
 def _with_weights(order: Order, held: int) -> Order:
     """Each backward followed by the weights' gradients of the one this many before; the rest at the end."""
-    found: Order = []
+    order_with_weights: Order = []
     waiting: deque[int] = deque()
     for task in order:
-        found.append(task)
+        order_with_weights.append(task)
         if task.kind == BACKWARD:
             waiting.append(task.batch)
             if len(waiting) > held:
-                found.append(PipelineTask(WEIGHTS, waiting.popleft()))
-    return [*found, *(PipelineTask(WEIGHTS, batch) for batch in waiting)]
+                order_with_weights.append(PipelineTask(WEIGHTS, waiting.popleft()))
+    return [*order_with_weights, *(PipelineTask(WEIGHTS, batch) for batch in waiting)]
 
 
 def zb_v(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
@@ -518,14 +518,14 @@ def distances(num_stages: int, branches: Sequence[Branch]) -> list[int]:
     """
     inside = {stage: branch for branch in branches for stage in branch}
     longest, after = max(map(len, branches)), num_stages - max(inside) - 1
-    found = []
+    behind = []
     for stage in range(num_stages):
         if stage in inside:
-            found.append(after + inside[stage].stop - stage - 1)
+            behind.append(after + inside[stage].stop - stage - 1)
         else:
             before = stage < min(inside)
-            found.append(after + longest + min(inside) - stage - 1 if before else num_stages - stage - 1)
-    return found
+            behind.append(after + longest + min(inside) - stage - 1 if before else num_stages - stage - 1)
+    return behind
 
 
 def branched(num_stages: int, num_batches: int, branches: Sequence[Branch]) -> list[Order]:

@@ -229,13 +229,13 @@ def _running(server: Server) -> int:
     if not {"first_token_ns", "end_ns"} <= set(server.requests.columns):
         return 1
     begun, ended = (server.requests[name].to_numpy() for name in ("first_token_ns", "end_ns"))
-    known = (begun >= 0) & (ended > begun)
-    if not known.any():
+    decoded = (begun >= 0) & (ended > begun)
+    if not decoded.any():
         return 1
-    first, last = np.sort(begun[known]), np.sort(ended[known])
+    first, last = np.sort(begun[decoded]), np.sort(ended[decoded])
     idle = np.maximum(first[1:] - last[:-1], 0).sum()  # until the next begins, when all before have ended
     busy = last[-1] - first[0] - idle
-    return max(round(float((ended - begun)[known].sum() / busy)), 1)
+    return max(round(float((ended - begun)[decoded].sum() / busy)), 1)
 
 
 def _other_requests(server: Server, values: Values) -> Server:

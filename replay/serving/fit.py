@@ -123,11 +123,11 @@ def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
     Raises:
         Unanswerable: too few iterations say what they held.
     """
-    known = iterations.filter((pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0))
-    if known.height < SMALLEST:
-        raise Unanswerable(f"{known.height} iterations say what they held: {SMALLEST} are needed")
-    tokens = known["prefill_tokens"].to_numpy()
-    lasted = known["duration_ns"].to_numpy() / NS_PER_S
+    counted = iterations.filter((pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0))
+    if counted.height < SMALLEST:
+        raise Unanswerable(f"{counted.height} iterations say what they held: {SMALLEST} are needed")
+    tokens = counted["prefill_tokens"].to_numpy()
+    lasted = counted["duration_ns"].to_numpy() / NS_PER_S
     decode_s = float(np.quantile(lasted[tokens == 0], 0.2) if (tokens == 0).any() else lasted.min())
     many = (
         tokens > np.median(tokens[tokens > 0]) / 2
@@ -138,8 +138,8 @@ def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
     usual = _usual_parts(decode_s, token_s)
     found = []
     for masked in (False, True):
-        moments = _durations(known, lasted, masked)
-        found.append(_fitted(moments, usual, replace(engine, masked=masked), known.height))
+        moments = _durations(counted, lasted, masked)
+        found.append(_fitted(moments, usual, replace(engine, masked=masked), counted.height))
     return min(found, key=lambda each: each.misfit)
 
 
@@ -256,8 +256,8 @@ def _moments(requests: pl.DataFrame, chosen: Bools, engine: Engine) -> _Moments:
 
     def errors(parts: Floats) -> Floats:
         said = served(parts).requests
-        both = (said[name].to_numpy()[chosen] for name in ("first_token_ns", "end_ns"))
-        return np.asarray((three(*both) - three(first, end)) / units)
+        moments = (said[name].to_numpy()[chosen] for name in ("first_token_ns", "end_ns"))
+        return np.asarray((three(*moments) - three(first, end)) / units)
 
     def slopes(parts: Floats) -> Floats:
         first_moved, end_moved = _moved_ns(parts, served(parts))
@@ -331,17 +331,17 @@ def engine_of(requests: pl.DataFrame, iterations: pl.DataFrame) -> Engine:
     Args:
         iterations: rows of table `iterations` of one rank.
     """
-    known = iterations.filter(KNOWN)
-    if known.height < SMALLEST:
+    counted = iterations.filter(KNOWN)
+    if counted.height < SMALLEST:
         return _engine_of_requests(requests)
-    crowded = known.filter(pl.col("waiting") > 0)
-    with_prompts = known.filter(pl.col("prefill_tokens") > 0)
-    tokens = known.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item()
+    crowded = counted.filter(pl.col("waiting") > 0)
+    with_prompts = counted.filter(pl.col("prefill_tokens") > 0)
+    tokens = counted.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item()
     cut = with_prompts.height > 1.2 * requests.height  # more iterations with prompts than there are prompts
     mixed = (with_prompts["decode_tokens"] > 0).any()
     return Engine(
         token_budget=tokens if cut else NO_LIMIT,
-        max_requests=int(known["num_requests"].to_numpy().max()) if crowded.height else NO_LIMIT,
+        max_requests=int(counted["num_requests"].to_numpy().max()) if crowded.height else NO_LIMIT,
         whole_prompts=not cut,
         prompts_first=not mixed and with_prompts.height > 1,
     )

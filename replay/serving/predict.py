@@ -146,16 +146,16 @@ def predict(
     same, other = (figures_of(answered(each, fitted.delay_s)) for each in (before, after))
     _ensure_as_recorded(measured, same)
     drawn = _drawn_ratios(before, fitted, changes)
-    found = []
+    figures = []
     for index, name in enumerate(FIGURES):
-        known = np.isfinite(measured[name])
-        missed = SIGMAS * float(np.log(same[name] / measured[name])) if known else 0.0
-        said = measured[name] * other[name] / same[name] if known else other[name]
+        is_measured = np.isfinite(measured[name])
+        missed = SIGMAS * float(np.log(same[name] / measured[name])) if is_measured else 0.0
+        said = measured[name] * other[name] / same[name] if is_measured else other[name]
         least, most = np.quantile(drawn[:, index], INSIDE) - np.log(other[name] / same[name])
         low, high = (np.hypot(max(width, SIGMAS * MIN_ERROR), missed) for width in (-least, most))
         low, high = said * np.exp(-low), said * np.exp(high)
-        found.append(PredictedFigure(name, measured[name] if known else None, said, low, high))
-    return found
+        figures.append(PredictedFigure(name, measured[name] if is_measured else None, said, low, high))
+    return figures
 
 
 def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> None:
@@ -250,12 +250,12 @@ def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> lis
         (changes for changes in rates if rates[changes] > rates[()]), key=lambda changes: -rates[changes]
     )
     likely = _likely_costs(fitted)
-    found = [
+    allowed = [
         Allowed(changes, recorded * _fastest(server, likely, goal, changes))
         for changes in [(), *_fewest(gaining, rates)[:MAX_JUDGED]]
     ]
-    unchanged = found[0].requests_per_s
-    kept = [each for each in found if each.requests_per_s > unchanged or not each.changes]
+    unchanged = allowed[0].requests_per_s
+    kept = [each for each in allowed if each.requests_per_s > unchanged or not each.changes]
     return sorted(kept, key=lambda each: (-each.requests_per_s, len(each.changes)))
 
 
@@ -288,8 +288,8 @@ def _candidates(fitted: FittedCost) -> Iterator[tuple[str, ...]]:
     # batches take than the recorded ones does not follow from these (docs/serving.md).
     sizes = [most for most in BATCHES if most < own or (most > own and not masked)]
     batches = ["", *(f"max-batch:requests={most}" for most in sizes)]
-    for both in product(budgets, batches):
-        yield tuple(change for change in both if change)
+    for pair in product(budgets, batches):
+        yield tuple(change for change in pair if change)
 
 
 def _fastest(

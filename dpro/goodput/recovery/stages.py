@@ -128,8 +128,8 @@ def _longest_ns(pieces: pl.DataFrame) -> float:
     took = steps.group_by("attempt", "rank", "step").agg(_total()).sort("duration_ns")
     later = took.filter(pl.col("duration_ns").cum_sum() >= (1 - RARE) * pl.col("duration_ns").sum())
     longest, typical = later["duration_ns"].min(), took["duration_ns"].median()
-    known = isinstance(longest, int) and isinstance(typical, (int, float))
-    return max(float(longest), HUNG * float(typical)) if known else 0.0  # type: ignore[arg-type]
+    has_steps = isinstance(longest, int) and isinstance(typical, (int, float))
+    return max(float(longest), HUNG * float(typical)) if has_steps else 0.0  # type: ignore[arg-type]
 
 
 def _noise(stepping: pl.DataFrame) -> float:
@@ -142,11 +142,13 @@ def _noise(stepping: pl.DataFrame) -> float:
     steps = by_rank.group_by("attempt", "step").agg(pl.col("duration_ns").mean())
     size = max(int(steps.height**0.5), 1)
     batch = (pl.int_range(pl.len()).over("attempt") // size).alias("batch")
-    batches = steps.sort("attempt", "step").with_columns(batch).group_by("attempt", "batch")
+    batches = (
+        steps.sort("attempt", "step").with_columns(batch).group_by("attempt", "batch", maintain_order=True)
+    )
     means = batches.agg(pl.col("duration_ns").mean(), pl.len().alias("steps")).filter(pl.col("steps") == size)
     deviation, mean = means["duration_ns"].std(), means["duration_ns"].mean()
-    known = isinstance(deviation, float) and isinstance(mean, float) and mean > 0
-    return size**0.5 * deviation / mean if known else 0.0
+    has_batches = isinstance(deviation, float) and isinstance(mean, float) and mean > 0
+    return size**0.5 * deviation / mean if has_batches else 0.0
 
 
 def _seconds(pieces: pl.DataFrame, ranks: int) -> float:

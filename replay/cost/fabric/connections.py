@@ -87,27 +87,27 @@ def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> K
     Raises:
         Unanswerable: a path names a link that the fabric lacks, or that is on no shortest path to its end.
     """
-    found, names = connections_of(flows), routes.network.names
-    known = {(entry.begin, entry.end, entry.connection): entry for entry in entries}
+    connections, names = connections_of(flows), routes.network.names
+    entry_of = {(entry.begin, entry.end, entry.connection): entry for entry in entries}
     steps: dict[tuple[int, int], int] = {}
     missing = []
-    ends = zip(found.flows.begin.tolist(), found.flows.end.tolist(), found.number.tolist())
-    within = inside(found.flows, routes.network)
+    ends = zip(connections.flows.begin.tolist(), connections.flows.end.tolist(), connections.number.tolist())
+    within = inside(connections.flows, routes.network)
     for each, (begin, end, number) in enumerate(ends):
-        entry = known.get((names[begin], names[end], number))
+        entry = entry_of.get((names[begin], names[end], number))
         if entry is not None:
             steps |= {(each, switch): at for switch, at in _places(routes, end, entry).items()}
         elif not within[each]:
             missing.append(each)
-    return KnownPaths(found.of, steps, np.array(missing, np.int64))
+    return KnownPaths(connections.of, steps, np.array(missing, np.int64))
 
 
 def _places(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
     """By switch on a path, the place of its link in the group of links that lead on."""
     network = routes.network
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     if routes.into[end] == NO_LINK:
-        return found
+        return places
     to = int(network.source[routes.into[end]])
     for name in entry.links:
         link = network.link_named(name)
@@ -117,22 +117,24 @@ def _places(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
         group = routes.choices(switch, to).tolist() if network.kind[switch] == SWITCH else []
         if link not in group:
             raise Unanswerable(f"path of {entry.begin} to {entry.end}: {name!r} is on no shortest path")
-        found[switch] = group.index(link)
-    return found
+        places[switch] = group.index(link)
+    return places
 
 
 def path_entries(flows: Flows, routes: Routes, choose: Choice) -> list[PathEntry]:
     """The path of each connection that leaves its host."""
-    found, network = connections_of(flows), routes.network
-    first = np.unique(found.of, return_index=True)[1]
-    row, links = crossed(found.flows, routes, lambda rows, here, number: choose(first[rows], here, number))
+    connections, network = connections_of(flows), routes.network
+    first = np.unique(connections.of, return_index=True)[1]
+    row, links = crossed(
+        connections.flows, routes, lambda rows, here, number: choose(first[rows], here, number)
+    )
     between = between_switches(network)[links]
     names: dict[int, list[str]] = {int(each): [] for each in row}
     for each, link in zip(row[between].tolist(), links[between].tolist()):
         names[each].append(network.link_name(link))
-    begin, end = found.flows.begin, found.flows.end
+    begin, end = connections.flows.begin, connections.flows.end
     return [
-        PathEntry(network.names[begin[each]], network.names[end[each]], ways, int(found.number[each]))
+        PathEntry(network.names[begin[each]], network.names[end[each]], ways, int(connections.number[each]))
         for each, ways in names.items()
     ]
 
@@ -155,7 +157,7 @@ def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> 
     each = replace(flows, of=np.arange(count), share=np.ones(count), count=count)
     spread = sprayed(each, routes)
     shape = (count, routes.network.source.size)
-    found = csr_matrix((spread.share, spread.links, spread.indptr), shape=shape)
+    sprayed_evenly = csr_matrix((spread.share, spread.links, spread.indptr), shape=shape)
     names = routes.network.names
     of_ports: dict[tuple[str, str], list[PathEntry]] = {}
     for entry in known:
@@ -168,13 +170,13 @@ def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> 
         for entry in entries
     ]
     if not rows:
-        return found
+        return sprayed_evenly
     row = np.concatenate([np.full(len(links), at) for at, links, _ in rows])
     link = np.concatenate([np.array(links, np.int64) for _, links, _ in rows])
     share = np.concatenate([np.full(len(links), share) for _, links, share in rows])
     kept = np.ones(count)
     kept[[at for at, *_ in rows]] = 0.0
-    return csr_matrix(diags(kept) @ found + csr_matrix((share, (row, link)), shape=shape))
+    return csr_matrix(diags(kept) @ sprayed_evenly + csr_matrix((share, (row, link)), shape=shape))
 
 
 def _along(entry: PathEntry, routes: Routes, begin: int, end: int) -> list[int]:

@@ -112,8 +112,8 @@ def flows_of(
     found: list[tuple[int, int, int, float, int]] = []
     for number, (gpus, op) in enumerate(zip(members, ops)):
         algorithm = algorithms[number] if algorithms else ""
-        known = channels[number] if channels else NOT_RECORDED
-        made = _made(fabric, list(gpus), host_of, op, algorithm, known)
+        recorded = channels[number] if channels else NOT_RECORDED
+        made = _made(fabric, list(gpus), host_of, op, algorithm, recorded)
         found += [(number, begin, end, share, _key(begin, end, each)) for begin, end, share, each in made]
     columns = [np.array([flow[at] for flow in found]) for at in range(5)]
     of, begin, end, key = (columns[at].astype(np.int64) for at in (0, 1, 2, 4))
@@ -145,23 +145,26 @@ def _along(
 ) -> list[_Flow]:
     """An equal part of `whole` along the hops of each channel; within hosts a chain where none has any."""
     share = whole / len(channels)
-    found: list[_Flow] = [
+    hops_of_channels: list[_Flow] = [
         (begin, end, part, channel)
         for channel, hops in enumerate(channels)
         for one, other in hops
         for begin, end, part, _ in _between(fabric, gpus[one], gpus[other], host_of, share)
     ]
     if any(host_of[gpus[one]] == host_of[gpus[other]] for hops in channels for one, other in hops):
-        return found
+        return hops_of_channels
     by_host = _by_host(gpus, host_of)
-    return [*found, *((one, other, whole, 0) for own in by_host.values() for one, other in pairwise(own))]
+    return [
+        *hops_of_channels,
+        *((one, other, whole, 0) for own in by_host.values() for one, other in pairwise(own)),
+    ]
 
 
 def _by_host(gpus: list[int], host_of: dict[int, int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    by_host: dict[int, list[int]] = {}
     for gpu in gpus:
-        found.setdefault(host_of[gpu], []).append(gpu)
-    return found
+        by_host.setdefault(host_of[gpu], []).append(gpu)
+    return by_host
 
 
 def _of_tree(size: int) -> float:
@@ -185,36 +188,36 @@ _Flow = tuple[int, int, float, int]
 def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
     """Hosts in order, as many rings between them as the host with the fewest ports in use has."""
     by_host = _by_host(gpus, host_of)
-    found: list[_Flow] = [(one, other, 1.0, 0) for own in by_host.values() for one, other in pairwise(own)]
+    flows: list[_Flow] = [(one, other, 1.0, 0) for own in by_host.values() for one, other in pairwise(own)]
     if len(by_host) == 1:
-        return [*found, (gpus[-1], gpus[0], 1.0, 0)] if len(gpus) > 1 else []
+        return [*flows, (gpus[-1], gpus[0], 1.0, 0)] if len(gpus) > 1 else []
     ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in own)) for own in by_host.values()]
     rings = min(map(len, ports))
     for at, own in enumerate(ports):
         after = ports[(at + 1) % len(ports)]
-        found += [(own[ring], after[ring], 1.0 / rings, ring) for ring in range(rings)]
-    return found
+        flows += [(own[ring], after[ring], 1.0 / rings, ring) for ring in range(rings)]
+    return flows
 
 
 def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
     """All bytes up and down the chain of each host, half of them up and down each tree of hosts."""
     by_host, whole = _by_host(gpus, host_of), _of_tree(len(gpus))
-    found: list[_Flow] = [
+    flows: list[_Flow] = [
         flow
         for own in by_host.values()
         for one, other in pairwise(own)
         for flow in ((one, other, whole, 0), (other, one, whole, 0))
     ]
     if len(by_host) == 1:
-        return found
+        return flows
     ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in own)) for own in by_host.values()]
     rings = min(map(len, ports))
     for tree, parent_of in enumerate(parents(len(ports))):
         for host, parent in enumerate(parent_of):
             for ring in range(rings) if parent >= 0 else ():
                 ends, each = (ports[host][ring], ports[parent][ring]), (1 + tree) * rings + ring
-                found += [(*way, whole / 2 / rings, each) for way in (ends, ends[::-1])]
-    return found
+                flows += [(*way, whole / 2 / rings, each) for way in (ends, ends[::-1])]
+    return flows
 
 
 def parents(count: int) -> tuple[list[int], list[int]]:
@@ -322,7 +325,7 @@ def sprayed(flows: Flows, routes: Routes) -> Load:
 
 def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
     """Links between two switches, and the share of a flow on each when every group is used evenly."""
-    found: dict[int, float] = {}
+    share_of: dict[int, float] = {}
     amounts = {here: 1.0}
     while amounts and to not in amounts:
         further: dict[int, float] = {}
@@ -332,11 +335,11 @@ def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
                 names = routes.network.names
                 raise Unanswerable(f"no path leads from {names[here]} to {names[to]}")
             for link in group.tolist():
-                found[link] = found.get(link, 0.0) + amount / group.size
+                share_of[link] = share_of.get(link, 0.0) + amount / group.size
                 end = int(routes.network.target[link])
                 further[end] = further.get(end, 0.0) + amount / group.size
         amounts = further
-    return np.array(list(found), np.int64), np.array(list(found.values()), np.float64)
+    return np.array(list(share_of), np.int64), np.array(list(share_of.values()), np.float64)
 
 
 def inside(flows: Flows, fabric: Fabric) -> Bools:

@@ -62,10 +62,10 @@ class Fabric:
     @cached_property
     def links_from(self) -> dict[tuple[int, int], list[int]]:
         """Links by the nodes that they lead from and to, in the order of the file."""
-        found: dict[tuple[int, int], list[int]] = defaultdict(list)
+        links: dict[tuple[int, int], list[int]] = defaultdict(list)
         for link, ends in enumerate(zip(self.source.tolist(), self.target.tolist())):
-            found[ends].append(link)
-        return dict(found)
+            links[ends].append(link)
+        return dict(links)
 
     def link_name(self, link: int) -> str:
         """A link as people write it: `leaf0 > spine3`, with its number where cables are side by side."""

@@ -113,7 +113,7 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
         Unanswerable: the run does not say where its ranks are, or has two in one place, or the fabric lacks a
             host or a GPU.
     """
-    found: dict[int, int] = {}
+    gpus: dict[int, int] = {}
     taken: dict[int, int] = {}  # GPUs and their ranks
     for rank, local, name in run.table(WORKERS).select("rank", "local_rank", "host").iter_rows():
         if not name or local is None or local < 0:
@@ -128,10 +128,10 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
             raise Unanswerable(
                 f"ranks {taken[gpu]} and {rank} are both on {fabric.names[gpu]}, by their numbers"
             )
-        found[rank], taken[gpu] = gpu, rank
-    if not found:
+        gpus[rank], taken[gpu] = gpu, rank
+    if not gpus:
         raise Unanswerable("the run does not say on which hosts its ranks are")
-    return found
+    return gpus
 
 
 def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
@@ -169,8 +169,10 @@ def _algorithms(graph: Graph, transfers: Ints) -> tuple[str, ...]:
     """By transfer, the algorithm that its collective was recorded with."""
     if graph.run is None:
         return ("",) * transfers.size
-    known = graph.run.table(COLLECTIVES, ["rank", "span_id", "algorithm"]).filter(pl.col("algorithm") != "")
-    of_span = {(rank, span): algorithm for rank, span, algorithm in known.iter_rows()}
+    recorded = graph.run.table(COLLECTIVES, ["rank", "span_id", "algorithm"]).filter(
+        pl.col("algorithm") != ""
+    )
+    of_span = {(rank, span): algorithm for rank, span, algorithm in recorded.iter_rows()}
     ends = zip(graph.nodes.rank[transfers].tolist(), graph.nodes.span[transfers].tolist())
     return tuple(of_span.get(end, "") for end in ends)
 
@@ -236,12 +238,12 @@ def placed(graph: Graph) -> Placed:
         fabric = fabric_of_run(graph.run)
         assert graph.run is not None
         gpus = gpus_of_ranks(graph.run, fabric)
-        found = communications(graph, gpus)
-        flows = flows_of(fabric, *found.kinds)
+        exchanged = communications(graph, gpus)
+        flows = flows_of(fabric, *exchanged.kinds)
         if not (fabric.kind[flows.begin] == NIC).any():
             raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
         in_order = tuple(gpus[rank] for rank in sorted(gpus))
-        return Placed(fabric, routes_of(fabric), found, flows, in_order, paths_of_run(graph.run))
+        return Placed(fabric, routes_of(fabric), exchanged, flows, in_order, paths_of_run(graph.run))
 
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind)
@@ -331,16 +333,16 @@ def _sent_along(run: Run) -> dict[Ranks, Channels]:
         .unique()
         .sort("group", "tree", "channel", "rank", "to")
     )
-    found: dict[tuple[Ranks, bool], dict[int, list[Hop]]] = defaultdict(lambda: defaultdict(list))
+    hops_of: dict[tuple[Ranks, bool], dict[int, list[Hop]]] = defaultdict(lambda: defaultdict(list))
     for group, channel, rank, to, tree in hops.iter_rows():
         of = ranks[group]
         if tree and rank > to:
             continue  # an edge of a tree is used both ways
         if rank in of and to in of:
-            found[of, tree][channel].append((of.index(rank), of.index(to)))
+            hops_of[of, tree][channel].append((of.index(rank), of.index(to)))
     return {
-        of: Channels(*(tuple(map(tuple, found.get((of, tree), {}).values())) for tree in (False, True)))
-        for of in {key for key, _ in found}
+        of: Channels(*(tuple(map(tuple, hops_of.get((of, tree), {}).values())) for tree in (False, True)))
+        for of in {key for key, _ in hops_of}
     }
 
 
@@ -349,7 +351,7 @@ def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> Plac
     workers = run.table(WORKERS).select("host", "pid", "rank")
     rank_of = {(_short(host), pid): rank for host, pid, rank in workers.iter_rows() if host and pid}
     texts = run.table(COLLECTIVES, ["group_ranks"])["group_ranks"].unique()
-    known = [members_of(each) for each in texts.sort() if each]
+    groups_of_run = [members_of(each) for each in texts.sort() if each]
     groups: dict[Ranks, list[GroupChannels]] = {}
     unknown = incomplete = 0
     for communicator in communicators:
@@ -361,7 +363,7 @@ def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> Plac
             for member, (host, pid) in communicator.places.items()
             if (_short(host), pid) in rank_of
         }
-        members = _members(communicator.size, seen, known, run.manifest.world_size)
+        members = _members(communicator.size, seen, groups_of_run, run.manifest.world_size)
         if members is None:
             unknown += 1
             continue

@@ -55,11 +55,11 @@ class Plan:
         """What `routes.paths` asks."""
 
         def choose(flows: Ints, here: Ints, number: Ints) -> Ints:
-            found = [
+            places = [
                 self.places[flow].get(switch, 0) % count
                 for flow, switch, count in zip(flows.tolist(), here.tolist(), number.tolist())
             ]
-            return np.array(found, np.int64)
+            return np.array(places, np.int64)
 
         return choose
 
@@ -76,9 +76,9 @@ def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
 
 def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choice:
     """A path for each connection: communications of the same ranks use the same ones, one after the other."""
-    found = connections_of(flows)
-    choose = planned(found.flows, routes, capacity).choice()
-    return lambda rows, here, number: choose(found.of[rows], here, number)
+    connections = connections_of(flows)
+    choose = planned(connections.flows, routes, capacity).choice()
+    return lambda rows, here, number: choose(connections.of[rows], here, number)
 
 
 def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
@@ -89,13 +89,13 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
     arXiv 2407.00550). Where paths lead over more than one switch between leaves, or over unequal cables,
     that is not so even.
     """
-    found = connections_of(flows)
-    leaves = _leaves(found.flows, routes)
+    connections = connections_of(flows)
+    leaves = _leaves(connections.flows, routes)
     groups: dict[tuple[tuple[int, int], float], list[int]] = {}
     for at, pair in enumerate(leaves):
-        groups.setdefault((pair, float(found.flows.share[at])), []).append(at)
-    parts = np.ones(found.number.size, np.int64)
-    first = np.zeros(found.number.size, np.int64)  # the path of the first part of each
+        groups.setdefault((pair, float(connections.flows.share[at])), []).append(at)
+    parts = np.ones(connections.number.size, np.int64)
+    first = np.zeros(connections.number.size, np.int64)  # the path of the first part of each
     for (pair, _), members in groups.items():
         if pair[0] == pair[1]:
             continue
@@ -106,16 +106,18 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
             left = len(members) - turn
             parts[at] = of_rest if left <= rest else 1
             first[at] = (rest - left) * of_rest if left <= rest else turn
-    counts = parts[found.of]
+    counts = parts[connections.of]
     row = np.repeat(np.arange(flows.of.size), counts)
     part = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
     columns = {name: getattr(flows, name)[row] for name in ("of", "begin", "end")}
     split = Flows(
         **columns, share=(flows.share / counts)[row], key=flows.key[row] + (part << PART), count=flows.count
     )
-    path = (first[found.of])[row] + part
+    path = (first[connections.of])[row] + part
     plan = Plan(
-        tuple(_over(routes, leaves[each], at) for each, at in zip(found.of[row].tolist(), path.tolist()))
+        tuple(
+            _over(routes, leaves[each], at) for each, at in zip(connections.of[row].tolist(), path.tolist())
+        )
     )
     return split, plan.choice()
 
@@ -206,14 +208,14 @@ def _greedy(
     for at in sorted(crossing, key=lambda flow: -flows.share[flow]):
         if leaves[at] not in ways:
             ways[leaves[at]] = _ways(routes, *leaves[at])
-        known = ways[leaves[at]]
-        full = (load[known.links] + flows.share[at]) / room[known.links]
+        tried = ways[leaves[at]]
+        full = (load[tried.links] + flows.share[at]) / room[tried.links]
         beside = full.argmin(axis=2)
         of_way = full.min(axis=2).max(axis=1)
         best = int(np.argmax(of_way <= of_way.min() * (1 + 1e-12)))
         for hop, cable in enumerate(beside[best].tolist()):
-            places[at][known.switches[best][hop]] = int(known.places[best, hop, cable])
-            load[known.links[best, hop, cable]] += flows.share[at]
+            places[at][tried.switches[best][hop]] = int(tried.places[best, hop, cable])
+            load[tried.links[best, hop, cable]] += flows.share[at]
     return Plan(tuple(places))
 
 

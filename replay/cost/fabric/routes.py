@@ -56,8 +56,8 @@ class Routes:
         at, column = int(self.place[here]), int(self.column[to])
         own: Ints = self.links[self.indptr[at] : self.indptr[at + 1]]
         nearer = self.far[self.place[self.network.target[own]], column]
-        found: Ints = own[(nearer >= 0) & (nearer == self.far[at, column] - 1)]
-        return found
+        nearest: Ints = own[(nearer >= 0) & (nearer == self.far[at, column] - 1)]
+        return nearest
 
 
 def routes_of(network: Fabric, failed: Ints | None = None) -> Routes:
@@ -157,7 +157,7 @@ def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
     """
     network = routes.network
     names = network.names
-    known = (routes.place, network.target, routes.far, routes.indptr, routes.links)
+    tables = (routes.place, network.target, routes.far, routes.indptr, routes.links)
     first, last = routes.out[begin], routes.into[end]
     for link, ports in ((first, begin), (last, end)):
         if (link == NO_LINK).any():
@@ -171,18 +171,18 @@ def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
             break
         number, link = np.zeros(going.size, np.int64), np.full(going.size, NO_LINK)
         column_of = routes.column[to[going]]
-        _group_sizes(here[going], column_of, *known, number)
+        _group_sizes(here[going], column_of, *tables, number)
         if (number == 0).any():
             lost = going[np.argmin(number)]
             raise Unanswerable(f"no path leads from {names[begin[lost]]} to {names[end[lost]]}")
-        _members(here[going], column_of, *known, choose(going, here[going], number), link)
+        _members(here[going], column_of, *tables, choose(going, here[going], number), link)
         column = np.full(begin.size, NO_LINK, np.int64)
         column[going] = link
         columns.append(column)
         here = here.copy()
         here[going] = network.target[link]
-    found = np.stack([*columns, np.where(direct, NO_LINK, last)], axis=1)
-    behind: Ints = np.take_along_axis(found, np.argsort(found == NO_LINK, axis=1, kind="stable"), axis=1)
+    taken = np.stack([*columns, np.where(direct, NO_LINK, last)], axis=1)
+    behind: Ints = np.take_along_axis(taken, np.argsort(taken == NO_LINK, axis=1, kind="stable"), axis=1)
     return behind
 
 

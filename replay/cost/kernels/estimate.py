@@ -202,10 +202,10 @@ def _half(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> 
 
 def _first(answers: Sequence[Floats]) -> Floats:
     """The first of several answers that is a number."""
-    found = answers[0].copy()
+    us = answers[0].copy()
     for answer in answers[1:]:
-        found = np.where(np.isnan(found), answer, found)
-    return found
+        us = np.where(np.isnan(us), answer, us)
+    return us
 
 
 def _common(
@@ -221,8 +221,8 @@ def _common(
         }
         for place in (here, there)
     )
-    both = sorted(one.keys() & other.keys(), key=lambda name: (-len(one[name].us), name))
-    return [(one[name].software, other[name].software) for name in both]
+    shared = sorted(one.keys() & other.keys(), key=lambda name: (-len(one[name].us), name))
+    return [(one[name].software, other[name].software) for name in shared]
 
 
 def _by_tables(
@@ -250,24 +250,24 @@ def _by_tables(
 
 def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
     rows = table.operations.select(SAME_OPERATION).with_columns(us=pl.Series(table.us))
-    found = (
+    measured = (
         operations.select(SAME_OPERATION)
         .with_row_index("row")
         .join(rows.group_by(SAME_OPERATION).agg(pl.col("us").median()), on=SAME_OPERATION, how="left")
     )
-    us: Floats = found.sort("row")["us"].fill_null(float("nan")).to_numpy()
+    us: Floats = measured.sort("row")["us"].fill_null(float("nan")).to_numpy()
     return us
 
 
 def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Answer:
     """What the ten numbers of the device say; else those of all devices; else those of another precision."""
     gpu = sources.sheets[device]
-    known, method, extra = numbers_of(kind, dtype, device, sources.known)
-    us = formula_us(known.fit.numbers, sizes_of(operations), gpu, dtype)
+    numbers, method, extra = numbers_of(kind, dtype, device, sources.known)
+    us = formula_us(numbers.fit.numbers, sizes_of(operations), gpu, dtype)
     moved = operations["read_bytes"] + operations["written_bytes"]
-    most, most_moved = known.largest
+    most, most_moved = numbers.largest
     beyond: Bools = ((operations["operations"] > BEYOND * most) | (moved > BEYOND * most_moved)).to_numpy()
-    return _Answer(np.where(beyond, np.nan, us), known.bands, float(np.hypot(known.bias, extra)), method)
+    return _Answer(np.where(beyond, np.nan, us), numbers.bands, float(np.hypot(numbers.bias, extra)), method)
 
 
 def numbers_of(

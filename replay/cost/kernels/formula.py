@@ -183,10 +183,10 @@ def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: flo
         ]
         return np.concatenate([*predicted, weight * (numbers - start.numbers) / start.widths])
 
-    found = least_squares(residuals, start.numbers, loss="soft_l1", f_scale=OUTLIER, max_nfev=STEPS)
-    variance = np.mean(np.minimum(found.fun[: -len(PRIOR)] ** 2, 1.0))
-    widths = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)) * variance)
-    return DeviceFit(found.x, np.clip(widths, 1e-3, start.widths))
+    solution = least_squares(residuals, start.numbers, loss="soft_l1", f_scale=OUTLIER, max_nfev=STEPS)
+    variance = np.mean(np.minimum(solution.fun[: -len(PRIOR)] ** 2, 1.0))
+    widths = np.sqrt(np.diag(np.linalg.pinv(solution.jac.T @ solution.jac)) * variance)
+    return DeviceFit(solution.x, np.clip(widths, 1e-3, start.widths))
 
 
 def _drawn(sample: DeviceSample, most: int) -> DeviceSample:
@@ -377,9 +377,9 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
 
 def known_of(tables: Sequence[DeviceTable]) -> KnownCoefficients:
     """Fit one device's numbers at one precision, to all its tables."""
-    found = fit([table.sample() for table in tables])
-    predicted, measured = said_and_measured(found, tables)
-    return KnownCoefficients(found, bands_of(predicted, measured), 0.0, largest_of(tables))
+    numbers = fit([table.sample() for table in tables])
+    predicted, measured = said_and_measured(numbers, tables)
+    return KnownCoefficients(numbers, bands_of(predicted, measured), 0.0, largest_of(tables))
 
 
 def _decoded(entry: dict[str, Any]) -> KnownCoefficients:
@@ -391,11 +391,12 @@ def _decoded(entry: dict[str, Any]) -> KnownCoefficients:
     )
 
 
-def said_and_measured(found: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
+def said_and_measured(numbers: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
     """Microseconds of all operations of tables, by ten numbers and as measured, [N] each."""
     samples: list[DeviceSample] = [table.sample() for table in tables]
     predicted = [
-        formula_us(found.numbers, sizes_of(sample.operations), sample.gpu, sample.dtype) for sample in samples
+        formula_us(numbers.numbers, sizes_of(sample.operations), sample.gpu, sample.dtype)
+        for sample in samples
     ]
     return np.concatenate(predicted), np.concatenate([each.us for each in samples])
 

@@ -80,12 +80,12 @@ def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
     inside = np.flatnonzero(~out)
     if inside.size > MAX_ROWS:
         inside = np.sort(np.random.default_rng(0).choice(inside, MAX_ROWS, replace=False))
-    mine = table.rows(inside)
-    numbers = fit([mine.sample()], start)
+    fitted_to = table.rows(inside)
+    numbers = fit([fitted_to.sample()], start)
     gpu = GPUS[table.device]
-    predicted = formula_us(numbers.numbers, sizes_of(mine.operations), gpu, table.dtype)
-    columns = features(mine.operations, gpu, predicted)
-    trees = _grown(columns, np.log(mine.us / predicted))
+    predicted = formula_us(numbers.numbers, sizes_of(fitted_to.operations), gpu, table.dtype)
+    columns = features(fitted_to.operations, gpu, predicted)
+    trees = _grown(columns, np.log(fitted_to.us / predicted))
     known = LearnedTrees(
         *(table.device, table.software, table.kind, table.dtype, numbers, trees),
         *(columns[:, :RANGED].min(0), columns[:, :RANGED].max(0), bands_of(np.ones(0), np.ones(0))),

@@ -134,9 +134,9 @@ def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:
     tables = list(_tables(products.filter(pl.col("device").is_in(devices))))
     known: dict[Key, KnownCoefficients] = dict(shipped())
     for device, dtype in dict.fromkeys((table.device, table.dtype) for table in tables):
-        mine = [table for table in tables if (table.device, table.dtype) == (device, dtype)]
-        if (found := _numbers(mine, device, dtype, known)) is not None:
-            known["matmul", dtype, device] = found
+        of_device = [table for table in tables if (table.device, table.dtype) == (device, dtype)]
+        if (numbers := _numbers(of_device, device, dtype, known)) is not None:
+            known["matmul", dtype, device] = numbers
     return Sources(tables, list(_learned(tables)), known)
 
 
@@ -200,10 +200,10 @@ def calibrated(known: KnownCoefficients, own: DeviceSample) -> KnownCoefficients
     """
     if own.us.size < MIN_OPERATIONS:
         raise Unanswerable(f"{own.us.size} measured operations: {MIN_OPERATIONS} are needed to fit a device")
-    found = fit([own], known.fit, WEIGHT)
-    predicted = formula_us(found.numbers, sizes_of(own.operations), own.gpu, own.dtype)
+    numbers = fit([own], known.fit, WEIGHT)
+    predicted = formula_us(numbers.numbers, sizes_of(own.operations), own.gpu, own.dtype)
     missed = float(np.std(np.log(own.us / predicted)))
     bands = bands_of(predicted, own.us) if own.us.size >= ENOUGH else known.bands
     # What is left of the device's bias is known as well as a mean of this many misses.
     bias = min(known.bias or np.inf, missed) / np.sqrt(own.us.size)
-    return KnownCoefficients(found, bands, float(bias), known.largest)
+    return KnownCoefficients(numbers, bands, float(bias), known.largest)

@@ -80,8 +80,8 @@ def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: 
                 **nothing, method="method", reason=pl.lit(answer["reason"][0], pl.String)
             )
     ratio = there["us"][0] / here["us"][0]
-    known, _, extra = numbers_of("matmul", "bf16", to, sources.known)
-    width = HOLDS_80 * float(np.hypot(np.hypot(known.bias, extra), BY_CLASS))
+    numbers, _, extra = numbers_of("matmul", "bf16", to, sources.known)
+    width = HOLDS_80 * float(np.hypot(np.hypot(numbers.bias, extra), BY_CLASS))
     kept, work = np.minimum(us, SHORT_US), np.maximum(us - SHORT_US, 0) * ratio
     columns = {
         "us": kept + work,

@@ -283,8 +283,8 @@ def model_named(name: str) -> str:
     """The key of `GPUS` for a device name, such as `NVIDIA H100 80GB HBM3`; empty where it is not known."""
     if _ANOTHER.search(name):
         return ""
-    found = (key for key in GPUS if re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])", name))
-    return max(found, key=len, default="")
+    models = (key for key in GPUS if re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])", name))
+    return max(models, key=len, default="")
 
 
 def common_model(names: Sequence[str]) -> str:

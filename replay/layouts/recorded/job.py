@@ -220,7 +220,7 @@ def _model(
     try:
         spans = run.table(SPANS, ["name", "shapes"]).filter(pl.col("name") == "aten::embedding")
         table = embedding_of(spans["shapes"].unique().to_list())
-        found = shapes_of(
+        shapes = shapes_of(
             first.products, (*first.outside, *last.outside), table, layers, own["tp"], own["cp"]
         )
     except Unanswerable:
@@ -231,8 +231,8 @@ def _model(
                 "how many sequences a micro-batch has is not known: give --layout micro_batch="
             ) from None
         return given.model, given.layout["micro_batch"], own["tp"] > 1
-    model = given.model or found.model
-    return model, own.get("micro_batch", found.micro_batch), found.cut_head
+    model = given.model or shapes.model
+    return model, own.get("micro_batch", shapes.micro_batch), shapes.cut_head
 
 
 def _machine(
@@ -301,29 +301,31 @@ def _operations(model: Model, rows: pl.DataFrame) -> Floats:
     micro_batch, tp, cp = (column(rows, name) for name in ("micro_batch", "tp", "cp"))
     tokens = micro_batch * model.sequence / cp
     weights = 2 * tokens * (model.attention_parameters + model.dense_ffn_parameters) / tp
-    found: Floats = weights + 4 * tokens * model.sequence * model.heads / tp * model.widths[1]
-    return found
+    operations: Floats = weights + 4 * tokens * model.sequence * model.heads / tp * model.widths[1]
+    return operations
 
 
 def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
     """What the layers and the output layer of the run take in each layout."""
-    both = pl.concat([job.own.select(rows.columns), rows])
-    tokens = _ratio(column(both, "micro_batch") / column(both, "cp"))
-    cut = _ratio(1 / column(both, "tp")) if job.cut_head else np.ones(rows.height)
+    layouts = pl.concat([job.own.select(rows.columns), rows])
+    tokens = _ratio(column(layouts, "micro_batch") / column(layouts, "cp"))
+    cut = _ratio(1 / column(layouts, "tp")) if job.cut_head else np.ones(rows.height)
     stack = job.stack
     if job.on_gpu:
-        said = layer_work(job.model, both, job.machine, job.software)
+        said = layer_work(job.model, layouts, job.machine, job.software)
         ahead, back = (
             _work(timed, _ratio(each.compute), _ratio(each.memory), is_host_bound(timed))
             for timed, each in ((stack.forward, said.forward), (stack.backward, said.backward))
         )
-        again = said.scores[np.arange(1, both.height)]
+        again = said.scores[np.arange(1, layouts.height)]
     else:
-        products = _ratio(_operations(job.model, both))
+        products = _ratio(_operations(job.model, layouts))
         ahead, back = (_work(timed, products, tokens, False) for timed in (stack.forward, stack.backward))
         again = LayerTimes(*(0 * part for part in ahead.parts()))
     if int(job.own["recompute"][0]) == WHOLE:
-        back = LayerTimes(*(np.maximum(mine - its, 0) for mine, its in zip(back.parts(), ahead.parts())))
+        back = LayerTimes(
+            *(np.maximum(us - again_us, 0) for us, again_us in zip(back.parts(), ahead.parts()))
+        )
     share = tokens * cut
     heads = [
         LayerTimes(
@@ -339,8 +341,8 @@ def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
 
 def _ratio(values: Floats) -> Floats:
     """Of the first, the run's own, how many times as much all others are."""
-    found: Floats = np.where(values[0] > 0, values[1:] / max(float(values[0]), 1e-12), 1.0)
-    return found
+    ratio: Floats = np.where(values[0] > 0, values[1:] / max(float(values[0]), 1e-12), 1.0)
+    return ratio
 
 
 def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) -> LayerTimes:
@@ -471,13 +473,13 @@ def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]
     """Ranks of a kind of communication, bytes that it moves in all, the size that moves most, the least."""
     nodes = graph.nodes
     numbers = [n for n, message in enumerate(graph.messages) if (message.op, message.group) == (op, group)]
-    mine = np.isin(nodes.message, numbers) & (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0)
-    if not mine.any():
+    moving = np.isin(nodes.message, numbers) & (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0)
+    if not moving.any():
         return 0, 0.0, 0.0, 0.0
-    sizes, counts = np.unique(nodes.bytes[mine], return_counts=True)
+    sizes, counts = np.unique(nodes.bytes[moving], return_counts=True)
     return (
         graph.messages[numbers[0]].num_ranks,
-        float(nodes.bytes[mine].sum()),
+        float(nodes.bytes[moving].sum()),
         float(sizes[np.argmax(sizes * counts)]),
         float(sizes[0]),
     )
@@ -541,11 +543,11 @@ def micro_batches_of(graph: Graph, rank: int) -> int:
     """
     assert graph.run is not None
     nodes = graph.nodes
-    mine = _received(graph, ("recv",)) & (nodes.step >= 0) & (nodes.rank == rank)
+    received = _received(graph, ("recv",)) & (nodes.step >= 0) & (nodes.rank == rank)
     steps = np.unique(nodes.step[(nodes.rank == rank) & (nodes.step >= 0)]).size
     calls = graph.run.table(COLLECTIVES, ["rank", "op", "peer"])
     peers = calls.filter((pl.col("rank") == rank) & (pl.col("op") == "recv") & (pl.col("peer") >= 0))["peer"]
-    count = round(int(mine.sum()) / max(steps, 1) / max(peers.n_unique(), 1))
+    count = round(int(received.sum()) / max(steps, 1) / max(peers.n_unique(), 1))
     if not count:
         raise Unanswerable(
             "how many micro-batches its pipeline has is not known: `dpro plan` takes --layout micro_batches="
@@ -562,15 +564,15 @@ def message_us_of(graph: Graph, ranks: list[int]) -> float:
     ends = nodes.kind == NodeKind.TRANSFER
     numbers, counts = np.unique(nodes.collective[ends], return_counts=True)
     whole = np.isin(nodes.collective, numbers[counts > 1])
-    mine = _received(graph, RECEIVED) & whole & np.isin(nodes.rank, ranks)
-    return float(np.median(nodes.duration[mine])) / 1e3 if mine.any() else 0.0
+    received = _received(graph, RECEIVED) & whole & np.isin(nodes.rank, ranks)
+    return float(np.median(nodes.duration[received])) / 1e3 if received.any() else 0.0
 
 
 def _received(graph: Graph, ops: tuple[str, ...]) -> Bools:
     """[N] which nodes are transfers of such operations."""
     numbers = [number for number, message in enumerate(graph.messages) if message.op in ops]
-    found: Bools = (graph.nodes.kind == NodeKind.TRANSFER) & np.isin(graph.nodes.message, numbers)
-    return found
+    received: Bools = (graph.nodes.kind == NodeKind.TRANSFER) & np.isin(graph.nodes.message, numbers)
+    return received
 
 
 # What model a run trains, from the shapes of the products of one of its layers.
@@ -658,12 +660,12 @@ def shapes_of(
 
 def _weights(products: Sequence[str]) -> list[tuple[int, int]]:
     """Inputs and outputs of the matrices that are multiplied with tokens."""
-    found = []
+    weights = []
     for product in products:
         sizes = product_of(*_split(product))
         if sizes is not None and sizes[0] == 1:
-            found.append((int(sizes[3]), int(sizes[2])))
-    return found
+            weights.append((int(sizes[3]), int(sizes[2])))
+    return weights
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -759,9 +761,9 @@ def own_layout(job: RecordedJob) -> pl.DataFrame:
 
 def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLayout]) -> pl.DataFrame:
     own = {name: int(job.own[name][0]) for name in COLUMNS}
-    known = [MeasuredLayout(own, job.step_ms), *measured]
-    found = plan(job.model, rows, with_memory(job), job.software, known, job.timed)
-    return found if job.on_gpu else found.with_columns(mfu=pl.lit(None, pl.Float64))
+    steps = [MeasuredLayout(own, job.step_ms), *measured]
+    ranking = plan(job.model, rows, with_memory(job), job.software, steps, job.timed)
+    return ranking if job.on_gpu else ranking.with_columns(mfu=pl.lit(None, pl.Float64))
 
 
 def with_memory(job: RecordedJob) -> Machine:

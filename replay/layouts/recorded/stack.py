@@ -73,15 +73,15 @@ def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
     """
     graph = timeline.graph
     nodes = graph.nodes
-    mine = (nodes.rank == rank) & (nodes.step >= 0)
+    chosen = (nodes.rank == rank) & (nodes.step >= 0)
     if works_on_gpu(graph):
-        mine &= np.isin(nodes.kind, GPU_KINDS)
-        lanes, spent = nodes.lane[mine], nodes.duration[mine]
+        chosen &= np.isin(nodes.kind, GPU_KINDS)
+        lanes, spent = nodes.lane[chosen], nodes.duration[chosen]
         if lanes.size:
-            mine &= nodes.lane == int(np.argmax(np.bincount(lanes, spent)))
+            chosen &= nodes.lane == int(np.argmax(np.bincount(lanes, spent)))
     else:
-        mine &= np.isin(nodes.kind, CPU_KINDS)
-    at = np.flatnonzero(mine)
+        chosen &= np.isin(nodes.kind, CPU_KINDS)
+    at = np.flatnonzero(chosen)
     at = at[np.lexsort([at, timeline.start[at], nodes.step[at]])]
     called = _called(graph, rank, at)
     if not called["backward"].any():
@@ -134,10 +134,10 @@ def _called(graph: Graph, rank: int, at: Ints) -> pl.DataFrame:
     back = _inside(calls, operators.filter(pl.col("forward_thread") > 0))
     is_product = pl.col("name").is_in(list(MATMULS)) | pl.col("name").str.contains(ATTENTION)
     made = _inside(calls, _innermost(operators.filter(is_product)))
-    known = made.select("row", "operator", text=pl.col("name") + pl.col("shapes"))
+    named = made.select("row", "operator", text=pl.col("name") + pl.col("shapes"))
     rows = (
         pl.DataFrame({"row": np.arange(at.size)})
-        .join(known, on="row", how="left", maintain_order="left")
+        .join(named, on="row", how="left", maintain_order="left")
         .with_columns(
             pl.col("text").fill_null(""),
             pl.col("operator").fill_null(-2 - pl.col("row")),
@@ -162,8 +162,8 @@ def _launcher(graph: Graph, at: Ints) -> Ints:
     source = np.arange(graph.num_nodes)
     launch = edges.kind == EdgeKind.LAUNCH
     source[edges.target[launch]] = edges.source[launch]
-    found: Ints = source[at]
-    return found
+    launcher: Ints = source[at]
+    return launcher
 
 
 def _innermost(operators: pl.DataFrame) -> pl.DataFrame:
@@ -265,14 +265,14 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     first = parts[min(1, len(parts) - 1)]
     attention = [token for token, name in enumerate(names) if re.search(ATTENTION, name)]
     patterns = [_pattern(first, backward, attention) for backward in (False, True)]
-    found = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
-    counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in found)
+    passes = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
+    counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in passes)
     (ahead, back), _ = counts.most_common(1)[0]
     if ahead != back:
         raise Unanswerable(NO_STACK.format(f"{ahead} stretches repeat forward and {back} backward"))
     whole = [
         (part, ways)
-        for part, ways in zip(parts, found)
+        for part, ways in zip(parts, passes)
         if ways[0].begins.size == ways[1].begins.size == ahead
     ]
     count = micro_batches or int((~whole[0][1][0].follows).sum())
@@ -301,8 +301,8 @@ def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
     if not heads.size:
         return heads, np.zeros(0)
     took = np.add.reduceat(np.where(part.product, part.ns, 0), heads).astype(np.float64)
-    mine = part.backward[heads] == backward
-    return heads[mine], took[mine]
+    of_pass = part.backward[heads] == backward
+    return heads[of_pass], took[of_pass]
 
 
 def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
@@ -361,15 +361,15 @@ def _time(part: WorkSequence, begin: int, end: int, sent: tuple[Ints, Floats]) -
     )
 
 
-def _times(found: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
+def _times(passes: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
     """The typical layer of a pass: of those that another follows, else until the other pass begins."""
     times = [
         _time(part, int(each.begins[at]), int(each.begins[at + 1]), sent)
-        for part, each in found
+        for part, each in passes
         for at in np.flatnonzero(each.follows).tolist()
     ]
     if not times:
-        for part, each in found:
+        for part, each in passes:
             for begin in each.begins.tolist():
                 turn = np.flatnonzero(part.backward[begin:] != part.backward[begin])
                 end = begin + int(turn[0]) if turn.size else part.ns.size
@@ -388,7 +388,7 @@ def _heads(
 ) -> list[PassTime]:
     """From each micro-batch's first layer to the next backward, without the layers."""
     begins = ways[0].begins[::layers]
-    found = []
+    heads = []
     for begin in begins.tolist():
         after = ways[1].begins[ways[1].begins > begin]
         between = ways[0].begins[
@@ -397,8 +397,8 @@ def _heads(
         if not after.size or between.size != layers - 1:
             continue  # another micro-batch's forward comes first
         whole = _time(part, begin, _end_of_head(part, begin, int(after[0])), sent)
-        found.append(PassTime(*(max(mine - layers * its, 0.0) for mine, its in zip(whole, layer))))
-    return found
+        heads.append(PassTime(*(max(pass_us - layers * its, 0.0) for pass_us, its in zip(whole, layer))))
+    return heads
 
 
 def _end_of_head(part: WorkSequence, begin: int, end: int) -> int:
@@ -410,10 +410,10 @@ def _end_of_head(part: WorkSequence, begin: int, end: int) -> int:
     return int(products[-1]) + 1 if products.size else int(back[0])
 
 
-def _outside(part: WorkSequence, found: _Found, period: int) -> list[int]:
+def _outside(part: WorkSequence, layers: _Found, period: int) -> list[int]:
     """Tokens of forward products that are in no layer, each once."""
     rows, _ = _tokens(part, False)
-    first = np.searchsorted(rows, found.begins)
+    first = np.searchsorted(rows, layers.begins)
     inside = np.zeros(rows.size, np.bool_)
     for at in first.tolist():
         inside[at : at + period] = True
@@ -472,12 +472,12 @@ def occurrences(tokens: Ints, pattern: Ints) -> Ints:
     if tokens.size < pattern.size:
         return np.zeros(0, np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, pattern.size)
-    found, free = [], 0
+    begins, free = [], 0
     for at in np.flatnonzero((windows == pattern).all(1)).tolist():
         if at >= free:
-            found.append(at)
+            begins.append(at)
             free = at + pattern.size
-    return np.array(found, np.int64)
+    return np.array(begins, np.int64)
 
 
 def _best(tokens: Ints, weight: Floats) -> tuple[int, int, float]:

@@ -135,19 +135,19 @@ class Device(Edit):
         parts = []
         for device in sorted(set(devices.values()) - {to}):
             ranks = [rank for rank, model in devices.items() if model == device]
-            mine = kernels & np.isin(graph.nodes.rank, ranks)
-            if mine.any():
-                nodes, frame = _frame(graph, mine)
+            moving = kernels & np.isin(graph.nodes.rank, ranks)
+            if moving.any():
+                nodes, frame = _frame(graph, moving)
                 sources = _sources(graph.products, device, to)
                 predicted = on_another_device(frame, device, to, sources)
                 parts.append(predicted.with_columns(node=pl.Series(nodes)))
         if not parts:
             return np.zeros(0, np.int64), pl.DataFrame({"us": np.zeros(0)})
-        found = pl.concat(parts).sort("node")
-        refused = found.filter(pl.col("us").is_null())
+        predicted_kernels = pl.concat(parts).sort("node")
+        refused = predicted_kernels.filter(pl.col("us").is_null())
         if refused.height:
             raise Unanswerable(f"{refused.height} kernels cannot be predicted: {refused['reason'][0]}")
-        return found["node"].to_numpy(), found.drop("node")
+        return predicted_kernels["node"].to_numpy(), predicted_kernels.drop("node")
 
 
 _LAST: list[tuple[pl.DataFrame | None, tuple[str, ...], Sources]] = []  # at most one: what was asked last
@@ -215,12 +215,12 @@ def products_of(graph: Graph) -> pl.DataFrame:
     devices = _devices_of(graph)
     nodes, frame = _frame(graph, graph.nodes.kind == NodeKind.KERNEL)
     own = [devices[rank] for rank in graph.nodes.rank[nodes].tolist()]
-    found = frame.with_columns(device=pl.Series(own, dtype=pl.String), software=pl.lit("trace")).filter(
+    products = frame.with_columns(device=pl.Series(own, dtype=pl.String), software=pl.lit("trace")).filter(
         pl.col("kind") == "product"
     )
-    if found.is_empty():
+    if products.is_empty():
         raise Unanswerable("no matrix product with shapes in the run: record with --shapes")
-    return found.select(list(PRODUCTS))
+    return products.select(list(PRODUCTS))
 
 
 def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
@@ -255,6 +255,6 @@ def _products(graph: Graph, kernels: Bools) -> pl.DataFrame:
     """`node`, `rank`, `span_id` of the operator, `batch`, `m`, `n`, `k` of kernels that products launched."""
     operators = matmuls_of_kernels(graph, kernels)
     shapes = operators.select("name", "shapes").unique().rows()
-    found = [(*shape, *size) for shape in shapes if (size := product_of(*shape)) is not None]
+    rows = [(*shape, *size) for shape in shapes if (size := product_of(*shape)) is not None]
     sizes = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(("batch", "m", "n", "k"), pl.Float64)
-    return operators.join(pl.DataFrame(found, schema=sizes, orient="row"), on=["name", "shapes"])
+    return operators.join(pl.DataFrame(rows, schema=sizes, orient="row"), on=["name", "shapes"])
