@@ -145,11 +145,11 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
         `dp`; `dp x cp` where they differ along several; `ep` of a group of experts. Empty where the group is
         one rank, or the place of a rank or the name of an axis is unknown.
     """
-    own = frozenset(ranks)
-    laid = next((overlay.name for overlay in mesh.overlays if own in overlay.groups), "")
-    along = _axes_between(mesh, own)
+    members = frozenset(ranks)
+    laid = next((overlay.name for overlay in mesh.overlays if members in overlay.groups), "")
+    along = _axes_between(mesh, members)
     described = _DESCRIBED.get(description.lower(), "")
-    if laid and (described == laid or not _is_whole(mesh, along, own)):
+    if laid and (described == laid or not _is_whole(mesh, along, members)):
         return laid
     return BY.join(along)
 
@@ -179,7 +179,7 @@ def _axes_between(mesh: Mesh, ranks: Collection[int]) -> tuple[str, ...]:
     places = [mesh.coordinates.get(rank, ()) for rank in ranks]
     if not all(places):
         return ()
-    differ = [axis for axis, own in zip(mesh.axes, zip(*places)) if len(set(own)) > 1]
+    differ = [axis for axis, along in zip(mesh.axes, zip(*places)) if len(set(along)) > 1]
     unknown = any(-1 in place for place in places) or not all(axis.name for axis in differ)
     return () if unknown else tuple(axis.name for axis in differ)
 
@@ -219,7 +219,7 @@ def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> 
         strides
         for order in permutations(range(len(sizes)))  # the first is the slowest
         for strides in [_strides(order, sizes)]
-        if all(rank == sum(map(mul, own, strides)) for rank, own in places.items())
+        if all(rank == sum(map(mul, place, strides)) for rank, place in places.items())
     }
     if len(fitting) != 1:
         return places
@@ -337,14 +337,14 @@ def _first_fit(groups: Iterable[frozenset[int]]) -> list[list[frozenset[int]]]:
     """Groups of one size that do not meet, each with the first that it fits."""
     fitted: list[tuple[list[frozenset[int]], set[int]]] = []
     for ranks in groups:
-        for own, held in fitted:
-            if len(own[0]) == len(ranks) and held.isdisjoint(ranks):
-                own.append(ranks)
+        for groups_of_set, held in fitted:
+            if len(groups_of_set[0]) == len(ranks) and held.isdisjoint(ranks):
+                groups_of_set.append(ranks)
                 held |= ranks
                 break
         else:
             fitted.append(([ranks], set(ranks)))
-    return [own for own, _ in fitted]
+    return [groups_of_set for groups_of_set, _ in fitted]
 
 
 def _covers(groups: Sequence[frozenset[int]], num_ranks: int) -> bool:

@@ -160,8 +160,8 @@ def replayed_steps(graph: Graph) -> Floats:
 def _with(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph:
     """The graph with times of transfers, and the host's work times a factor."""
     changed = graph.nodes.duration.copy()
-    own = np.isin(graph.nodes.kind, CPU_KINDS)
-    changed[own] = np.rint(changed[own] * work).astype(np.int64)
+    on_host = np.isin(graph.nodes.kind, CPU_KINDS)
+    changed[on_host] = np.rint(changed[on_host] * work).astype(np.int64)
     changed[transfers] = np.rint(duration).astype(np.int64)
     return graph.with_durations(changed)
 
@@ -175,9 +175,9 @@ def without_waits_for_cores(graph: Graph) -> Graph:
     assert graph.run is not None
     facts = host_facts(graph.run.table(STEPS), graph.run.table(COUNTERS)).drop_nulls("run_queue_ns")
     duration, nodes = graph.nodes.duration.copy(), graph.nodes
-    own = np.isin(nodes.kind, CPU_KINDS)
+    on_host = np.isin(nodes.kind, CPU_KINDS)
     for rank, step, lasted, waited in facts.select("rank", "step", "duration_ns", "run_queue_ns").iter_rows():
-        working = own & (nodes.rank == rank) & (nodes.step == step)
+        working = on_host & (nodes.rank == rank) & (nodes.step == step)
         left = 1 - min(waited / max(lasted, 1), 1.0)
         duration[working] = np.rint(duration[working] * left).astype(np.int64)
     return graph.with_durations(duration)

@@ -127,10 +127,10 @@ def _with_stalls(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
         ("evaluating", _evaluations(parts, attempts)),
     ):
         stalled = stalled.join(amounts, on=["attempt", "rank", "start_ns"], how="left", maintain_order="left")
-        own = pl.col("amount").fill_null(0.0)
-        longest = own.max().over("attempt", "step")
+        amount = pl.col("amount").fill_null(0.0)
+        longest = amount.max().over("attempt", "step")
         waited = pl.when(pl.col("step") >= 0).then(pl.min_horizontal(longest, beyond)).otherwise(0.0)
-        stalled = stalled.with_columns(pl.max_horizontal(own, waited).alias(name)).drop("amount")
+        stalled = stalled.with_columns(pl.max_horizontal(amount, waited).alias(name)).drop("amount")
     return stalled
 
 

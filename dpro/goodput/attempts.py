@@ -269,10 +269,10 @@ def set_forward(attempts: Sequence[Attempt]) -> list[str]:
     """A line for each attempt in which a host's clock was set forward: its time seems longer by as much."""
     notes = []
     for attempt in attempts:
-        own = attempt.run.table(CLOCK_SAMPLES).filter(
+        samples = attempt.run.table(CLOCK_SAMPLES).filter(
             (pl.col("peer_rank") < 0) & (pl.col("monotonic_ns") >= 0)
         )
-        ordered = own.sort("rank", "monotonic_ns")
+        ordered = samples.sort("rank", "monotonic_ns")
         ran = pl.col("monotonic_ns").diff().over("rank")
         ahead = ordered.select("rank", ahead=pl.col("time_ns").diff().over("rank") - ran, ran=ran)
         jumps = ahead.filter(
@@ -295,9 +295,9 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
     """
     spans = []
     for run in runs:
-        own = [attempt for attempt in attempts if attempt.run.path == run.path and attempt.begin_ns >= 0]
-        if own:
-            spans.append((own[0].begin_ns, max(each.end_ns for each in own), run.label))
+        of_run = [attempt for attempt in attempts if attempt.run.path == run.path and attempt.begin_ns >= 0]
+        if of_run:
+            spans.append((of_run[0].begin_ns, max(each.end_ns for each in of_run), run.label))
     for (begin, end, name), (other_begin, other_end, other) in combinations(spans, 2):
         together = min(end, other_end) - max(begin, other_begin)
         if together > MIN_TOGETHER * min(end - begin, other_end - other_begin):

@@ -200,8 +200,8 @@ def _attempts(life: JobLife) -> list[AttemptDocument]:
 
 
 def _steps(life: JobLife, attempt: Attempt) -> set[int]:
-    own = life.pieces.filter((pl.col("attempt") == attempt.number) & (pl.col("step") >= 0))
-    return set(own["step"].to_list())
+    of_attempt = life.pieces.filter((pl.col("attempt") == attempt.number) & (pl.col("step") >= 0))
+    return set(of_attempt["step"].to_list())
 
 
 def _resumed_after(life: JobLife) -> dict[int, int]:

@@ -196,14 +196,14 @@ def _busy(requests: pl.DataFrame, by_replica: dict[int, RecordedEngine]) -> tupl
     says = False
     for replica, engine in by_replica.items():
         begin, end = int(engine.starts[0]), int((engine.starts + engine.durations).max())
-        own = requests.filter((pl.col("replica") == replica) & (pl.col("end_ns") > begin))
-        own = own.filter((pl.col("arrival_ns") >= 0) & (pl.col("arrival_ns") < end))
+        present = requests.filter((pl.col("replica") == replica) & (pl.col("end_ns") > begin))
+        present = present.filter((pl.col("arrival_ns") >= 0) & (pl.col("arrival_ns") < end))
         made = engine.iterations["decode_tokens"]
         says |= bool((made >= 0).any())
-        if own.height:
-            present_ns += max(own["end_ns"]) - min(own["arrival_ns"])
+        if present.height:
+            present_ns += max(present["end_ns"]) - min(present["arrival_ns"])
         work_ns += float(engine.durations.sum())
-        tokens += float(made.clip(0).sum()) + own.height
+        tokens += float(made.clip(0).sum()) + present.height
     busy = min(work_ns / present_ns, 1.0) if present_ns else None
     return busy, tokens / work_ns * NS_PER_S if work_ns and says else None
 
@@ -214,18 +214,18 @@ def _by_kind(by_replica: dict[int, RecordedEngine]) -> list[IterationsDocument]:
     rows = pl.concat([engine.iterations for engine in by_replica.values()])
     whole = float(rows["duration_ns"].clip(0).sum()) or 1.0
     documents = []
-    for (kind,), own in sorted(
+    for (kind,), of_kind in sorted(
         rows.partition_by("kind", as_dict=True).items(), key=lambda item: (-item[1].height, str(item[0][0]))
     ):
-        took = own["duration_ns"].clip(0) / NS_PER_MS
+        took = of_kind["duration_ns"].clip(0) / NS_PER_MS
         tokens = [
-            own.filter(pl.col(name) >= 0)[name]
+            of_kind.filter(pl.col(name) >= 0)[name]
             for name in ("prefill_tokens", "decode_tokens", "num_requests")
         ]
         documents.append(
             IterationsDocument(
                 str(kind),
-                own.height,
+                of_kind.height,
                 mean(took),
                 float(took.quantile(0.5, "linear") or 0.0),
                 float(took.quantile(0.99, "linear") or 0.0),
@@ -407,18 +407,18 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
     total, count = dict.fromkeys(ITERATION_PARTS, 0.0), 0
     gpu = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
     work = gpu if gpu.height else spans.filter(pl.col("kind") == "cpu_op")
-    for (rank,), own in work.partition_by("rank", as_dict=True).items():
-        begun, ended = own["start_ns"].min(), (own["start_ns"] + own["duration_ns"]).max()
+    for (rank,), of_rank in work.partition_by("rank", as_dict=True).items():
+        begun, ended = of_rank["start_ns"].min(), (of_rank["start_ns"] + of_rank["duration_ns"]).max()
         covered = iterations.filter(
             (pl.col("rank") == rank)
             & (pl.col("duration_ns") > 0)
             & (pl.col("start_ns") + pl.col("duration_ns") > begun)
             & (pl.col("start_ns") < ended)
         )
-        seen = _whole(_with_work(covered, own), spans.filter(pl.col("rank") == rank))
+        seen = _whole(_with_work(covered, of_rank), spans.filter(pl.col("rank") == rank))
         if seen.height:
             count += seen.height
-            for part, ns in _of_rank(own, seen).items():
+            for part, ns in _of_rank(of_rank, seen).items():
                 total[part] += ns / NS_PER_MS
     return ({part: ms / count for part, ms in total.items()} if count else {}), count
 

@@ -109,10 +109,10 @@ class RecordedEngine:
 def engines(iterations: pl.DataFrame) -> dict[int, RecordedEngine]:
     """The engine of each replica, by its first rank."""
     first = iterations.group_by("replica").agg(pl.col("rank").min())
-    own = iterations.join(first, on=["replica", "rank"]).sort("replica", "start_ns", "iteration")
+    of_rank = iterations.join(first, on=["replica", "rank"]).sort("replica", "start_ns", "iteration")
     return {
         int(replica[0]): RecordedEngine(rows)
-        for replica, rows in own.partition_by("replica", as_dict=True, maintain_order=True).items()
+        for replica, rows in of_rank.partition_by("replica", as_dict=True, maintain_order=True).items()
     }
 
 

@@ -125,8 +125,8 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
     if (rows["device"] != "").any():
         rows = rows.filter(pl.col("device") != "")
     return {
-        int(rank): (own["time_ns"].to_numpy(), own["value"].to_numpy())
-        for (rank,), own in rows.sort("time_ns").group_by("rank", maintain_order=True)
+        int(rank): (of_rank["time_ns"].to_numpy(), of_rank["value"].to_numpy())
+        for (rank,), of_rank in rows.sort("time_ns").group_by("rank", maintain_order=True)
     }
 
 

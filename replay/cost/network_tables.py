@@ -108,14 +108,14 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
     Args:
         rows: as from `read_frame`.
     """
-    curves, own = {}, []
+    curves, scores_of_curves = {}, []
     chosen = rows.filter(protocol="") if "protocol" in rows.columns else rows
     chosen = chosen.sort(*CurveGroup._fields, "bytes")
     for key, part in chosen.group_by(CurveGroup._fields, maintain_order=True):
         sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
         curve = curves[CurveGroup(*key)] = fit_curve(sizes, times)
-        own.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
-    all_scores = np.concatenate(own) if own else np.empty(0)
+        scores_of_curves.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
+    all_scores = np.concatenate(scores_of_curves) if scores_of_curves else np.empty(0)
     links = dict(rows.select("device", "link").unique().sort("device", "link").iter_rows())
     return NetworkTable(curves, links, name, float(np.quantile(all_scores, 0.8)) if all_scores.size else FEW)
 

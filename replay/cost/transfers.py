@@ -206,9 +206,9 @@ def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCo
     moved = _moved_meanwhile(graph, timeline, transfers)
     took = graph.nodes.duration[transfers].astype(np.float64)
     line = fit_line(moved, took)
-    own = graph.nodes.bytes[transfers].astype(np.float64)
-    alone = moved <= ALONE * own
-    sizes, times = medians(own[alone], took[alone], ENOUGH)
+    payload = graph.nodes.bytes[transfers].astype(np.float64)
+    alone = moved <= ALONE * payload
+    sizes, times = medians(payload[alone], took[alone], ENOUGH)
     if tables:
         seen = (sizes, times) if sizes.size else medians(moved, took)
         return corrected(min(tables, key=lambda table: table.off(*seen)), *seen)
@@ -456,7 +456,7 @@ def _apart(one: str, other: str) -> tuple[float, ...]:
 
 def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
     """Devices whose curves equal this one's, the nearest first; the group's own curves do not count."""
-    own = [
+    groups_here = [
         curve_here
         for curve_here in table.curves
         if (curve_here.device, curve_here.hosts) == (group.device, 1)
@@ -466,7 +466,9 @@ def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
     for device, link in table.links.items():
         if device != group.device and link == NVLINK:
             apart = [
-                each for curve_here in own if (each := _difference(table, curve_here, device)) is not None
+                each
+                for curve_here in groups_here
+                if (each := _difference(table, curve_here, device)) is not None
             ]
             if apart and np.median(apart) <= SISTERS_DIFFER:
                 near[device] = float(np.median(apart))

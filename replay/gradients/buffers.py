@@ -67,9 +67,9 @@ def buffered_passes(graph: Graph) -> list[Pass]:
     ready = ready.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     issued = calls_of(graph)
     found: list[Pass] = []
-    for place, own in calls.group_by(PLACE, maintain_order=True):
+    for place, of_thread in calls.group_by(PLACE, maintain_order=True):
         here = ready.filter(pl.all_horizontal(pl.col(name) == at for name, at in zip(PLACE, place)))
-        turns = turns_of(own.sort("at"), buffers)
+        turns = turns_of(of_thread.sort("at"), buffers)
         moments = pl.concat([gradient_moments(turn, here, buffers) for turn in turns])
         moments = moments.with_columns(**dict(zip(PLACE, map(pl.lit, place))))
         given = [
@@ -90,14 +90,14 @@ def buffers_of(run: Run) -> Buffers:
     rows = run.table(BUCKETS).filter(pl.col("source").str.starts_with(SOURCE))
     if rows.is_empty():
         raise Unanswerable("the run does not say what DeepSpeed reduces together")
-    own = rows.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
-    if own["module"].n_unique() > 1:
+    of_rank = rows.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
+    if of_rank["module"].n_unique() > 1:
         raise Unanswerable("DeepSpeed reduces experts or several models apart")
-    shapes = tuple(tuple(shape) for each in own["shapes"].to_list() for shape in each)
-    sizes = [[int(size) for size in each] for each in own["parameter_bytes"].to_list()]
-    source = str(own["source"][0])
+    shapes = tuple(tuple(shape) for each in of_rank["shapes"].to_list() for shape in each)
+    sizes = [[int(size) for size in each] for each in of_rank["parameter_bytes"].to_list()]
+    source = str(of_rank["source"][0])
     is_zero = source.startswith(f"{SOURCE} ZeRO")
-    return Buffers(own["bytes"].to_list(), sizes, shapes, source.endswith(AFTER_BACKWARD), is_zero)
+    return Buffers(of_rank["bytes"].to_list(), sizes, shapes, source.endswith(AFTER_BACKWARD), is_zero)
 
 
 def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
@@ -117,7 +117,10 @@ def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
     ]
     for turn in turns:
         moved = turn["bytes"].to_list()
-        fits = [own < 0 or is_same_bucket(own, said) for own, said in zip(moved, buffers.num_bytes)]
+        fits = [
+            num_bytes < 0 or is_same_bucket(num_bytes, said)
+            for num_bytes, said in zip(moved, buffers.num_bytes)
+        ]
         if len(moved) != count or not all(fits):
             raise Unanswerable("the reductions seen do not fit the buffers of DeepSpeed that were recorded")
     return turns

@@ -62,13 +62,13 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
     issued = calls_of(graph)
     found = []
-    for _, own in moments.group_by(PLACE, maintain_order=True):
-        own = own.sort("start_ns")
+    for _, of_thread in moments.group_by(PLACE, maintain_order=True):
+        of_thread = of_thread.sort("start_ns")
         passes = [
             (int(each["first"][0]), _parameters(each))
-            for each in own.with_row_index("first").partition_by("step", maintain_order=True)
+            for each in of_thread.with_row_index("first").partition_by("step", maintain_order=True)
         ]
-        found += passes_at(graph, launches, issued, own, partial(given_passes, passes))
+        found += passes_at(graph, launches, issued, of_thread, partial(given_passes, passes))
     if not found:
         raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
     return sorted(found, key=lambda each: (each.rank, each.window, each.step, int(each.ready[0])))
@@ -280,8 +280,8 @@ def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
             fitting[num_bytes, count] = list(sizes.pop())
     known = [
         size
-        for _, own in groupby(moments.select("call", "bytes").iter_rows(), key=lambda row: row[0])
-        for size in _sizes_of(list(own), fitting)
+        for _, of_call in groupby(moments.select("call", "bytes").iter_rows(), key=lambda row: row[0])
+        for size in _sizes_of(list(of_call), fitting)
     ]
     return moments.with_columns(known=pl.Series(known, dtype=pl.Int64))
 

@@ -96,15 +96,15 @@ def parameters_of(run: Run | None) -> Parameters:
         raise Unanswerable(
             "several modules are wrapped by DDP: which bucket belongs to which is not recorded"
         )
-    own = buckets.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
-    sizes = own["parameter_bytes"].explode(empty_as_null=False)
-    if (own["parameter_bytes"].list.len() == 0).any():
+    of_rank = buckets.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
+    sizes = of_rank["parameter_bytes"].explode(empty_as_null=False)
+    if (of_rank["parameter_bytes"].list.len() == 0).any():
         raise Unanswerable(
             "sizes of single parameters are not in the run: DDP did not rebuild its buckets "
             "(find_unused_parameters), or an older dpro recorded it"
         )
-    shapes = [tuple(shape) for each in own["shapes"].to_list() for shape in each]
-    return Parameters(sizes.to_numpy(), tuple(shapes), str(own["hook"][0]))
+    shapes = [tuple(shape) for each in of_rank["shapes"].to_list() for shape in each]
+    return Parameters(sizes.to_numpy(), tuple(shapes), str(of_rank["hook"][0]))
 
 
 def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
@@ -120,8 +120,8 @@ def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
     moments = spans.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     launches, issued = Launches(graph), calls_of(graph)
     passes = []
-    for _, own in moments.group_by("rank", "window", maintain_order=True):
-        passes += passes_at(graph, launches, issued, own, lambda step: _each_whole(step, parameters))
+    for _, of_thread in moments.group_by("rank", "window", maintain_order=True):
+        passes += passes_at(graph, launches, issued, of_thread, lambda step: _each_whole(step, parameters))
     if not passes:
         raise Unanswerable("no backward pass in the run reduces gradients in buckets")
     return passes
@@ -257,9 +257,11 @@ def _called_within(
 
 def _extents(issued: pl.DataFrame, rank: int, window: int, tid: int, offset: int) -> tuple[Ints, Ints]:
     """Start and end of the calls of a thread, on the graph's clock."""
-    own = issued.filter((pl.col("rank") == rank) & (pl.col("window") == window) & (pl.col("tid") == tid))
-    start = own["start_ns"].to_numpy() + offset
-    return start, start + own["duration_ns"].to_numpy()
+    of_thread = issued.filter(
+        (pl.col("rank") == rank) & (pl.col("window") == window) & (pl.col("tid") == tid)
+    )
+    start = of_thread["start_ns"].to_numpy() + offset
+    return start, start + of_thread["duration_ns"].to_numpy()
 
 
 def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:

@@ -336,19 +336,19 @@ def parameters_of(model: Model, rows: pl.DataFrame) -> tuple[Floats, Floats]:
     dense = (layers - mixed) * model.dense_ffn_parameters / tp
     shared = mixed * (model.shared_experts * model.expert_parameters / tp + model.hidden * model.experts)
     tables = np.where(pp > 1, 1.0, 1.0 if model.tied else 2.0) * model.vocabulary * model.hidden / tp
-    own = layers * model.attention_parameters / tp + dense + shared + tables
+    replicated = layers * model.attention_parameters / tp + dense + shared + tables
     experts = mixed * model.experts * model.expert_parameters / (ep * tp)
-    return own, experts
+    return replicated, experts
 
 
 def _data_us(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> tuple[Floats, Floats]:
     """Reduction of gradients and gathering of parameters once per step; gathering for each pass (ZeRO 3)."""
     tp, cp, ep, dp = (column(rows, name) for name in ("tp", "cp", "ep", "dp"))
     zero, micro_batches = column(rows, "zero"), column(rows, "micro_batches")
-    own, experts = parameters_of(model, rows)
+    replicated, experts = parameters_of(model, rows)
     ranks, stride = dp * cp, tp
-    reduced = one_way_us(own * software.gradient_bytes, ranks, stride, machine)
-    gathered = one_way_us(own * SIZE, ranks, stride, machine)
+    reduced = one_way_us(replicated * software.gradient_bytes, ranks, stride, machine)
+    gathered = one_way_us(replicated * SIZE, ranks, stride, machine)
     others = np.maximum(ranks / ep, 1)
     reduced_experts = one_way_us(experts * software.gradient_bytes, others, stride * ep, machine)
     gathered_experts = one_way_us(experts * SIZE, others, stride * ep, machine)

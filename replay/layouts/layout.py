@@ -230,11 +230,11 @@ def _of_degrees(
     dp, pp = degrees["dp"], degrees["pp"]
     if global_batch % dp:
         return
-    own = global_batch // dp
-    sizes = [size for size in _divisors(own) if size <= MAX_MICRO_BATCH]
+    sequences = global_batch // dp
+    sizes = [size for size in _divisors(sequences) if size <= MAX_MICRO_BATCH]
     for micro_batch in _choices(keep, "micro_batch", sizes):
-        count = own // micro_batch
-        if own % micro_batch or count < pp:  # fewer micro-batches than stages: another layout is better
+        count = sequences // micro_batch
+        if sequences % micro_batch or count < pp:  # fewer micro-batches than stages: another layout is better
             continue
         ways = [
             (schedule, chunks)

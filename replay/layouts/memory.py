@@ -60,23 +60,23 @@ def _at_stage(
     layers = _layers_at(model, rows, software, schedule, stage)
     has_head, has_table = _ends_at(pp, stage, schedule)
     copies = SCHEDULES[schedule].copies
-    own, experts = (copies * each for each in _weights(model, layers, stage, tp, ep))
+    replicated, experts = (copies * each for each in _weights(model, layers, stage, tp, ep))
     table = model.vocabulary * model.hidden / tp
     tables = np.where(has_table & has_head & (not model.tied), 2.0, (has_table | has_head).astype(float))
-    own = own + tables * table
+    replicated = replicated + tables * table
     ranks = dp * cp
     apart = np.maximum(ranks / ep, 1)
 
     def cut(stage_of_zero: int) -> Floats:
         sharded = zero >= stage_of_zero
-        return own / np.where(sharded, ranks, 1) + experts / np.where(sharded, apart, 1)
+        return replicated / np.where(sharded, ranks, 1) + experts / np.where(sharded, apart, 1)
 
     tokens = column(rows, "micro_batch") * model.sequence / cp
     flying = in_flight(pp, vpp, column(rows, "micro_batches"), stage, schedule)
     kept = activation_bytes(model, rows, software) * layers / vpp * flying
     vectors = SIZE * tokens * model.hidden / (tp if software.sequence_parallel else 1)
     logits = np.where(has_head, software.logit_bytes * tokens * model.vocabulary / tp, 0.0)
-    gathered = np.where(zero > 2, 2 * SIZE * (own + experts) / np.maximum(layers, 1), 0.0)
+    gathered = np.where(zero > 2, 2 * SIZE * (replicated + experts) / np.maximum(layers, 1), 0.0)
     return {
         "parameters": SIZE * cut(3),
         "gradients": software.main_gradient_bytes * cut(2),

@@ -80,7 +80,7 @@ def plan(
             bubble=times["bubble"][: rows.height],
             exposed=times["exposed_ms"][: rows.height] / times["step_ms"][: rows.height],
             fits=pl.Series(fits),
-            why=pl.Series([own or why for own, (_, why) in zip(refused, fit)]),
+            why=pl.Series([refusal or why for refusal, (_, why) in zip(refused, fit)]),
             replayed=replayed,
         )
         .hstack(parts)

@@ -200,10 +200,10 @@ def _layer(
 def optimizer_us(job: TimedLayouts, machine: Machine) -> Floats:
     """[N] microseconds that the optimizer takes for the parameters of the fullest GPU."""
     rows, model = job.rows, job.model
-    own, experts = parameters_of(model, rows)
+    replicated, experts = parameters_of(model, rows)
     zero, ranks = column(rows, "zero"), column(rows, "dp") * column(rows, "cp")
     cut = np.where(zero > 0, ranks, 1.0)
-    updated = own / cut + experts / np.maximum(cut / column(rows, "ep"), 1)
+    updated = replicated / cut + experts / np.maximum(cut / column(rows, "ep"), 1)
     us: Floats = machine.memory * updated * job.software.optimizer_bytes / (machine.sheet.gbps * 1e3)
     return us
 

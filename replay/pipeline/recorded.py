@@ -80,12 +80,12 @@ def operations_by_ranges(run: Run) -> pl.DataFrame:
 
 def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     """Operations with a range of their own."""
-    own = ranges.filter(pl.col("name").str.contains(RANGE)).with_columns(range="start_ns")
+    single = ranges.filter(pl.col("name").str.contains(RANGE)).with_columns(range="start_ns")
     name = pl.col("name")
     kind = pl.coalesce(name.str.extract(r"^PP:\d+([FBIW])\d+$"), name.str.extract(r"^(F|B)"))
     return (
-        _extents(own, operators)
-        .join(own.select(*OF_RANGE, "name"), on=OF_RANGE)
+        _extents(single, operators)
+        .join(single.select(*OF_RANGE, "name"), on=OF_RANGE)
         .select(
             "rank",
             "start_ns",
@@ -455,8 +455,8 @@ def _on_streams(
         steps: as from `_whole_steps`.
         rows: computes, for their columns.
     """
-    own = reductions.filter(_of_one_stage(places)).join(steps.select(*STEP), on=STEP, how="semi")
-    moved = alignment.aligned(_windowless(own))
+    of_stage = reductions.filter(_of_one_stage(places)).join(steps.select(*STEP), on=STEP, how="semi")
+    moved = alignment.aligned(_windowless(of_stage))
     return moved.select(
         *(*STEP, "op", "group"),
         name="op",

@@ -156,7 +156,7 @@ def _along(
     by_host = _by_host(gpus, host_of)
     return [
         *hops_of_channels,
-        *((one, other, whole, 0) for own in by_host.values() for one, other in pairwise(own)),
+        *((one, other, whole, 0) for of_host in by_host.values() for one, other in pairwise(of_host)),
     ]
 
 
@@ -188,14 +188,16 @@ _Flow = tuple[int, int, float, int]
 def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
     """Hosts in order, as many rings between them as the host with the fewest ports in use has."""
     by_host = _by_host(gpus, host_of)
-    flows: list[_Flow] = [(one, other, 1.0, 0) for own in by_host.values() for one, other in pairwise(own)]
+    flows: list[_Flow] = [
+        (one, other, 1.0, 0) for of_host in by_host.values() for one, other in pairwise(of_host)
+    ]
     if len(by_host) == 1:
         return [*flows, (gpus[-1], gpus[0], 1.0, 0)] if len(gpus) > 1 else []
-    ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in own)) for own in by_host.values()]
+    ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in of_host)) for of_host in by_host.values()]
     rings = min(map(len, ports))
-    for at, own in enumerate(ports):
+    for at, of_host in enumerate(ports):
         after = ports[(at + 1) % len(ports)]
-        flows += [(own[ring], after[ring], 1.0 / rings, ring) for ring in range(rings)]
+        flows += [(of_host[ring], after[ring], 1.0 / rings, ring) for ring in range(rings)]
     return flows
 
 
@@ -204,13 +206,13 @@ def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Fl
     by_host, whole = _by_host(gpus, host_of), _of_tree(len(gpus))
     flows: list[_Flow] = [
         flow
-        for own in by_host.values()
-        for one, other in pairwise(own)
+        for of_host in by_host.values()
+        for one, other in pairwise(of_host)
         for flow in ((one, other, whole, 0), (other, one, whole, 0))
     ]
     if len(by_host) == 1:
         return flows
-    ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in own)) for own in by_host.values()]
+    ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in of_host)) for of_host in by_host.values()]
     rings = min(map(len, ports))
     for tree, parent_of in enumerate(parents(len(ports))):
         for host, parent in enumerate(parent_of):
@@ -345,23 +347,23 @@ def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
 def inside(flows: Flows, fabric: Fabric) -> Bools:
     """[F] whether both ends are GPUs of one host."""
     gpus = np.zeros(fabric.num_nodes, np.bool_)
-    gpus[[gpu for own in fabric.gpus for gpu in own]] = True
+    gpus[[gpu for of_host in fabric.gpus for gpu in of_host]] = True
     inside: Bools = gpus[flows.begin] & gpus[flows.end]
     return inside
 
 
 def _summed(flows: Flows, fabric: Fabric, row: Ints, links: Ints, share: Floats) -> Load:
     """Loads of each communication on each link, those within hosts added."""
-    own = np.flatnonzero(inside(flows, fabric))
+    within = np.flatnonzero(inside(flows, fabric))
     hubs = [
         fabric.links_from[ends][0]
-        for flow in own.tolist()
+        for flow in within.tolist()
         for one, other in [(int(flows.begin[flow]), int(flows.end[flow]))]
         for ends in ((one, fabric.hub[one]), (fabric.hub[other], other))
     ]
-    row = np.concatenate([row, np.repeat(own, 2)])
+    row = np.concatenate([row, np.repeat(within, 2)])
     links = np.concatenate([links, np.array(hubs, np.int64)])
-    share = np.concatenate([share, np.repeat(flows.share[own], 2)])
+    share = np.concatenate([share, np.repeat(flows.share[within], 2)])
     count = fabric.source.size
     cell, at = np.unique(flows.of[row] * count + links, return_inverse=True)
     indptr = np.searchsorted(cell, np.arange(flows.count + 1) * count)

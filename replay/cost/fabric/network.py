@@ -111,18 +111,18 @@ def fabric_of(topology: TopologyFile) -> Fabric:
     links: list[tuple[int, int, float]] = []  # both directions are added below
     for entry in topology.hosts:
         for host in expand(entry.names):
-            own = tuple(add(f"{host}{PORT}gpu{at}", GPU) for at in range(entry.gpus))
+            host_gpus = tuple(add(f"{host}{PORT}gpu{at}", GPU) for at in range(entry.gpus))
             ports = [add(f"{host}{PORT}nic{at}", NIC) for at in range(entry.nics)]
             ends |= {names[node]: node for node in ports}
             hosts.append(host)
-            gpus.append(own)
+            gpus.append(host_gpus)
             if entry.gpus > 1:
                 hub = add(host, HUB)
-                hubs |= dict.fromkeys(own, hub)
-                links += [(gpu, hub, entry.gpu_gbps) for gpu in own]
+                hubs |= dict.fromkeys(host_gpus, hub)
+                links += [(gpu, hub, entry.gpu_gbps) for gpu in host_gpus]
             if ports:
                 near = entry.near or [at * entry.nics // entry.gpus for at in range(entry.gpus)]
-                port |= {gpu: ports[at] for gpu, at in zip(own, near)}
+                port |= {gpu: ports[at] for gpu, at in zip(host_gpus, near)}
     for switches in topology.switches:
         for name in expand(switches.names):
             ends[name] = add(name, SWITCH)

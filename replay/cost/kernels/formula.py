@@ -237,8 +237,8 @@ def bands_of(predicted_us: Floats, measured_us: Floats, share: float = SHARE) ->
     misses = np.log(measured_us / predicted_us)
     bands, tails = band_of(predicted_us), ((1 - share) / 2, (1 + share) / 2)
     whole = np.quantile(misses, tails) if misses.size >= MIN_ROWS else np.array(UNKNOWN)
-    own = [misses[bands == band] for band in range(len(EDGES_US) + 1)]
-    return Bands(np.array([np.quantile(each, tails) if each.size >= MIN_ROWS else whole for each in own]))
+    by_band = [misses[bands == band] for band in range(len(EDGES_US) + 1)]
+    return Bands(np.array([np.quantile(each, tails) if each.size >= MIN_ROWS else whole for each in by_band]))
 
 
 UNKNOWN_BANDS = Bands(np.array([UNKNOWN] * (len(EDGES_US) + 1)))

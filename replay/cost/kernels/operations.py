@@ -98,7 +98,7 @@ def attention(
     keys = (ramp * (past + (ramp + 1) / 2) + (queries - ramp) * np.where(window > 0, window, 0)) / queries
     held = np.minimum(past + queries, np.where(queries > 1, past + queries, seen))
     stored = 2 * sequences * held * kv_heads * head_size * (kv_bytes or size)
-    own = sequences * queries * heads * head_size * size
+    query_bytes = sequences * queries * heads * head_size * size
     return _frame(
         kind=np.where(queries > 1, "prefill", "decode"),
         dtype=dtype,
@@ -108,8 +108,8 @@ def attention(
         k=keys,
         heads=heads,
         kv_heads=kv_heads,
-        read_bytes=stored + own,
-        written_bytes=own,
+        read_bytes=stored + query_bytes,
+        written_bytes=query_bytes,
         operations=4 * sequences * queries * heads * head_size * keys,
     )
 

@@ -142,32 +142,38 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     if graph.run is None:
         raise Unanswerable("the graph does not know the run it is from: its operators are unknown")
     timeline = replay(graph)
-    mesh, own = _own_degrees(graph.run, given)
-    by_stage = a_rank_of_each_stage(graph, mesh, own["pp"])
+    mesh, degrees = _own_degrees(graph.run, given)
+    by_stage = a_rank_of_each_stage(graph, mesh, degrees["pp"])
     stages = list(by_stage.values())
-    count = 0 if own["pp"] == 1 else own.get("micro_batches") or micro_batches_of(graph, stages[0])
+    count = 0 if degrees["pp"] == 1 else degrees.get("micro_batches") or micro_batches_of(graph, stages[0])
     stacks = [stack_of(timeline, rank, count) for rank in stages]
     first = stacks[0]
-    layers = sum(stack.layers for stack in stacks) if len(stacks) == own["pp"] else first.layers * own["pp"]
-    model, micro_batch, cut_head = _model(graph.run, first, stacks[-1], layers, own, given, stages[0])
-    if own["dp"] * own["cp"] > 1:
-        own.setdefault("zero", _zero(graph, first))
-    own |= {"micro_batch": micro_batch, "micro_batches": first.micro_batches}
-    row = layouts([own])
+    layers = (
+        sum(stack.layers for stack in stacks)
+        if len(stacks) == degrees["pp"]
+        else first.layers * degrees["pp"]
+    )
+    model, micro_batch, cut_head = _model(graph.run, first, stacks[-1], layers, degrees, given, stages[0])
+    if degrees["dp"] * degrees["cp"] > 1:
+        degrees.setdefault("zero", _zero(graph, first))
+    degrees |= {"micro_batch": micro_batch, "micro_batches": first.micro_batches}
+    row = layouts([degrees])
     machine, software, said = _machine(timeline, given, first, model, row)
     step_ms = (
         float(replayed_steps(graph, timeline.start, timeline.end)["duration_ns"].to_numpy().mean()) / 1e6
     )
-    groups = [group.ranks for group in groups_of(graph.run) if len(group.ranks) == own["dp"] * own["cp"]]
+    groups = [
+        group.ranks for group in groups_of(graph.run) if len(group.ranks) == degrees["dp"] * degrees["cp"]
+    ]
     work, _ = work_of(timeline, stages[0])
     reduced = (
         reduced_of(timeline, stages[0], work.node, groups)
-        if own["dp"] * own["cp"] > 1
+        if degrees["dp"] * degrees["cp"] > 1
         else GradientTraffic(0, 0)
     )
     said = (_found_line(first, layers), *said)
     head, on_gpu = stacks[-1].head, works_on_gpu(graph)
-    if own["pp"] - 1 not in by_stage and own["pp"] > 1:
+    if degrees["pp"] - 1 not in by_stage and degrees["pp"] > 1:
         head, said = (
             NOTHING,
             (*said, "no rank of the last stage was recorded: its output layer is not counted"),

@@ -151,9 +151,9 @@ def _by_kernels(graph: Graph, at: Ints, rows: pl.DataFrame) -> pl.DataFrame:
     """Of a GPU's work only kernels that multiply are of a product, also where no operator launched them."""
     multiplies = np.array([classify(name).kind in PRODUCT_KERNELS for name in graph.names], np.bool_)
     names = pl.Series(graph.names, dtype=pl.String).gather(graph.nodes.name[at])
-    own = pl.Series(multiplies[graph.nodes.name[at]])
+    is_product = pl.Series(multiplies[graph.nodes.name[at]])
     named = pl.when(pl.col("text") == "").then(names).otherwise(pl.col("text"))
-    return rows.with_columns(text=pl.when(own).then(named).otherwise(pl.lit("")))
+    return rows.with_columns(text=pl.when(is_product).then(named).otherwise(pl.lit("")))
 
 
 def _launcher(graph: Graph, at: Ints) -> Ints:
@@ -450,15 +450,15 @@ def find_pattern(tokens: Ints, weight: Floats, needed: Collection[int] = ()) -> 
     begin, period, _ = _best(tokens, weight)
     if not period:
         return tokens[:0]
-    pattern, own = tokens[begin : begin + period], weight[begin : begin + period]
+    pattern, weights = tokens[begin : begin + period], weight[begin : begin + period]
     while period > 1:
-        begin, period, covered = _best(pattern, own)
+        begin, period, covered = _best(pattern, weights)
         inner = pattern[begin : begin + period]
-        if not period or covered < INNER * own.sum():
+        if not period or covered < INNER * weights.sum():
             break
         if np.isin(pattern, list(needed)).any() and not np.isin(inner, list(needed)).any():
             break
-        pattern, own = inner, own[begin : begin + period]
+        pattern, weights = inner, weights[begin : begin + period]
     return pattern
 
 

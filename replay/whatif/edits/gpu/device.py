@@ -56,12 +56,12 @@ class Device(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The model of the same maker whose memory and arithmetic are the next faster ones."""
         here = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
-        own, amd = GPUS[here], here.startswith("MI")
+        sheet, amd = GPUS[here], here.startswith("MI")
         faster = [
             (gpu.gbps, name)
             for name, gpu in GPUS.items()
-            if gpu.gbps > own.gbps and name.startswith("MI") == amd
-            if max(gpu.tflops.values()) >= max(own.tflops.values())
+            if gpu.gbps > sheet.gbps and name.startswith("MI") == amd
+            if max(gpu.tflops.values()) >= max(sheet.tflops.values())
         ]
         return [cls(name) for _, name in sorted(faster)[:1]]
 
@@ -199,11 +199,11 @@ def _devices_of(graph: Graph) -> dict[int, str]:
     if model := common_model(names):
         return dict.fromkeys(ranks, model)
     workers = [] if graph.run is None else graph.run.table(WORKERS, ["rank", "gpu_name"]).rows()
-    own = {rank: model_named(name) for rank, name in workers}
-    if not all(own.get(rank) for rank in ranks):
+    models = {rank: model_named(name) for rank, name in workers}
+    if not all(models.get(rank) for rank in ranks):
         listed = ", ".join(sorted(set(names))) or "the run names none"
         raise Unanswerable(f"which GPU the kernels ran on is not known ({listed}): its data sheet is needed")
-    return {rank: own[rank] for rank in ranks}
+    return {rank: models[rank] for rank in ranks}
 
 
 def products_of(graph: Graph) -> pl.DataFrame:
@@ -214,8 +214,8 @@ def products_of(graph: Graph) -> pl.DataFrame:
     """
     devices = _devices_of(graph)
     nodes, frame = _frame(graph, graph.nodes.kind == NodeKind.KERNEL)
-    own = [devices[rank] for rank in graph.nodes.rank[nodes].tolist()]
-    products = frame.with_columns(device=pl.Series(own, dtype=pl.String), software=pl.lit("trace")).filter(
+    names = [devices[rank] for rank in graph.nodes.rank[nodes].tolist()]
+    products = frame.with_columns(device=pl.Series(names, dtype=pl.String), software=pl.lit("trace")).filter(
         pl.col("kind") == "product"
     )
     if products.is_empty():
