@@ -190,8 +190,8 @@ def _is_whole(mesh: Mesh, along: Collection[str], ranks: Collection[int]) -> boo
 
 
 def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated: Mapping[str, int]) -> Mesh:
-    names = [name for name in AXES if any(at.get(name, -1) >= 0 for at in recorded.values())]
-    shown = {name: 1 + max(at.get(name, -1) for at in recorded.values()) for name in names}
+    names = [name for name in AXES if any(place.get(name, -1) >= 0 for place in recorded.values())]
+    shown = {name: 1 + max(place.get(name, -1) for place in recorded.values()) for name in names}
     sizes = {name: max(shown[name], stated.get(name, 0)) for name in names}
     axes = tuple(Axis(name, sizes[name]) for name in names if sizes[name] > 1)
     dense = tuple(axis for axis in axes if axis.name != EXPERTS)
@@ -199,13 +199,13 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated
     axes = dense if are_laid_over else axes
     if not axes:
         return Mesh(num_ranks)
-    places = {rank: tuple(at.get(axis.name, -1) for axis in axes) for rank, at in recorded.items()}
+    places = {rank: tuple(place.get(axis.name, -1) for axis in axes) for rank, place in recorded.items()}
     product = math.prod(axis.size for axis in axes)
     open_ = () if product == num_ranks else (f"The recorded axes hold {product} of {num_ranks} ranks.",)
     mesh = Mesh(num_ranks, axes, _with_missing(axes, places, num_ranks), MESH, open_)
     if not are_laid_over:
         return mesh
-    experts = {rank: at[EXPERTS] for rank, at in recorded.items() if at.get(EXPERTS, -1) >= 0}
+    experts = {rank: place[EXPERTS] for rank, place in recorded.items() if place.get(EXPERTS, -1) >= 0}
     return mesh._replace(overlays=_overlays(mesh, _groups_of_experts(mesh, experts), sizes[EXPERTS]))
 
 

@@ -115,11 +115,11 @@ def with_communication(
     call_of = {row[0]: row[1:] for row in kinds.iter_rows()}
     by_kind: dict[tuple[str, int, int, int], list[int]] = {}
     per_host = manifest.options["pretend"]["per_host"]
-    for at, node in enumerate(transfers.tolist()):
+    for place, node in enumerate(transfers.tolist()):
         op, ranks, peer, rank = call_of[int(graph.nodes.collective[node])]
         by_kind.setdefault(
             _shape(op, [rank, peer] if op in POINT_TO_POINT else members_of(ranks), per_host), []
-        ).append(at)
+        ).append(place)
     source = _Source(manifest, network, per_host)
     for (op, num_ranks, hosts, stride), places in by_kind.items():
         of_kind = np.array(places)

@@ -163,8 +163,10 @@ def percentiles(timed: pl.DataFrame) -> dict[str, PercentilesDocument]:
     for measure in MEASURES:
         values = timed[measure].drop_nulls()
         if values.len():
-            at = [float(values.quantile(q, "linear") or 0.0) for q in PERCENTILES]
-            documents[measure] = PercentilesDocument(values.len(), float(values.to_numpy().mean()), *at)
+            values_at = [float(values.quantile(q, "linear") or 0.0) for q in PERCENTILES]
+            documents[measure] = PercentilesDocument(
+                values.len(), float(values.to_numpy().mean()), *values_at
+            )
     return documents
 
 
@@ -255,8 +257,8 @@ def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
 
 def _stalled_by(known: pl.DataFrame, engine: RecordedEngine) -> list[int]:
     """The number of the request that was begun in the iteration that stalled each one most; -1 for none."""
-    at = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
-    starts, stalls = engine.starts[at], engine.stalls[at]
+    stalling_iterations = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
+    starts, stalls = engine.starts[stalling_iterations], engine.stalls[stalling_iterations]
     begun = known.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")
     moments, numbers = begun["scheduled_ns"].to_numpy(), begun["request"].to_numpy()
     stalling = []

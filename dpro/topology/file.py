@@ -168,8 +168,8 @@ def check(topology: TopologyFile) -> None:
     if both:
         raise UsageError(f"{both[0]!r} is a host and a switch")
     cables, used = 0, Counter[str]()
-    for at, entry in enumerate(topology.links):
-        with_place = f"links[{at}]"
+    for number, entry in enumerate(topology.links):
+        with_place = f"links[{number}]"
         if not 0 < entry.gbit < inf or entry.count < 1:
             raise UsageError(f"{with_place}: gbit and count are numbers of more than 0")
         ends = _pairs(entry, with_place)
@@ -206,8 +206,8 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
     ports: set[str] = set()
     seen: set[str] = set()
     parts = characters = 0
-    for at, entry in enumerate(topology.hosts):
-        place = f"hosts[{at}]"
+    for number, entry in enumerate(topology.hosts):
+        place = f"hosts[{number}]"
         if entry.gpus < 0 or entry.nics < 0 or not (0 < entry.gpu_gbps < inf and 0 < entry.nic_gbit < inf):
             raise UsageError(f"{place}: counts are not negative, and speeds numbers of more than 0")
         if entry.near and len(entry.near) != entry.gpus:
@@ -232,14 +232,14 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
 def _checked_switches(topology: TopologyFile) -> set[str]:
     found: set[str] = set()
     characters = 0
-    for at, entry in enumerate(topology.switches):
-        names = _names(entry.names, f"switches[{at}]")
+    for number, entry in enumerate(topology.switches):
+        names = _names(entry.names, f"switches[{number}]")
         characters += sum(map(len, names))
         if len(found) + len(names) > MAX_PARTS or characters > MAX_TEXT:
-            raise UsageError(f"switches[{at}]: more than {MAX_PARTS:,} switches, or too long names")
+            raise UsageError(f"switches[{number}]: more than {MAX_PARTS:,} switches, or too long names")
         for name in names:
             if name in found:
-                raise UsageError(f"switches[{at}]: switch {name!r} is described twice")
+                raise UsageError(f"switches[{number}]: switch {name!r} is described twice")
             found.add(name)
     return found
 
@@ -269,8 +269,8 @@ def _pairs(entry: LinkEntry, place: str) -> list[tuple[str, str]]:
 
 def cables(topology: TopologyFile) -> Iterator[Cable]:
     """Yield the cables between each two ends, of a topology that was checked."""
-    for at, entry in enumerate(topology.links):
-        for begin, end in _pairs(entry, f"links[{at}]"):
+    for number, entry in enumerate(topology.links):
+        for begin, end in _pairs(entry, f"links[{number}]"):
             yield Cable(begin, end, entry.gbit, entry.count)
 
 

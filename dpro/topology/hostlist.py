@@ -47,13 +47,13 @@ def _refuse_many(text: str, count: int, characters: int = 0) -> None:
 def _lists(text: str) -> list[str]:
     """The lists that commas outside of brackets separate."""
     lists, depth, begin = [], 0, 0
-    for at, character in enumerate(text):
+    for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")
         if depth not in (0, 1):
             raise UsageError(f"{_shown(text)}: brackets do not match")
         if character == "," and not depth:
-            lists.append(text[begin:at])
-            begin = at + 1
+            lists.append(text[begin:place])
+            begin = place + 1
     if depth:
         raise UsageError(f"{_shown(text)}: brackets do not match")
     return [each.strip() for each in (*lists, text[begin:]) if each.strip()]
@@ -65,7 +65,7 @@ def _shown(text: str) -> str:
 
 def _expand_one(text: str) -> list[str]:
     pieces = _PART.split(text)  # text, ranges, text, ranges, …, text
-    choices = [_numbers(piece, text) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    choices = [_numbers(piece, text) if number % 2 else [piece] for number, piece in enumerate(pieces)]
     count = prod(map(len, choices))
     _refuse_many(text, count, count * sum(max(map(len, choice)) for choice in choices))
     return ["".join(parts) for parts in product(*choices)]

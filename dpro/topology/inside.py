@@ -88,7 +88,7 @@ def _walk(
         if len(place) > MAX_NESTING:
             raise InputError(f"{path}: is nested more than {MAX_NESTING} deep, and no host's devices are")
         elements.append((place, element, parent))
-        left += [((*place, at), child, element) for at, child in enumerate(element)]
+        left += [((*place, number), child, element) for number, child in enumerate(element)]
     return elements
 
 
@@ -140,6 +140,6 @@ def _near(gpus: list[_Place], ports: list[_Place]) -> list[int]:
 def _shared(one: _Place, other: _Place) -> int:
     """How many ancestors two places have in common."""
     return next(
-        (at for at, (ancestor, its) in enumerate(zip(one, other)) if ancestor != its),
+        (depth for depth, (ancestor, its) in enumerate(zip(one, other)) if ancestor != its),
         min(len(one), len(other)),
     )

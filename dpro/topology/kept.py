@@ -138,12 +138,12 @@ class GroupChannels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What of it cannot be, in words; empty where nothing is."""
         if len(self.ranks) < 2 or self.ranks != sorted(set(self.ranks)) or self.ranks[0] < 0:
             return "ranks: two or more, each once, in ascending order"
-        for at, ring in enumerate(self.rings):
+        for number, ring in enumerate(self.rings):
             if sorted(ring) != self.ranks:
-                return f"rings[{at}]: does not have each rank of the group once"
-        for at, parents in enumerate(self.trees):
+                return f"rings[{number}]: does not have each rank of the group once"
+        for number, parents in enumerate(self.trees):
             if len(parents) != len(self.ranks) or not _is_tree(dict(zip(self.ranks, parents))):
-                return f"trees[{at}]: the parents of its ranks make no tree"
+                return f"trees[{number}]: the parents of its ranks make no tree"
         return ""
 
 
@@ -183,9 +183,9 @@ def read_channels(path: Path) -> list[GroupChannels]:
         InputError: it cannot be read, or is no such file, or a ring or tree cannot be.
     """
     groups = read_versioned(path, ChannelsFile).groups
-    for at, group in enumerate(groups):
+    for number, group in enumerate(groups):
         if wrong := group.wrong():
-            raise InputError(f"{path}: groups[{at}]: {wrong}")
+            raise InputError(f"{path}: groups[{number}]: {wrong}")
     return groups
 
 

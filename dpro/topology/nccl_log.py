@@ -151,10 +151,10 @@ def _joined(parts: list[_Part]) -> LoggedCommunicator:
 def _walk(after: dict[int, int], size: int) -> tuple[int, ...]:
     """The order of a ring whose members each know the next one."""
     order: list[int] = []
-    at = 0
-    while at in after and len(order) < size:
-        order.append(at)
-        at = after[at]
+    rank = 0
+    while rank in after and len(order) < size:
+        order.append(rank)
+        rank = after[rank]
     return tuple(order)
 
 

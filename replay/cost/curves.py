@@ -194,7 +194,7 @@ def medians(num_bytes: Floats, time_ns: Floats, enough: int = 1) -> tuple[Floats
         enough: how many times of a size there must be.
     """
     sizes, place = np.unique(num_bytes, return_inverse=True)
-    times = np.array([float(np.median(time_ns[place == at])) for at in range(sizes.size)])
+    times = np.array([float(np.median(time_ns[place == number])) for number in range(sizes.size)])
     often = np.bincount(place, minlength=sizes.size) >= enough
     return sizes[often].astype(np.float64), times[often]
 
@@ -241,15 +241,15 @@ def monotone(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     if slope.size > 1:
         first = _outer_slope(step[0], step[1], slope[0], slope[1])
         last = _outer_slope(step[-1], step[-2], slope[-1], slope[-2])
-    at = np.concatenate([[first], inner, [last]])
-    cubic = (at[:-1] + at[1:] - 2 * slope) / step
-    square = (slope - at[:-1]) / step - cubic
+    slopes = np.concatenate([[first], inner, [last]])
+    cubic = (slopes[:-1] + slopes[1:] - 2 * slope) / step
+    square = (slope - slopes[:-1]) / step - cubic
     cubic /= step
 
     def curve(given: Floats) -> Floats:
         place = np.clip(np.searchsorted(x, given, side="right") - 1, 0, slope.size - 1)
         t = given - x[place]
-        value: Floats = y[place] + at[place] * t + square[place] * (t * t) + cubic[place] * (t * t * t)
+        value: Floats = y[place] + slopes[place] * t + square[place] * (t * t) + cubic[place] * (t * t * t)
         return value
 
     return curve

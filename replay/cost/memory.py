@@ -101,10 +101,10 @@ def freed_by_recomputing(run: Run | None, names: list[str]) -> int:
         of_rank & pl.col("name").is_in([MODULE + name for name in names])
     )
     begins = calls["start_ns"].to_numpy()
-    at = [
+    samples = [
         np.searchsorted(time, moment, side="right") - 1 for moment in (begins, begins + calls["duration_ns"])
     ]
-    kept = np.where(at[0] >= 0, np.maximum(value[at[1]] - value[at[0]], 0), 0)
+    kept = np.where(samples[0] >= 0, np.maximum(value[samples[1]] - value[samples[0]], 0), 0)
     freed = []
     for start, lasts in (
         run.table(STEPS).filter(of_rank & (pl.col("window") >= 0))["start_ns", "duration_ns"].iter_rows()

@@ -267,20 +267,20 @@ def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Float
         together = np.flatnonzero(place == here)
         nodes = transfers[together]
         start, end = timeline.start[nodes].astype(np.float64), timeline.end[nodes].astype(np.float64)
-        at, running = _levels(start, end, np.ones(nodes.size))
-        share = _integral(at, 1 / np.maximum(running, 1))  # of the link's time, for each that runs
-        start, end = np.interp(start, at, share), np.interp(end, at, share)
-        at, rate = _levels(start, end, graph.nodes.bytes[nodes] / (end - start))
-        total = _integral(at, rate)
-        moved[together] = np.interp(end, at, total) - np.interp(start, at, total)
+        moments, running = _levels(start, end, np.ones(nodes.size))
+        share = _integral(moments, 1 / np.maximum(running, 1))  # of the link's time, for each that runs
+        start, end = np.interp(start, moments, share), np.interp(end, moments, share)
+        moments, rate = _levels(start, end, graph.nodes.bytes[nodes] / (end - start))
+        total = _integral(moments, rate)
+        moved[together] = np.interp(end, moments, total) - np.interp(start, moments, total)
     return moved
 
 
 def _levels(start: Floats, end: Floats, height: Floats) -> tuple[Floats, Floats]:
     """Times at which something starts or ends, and the sum of the heights of what runs from each on."""
-    at, change = np.concatenate([start, end]), np.concatenate([height, -height])
-    order = np.argsort(at, kind="stable")
-    return at[order], np.cumsum(change[order])
+    moments, change = np.concatenate([start, end]), np.concatenate([height, -height])
+    order = np.argsort(moments, kind="stable")
+    return moments[order], np.cumsum(change[order])
 
 
 def _integral(at: Floats, level: Floats) -> Floats:

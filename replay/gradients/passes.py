@@ -249,9 +249,9 @@ def _called_within(
     nodes = graph.nodes
     called = np.flatnonzero(np.isin(launches.source, thread))
     called = called[np.lexsort((launches.arrive[called], nodes.measured_start[launches.source[called]]))]
-    at = nodes.measured_start[launches.source[called]]
-    position = np.searchsorted(begin, at, side="right") - 1
-    within = (position >= 0) & (at <= end[np.maximum(position, 0)])
+    called_ns = nodes.measured_start[launches.source[called]]
+    position = np.searchsorted(begin, called_ns, side="right") - 1
+    within = (position >= 0) & (called_ns <= end[np.maximum(position, 0)])
     return called[within], position[within]
 
 
@@ -322,10 +322,10 @@ def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
         here = [which for which, each in enumerate(passes) if (each.rank, each.window) == place]
         nodes, begins = _work_of(graph, *place, on_gpu)
         for which, starts in zip(here, _forward_starts(graph, *place, [passes[which] for which in here])):
-            at = np.searchsorted(begins, starts)
-            if (at == begins.size).any():
+            piece = np.searchsorted(begins, starts)
+            if (piece == begins.size).any():
                 raise Unanswerable("no work of the forward pass follows the operator that uses a parameter")
-            first_use[which] = nodes[at]
+            first_use[which] = nodes[piece]
     return first_use
 
 

@@ -41,13 +41,13 @@ def memory_of(model: Model, rows: pl.DataFrame, software: Software) -> pl.DataFr
     fullest = {kind: np.zeros(rows.height) for kind in KINDS}
     numbers = rows["schedule"].to_numpy()
     for number in np.unique(numbers).tolist():
-        at = np.flatnonzero(numbers == number)
-        some, schedule = rows[at], SCHEDULE_NAMES[number]
-        ends = [np.full(at.size, stage) * (column(some, "pp") - 1) for stage in (0.0, 1.0)]
+        row_numbers = np.flatnonzero(numbers == number)
+        some, schedule = rows[row_numbers], SCHEDULE_NAMES[number]
+        ends = [np.full(row_numbers.size, stage) * (column(some, "pp") - 1) for stage in (0.0, 1.0)]
         parts = [_at_stage(model, some, software, schedule, stage) for stage in ends]
         first, last = (sum(part[kind] for kind in KINDS) for part in parts)
         for kind in KINDS:
-            fullest[kind][at] = np.where(first >= last, parts[0][kind], parts[1][kind]) / GB
+            fullest[kind][row_numbers] = np.where(first >= last, parts[0][kind], parts[1][kind]) / GB
     return pl.DataFrame(fullest).with_columns(memory_gb=pl.sum_horizontal(KINDS))
 
 
@@ -104,11 +104,11 @@ def _layers_at(model: Model, rows: pl.DataFrame, software: Software, schedule: s
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
         count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if software.balanced else 0.0)
         held = range(vpp * chosen.copies)
-        places = np.array([[chosen.place(at, chunk, pp) for chunk in held] for at in range(pp)])
+        places = np.array([[chosen.place(at_stage, chunk, pp) for chunk in held] for at_stage in range(pp)])
         shares[pp, vpp] = count[places].sum(1) / chosen.copies
     layers = [
-        float(shares[pp, vpp][int(at)])
-        for (pp, vpp), at in zip(rows.select("pp", "vpp").iter_rows(), stage.tolist())
+        float(shares[pp, vpp][int(at_stage)])
+        for (pp, vpp), at_stage in zip(rows.select("pp", "vpp").iter_rows(), stage.tolist())
     ]
     return np.array(layers, np.float64)
 

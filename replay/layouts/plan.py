@@ -96,10 +96,10 @@ def _times(
     bound = step_times(job, machine, replay=False)
     times = {name: bound[name].to_numpy().copy() for name in PARTS}
     wanted = _worth_replaying(times["step_ms"][: tokens.size] / tokens, fits)
-    at = np.concatenate([wanted, np.arange(tokens.size, job.rows.height)])
-    exact = step_times(_some(job, at), machine)
+    row_numbers = np.concatenate([wanted, np.arange(tokens.size, job.rows.height)])
+    exact = step_times(_some(job, row_numbers), machine)
     for name in PARTS:
-        times[name][at] = exact[name].to_numpy()
+        times[name][row_numbers] = exact[name].to_numpy()
     return wanted, times
 
 
@@ -199,11 +199,11 @@ def beliefs(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> B
     spread = (scaled**2).sum(1) + JOB**2 + TENSOR**2 + CELL**2 + OWN**2
     if not measured:
         return Beliefs(np.ones(rows.height), np.sqrt(spread))
-    at = np.array(list(measured))
+    row_numbers = np.array(list(measured))
     missed = np.array(list(measured.values()))
-    noise = OWN**2 * np.maximum((TAIL + missed**2 / spread[at]) / (TAIL + 1), 1.0)
-    together = covariance(rows, slopes, at)  # [N, n]
-    weights = np.linalg.solve(together[at] + np.diag(noise), together.T).T
+    noise = OWN**2 * np.maximum((TAIL + missed**2 / spread[row_numbers]) / (TAIL + 1), 1.0)
+    together = covariance(rows, slopes, row_numbers)  # [N, n]
+    weights = np.linalg.solve(together[row_numbers] + np.diag(noise), together.T).T
     shift = np.clip(weights @ missed, -MAX_SHIFT, MAX_SHIFT)
     left = spread - np.einsum("ij,ij->i", weights, together)
     return Beliefs(np.exp(shift), np.sqrt(np.maximum(left, 1e-6)))

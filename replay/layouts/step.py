@@ -103,10 +103,10 @@ def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
     """
     if head:
         limits = (layers + head) * np.arange(1, chunks + 1) / chunks
-        count, at = np.zeros(chunks, np.int64), 0
+        count, chunk = np.zeros(chunks, np.int64), 0
         for layer in range(1, layers + 1):
-            at = min(at + (layer > limits[at] + 1e-9), chunks - 1)
-            count[at] += 1
+            chunk = min(chunk + (layer > limits[chunk] + 1e-9), chunks - 1)
+            count[chunk] += 1
         return count
     edges = np.ceil(np.arange(chunks + 1) * layers / chunks).astype(np.int64)
     sizes: Ints = np.diff(edges)
@@ -146,13 +146,13 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
     stages = []
     shapes = rows.select("pp", "vpp").with_row_index("row").partition_by(["pp", "vpp"], as_dict=True)
     for (pp, vpp), group in shapes.items():
-        at = group["row"].to_numpy()
+        row_numbers = group["row"].to_numpy()
         count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if job.software.balanced else 0.0)
         before = np.cumsum(count) - count
         plain = np.clip((model.dense_layers if model.experts else model.layers) - before, 0, count)
         numbers = (plain.astype(np.float64), (count - plain).astype(np.float64))
-        ways = [_chunks(numbers, dense[way], mixed[way], head[way], at, (vpp, pp)) for way in (0, 1)]
-        stages.append(Stages(at, ways[0][0], ways[1][0], ways[0][1] + ways[1][1]))
+        ways = [_chunks(numbers, dense[way], mixed[way], head[way], row_numbers, (vpp, pp)) for way in (0, 1)]
+        stages.append(Stages(row_numbers, ways[0][0], ways[1][0], ways[0][1] + ways[1][1]))
     return stages
 
 
@@ -231,14 +231,16 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
     schedules = [SCHEDULE_NAMES[number] for number in rows["schedule"].to_list()]
     working, busy, sent = (np.zeros(rows.height) for _ in range(3))
     for group in stages_of(job, machine, links):
-        at = group.rows
+        row_numbers = group.rows
         each = (group.forward + group.backward).sum(2)  # [n, stages]
-        busy[at] = count[at] * each.mean(1)
-        sent[at] = count[at] * group.sent.sum(2).mean(1)
-        chosen = [schedules[row] for row in at.tolist()]
-        working[at] = bound_us(each, vpp[at], count[at], links.message[at], chosen)
+        busy[row_numbers] = count[row_numbers] * each.mean(1)
+        sent[row_numbers] = count[row_numbers] * group.sent.sum(2).mean(1)
+        chosen = [schedules[row] for row in row_numbers.tolist()]
+        working[row_numbers] = bound_us(
+            each, vpp[row_numbers], count[row_numbers], links.message[row_numbers], chosen
+        )
         if replay and group.forward.shape[1] > 1:
-            for row, ahead, back in zip(at.tolist(), group.forward, group.backward):
+            for row, ahead, back in zip(row_numbers.tolist(), group.forward, group.backward):
                 shape = (int(pp[row]), int(vpp[row]), int(count[row]))
                 message = float(links.message[row])
                 working[row] = pipelined_us(shape, schedules[row], ahead, back, message)

@@ -101,19 +101,22 @@ def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
     batch = np.array([task.batch for task in work], np.int64)
     chunk = np.array([task.chunk for task in work], np.int64)
     places = np.array(
-        [[place(at, each, len(orders)) for each in range(int(chunk.max()) + 1)] for at in range(len(orders))]
+        [
+            [place(number, each, len(orders)) for each in range(int(chunk.max()) + 1)]
+            for number in range(len(orders))
+        ]
     )
-    at = places[stage, chunk]
+    place_of = places[stage, chunk]
     alone = chain.from_iterable(map(_are_apart, orders))
     main = np.flatnonzero(kind != _NUMBER[WEIGHTS])
-    upwards = np.where(kind == _NUMBER[FORWARD], at, -at)[main]
+    upwards = np.where(kind == _NUMBER[FORWARD], place_of, -place_of)[main]
     path = main[np.lexsort([upwards, kind[main], batch[main]])]  # of each micro-batch, there and back
     same = batch[path[1:]] == batch[path[:-1]]
     beside = np.array([task.beside for task in work], np.bool_)
     source, target = path[:-1][same], path[1:][same]
     target = target - beside[target]
     source = source + np.append(beside[1:], False)[source]
-    return TaskTable(stage, batch, chunk, at, kind, np.fromiter(alone, np.bool_), source, target)
+    return TaskTable(stage, batch, chunk, place_of, kind, np.fromiter(alone, np.bool_), source, target)
 
 
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
@@ -499,10 +502,10 @@ def partial(num_stages: int, num_batches: int, num_skipped: int) -> list[Order]:
 
 def _next(path: Path, stage: int, kind: int) -> tuple[int, int]:
     """Where a micro-batch goes from a stage, and whether forward (1) or backward (0); -1 where it is done."""
-    at = path.index(stage)
+    position = path.index(stage)
     if kind:
-        return (path[at + 1], 1) if at + 1 < len(path) else (stage, 0)
-    return (path[at - 1], 0) if at else (-1, 0)
+        return (path[position + 1], 1) if position + 1 < len(path) else (stage, 0)
+    return (path[position - 1], 0) if position else (-1, 0)
 
 
 # Stages that work side by side on each micro-batch, where a model has branches.
@@ -549,7 +552,7 @@ def branched_table(orders: Sequence[Order], branches: Sequence[Branch]) -> TaskT
     plain = table_of(orders, looped)
     start, stop = min(each.start for each in branches), max(each.stop for each in branches)
     keys = zip(plain.kind.tolist(), plain.batch.tolist(), plain.stage.tolist())
-    number = {key: at for at, key in enumerate(keys)}
+    number = {key: task for task, key in enumerate(keys)}
     ways = [(stage, stage + 1) for stage in range(len(orders) - 1)]
     ways = [way for way in ways if not any(way[1] == each.start > start for each in branches)]
     ways += [(start - 1, branch.start) for branch in branches if branch.start > start > 0]

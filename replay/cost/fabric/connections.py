@@ -49,9 +49,9 @@ def connections_of(flows: Flows) -> Connections:
     count = first.size
     new = np.ones(count, np.bool_)
     new[1:] = (np.diff(rows[:2], axis=1) != 0).any(axis=0)
-    at = np.arange(count)
-    number = at - np.maximum.accumulate(np.where(new, at, 0)) if count else at
-    return Connections(of.ravel(), Flows(of=at, count=count, **columns), number)
+    row_numbers = np.arange(count)
+    number = row_numbers - np.maximum.accumulate(np.where(new, row_numbers, 0)) if count else row_numbers
+    return Connections(of.ravel(), Flows(of=row_numbers, count=count, **columns), number)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class KnownPaths:
 
         def choose(rows: Ints, here: Ints, number: Ints) -> Ints:
             ends = zip(self.of[rows].tolist(), here.tolist())
-            at = np.array([self.steps.get(pair, -1) for pair in ends], np.int64)
-            return np.where(at >= 0, at, otherwise(rows, here, number))
+            places = np.array([self.steps.get(pair, -1) for pair in ends], np.int64)
+            return np.where(places >= 0, places, otherwise(rows, here, number))
 
         return choose
 
@@ -96,7 +96,7 @@ def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> K
     for each, (begin, end, number) in enumerate(ends):
         entry = entry_of.get((names[begin], names[end], number))
         if entry is not None:
-            steps |= {(each, switch): at for switch, at in _places(routes, end, entry).items()}
+            steps |= {(each, switch): place for switch, place in _places(routes, end, entry).items()}
         elif not within[each]:
             missing.append(each)
     return KnownPaths(connections.of, steps, np.array(missing, np.int64))
@@ -164,18 +164,18 @@ def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> 
         of_ports.setdefault((entry.begin, entry.end), []).append(entry)
     ends = list(zip(flows.begin.tolist(), flows.end.tolist()))
     rows = [
-        (at, _along(entry, routes, *pair), 1.0 / len(entries))
-        for at, pair in enumerate(ends)
+        (flow, _along(entry, routes, *pair), 1.0 / len(entries))
+        for flow, pair in enumerate(ends)
         for entries in [of_ports.get((names[pair[0]], names[pair[1]]), [])]
         for entry in entries
     ]
     if not rows:
         return sprayed_evenly
-    row = np.concatenate([np.full(len(links), at) for at, links, _ in rows])
+    row = np.concatenate([np.full(len(links), flow) for flow, links, _ in rows])
     link = np.concatenate([np.array(links, np.int64) for _, links, _ in rows])
     share = np.concatenate([np.full(len(links), share) for _, links, share in rows])
     kept = np.ones(count)
-    kept[[at for at, *_ in rows]] = 0.0
+    kept[[flow for flow, *_ in rows]] = 0.0
     return csr_matrix(diags(kept) @ sprayed_evenly + csr_matrix((share, (row, link)), shape=shape))
 
 
@@ -267,8 +267,8 @@ def meetings(flows: Flows, row: Ints, links: Ints, kind: Ints, begin: Floats, en
             continue
         of = flows.of[row[rows]]
         counts = bounds[of + 1] - bounds[of]
-        at = np.concatenate([np.arange(bounds[each], bounds[each + 1]) for each in of.tolist()])
-        met, together = _together(np.repeat(connection[rows], counts), since[at], until[at])
+        runs = np.concatenate([np.arange(bounds[each], bounds[each + 1]) for each in of.tolist()])
+        met, together = _together(np.repeat(connection[rows], counts), since[runs], until[runs])
         if met:
             found.append(Meeting(int(links[rows[0]]), tuple(sorted(met)), together))
     return sorted(found, key=lambda meeting: (-meeting.together, meeting.link))

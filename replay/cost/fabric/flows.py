@@ -87,8 +87,8 @@ def repeated(load: Load, rows: Ints) -> Load:
     """
     counts = np.diff(load.indptr)[rows]
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    at = np.arange(indptr[-1]) + np.repeat(load.indptr[rows] - indptr[:-1], counts)
-    return Load(indptr, load.links[at], load.share[at])
+    rows_of = np.arange(indptr[-1]) + np.repeat(load.indptr[rows] - indptr[:-1], counts)
+    return Load(indptr, load.links[rows_of], load.share[rows_of])
 
 
 def flows_of(
@@ -115,8 +115,8 @@ def flows_of(
         recorded = channels[number] if channels else NOT_RECORDED
         made = _made(fabric, list(gpus), host_of, op, algorithm, recorded)
         found += [(number, begin, end, share, _key(begin, end, each)) for begin, end, share, each in made]
-    columns = [np.array([flow[at] for flow in found]) for at in range(5)]
-    of, begin, end, key = (columns[at].astype(np.int64) for at in (0, 1, 2, 4))
+    columns = [np.array([flow[column] for flow in found]) for column in range(5)]
+    of, begin, end, key = (columns[column].astype(np.int64) for column in (0, 1, 2, 4))
     return Flows(of, begin, end, columns[3].astype(np.float64), key, len(ops))
 
 
@@ -195,8 +195,8 @@ def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flo
         return [*flows, (gpus[-1], gpus[0], 1.0, 0)] if len(gpus) > 1 else []
     ports = [list(dict.fromkeys(_port(fabric, gpu) for gpu in of_host)) for of_host in by_host.values()]
     rings = min(map(len, ports))
-    for at, of_host in enumerate(ports):
-        after = ports[(at + 1) % len(ports)]
+    for number, of_host in enumerate(ports):
+        after = ports[(number + 1) % len(ports)]
         flows += [(of_host[ring], after[ring], 1.0 / rings, ring) for ring in range(rings)]
     return flows
 
@@ -365,6 +365,6 @@ def _summed(flows: Flows, fabric: Fabric, row: Ints, links: Ints, share: Floats)
     links = np.concatenate([links, np.array(hubs, np.int64)])
     share = np.concatenate([share, np.repeat(flows.share[within], 2)])
     count = fabric.source.size
-    cell, at = np.unique(flows.of[row] * count + links, return_inverse=True)
+    cell, cell_of = np.unique(flows.of[row] * count + links, return_inverse=True)
     indptr = np.searchsorted(cell, np.arange(flows.count + 1) * count)
-    return Load(indptr.astype(np.int64), cell % count, np.bincount(at, share, cell.size).astype(float))
+    return Load(indptr.astype(np.int64), cell % count, np.bincount(cell_of, share, cell.size).astype(float))

@@ -81,8 +81,8 @@ class Fabric:
         if begin not in self.node_of or end not in self.node_of:
             return None
         beside = self.links_from.get((self.node_of[begin], self.node_of[end]), [])
-        at = max(whole_number(number), 0)
-        return beside[at] if at < len(beside) else None
+        number_beside = max(whole_number(number), 0)
+        return beside[number_beside] if number_beside < len(beside) else None
 
 
 def between_switches(fabric: Fabric) -> Bools:
@@ -111,8 +111,8 @@ def fabric_of(topology: TopologyFile) -> Fabric:
     links: list[tuple[int, int, float]] = []  # both directions are added below
     for entry in topology.hosts:
         for host in expand(entry.names):
-            host_gpus = tuple(add(f"{host}{PORT}gpu{at}", GPU) for at in range(entry.gpus))
-            ports = [add(f"{host}{PORT}nic{at}", NIC) for at in range(entry.nics)]
+            host_gpus = tuple(add(f"{host}{PORT}gpu{number}", GPU) for number in range(entry.gpus))
+            ports = [add(f"{host}{PORT}nic{number}", NIC) for number in range(entry.nics)]
             ends |= {names[node]: node for node in ports}
             hosts.append(host)
             gpus.append(host_gpus)
@@ -121,15 +121,15 @@ def fabric_of(topology: TopologyFile) -> Fabric:
                 hubs |= dict.fromkeys(host_gpus, hub)
                 links += [(gpu, hub, entry.gpu_gbps) for gpu in host_gpus]
             if ports:
-                near = entry.near or [at * entry.nics // entry.gpus for at in range(entry.gpus)]
-                port |= {gpu: ports[at] for gpu, at in zip(host_gpus, near)}
+                near = entry.near or [number * entry.nics // entry.gpus for number in range(entry.gpus)]
+                port |= {gpu: ports[number] for gpu, number in zip(host_gpus, near)}
     for switches in topology.switches:
         for name in expand(switches.names):
             ends[name] = add(name, SWITCH)
             tiers[ends[name]] = switches.tier
     for cable in cables(topology):
         links += [(ends[cable.begin], ends[cable.end], cable.gbit / GBIT_PER_GBPS)] * cable.number
-    begin, end = (np.array([link[at] for link in links], np.int64) for at in (0, 1))
+    begin, end = (np.array([link[number] for link in links], np.int64) for number in (0, 1))
     gbps = np.array([link[2] for link in links], np.float64)
     return Fabric(
         tuple(names),

@@ -80,7 +80,7 @@ class Communications:
         """Members, operation, algorithm and channels by kind."""
         columns = (self.members, self.ops, self.algorithms, self.channels)
         members, ops, algorithms, channels = (
-            [column[at] for at in self.first.tolist()] for column in columns
+            [column[communication] for communication in self.first.tolist()] for column in columns
         )
         return members, ops, algorithms, channels  # type: ignore[return-value]
 
@@ -100,9 +100,9 @@ def fabric_of_run(run: Run | None) -> Fabric:
 def host_named(fabric: Fabric, name: str) -> int | None:
     """The host that a run calls by a name, with or without its domain; None where the fabric lacks it."""
     short = name.partition(".")[0]
-    for at, known in enumerate(fabric.hosts):
+    for host, known in enumerate(fabric.hosts):
         if name == known or short == known.partition(".")[0]:
-            return at
+            return host
     return None
 
 
@@ -301,13 +301,13 @@ def channels_of_run(run: Run | None) -> RecordedChannels:
 
 
 def _hops(group: GroupChannels) -> Channels:
-    place = {rank: at for at, rank in enumerate(group.ranks)}
+    place = {rank: member for member, rank in enumerate(group.ranks)}
     rings = tuple(
         tuple((place[one], place[other]) for one, other in zip(ring, [*ring[1:], ring[0]]))
         for ring in group.rings
     )
     trees = tuple(
-        tuple((at, place[up]) for at, up in enumerate(parents) if up >= 0) for parents in group.trees
+        tuple((member, place[up]) for member, up in enumerate(parents) if up >= 0) for parents in group.trees
     )
     return Channels(rings, trees)
 

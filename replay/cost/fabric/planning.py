@@ -67,9 +67,9 @@ class Plan:
 def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
     """Paths for flows that may all run together."""
     leaves = _leaves(flows, routes)
-    crossing = [at for at, (begin, end) in enumerate(leaves) if begin != end]
+    crossing = [flow for flow, (begin, end) in enumerate(leaves) if begin != end]
     equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
-    if equal and _is_two_tiers(routes, {leaves[at] for at in crossing}):
+    if equal and _is_two_tiers(routes, {leaves[flow] for flow in crossing}):
         return _coloured(routes, leaves, crossing)
     return _greedy(flows, routes, leaves, crossing, capacity)
 
@@ -92,8 +92,8 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
     connections = connections_of(flows)
     leaves = _leaves(connections.flows, routes)
     groups: dict[tuple[tuple[int, int], float], list[int]] = {}
-    for at, pair in enumerate(leaves):
-        groups.setdefault((pair, float(connections.flows.share[at])), []).append(at)
+    for number, pair in enumerate(leaves):
+        groups.setdefault((pair, float(connections.flows.share[number])), []).append(number)
     parts = np.ones(connections.number.size, np.int64)
     first = np.zeros(connections.number.size, np.int64)  # the path of the first part of each
     for (pair, _), members in groups.items():
@@ -102,10 +102,10 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
         num_paths = routes.choices(*pair).size
         rest = len(members) % num_paths
         of_rest = num_paths // gcd(num_paths, rest)
-        for turn, at in enumerate(members):
+        for turn, number in enumerate(members):
             left = len(members) - turn
-            parts[at] = of_rest if left <= rest else 1
-            first[at] = (rest - left) * of_rest if left <= rest else turn
+            parts[number] = of_rest if left <= rest else 1
+            first[number] = (rest - left) * of_rest if left <= rest else turn
     counts = parts[connections.of]
     row = np.repeat(np.arange(flows.of.size), counts)
     part = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -116,7 +116,8 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
     path = (first[connections.of])[row] + part
     plan = Plan(
         tuple(
-            _over(routes, leaves[each], at) for each, at in zip(connections.of[row].tolist(), path.tolist())
+            _over(routes, leaves[connection], way)
+            for connection, way in zip(connections.of[row].tolist(), path.tolist())
         )
     )
     return split, plan.choice()
@@ -150,8 +151,8 @@ def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
 def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]) -> Plan:
     """Edge colours of the bipartite graph of leaves, folded onto the cables of a leaf."""
     degree: dict[tuple[int, int], int] = {}
-    for at in crossing:
-        for side, leaf in enumerate(leaves[at]):
+    for flow in crossing:
+        for side, leaf in enumerate(leaves[flow]):
             degree[side, leaf] = degree.get((side, leaf), 0) + 1
     colours = max(degree.values())
     edge_of: dict[tuple[int, int, int], int] = {}  # by side, leaf and colour
@@ -178,12 +179,12 @@ def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]
                 leaf = leaves[other][side]
                 colour = its if colour == mine else mine
             for other in chain:
-                for at, place in enumerate(leaves[other]):
-                    edge_of.pop((at, place, colour_of[other]), None)
+                for end_side, place in enumerate(leaves[other]):
+                    edge_of.pop((end_side, place, colour_of[other]), None)
             for other in chain:
                 paint(other, its if colour_of[other] == mine else mine)
         paint(edge, mine)
-    return Plan(tuple(_over(routes, leaves[at], colour_of.get(at, 0)) for at in range(len(leaves))))
+    return Plan(tuple(_over(routes, leaves[flow], colour_of.get(flow, 0)) for flow in range(len(leaves))))
 
 
 def _over(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
@@ -205,17 +206,17 @@ def _greedy(
     load[-1] = np.inf  # of what is no link
     places: list[dict[int, int]] = [{} for _ in leaves]
     ways: dict[tuple[int, int], _Ways] = {}
-    for at in sorted(crossing, key=lambda flow: -flows.share[flow]):
-        if leaves[at] not in ways:
-            ways[leaves[at]] = _ways(routes, *leaves[at])
-        tried = ways[leaves[at]]
-        full = (load[tried.links] + flows.share[at]) / room[tried.links]
+    for flow_number in sorted(crossing, key=lambda flow: -flows.share[flow]):
+        if leaves[flow_number] not in ways:
+            ways[leaves[flow_number]] = _ways(routes, *leaves[flow_number])
+        tried = ways[leaves[flow_number]]
+        full = (load[tried.links] + flows.share[flow_number]) / room[tried.links]
         beside = full.argmin(axis=2)
         of_way = full.min(axis=2).max(axis=1)
         best = int(np.argmax(of_way <= of_way.min() * (1 + 1e-12)))
         for hop, cable in enumerate(beside[best].tolist()):
-            places[at][tried.switches[best][hop]] = int(tried.places[best, hop, cable])
-            load[tried.links[best, hop, cable]] += flows.share[at]
+            places[flow_number][tried.switches[best][hop]] = int(tried.places[best, hop, cable])
+            load[tried.links[best, hop, cable]] += flows.share[flow_number]
     return Plan(tuple(places))
 
 

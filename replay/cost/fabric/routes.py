@@ -53,10 +53,10 @@ class Routes:
 
     def choices(self, here: int, to: int) -> Ints:
         """The links of the equal-cost group at a switch towards another, to which ports are linked."""
-        at, column = int(self.place[here]), int(self.column[to])
-        leaving: Ints = self.links[self.indptr[at] : self.indptr[at + 1]]
+        row, column = int(self.place[here]), int(self.column[to])
+        leaving: Ints = self.links[self.indptr[row] : self.indptr[row + 1]]
         nearer = self.far[self.place[self.network.target[leaving]], column]
-        nearest: Ints = leaving[(nearer >= 0) & (nearer == self.far[at, column] - 1)]
+        nearest: Ints = leaving[(nearer >= 0) & (nearer == self.far[row, column] - 1)]
         return nearest
 
 

@@ -115,11 +115,13 @@ def estimate(
     parts = []
     numbered = operations.with_row_index("row")
     for (kind, dtype), rows in numbered.partition_by(["kind", "dtype"], as_dict=True).items():
-        at = rows["row"].to_numpy()
-        there = given and MeasuredOperations(given.device, given.operations[at], given.us[at])
+        row_numbers = rows["row"].to_numpy()
+        there = given and MeasuredOperations(
+            given.device, given.operations[row_numbers], given.us[row_numbers]
+        )
         parts.append(
             _of_one_kind(rows.drop("row"), str(kind), str(dtype), device, sources, there).with_columns(
-                row=pl.Series(at)
+                row=pl.Series(row_numbers)
             )
         )
     if not parts:

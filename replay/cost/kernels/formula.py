@@ -312,10 +312,10 @@ class DeviceTable:
         Args:
             mask: [N] which; or their numbers.
         """
-        at = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
+        numbers = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
         return DeviceTable(
             *(self.device, self.software, self.kind, self.dtype),
-            *(self.shapes[at], self.operations[at], self.us[at]),
+            *(self.shapes[numbers], self.operations[numbers], self.us[numbers]),
         )
 
 

@@ -533,11 +533,11 @@ def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int
     names = [axis.name for axis in mesh.axes]
     if stages == 1 or "pp" not in names:
         return {0: ranks[0]}
-    at = names.index("pp")
+    column = names.index("pp")
     first: dict[int, int] = {}
     for rank in ranks:
         if rank in mesh.coordinates:
-            first.setdefault(mesh.coordinates[rank][at], rank)
+            first.setdefault(mesh.coordinates[rank][column], rank)
     return dict(sorted(first.items()))
 
 
@@ -627,8 +627,8 @@ def shapes_of(
     if not any("[" in each for each in products):
         raise Unanswerable(f"the run has no shapes of operators: record with `--shapes`, or {GIVE}")
     attended = _attention(products)
-    at = next(i for i, product in enumerate(products) if re.search(ATTENTION, product))
-    before, after = _weights(products[:at]), _weights(products[at + 1 :])
+    attention_place = next(i for i, product in enumerate(products) if re.search(ATTENTION, product))
+    before, after = _weights(products[:attention_place]), _weights(products[attention_place + 1 :])
     if not before or len(after) < 3:
         raise Unanswerable(
             f"{len(before)} matrices before attention and {len(after)} after it are not known: {GIVE}"

@@ -81,9 +81,9 @@ def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
             chosen &= nodes.lane == int(np.argmax(np.bincount(lanes, spent)))
     else:
         chosen &= np.isin(nodes.kind, CPU_KINDS)
-    at = np.flatnonzero(chosen)
-    at = at[np.lexsort([at, timeline.start[at], nodes.step[at]])]
-    called = _called(graph, rank, at)
+    work_nodes = np.flatnonzero(chosen)
+    work_nodes = work_nodes[np.lexsort([work_nodes, timeline.start[work_nodes], nodes.step[work_nodes]])]
+    called = _called(graph, rank, work_nodes)
     if not called["backward"].any():
         raise Unanswerable(
             "which operators are backward is not recorded: layers are found by their forward and backward"
@@ -93,14 +93,14 @@ def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
     first = product & ~_seen(operator)
     kinds, number = np.unique(text.to_numpy().astype(str), return_inverse=True)
     work = WorkSequence(
-        at,
-        nodes.step[at],
-        timeline.start[at],
-        nodes.duration[at],
+        work_nodes,
+        nodes.step[work_nodes],
+        timeline.start[work_nodes],
+        nodes.duration[work_nodes],
         np.where(first, number, -1),
         product,
         called["backward"].to_numpy(),
-        np.isin(nodes.kind[at], (NodeKind.HOST, NodeKind.GAP)),
+        np.isin(nodes.kind[work_nodes], (NodeKind.HOST, NodeKind.GAP)),
     )
     return work, kinds.tolist()
 
@@ -311,8 +311,8 @@ def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
     way = "backward" if backward else "forward"
     if not pattern.size:
         raise Unanswerable(NO_STACK.format(f"its products repeat in no stretch, {way}"))
-    at = occurrences(part.token[rows], pattern)
-    covered = sum(float(weight[begin : begin + pattern.size].sum()) for begin in at.tolist())
+    begins = occurrences(part.token[rows], pattern)
+    covered = sum(float(weight[begin : begin + pattern.size].sum()) for begin in begins.tolist())
     if covered < MIN_SHARE * weight.sum():
         share = covered / max(float(weight.sum()), 1.0)
         raise Unanswerable(NO_STACK.format(f"what repeats {way} is {share:.0%} of its products"))
@@ -321,23 +321,27 @@ def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
 
 def _found(part: WorkSequence, pattern: Ints, backward: bool) -> _Found:
     rows, _ = _tokens(part, backward)
-    at = occurrences(part.token[rows], pattern)
-    begins = rows[at]
-    follows = np.zeros(at.size, np.bool_)
-    if at.size > 1:
+    places = occurrences(part.token[rows], pattern)
+    begins = rows[places]
+    follows = np.zeros(places.size, np.bool_)
+    if places.size > 1:
         others = np.flatnonzero((part.token >= 0) & (part.backward != backward))
         between = np.searchsorted(others, begins[1:]) - np.searchsorted(others, begins[:-1])
-        follows[:-1] = (np.diff(at) == pattern.size) & (between == 0)
+        follows[:-1] = (np.diff(places) == pattern.size) & (between == 0)
     return _Found(begins, follows)
 
 
 def _sent(timeline: Timeline, rank: int) -> tuple[Ints, Floats]:
     """When collectives of a rank begin to move data, in order, and how long each takes, ns."""
     nodes = timeline.graph.nodes
-    at = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0))
-    at = at[[not _is_message(timeline.graph, int(node)) for node in at]] if at.size else at
-    order = np.argsort(timeline.start[at], kind="stable")
-    return timeline.start[at][order], nodes.duration[at][order].astype(np.float64)
+    transfers = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0))
+    transfers = (
+        transfers[[not _is_message(timeline.graph, int(node)) for node in transfers]]
+        if transfers.size
+        else transfers
+    )
+    order = np.argsort(timeline.start[transfers], kind="stable")
+    return timeline.start[transfers][order], nodes.duration[transfers][order].astype(np.float64)
 
 
 def _is_message(graph: Graph, node: int) -> bool:
@@ -364,9 +368,9 @@ def _time(part: WorkSequence, begin: int, end: int, sent: tuple[Ints, Floats]) -
 def _times(passes: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
     """The typical layer of a pass: of those that another follows, else until the other pass begins."""
     times = [
-        _time(part, int(each.begins[at]), int(each.begins[at + 1]), sent)
+        _time(part, int(each.begins[layer]), int(each.begins[layer + 1]), sent)
         for part, each in passes
-        for at in np.flatnonzero(each.follows).tolist()
+        for layer in np.flatnonzero(each.follows).tolist()
     ]
     if not times:
         for part, each in passes:
@@ -415,8 +419,8 @@ def _outside(part: WorkSequence, layers: _Found, period: int) -> list[int]:
     rows, _ = _tokens(part, False)
     first = np.searchsorted(rows, layers.begins)
     inside = np.zeros(rows.size, np.bool_)
-    for at in first.tolist():
-        inside[at : at + period] = True
+    for begin in first.tolist():
+        inside[begin : begin + period] = True
     return list(dict.fromkeys(part.token[rows[~inside]].tolist()))
 
 
@@ -473,10 +477,10 @@ def occurrences(tokens: Ints, pattern: Ints) -> Ints:
         return np.zeros(0, np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, pattern.size)
     begins, free = [], 0
-    for at in np.flatnonzero((windows == pattern).all(1)).tolist():
-        if at >= free:
-            begins.append(at)
-            free = at + pattern.size
+    for begin in np.flatnonzero((windows == pattern).all(1)).tolist():
+        if begin >= free:
+            begins.append(begin)
+            free = begin + pattern.size
     return np.array(begins, np.int64)
 
 
@@ -504,5 +508,5 @@ def _longest(equal: Bools, period: int, total: Floats) -> tuple[int, int]:
     if not enough.any():
         return 0, 0
     begins, counts = begins[enough], counts[enough]
-    at = int(np.argmax(total[begins + counts * period] - total[begins]))
-    return int(begins[at]), int(counts[at])
+    best = int(np.argmax(total[begins + counts * period] - total[begins]))
+    return int(begins[best]), int(counts[best])
