@@ -275,7 +275,7 @@ def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     grid = sorted(grids[0], key=lambda family: AXES.index(family.name) if family.name else len(AXES))
     parts = [_parts(grid, number, num_ranks) for number in range(len(grid))]
     places = {rank: tuple(part[rank] for part in parts) for rank in range(num_ranks)}
-    described = all(family.name in {_name(each) for each in groups} for family in grid)
+    described = all(family.name in {_name(group) for group in groups} for family in grid)
     source = DESCRIPTIONS if described and all(family.name for family in grid) else ALGEBRA
     axes = tuple(Axis(_name_by_use(family), family.size) for family in grid)
     mesh = Mesh(num_ranks, axes, places, source, _ambiguity(grid, axes, len(grids)))
@@ -314,7 +314,7 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     for each in groups:
         ops[each.ranks] = ops.get(each.ranks, frozenset()) | each.ops
     named = [group for group in groups if _name(group) and len(group.ranks) > 1]
-    plain = [ranks for ranks in dict.fromkeys(each.ranks for each in groups) if len(ranks) > 1]
+    plain = [ranks for ranks in dict.fromkeys(group.ranks for group in groups) if len(ranks) > 1]
     sets: list[tuple[str, list[frozenset[int]]]] = []
     for description in dict.fromkeys(each.description.lower() for each in named):
         same = [each for each in named if each.description.lower() == description]

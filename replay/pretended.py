@@ -139,8 +139,8 @@ def with_communication(
     sharing = sharing_of(graph, min(per_host, manifest.world_size))
     works = (1.0, 1.0, sharing.longest)
     graphs = [_with(graph, transfers, *both) for both in zip(durations, works)]
-    steps = [replayed_steps(each) for each in graphs]
-    step, low, high = (float(each.mean()) if each.size else 0.0 for each in steps)
+    steps = [replayed_steps(graph) for graph in graphs]
+    step, low, high = (float(step.mean()) if step.size else 0.0 for step in steps)
     deviation = float(steps[0].std(ddof=1)) if steps[0].size > 1 else 0.0
     # As of any prediction: steps vary, and so do recordings of one job.
     margin = STANDARD_ERRORS * deviation * float(np.hypot(RUN_TO_RUN, steps[0].size ** -0.5 if step else 0.0))
@@ -274,7 +274,7 @@ def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_byte
         answers.append((expected, one.low_ns, one.high_ns, one.how))
     if not answers:
         raise Unanswerable(why or "the network table is empty")
-    expected, low, high = (np.stack([each[column] for each in answers]) for column in range(3))
+    expected, low, high = (np.stack([answer[column] for answer in answers]) for column in range(3))
     how = f"{op} among {num_ranks} ranks: the network table ({answers[0][3]})"
     return Times(np.median(expected, axis=0), low.min(axis=0), high.max(axis=0), how)
 

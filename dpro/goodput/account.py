@@ -65,22 +65,25 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
     pieces, displaced = pieces_of(attempts)
     notes = list(dict.fromkeys(note for attempt in attempts for note in attempt.notes))
     notes += [
-        f"attempt {each.number} has no record of how it started: all before its first step counts as launch"
-        for each in attempts
-        if each.starts.is_empty() and each.steps.height
+        f"attempt {attempt.number} has no record of how it started: all before its first step counts as "
+        "launch"
+        for attempt in attempts
+        if attempt.starts.is_empty() and attempt.steps.height
     ]
     if displaced:
         notes.append(f"{displaced} moments were out of order, as where a clock is set back: they were moved")
     if pieces.is_empty():
         return pieces.rename({"doing": "class"}), [*notes, "no moment of any rank was recorded"]
-    typical_steps = [each.typical_ns for each in attempts if each.typical_ns]
+    typical_steps = [attempt.typical_ns for attempt in attempts if attempt.typical_ns]
     usual = median(typical_steps) if typical_steps else 0.0
-    typical = {each.number: each.typical_ns or usual for each in attempts}
+    typical = {attempt.number: attempt.typical_ns or usual for attempt in attempts}
     parts = _job_steps(pieces, attempts)
     parts = parts.with_columns(
         typical_ns=pl.col("attempt").replace_strict(typical, default=0.0, return_dtype=pl.Float64),
         wasted=pl.col("attempt").replace_strict(dict(stragglers), default=0.0, return_dtype=pl.Float64),
-        well=pl.col("attempt").is_in([each.number for each in attempts if each.ended_well is not False]),
+        well=pl.col("attempt").is_in(
+            [attempt.number for attempt in attempts if attempt.ended_well is not False]
+        ),
     )
     parts = _with_stalls(parts, attempts)
     return _divided(parts), notes

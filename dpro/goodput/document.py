@@ -130,7 +130,7 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
         ettr=trained,
         steps=life.pieces.filter(pl.col("step") >= 0)["step"].n_unique(),
         throughput=throughput_of(done, wall_s, total_ns / NS_PER_S),
-        saving_background_s=sum(_background_ns(each) for each in life.attempts) / NS_PER_S,
+        saving_background_s=sum(_background_ns(attempt) for attempt in life.attempts) / NS_PER_S,
         classes=[
             ClassShare(class_=name, rank_hours=ns / NS_PER_H, share=share) for name, ns, share in classes
         ],
@@ -157,7 +157,7 @@ def in_words(document: GoodputDocument) -> str:
     again = sum(attempt.repeated for attempt in document.attempts)
     starts = len(document.attempts)
     if starts > 1:
-        failed = sum(each.ended_well is False for each in document.attempts)
+        failed = sum(attempt.ended_well is False for attempt in document.attempts)
         ended = f"{failed:,} attempt{'s' * (failed != 1)} did not end well"
         said.append(f". The job was started {starts:,} times, {ended}")
         said.append(f", and {again:,} steps were done again" if again else "")

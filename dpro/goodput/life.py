@@ -137,12 +137,14 @@ def _inputs_per_s(
     """Samples or tokens per second: in typical steps, and over the wall time."""
     if not rates or wall_s <= 0:
         return None, None
-    amounts = [(each.steps, getattr(each.amount.rate, name), each.amount.step_s) for each in rates]
+    amounts = [
+        (attempt.steps, getattr(attempt.amount.rate, name), attempt.amount.step_s) for attempt in rates
+    ]
     inputs = sum(steps * rate * step_s for steps, rate, step_s in amounts)
     in_steps_s = sum(steps * step_s for steps, _, step_s in amounts)
     unmeasured = sum(each.steps * each.ranks for each in stepped if each not in rates)
     # Per step and rank, since an attempt with fewer replicas works on less.
-    per_rank = inputs / sum(each.steps * each.ranks for each in rates)
+    per_rank = inputs / sum(attempt.steps * attempt.ranks for attempt in rates)
     return inputs / in_steps_s, (inputs + per_rank * unmeasured) / wall_s
 
 
@@ -208,7 +210,7 @@ def life_of(runs: Sequence[Run], known: Sequence[Analysis] = ()) -> JobLife:
 def _no_training(attempts: Sequence[Attempt]) -> list[str]:
     """What to ask instead where a server was recorded, which has no steps of training."""
     served = any(attempt.run.num_rows(table) for attempt in attempts for table in (REQUESTS, ITERATIONS))
-    if served and all(each.steps.is_empty() for each in attempts):
+    if served and all(attempt.steps.is_empty() for attempt in attempts):
         return ["a server without steps of training: nothing counts as progress; ask `dpro serving RUN`"]
     return []
 

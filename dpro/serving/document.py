@@ -326,7 +326,11 @@ def _lacking(seen: SeenServer) -> float:
     """Share of the time of iterations in which requests wait for blocks of the KV cache."""
     engines = seen.by_replica.values()
     whole = sum(float(engine.durations.sum()) for engine in engines)
-    return sum(float(each.durations[each.lacks_blocks].sum()) for each in engines) / whole if whole else 0.0
+    return (
+        sum(float(engine.durations[engine.lacks_blocks].sum()) for engine in engines) / whole
+        if whole
+        else 0.0
+    )
 
 
 def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer) -> str:

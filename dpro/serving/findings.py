@@ -133,7 +133,7 @@ def findings_of(seen: SeenServer) -> list[ServingFinding]:
         _small_batch(seen),
         *_in_windows(seen),
     ]
-    kept = [each for each in findings if each is not None]
+    kept = [finding for finding in findings if finding is not None]
     made = seen.timed.filter(pl.col("output_tokens") > 1)["output_tokens"]
     tokens = max(mean(made) - 1, 1.0)  # after the first
 

@@ -128,7 +128,7 @@ def first_error_in(lines: Sequence[str]) -> str:
         prefix = _PREFIX.match(line)
         ranks = prefix[0] if prefix else ""
         if _TRACEBACK in line:
-            after = [each for each in lines[number + 1 :] if each.startswith(ranks)]
+            after = [below for below in lines[number + 1 :] if below.startswith(ranks)]
             error = _raised([each.removeprefix(ranks) for each in after])
             if error and _LAUNCHER.search(error):
                 break

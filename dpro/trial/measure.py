@@ -159,7 +159,7 @@ def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats
         Unanswerable: one has too few steps.
     """
     clock, steps = "device", [steps_of(run) for run in runs]
-    if not all(each["by_device"].any() for each in steps):
+    if not all(step["by_device"].any() for step in steps):
         clock, steps = "host", [host_steps_of(run) for run in runs]
     return clock, [_measured(run, step, skip) for run, step in zip(runs, steps, strict=True)]
 

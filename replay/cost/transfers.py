@@ -418,7 +418,7 @@ def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, at: Floats) -> I
     ]
     nearby = [other for other in others if other.op == group.op and other.device != group.device]
     nearby = [each for each in nearby if table.links.get(each.device) == NVLINK]
-    half = [each for each in others if each.device == group.device and each.op == HALVES.get(group.op)]
+    half = [other for other in others if other.device == group.device and other.op == HALVES.get(group.op)]
     for each in half or nearby:
         target = each._replace(num_ranks=group.num_ranks)
         if target in table.curves and target != group:

@@ -74,7 +74,7 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     ]
     if not calls:
         raise Unanswerable(f"the shapes show neither {_NEEDED.replace(' or ', ' nor ')}")
-    texts = [each for each in calls if each[1].tokens]
+    texts = [call for call in calls if call[1].tokens]
     chosen = texts or calls
     largest = max(call.weight for _, call, _ in chosen)
     if not texts and len({call.weight for _, call, _ in chosen}) > 1:
@@ -169,7 +169,7 @@ def _sizes(shapes: str) -> Sequence[list[int]]:
     except ValueError:
         return []
     lists = [each if isinstance(each, list) else [] for each in read] if isinstance(read, list) else []
-    return [each if all(isinstance(size, int) for size in each) else [] for each in lists]
+    return [sizes if all(isinstance(size, int) for size in sizes) else [] for sizes in lists]
 
 
 SHAPES, PARAMETERS = "shapes", "parameters"  # what operations are counted by

@@ -319,7 +319,7 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
 def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     first_use: list[Ints] = [np.empty(0, np.int64)] * len(passes)
     for place in sorted({(pass_.rank, pass_.window) for pass_ in passes}):
-        here = [which for which, each in enumerate(passes) if (each.rank, each.window) == place]
+        here = [which for which, pass_ in enumerate(passes) if (pass_.rank, pass_.window) == place]
         nodes, begins = _work_of(graph, *place, on_gpu)
         for which, starts in zip(here, _forward_starts(graph, *place, [passes[which] for which in here])):
             piece = np.searchsorted(begins, starts)
@@ -361,7 +361,7 @@ def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) ->
         raise Unanswerable(
             "the run does not say which forward operator a gradient comes from: it has no sequence numbers"
         )
-    ends = np.concatenate([graph.nodes.measured_end[each.ready] for each in passes])
+    ends = np.concatenate([graph.nodes.measured_end[pass_.ready] for pass_ in passes])
     made = pl.DataFrame({"ready": ends - lane[1] - 1})  # what begins at the end is the next operator
     asked = (
         made.with_row_index("gradient")
@@ -383,4 +383,4 @@ def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) ->
     if used["began"].null_count():
         raise Unanswerable("the window does not hold the forward operator that a gradient comes from")
     began = used.sort("gradient")["began"].to_numpy() + lane[1]
-    return np.split(began, np.cumsum([each.ready.size for each in passes])[:-1])
+    return np.split(began, np.cumsum([pass_.ready.size for pass_ in passes])[:-1])

@@ -550,13 +550,13 @@ def branched_table(orders: Sequence[Order], branches: Sequence[Branch]) -> TaskT
         branches: as for `distances`.
     """
     plain = table_of(orders, looped)
-    start, stop = min(each.start for each in branches), max(each.stop for each in branches)
+    start, stop = min(branch.start for branch in branches), max(branch.stop for branch in branches)
     keys = zip(plain.kind.tolist(), plain.batch.tolist(), plain.stage.tolist())
     number = {key: task for task, key in enumerate(keys)}
     ways = [(stage, stage + 1) for stage in range(len(orders) - 1)]
-    ways = [way for way in ways if not any(way[1] == each.start > start for each in branches)]
+    ways = [way for way in ways if not any(way[1] == branch.start > start for branch in branches)]
     ways += [(start - 1, branch.start) for branch in branches if branch.start > start > 0]
-    ways += [(each.stop - 1, stop) for each in branches if each.stop < stop]
+    ways += [(branch.stop - 1, stop) for branch in branches if branch.stop < stop]
     pairs = []
     for batch in sorted(set(plain.batch.tolist())):
         forward, backward = KINDS.index(FORWARD), KINDS.index(BACKWARD)

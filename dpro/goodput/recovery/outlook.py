@@ -220,7 +220,7 @@ def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
 
 def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bool) -> tuple[float, float]:
     """Steps of `fewer` replicas over those of all, and the standard deviation of that."""
-    most = max((each.workers.height for each in life.attempts), default=0)
+    most = max((attempt.workers.height for attempt in life.attempts), default=0)
     whole = [
         attempt for attempt in life.attempts if attempt.workers.height == most and attempt.run.num_rows(SPANS)
     ]

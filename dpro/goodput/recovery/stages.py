@@ -59,7 +59,7 @@ def stages_of(life: JobLife) -> Recovery:
     starts = max(there.height, 1)
     hung_s, seen_s = _stood_s(life, ranks)
     saves = [_saves(attempt) for attempt in life.attempts]
-    count = sum(len(each) * present.get(n, 0) for n, each in enumerate(saves))
+    count = sum(len(save) * present.get(n, 0) for n, save in enumerate(saves))
     gaps = [b - a for save in saves for a, b in pairwise(save)]
     every = round(sum(gaps) / len(gaps)) if gaps else (max(saves, default=[0], key=len) or [0])[0]
     return Recovery(
@@ -73,7 +73,7 @@ def stages_of(life: JobLife) -> Recovery:
         crash_s=sum(seen_s) / max(len(seen_s), 1),
         hangs=len(hung_s) / max(len(hung_s) + len(seen_s), 1),
         launch_s=seconds.get(LAUNCH, 0.0) / ranks,
-        writers=max(*(_writers(each) for each in life.attempts), 1),
+        writers=max(*(_writers(attempt) for attempt in life.attempts), 1),
         warm_s=seconds.get(classes.WARM_UP, 0.0) / starts,
         ranks=ranks,
         hosts=_hosts(life),

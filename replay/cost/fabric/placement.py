@@ -158,7 +158,7 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     kind = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     first_of = np.unique(kind, return_index=True)[1].astype(np.int64)
     recorded = channels_of_run(graph.run)
-    channels = tuple(recorded.of.get(each, NOT_RECORDED) for each in ranks)
+    channels = tuple(recorded.of.get(group, NOT_RECORDED) for group in ranks)
     of = of.astype(np.int64)
     return Communications(
         transfers, of, members, ops, algorithms, kind, first_of, sent, channels, recorded.source

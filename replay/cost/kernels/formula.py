@@ -398,7 +398,7 @@ def said_and_measured(numbers: DeviceFit, tables: Sequence[DeviceTable]) -> tupl
         formula_us(numbers.numbers, sizes_of(sample.operations), sample.gpu, sample.dtype)
         for sample in samples
     ]
-    return np.concatenate(predicted), np.concatenate([each.us for each in samples])
+    return np.concatenate(predicted), np.concatenate([sample.us for sample in samples])
 
 
 def largest_of(tables: Sequence[DeviceTable]) -> tuple[float, float]:

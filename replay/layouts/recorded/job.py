@@ -289,7 +289,7 @@ def _software(graph: Graph, stack: Stack, machine: Machine) -> Software:
         for product in stack.products
         for word in ("flash", "efficient", "cudnn", "fmha")
     )
-    dtype = next((stored_as(each) for each in stack.products if stored_as(each)), "")
+    dtype = next((stored_as(product) for product in stack.products if stored_as(product)), "")
     if not dtype:
         names = [name for name in graph.names if "gemm" in name or "nvjet" in name]
         dtype = next((stored_as(name) for name in names if stored_as(name)), "")
@@ -624,7 +624,7 @@ def shapes_of(
     Raises:
         Unanswerable: there are no shapes, or they are not those of a dense transformer.
     """
-    if not any("[" in each for each in products):
+    if not any("[" in product for product in products):
         raise Unanswerable(f"the run has no shapes of operators: record with `--shapes`, or {GIVE}")
     attended = _attention(products)
     attention_place = next(i for i, product in enumerate(products) if re.search(ATTENTION, product))
