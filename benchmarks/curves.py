@@ -23,10 +23,9 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import InputError, Unanswerable
-from dpro.replay.models.curves import medians
-from dpro.replay.models.link_costs import fit_curve
-from dpro.replay.models.network_costs import Estimate, estimate
-from dpro.replay.models.network_tables import NVLINK, CurveGroup, NetworkTable, network_table, read_frame
+from dpro.replay.cost.curves import fit_curve, medians
+from dpro.replay.cost.network_tables import NVLINK, CurveGroup, NetworkTable, network_table, read_frame
+from dpro.replay.cost.transfers import Estimate, estimate
 
 REALITY = Path(os.environ.get("DPRO_REALITY", Path(__file__).resolve().parents[2] / "shared" / "reality"))
 TABLES = {

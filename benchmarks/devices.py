@@ -1,4 +1,4 @@
-"""How well `dpro.replay.devices` says what operations, models and jobs take on devices.
+"""How well `dpro.replay.cost.kernels` says what operations, models and jobs take on devices.
 
     python benchmarks/devices.py [--train FOLDER] [--data FOLDER] [--json]
     python benchmarks/devices.py --fit FILE [--train FOLDER]
@@ -7,7 +7,7 @@
 of them, the other; without both, `DPRO_REALITY`. With one folder, shapes and devices are left out inside it.
 A check without data has n 0, holds null, and a note that says why. Prints, and with `--json` returns,
 check -> {n, median_pct, p90_pct, bar, holds}. `--fit` writes the numbers that ship instead
-(`replay/devices/coefficients.json`).
+(`replay/cost/kernels/coefficients.json`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it r
 
 from benchmarks import TRACES  # noqa: E402
 from benchmarks.device_checks import jobs, models, operators, shipped  # noqa: E402
-from dpro.replay.devices.tables import DeviceTable, read_tables, unknown_devices  # noqa: E402
+from benchmarks.device_checks.tables import read_tables, unknown_devices  # noqa: E402
+from dpro.replay.cost.kernels.formula import DeviceTable  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
 MAX_ROWS = 9000  # of one table: the run ends in minutes
@@ -81,7 +82,7 @@ def main() -> int:
         shipped.write(asked.fit, read_tables(train, most=4000))
         return 0
     if unknown := unknown_devices(data):
-        print(f"not in gpus.py, left out: {', '.join(unknown)}", file=sys.stderr)
+        print(f"without a data sheet, left out: {', '.join(unknown)}", file=sys.stderr)
     found: Checks = {}
     for name, run in checks(train, data):
         if asked.only and name not in asked.only.split(","):

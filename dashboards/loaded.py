@@ -28,11 +28,11 @@ from dpro.export.slices import slices
 from dpro.goodput.attempts import ensure_one_job
 from dpro.goodput.life import JobLife, life_of
 from dpro.replay.construction.graph_builder import Built
+from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
 from dpro.replay.mesh import Mesh
-from dpro.replay.models.roofline import MATMULS
 from dpro.replay.pipeline.operations import Operations
 from dpro.replay.pipeline.recorded import operations_of
 from dpro.replay.run_mesh import mesh_of_run

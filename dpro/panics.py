@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
 from dpro.errors import first_line
@@ -63,13 +63,14 @@ class _HeldBack:
 
     def _begin(self) -> None:
         self.panicked, self._kept = False, None
-        try:
-            self._stderr = os.dup(_STDERR)
-        except OSError:  # it is closed
-            return
         _flush()
-        self._kept = os.fdopen(os.memfd_create("dpro-stderr"), "w+b")
-        os.dup2(self._kept.fileno(), _STDERR)
+        with suppress(OSError), ExitStack() as undo:  # it is closed, or no more files can be opened
+            self._stderr = os.dup(_STDERR)
+            undo.callback(os.close, self._stderr)
+            kept = os.fdopen(os.memfd_create("dpro-stderr"), "w+b")
+            os.dup2(kept.fileno(), _STDERR)
+            self._kept = kept
+            undo.pop_all()
 
     def _end(self) -> None:
         if self._kept is None:

@@ -131,7 +131,7 @@ def mesh_of(
 def in_words(mesh: Mesh) -> str:
     """One line: `64 ranks = dp 8 x pp 4 x tp 2, ep 4 over dp`; empty where nothing implies it."""
     axes = BY.join(f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes)
-    laid = [f", {each.name} {each.size} over {BY.join(each.over)}" for each in mesh.overlays]
+    laid = [f", {overlay.name} {overlay.size} over {BY.join(overlay.over)}" for overlay in mesh.overlays]
     return f"{mesh.num_ranks} ranks = {axes}{''.join(laid)}" if axes else ""
 
 
@@ -139,25 +139,24 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
     """The axis along which the ranks of a group differ: the whole axis, or a part of it.
 
     Args:
-        ranks: global ranks of the group.
         description: of the group, as the job gave it; empty where unknown.
 
     Returns:
         `dp`; `dp x cp` where they differ along several; `ep` of a group of experts. Empty where the group is
         one rank, or the place of a rank or the name of an axis is unknown.
     """
-    own = frozenset(ranks)
-    laid = next((each.name for each in mesh.overlays if own in each.groups), "")
-    along = _axes_between(mesh, own)
+    members = frozenset(ranks)
+    laid = next((overlay.name for overlay in mesh.overlays if members in overlay.groups), "")
+    along = _axes_between(mesh, members)
     described = _DESCRIBED.get(description.lower(), "")
-    if laid and (described == laid or not _is_whole(mesh, along, own)):
+    if laid and (described == laid or not _is_whole(mesh, along, members)):
         return laid
     return BY.join(along)
 
 
 def named_axes(mesh: Mesh) -> tuple[str, ...]:
     """The axes by which ranks are chosen and grouped: those that have a name, then what is laid over them."""
-    names = [*(axis.name for axis in mesh.axes), *(each.name for each in mesh.overlays)]
+    names = [*(axis.name for axis in mesh.axes), *(overlay.name for overlay in mesh.overlays)]
     return tuple(name for name in names if name)
 
 
@@ -169,9 +168,9 @@ def places_along(mesh: Mesh, name: str) -> dict[int, int]:
     """
     for number, axis in enumerate(mesh.axes):
         if axis.name == name:
-            known = {rank: place[number] for rank, place in mesh.coordinates.items() if place}
-            return {rank: at for rank, at in known.items() if at >= 0}
-    groups = [group for each in mesh.overlays if each.name == name for group in each.groups]
+            places = {rank: place[number] for rank, place in mesh.coordinates.items() if place}
+            return {rank: at for rank, at in places.items() if at >= 0}
+    groups = [group for overlay in mesh.overlays if overlay.name == name for group in overlay.groups]
     return {rank: at for group in groups for at, rank in enumerate(sorted(group))}
 
 
@@ -180,7 +179,7 @@ def _axes_between(mesh: Mesh, ranks: Collection[int]) -> tuple[str, ...]:
     places = [mesh.coordinates.get(rank, ()) for rank in ranks]
     if not all(places):
         return ()
-    differ = [axis for axis, own in zip(mesh.axes, zip(*places)) if len(set(own)) > 1]
+    differ = [axis for axis, along in zip(mesh.axes, zip(*places)) if len(set(along)) > 1]
     unknown = any(-1 in place for place in places) or not all(axis.name for axis in differ)
     return () if unknown else tuple(axis.name for axis in differ)
 
@@ -191,8 +190,8 @@ def _is_whole(mesh: Mesh, along: Collection[str], ranks: Collection[int]) -> boo
 
 
 def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated: Mapping[str, int]) -> Mesh:
-    names = [name for name in AXES if any(at.get(name, -1) >= 0 for at in recorded.values())]
-    shown = {name: 1 + max(at.get(name, -1) for at in recorded.values()) for name in names}
+    names = [name for name in AXES if any(place.get(name, -1) >= 0 for place in recorded.values())]
+    shown = {name: 1 + max(place.get(name, -1) for place in recorded.values()) for name in names}
     sizes = {name: max(shown[name], stated.get(name, 0)) for name in names}
     axes = tuple(Axis(name, sizes[name]) for name in names if sizes[name] > 1)
     dense = tuple(axis for axis in axes if axis.name != EXPERTS)
@@ -200,13 +199,13 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated
     axes = dense if are_laid_over else axes
     if not axes:
         return Mesh(num_ranks)
-    places = {rank: tuple(at.get(axis.name, -1) for axis in axes) for rank, at in recorded.items()}
+    places = {rank: tuple(place.get(axis.name, -1) for axis in axes) for rank, place in recorded.items()}
     product = math.prod(axis.size for axis in axes)
     open_ = () if product == num_ranks else (f"The recorded axes hold {product} of {num_ranks} ranks.",)
     mesh = Mesh(num_ranks, axes, _with_missing(axes, places, num_ranks), MESH, open_)
     if not are_laid_over:
         return mesh
-    experts = {rank: at[EXPERTS] for rank, at in recorded.items() if at.get(EXPERTS, -1) >= 0}
+    experts = {rank: place[EXPERTS] for rank, place in recorded.items() if place.get(EXPERTS, -1) >= 0}
     return mesh._replace(overlays=_overlays(mesh, _groups_of_experts(mesh, experts), sizes[EXPERTS]))
 
 
@@ -220,7 +219,7 @@ def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> 
         strides
         for order in permutations(range(len(sizes)))  # the first is the slowest
         for strides in [_strides(order, sizes)]
-        if all(rank == sum(map(mul, own, strides)) for rank, own in places.items())
+        if all(rank == sum(map(mul, place, strides)) for rank, place in places.items())
     }
     if len(fitting) != 1:
         return places
@@ -244,7 +243,7 @@ def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset
         follows: dict[tuple[int, ...], set[int]] = {}
         for rank, at in experts.items():
             follows.setdefault(tuple(mesh.coordinates[rank][axis] for axis in along), set()).add(at)
-        if all(len(each) == 1 for each in follows.values()):
+        if all(len(follow) == 1 for follow in follows.values()):
             break
     else:
         return []
@@ -276,13 +275,13 @@ def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     grid = sorted(grids[0], key=lambda family: AXES.index(family.name) if family.name else len(AXES))
     parts = [_parts(grid, number, num_ranks) for number in range(len(grid))]
     places = {rank: tuple(part[rank] for part in parts) for rank in range(num_ranks)}
-    described = all(family.name in {_name(each) for each in groups} for family in grid)
+    described = all(family.name in {_name(group) for group in groups} for family in grid)
     source = DESCRIPTIONS if described and all(family.name for family in grid) else ALGEBRA
     axes = tuple(Axis(_name_by_use(family), family.size) for family in grid)
     mesh = Mesh(num_ranks, axes, places, source, _ambiguity(grid, axes, len(grids)))
     if any(family.name == EXPERTS for family in grid):
         return mesh
-    experts = list(dict.fromkeys(each.ranks for each in groups if _name(each) == EXPERTS))
+    experts = list(dict.fromkeys(group.ranks for group in groups if _name(group) == EXPERTS))
     is_whole = bool(experts) and len(experts[0]) > 1 and _covers(experts, num_ranks)
     return mesh._replace(overlays=_overlays(mesh, experts, len(experts[0])) if is_whole else ())
 
@@ -310,12 +309,12 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     Groups belong together by their description, else by the distances between their ranks, which differ from
     axis to axis where ranks are numbered along the axes, else in the order in which they were made.
     """
-    found: dict[frozenset[frozenset[int]], _Family] = {}
+    families: dict[frozenset[frozenset[int]], _Family] = {}
     ops: dict[frozenset[int], frozenset[str]] = {}
     for each in groups:
         ops[each.ranks] = ops.get(each.ranks, frozenset()) | each.ops
-    named = [each for each in groups if _name(each) and len(each.ranks) > 1]
-    plain = [ranks for ranks in dict.fromkeys(each.ranks for each in groups) if len(ranks) > 1]
+    named = [group for group in groups if _name(group) and len(group.ranks) > 1]
+    plain = [ranks for ranks in dict.fromkeys(group.ranks for group in groups) if len(ranks) > 1]
     sets: list[tuple[str, list[frozenset[int]]]] = []
     for description in dict.fromkeys(each.description.lower() for each in named):
         same = [each for each in named if each.description.lower() == description]
@@ -330,22 +329,22 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     for name, own in sets:
         if _covers(own, num_ranks):
             used = frozenset[str]().union(*(ops[ranks] for ranks in own))
-            found.setdefault(frozenset(own), _Family(name, tuple(own), used))
-    return list(found.values())
+            families.setdefault(frozenset(own), _Family(name, tuple(own), used))
+    return list(families.values())
 
 
 def _first_fit(groups: Iterable[frozenset[int]]) -> list[list[frozenset[int]]]:
     """Groups of one size that do not meet, each with the first that it fits."""
     fitted: list[tuple[list[frozenset[int]], set[int]]] = []
     for ranks in groups:
-        for own, held in fitted:
-            if len(own[0]) == len(ranks) and held.isdisjoint(ranks):
-                own.append(ranks)
+        for groups_of_set, held in fitted:
+            if len(groups_of_set[0]) == len(ranks) and held.isdisjoint(ranks):
+                groups_of_set.append(ranks)
                 held |= ranks
                 break
         else:
             fitted.append(([ranks], set(ranks)))
-    return [own for own, _ in fitted]
+    return [groups_of_set for groups_of_set, _ in fitted]
 
 
 def _covers(groups: Sequence[frozenset[int]], num_ranks: int) -> bool:
@@ -362,8 +361,8 @@ def _best_grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Fami
     named = [family for family in families if family.name]
     dense = [family for family in named if family.name != "ep"]
     for candidates in (dense, named, _completed(dense, num_ranks), families):
-        if found := _grids(candidates, num_ranks):
-            return found
+        if grids := _grids(candidates, num_ranks):
+            return grids
     return []
 
 

@@ -21,13 +21,12 @@ from dpro.errors import Unanswerable
 from dpro.members import members_of
 from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
+from dpro.replay.cost.kernels.roofline import model_named
+from dpro.replay.cost.machine import SPREADS, Machine, machine_of, one_way_us
+from dpro.replay.cost.network_tables import CurveGroup, NetworkTable, network_table
+from dpro.replay.cost.transfers import estimate
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
-from dpro.replay.layouts.machine import SPREADS, Machine, machine_of
-from dpro.replay.layouts.traffic import one_way_us
-from dpro.replay.models.network_costs import estimate
-from dpro.replay.models.network_tables import CurveGroup, NetworkTable, network_table
-from dpro.replay.models.roofline import model_named
 from dpro.replay.steps.host import host_facts
 from dpro.replay.timeline import durations_of, replay, step_ends
 from dpro.schema import COUNTERS, STEPS
@@ -98,7 +97,6 @@ def with_communication(
     """Fill in what communication takes.
 
     Args:
-        manifest: the run's.
         network: a measured network table, as from `read_frame`; None for none.
 
     Returns:
@@ -114,14 +112,14 @@ def with_communication(
     how: dict[str, None] = {}
     unknown = dict.fromkeys(_unheard(rows, manifest))
     kinds = rows.group_by("instance").agg(pl.col("op", "group_ranks", "peer", "rank").first())
-    known = {row[0]: row[1:] for row in kinds.iter_rows()}
+    call_of = {row[0]: row[1:] for row in kinds.iter_rows()}
     by_kind: dict[tuple[str, int, int, int], list[int]] = {}
     per_host = manifest.options["pretend"]["per_host"]
-    for at, node in enumerate(transfers.tolist()):
-        op, ranks, peer, rank = known[int(graph.nodes.collective[node])]
+    for place, node in enumerate(transfers.tolist()):
+        op, ranks, peer, rank = call_of[int(graph.nodes.collective[node])]
         by_kind.setdefault(
             _shape(op, [rank, peer] if op in POINT_TO_POINT else members_of(ranks), per_host), []
-        ).append(at)
+        ).append(place)
     source = _Source(manifest, network, per_host)
     for (op, num_ranks, hosts, stride), places in by_kind.items():
         of_kind = np.array(places)
@@ -141,8 +139,8 @@ def with_communication(
     sharing = sharing_of(graph, min(per_host, manifest.world_size))
     works = (1.0, 1.0, sharing.longest)
     graphs = [_with(graph, transfers, *both) for both in zip(durations, works)]
-    steps = [replayed_steps(each) for each in graphs]
-    step, low, high = (float(each.mean()) if each.size else 0.0 for each in steps)
+    steps = [replayed_steps(graph) for graph in graphs]
+    step, low, high = (float(step.mean()) if step.size else 0.0 for step in steps)
     deviation = float(steps[0].std(ddof=1)) if steps[0].size > 1 else 0.0
     # As of any prediction: steps vary, and so do recordings of one job.
     margin = STANDARD_ERRORS * deviation * float(np.hypot(RUN_TO_RUN, steps[0].size ** -0.5 if step else 0.0))
@@ -162,8 +160,8 @@ def replayed_steps(graph: Graph) -> Floats:
 def _with(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph:
     """The graph with times of transfers, and the host's work times a factor."""
     changed = graph.nodes.duration.copy()
-    own = np.isin(graph.nodes.kind, CPU_KINDS)
-    changed[own] = np.rint(changed[own] * work).astype(np.int64)
+    on_host = np.isin(graph.nodes.kind, CPU_KINDS)
+    changed[on_host] = np.rint(changed[on_host] * work).astype(np.int64)
     changed[transfers] = np.rint(duration).astype(np.int64)
     return graph.with_durations(changed)
 
@@ -177,11 +175,11 @@ def without_waits_for_cores(graph: Graph) -> Graph:
     assert graph.run is not None
     facts = host_facts(graph.run.table(STEPS), graph.run.table(COUNTERS)).drop_nulls("run_queue_ns")
     duration, nodes = graph.nodes.duration.copy(), graph.nodes
-    own = np.isin(nodes.kind, CPU_KINDS)
+    on_host = np.isin(nodes.kind, CPU_KINDS)
     for rank, step, lasted, waited in facts.select("rank", "step", "duration_ns", "run_queue_ns").iter_rows():
-        mine = own & (nodes.rank == rank) & (nodes.step == step)
+        working = on_host & (nodes.rank == rank) & (nodes.step == step)
         left = 1 - min(waited / max(lasted, 1), 1.0)
-        duration[mine] = np.rint(duration[mine] * left).astype(np.int64)
+        duration[working] = np.rint(duration[working] * left).astype(np.int64)
     return graph.with_durations(duration)
 
 
@@ -191,7 +189,7 @@ def sharing_of(graph: Graph, ranks: int) -> Sharing:
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
     facts = host_facts(steps, counters).drop_nulls(["cpu_ns", "training_thread_cpu_ns"])
     limits = counters.filter(pl.col("counter").is_in(["cpus", "cgroup_cpu_limit_cores"]))["value"].to_list()
-    cores = min((each for each in limits if each > 0), default=0.0)
+    cores = min((limit for limit in limits if limit > 0), default=0.0)
     names = ("duration_ns", "training_thread_cpu_ns", "cpu_ns", "run_queue_ns")
     duration, training, every, waited = (float(facts[name].fill_null(0.0).sum()) for name in names)
     if not cores or not training or duration <= waited:
@@ -265,7 +263,7 @@ class _Source:
 
 def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_bytes: Floats) -> Times:
     """By a measured table; where it has several devices or libraries, all count that know the group."""
-    found, why = [], ""
+    answers, why = [], ""
     for device, library, version in dict.fromkeys((g.device, g.library, g.version) for g in table.curves):
         try:
             one = estimate(table, CurveGroup(op, num_ranks, hosts, device, library, version), num_bytes)
@@ -273,11 +271,11 @@ def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_byte
             why = why or str(error)
             continue
         expected = np.sqrt(one.low_ns * one.high_ns) if one.time_ns is None else one.time_ns
-        found.append((expected, one.low_ns, one.high_ns, one.how))
-    if not found:
+        answers.append((expected, one.low_ns, one.high_ns, one.how))
+    if not answers:
         raise Unanswerable(why or "the network table is empty")
-    expected, low, high = (np.stack([each[column] for each in found]) for column in range(3))
-    how = f"{op} among {num_ranks} ranks: the network table ({found[0][3]})"
+    expected, low, high = (np.stack([answer[column] for answer in answers]) for column in range(3))
+    how = f"{op} among {num_ranks} ranks: the network table ({answers[0][3]})"
     return Times(np.median(expected, axis=0), low.min(axis=0), high.max(axis=0), how)
 
 

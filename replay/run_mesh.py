@@ -50,11 +50,11 @@ def _axes_of_messages(graph: Graph) -> tuple[str, ...]:
     pairs = calls.filter(pl.col("peer") >= 0).select(
         "op", "label", "group", ranks=pl.format("{},{}", "rank", "peer")
     )
-    found: dict[tuple[str, str], set[str]] = {}
+    axes_of: dict[tuple[str, str], set[str]] = {}
     for op, label, group, ranks in pl.concat([alone, pairs]).unique().iter_rows():
         axis = axis_of_group(mesh, members_of(ranks), description_of(group))
-        found.setdefault((op, label), set()).add(axis)
-    axes = {message: each.pop() for message, each in found.items() if len(each) == 1}
+        axes_of.setdefault((op, label), set()).add(axis)
+    axes = {message: each.pop() for message, each in axes_of.items() if len(each) == 1}
     return tuple(axes.get((message.op, message.group), "") for message in graph.messages)
 
 
@@ -74,9 +74,9 @@ def groups_of(run: Run) -> list[RankGroup]:
     )
     gradients = reductions.select(*columns, op=pl.lit(GRADIENTS)).unique()
     rows = pl.concat([said, used, gradients]).filter(pl.col("group_ranks") != "")
-    known = rows.group_by(*columns).agg(pl.col("op").unique())
+    used_for = rows.group_by(*columns).agg(pl.col("op").unique())
     groups = []
-    for name, text, ops in known.iter_rows():
+    for name, text, ops in used_for.iter_rows():
         ranks = members_of(text)
         number = whole_number(name.partition(" ")[0])
         order = (0, number) if number >= 0 else (1, 0)

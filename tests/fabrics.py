@@ -9,7 +9,7 @@ from dpro.members import members_text
 from dpro.replay.graph import Graph
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, write
-from dpro.topology.paths import PathEntry
+from dpro.topology.kept import PathEntry
 from tests.builders import TinyRun
 
 SIZE = FabricSize(4, gpus=1, nics=1, ports=4, gbit=8, gpu_gbps=10)  # two leaves, two cables of 1 GB/s up

@@ -37,7 +37,7 @@ from dpro.replay.difference import DifferenceDocument
 from dpro.serving.answers import ServerDiagnosis, ServerReport
 from dpro.serving.document import ServingDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
-from dpro.trial.probe_documents import ProbeDocument
+from dpro.trial.probes import ProbeDocument
 from dpro.verdict.verdict import Verdict
 
 COMMANDS: dict[str, type[Struct]] = {

@@ -74,6 +74,7 @@ class Pair:
             None says that nothing should change.
         cycle: steps of the job after the change of which one communicates.
         uneven: whether the change is of single steps, so that means count.
+        layout: what `dpro plan --keep` is given, where the change is another layout, which no edit makes.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Pair:
     edits: tuple[str, ...]
     cycle: int = 1
     uneven: bool = False
+    layout: str = ""
 
     @property
     def controlled(self) -> bool:
@@ -267,7 +269,7 @@ def of_chunks() -> list[Pair]:
 
 
 def of_layouts() -> list[Pair]:
-    """Pairs of a GPT whose blocks sleep, in layouts with more ranks."""
+    """Pairs of a GPT whose blocks sleep, in layouts with more ranks: `dpro plan` predicts them."""
     # Messages of tensor parallelism are larger than what a shaped link lets through at once.
     usual, large = "--width 128 --block-ms 24 --first", "--width 256 --batch 32 --block-ms 6 --first"
     found = []
@@ -278,7 +280,7 @@ def of_layouts() -> list[Pair]:
     ):
         two = Job(words, link, f"model_job.py gpt {kind}", shapes=True)
         four = dataclasses.replace(two, ranks=4)
-        found.append(Pair(f"gpt {kind}: layout of 2 to 4 ranks", two, four, (f"layout:{axes}",)))
+        found.append(Pair(f"gpt {kind}: layout of 2 to 4 ranks", two, four, (), layout=axes))
     return found
 
 

@@ -32,6 +32,8 @@ from dpro.errors import DproError
 from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
+from dpro.replay.layouts.layout import parse_layout
+from dpro.replay.layouts.recorded.job import ranked, recorded_job
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
 from dpro.replay.whatif.predict import apply_all, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
@@ -175,6 +177,19 @@ def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
     )
 
 
+def planned(folder: Path, pair: Pair) -> Answer:
+    """What `dpro plan` says of a run in the layout of a pair; all else of its layout stays."""
+    graph = read(folder)[0].predictive
+    job = recorded_job(graph)
+    keep = job.own.row(0, named=True) | parse_layout(pair.layout)
+    sequences = keep["dp"] * keep["micro_batch"] * keep.pop("micro_batches")
+    (row,) = ranked(job, pair.after.ranks, sequences, keep).iter_rows(named=True)
+    base = typical(durations_of(baseline_steps(graph))["duration_ns"].to_list())
+    samples = sequences / job.global_batch
+    predicted, low, high = (row[name] * base / job.step_ms for name in ("step_ms", "low_ms", "high_ms"))
+    return Answer(predicted, low, high, base - high / samples, base - low / samples, samples)
+
+
 def measured(folder: Path, cycle: int = 1) -> float:
     """The typical recorded step, in ms."""
     steps = measured_step_times(read(folder)[0].graph)
@@ -202,7 +217,9 @@ def compare(runs: Path, pair: Pair) -> dict[str, object]:
         "rounds": rounds,
     }
     try:
-        answers = [answer(folder, edits, cycle) for folder in befores]
+        answers = [
+            planned(folder, pair) if pair.layout else answer(folder, edits, cycle) for folder in befores
+        ]
     except DproError as error:
         return found | {"refused": str(error)}
     truth = statistics.median(became)

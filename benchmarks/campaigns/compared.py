@@ -13,12 +13,12 @@ import polars as pl
 
 from benchmarks.campaigns.campaign import RANKS, Campaign
 from benchmarks.campaigns.design import KEEP_ALIVE_S, KEEP_ALIVE_TIMES, LAST_CALL_S, CampaignDesign
-from dpro.arrays import Floats
+from dpro.arrays import Bools, Floats, Ints
 from dpro.goodput.account import CHECKPOINT, EVALUATION, FINISH, PRODUCTIVE, STRAGGLER, WARM_UP
 from dpro.goodput.attempts import LAUNCH
 from dpro.goodput.life import JobLife, life_of
 from dpro.goodput.recovery.designs import changed
-from dpro.goodput.recovery.simulate import logged, simulate
+from dpro.goodput.recovery.simulate import Failures, simulate
 from dpro.goodput.recovery.stages import stages_of
 from dpro.opening import ensure_finished
 from dpro.store import open_run
@@ -134,6 +134,29 @@ def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s
     wall_s = campaign.ended_s - campaign.begun_s
     found = simulate(recovery, failures, wall_s - launch_s - finish_s, np.random.default_rng(0), JOBS)
     return np.asarray(found.seconds[:, 0] / wall_s)
+
+
+def logged(times_s: Floats, of_host: Bools, hangs: Bools | None = None) -> Failures:
+    """Failures that have happened, the same for all jobs; those that meet no process of a job do nothing.
+
+    Args:
+        times_s: [F] when, s from the first start of processes.
+        of_host: [F] whether each took a host; the simulation takes their share.
+        hangs: [F] whether each hung; None where that is not known.
+    """
+    order = np.argsort(times_s, kind="stable")
+    ordered = np.append(times_s[order], np.inf)
+    share = float(np.mean(of_host)) if len(of_host) else 0.0
+
+    def after(now_s: Floats, _hosts: Ints) -> Floats:
+        return np.asarray(ordered[np.searchsorted(ordered[:-1], now_s, side="right")])
+
+    def hanging(at_s: Floats) -> Bools:
+        last = np.searchsorted(ordered[:-1], at_s, side="right") - 1
+        return np.asarray(np.append(hung, False)[last])
+
+    hung = np.zeros(0, bool) if hangs is None else hangs[order]
+    return Failures(after, lambda hosts: np.full(len(hosts), share), None if hangs is None else hanging)
 
 
 def _seconds(found: JobLife) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Checks of `dpro.replay.devices` on measured tables; `python benchmarks/devices.py` runs them.
+"""Checks of `dpro.replay.cost.kernels` on measured tables; `python benchmarks/devices.py` runs them.
 
 figures     errors and coverage of what was predicted beside what was measured
 shipped     fits the numbers that ship, from tables that a user has fetched

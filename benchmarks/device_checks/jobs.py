@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.device_checks.figures import compared, covered, nothing
-from dpro.replay.models.roofline import GPUS
+from dpro.replay.cost.kernels.roofline import GPUS
 
 MIN_JOBS = 8  # on both machines, to learn a pair from
 LAUNCH_BOUND = 0.1  # of its peak: a job below that waits for its host

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.device_checks.figures import bar_text, compared, nothing
-from dpro.replay.models.roofline import GPUS
+from dpro.replay.cost.kernels.roofline import GPUS
 
 MODEL = ["model", "mode", "seq_len", "batch"]
 MODELS, OPERATORS = "neusight_models.csv", "neusight_model_ops.parquet"

@@ -12,16 +12,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device_checks.figures import compared, covered
-from benchmarks.device_checks.shipped import half_pairs, joined
-from dpro.replay.devices.bands import bands_of, sum_of
-from dpro.replay.devices.coefficients import KnownCoefficients, known_of_any
-from dpro.replay.devices.estimate import HOLDS_80, MeasuredOperations, Sources, estimate
-from dpro.replay.devices.fitting import DeviceSample
-from dpro.replay.devices.learned import kept_out, learn
-from dpro.replay.devices.sources import calibrated
-from dpro.replay.devices.tables import DeviceTable
-from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.roofline import GPUS
+from benchmarks.device_checks.shipped import half_pairs, joined, known_of_any
+from dpro.replay.cost.kernels.estimate import HOLDS_80, MeasuredOperations, Sources, estimate
+from dpro.replay.cost.kernels.formula import (
+    DeviceSample,
+    DeviceTable,
+    KnownCoefficients,
+    bands_of,
+    formula_us,
+    sizes_of,
+    sum_of,
+)
+from dpro.replay.cost.kernels.learned import kept_out, learn
+from dpro.replay.cost.kernels.products import calibrated
+from dpro.replay.cost.kernels.roofline import GPUS
 
 MAX_TRIED = 3000  # operations of one table
 SHORT_US, LONG_US = 20.0, 100.0

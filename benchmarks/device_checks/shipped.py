@@ -9,17 +9,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dpro.replay.devices.bands import Bands, bands_of
-from dpro.replay.devices.coefficients import ANY, Key, KnownCoefficients, encoded, known_of, known_of_any
-from dpro.replay.devices.estimate import HALF
-from dpro.replay.devices.tables import DeviceTable
-from dpro.replay.devices.tiles import formula_us, sizes_of
-from dpro.replay.models.roofline import GPUS
+from dpro.replay.cost.kernels.estimate import HALF
+from dpro.replay.cost.kernels.formula import (
+    ANY,
+    ASSUMED,
+    DeviceFit,
+    DeviceTable,
+    Key,
+    KnownCoefficients,
+    bands_of,
+    fit,
+    formula_us,
+    known_of,
+    largest_of,
+    said_and_measured,
+    sizes_of,
+)
+from dpro.replay.cost.kernels.roofline import GPUS
 
 SOURCE = "fitted to the operation tables of ai-dynamo/aiconfigurator (Apache-2.0)"
+
+LONG_US = 50.0  # shorter operations say more of their software than of a device
+SAME = 0.7  # of how wide the numbers of one device are, those of another are
 
 
 def fitted(tables: Sequence[DeviceTable]) -> dict[Key, KnownCoefficients]:
@@ -31,6 +46,35 @@ def fitted(tables: Sequence[DeviceTable]) -> dict[Key, KnownCoefficients]:
             found[kind, dtype, device] = known_of([table for table in mine if table.device == device])
         found[kind, dtype, ANY] = known_of_any(mine)
     return found
+
+
+def known_of_any(tables: Sequence[DeviceTable]) -> KnownCoefficients:
+    """Fit numbers that all devices share, and how far each device is from what the others say of it."""
+    long = [table.rows(table.us > LONG_US) for table in tables if (table.us > LONG_US).any()]
+    devices = sorted({table.device for table in long})
+    predicted, measured, biases = [], [], []
+    for device in devices if len(devices) > 1 else []:
+        others = fit([table.sample() for table in long if table.device != device])
+        one, real = said_and_measured(others, [table for table in tables if table.device == device])
+        biases.append(float(np.median(np.log(real / one)[real > LONG_US])))
+        predicted.append(one * np.exp(biases[-1]))
+        measured.append(real)
+    found = fit([table.sample() for table in long])
+    widths = np.maximum(found.widths, SAME * ASSUMED.widths)
+    apart = float(np.sqrt(np.mean(np.square(biases)))) if biases else 0.5
+    bands = bands_of(np.concatenate([*predicted, np.ones(0)]), np.concatenate([*measured, np.ones(0)]))
+    return KnownCoefficients(DeviceFit(found.numbers, widths), bands, apart, largest_of(tables))
+
+
+def encoded(known: KnownCoefficients) -> dict[str, object]:
+    """As the file has it: natural units would lose digits, so logarithms, rounded to 1e-4."""
+    return {
+        "numbers": _rounded(known.fit.numbers),
+        "widths": _rounded(known.fit.widths),
+        "bands": _rounded(known.bands.quantiles),
+        "bias": round(known.bias, 4),
+        "largest": [float(f"{value:.3g}") for value in known.largest],
+    }
 
 
 def half_pairs(
@@ -94,9 +138,9 @@ def halves(
 ) -> dict[str, list[list[float]]]:
     """The bands of half credit by each method, of tables of one kind and precision."""
     return {
-        "tables": _rounded(bands_of(*half_by_tables(tables))),
-        "fitted": _rounded(bands_of(*half_by_formula(tables, known, shared=False))),
-        "sheet": _rounded(bands_of(*half_by_formula(tables, known, shared=True))),
+        "tables": _rounded(bands_of(*half_by_tables(tables)).quantiles),
+        "fitted": _rounded(bands_of(*half_by_formula(tables, known, shared=False)).quantiles),
+        "sheet": _rounded(bands_of(*half_by_formula(tables, known, shared=True)).quantiles),
     }
 
 
@@ -113,8 +157,8 @@ def write(path: Path, tables: Sequence[DeviceTable]) -> None:
     path.write_text(_compact(lines) + "\n", encoding="utf-8")
 
 
-def _rounded(bands: Bands) -> list[list[float]]:
-    return np.round(bands.quantiles, 4).tolist()
+def _rounded(values: np.ndarray) -> list[Any]:
+    return np.round(values, 4).tolist()
 
 
 def _compact(text: str) -> str:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,9 @@ from dpro.detect.network.wires import (
     votes,
     votes_of_losses,
 )
-from dpro.replay.fabric.crossing import on_paths
-from dpro.replay.fabric.fairness import max_min_rates
-from dpro.replay.fabric.flows import Load
-from dpro.replay.fabric.network import fabric_of
+from dpro.replay.cost.fabric.fairness import max_min_rates
+from dpro.replay.cost.fabric.flows import Load
+from dpro.replay.cost.fabric.network import Fabric, fabric_of
 
 FAULTS = ("slow cable", "lossy cable", "slow port", "lossy port", "slow switch")
 NONE = "none"
@@ -115,7 +114,7 @@ def traffic(made: Lab, draw: random.Random) -> Iterator[LabTraffic]:
             flows.append(Flow(begin, end, port, 6000 + len(flows)))
     fabric = fabric_of(made.topology())
     nodes = [[fabric.node_of[name] for name in _path(made, flow)] for flow in flows]
-    links = on_paths(fabric, nodes)
+    links = _links_of(fabric, nodes)
     components = components_of(fabric)
     expected = _rates(links, rounds, fabric.gbps)
     slowed = np.zeros((len(flows), len(components)))
@@ -126,6 +125,22 @@ def traffic(made: Lab, draw: random.Random) -> Iterator[LabTraffic]:
             slowed[:, at] += (_rates(links, rounds, gbps) < SLOW * expected) / len(CUT)
     with connections(made, flows) as found:
         yield LabTraffic(made, components, tuple(rounds), found, links, expected, slowed)
+
+
+def _links_of(fabric: Fabric, paths: Sequence[Sequence[int]]) -> csr_matrix:
+    """[P, L] probability that what takes a path crosses a link: cables side by side share it.
+
+    Args:
+        paths: nodes of each path, each cabled to the next.
+    """
+    hops = [
+        (row, link, 1.0 / len(links))
+        for row, nodes in enumerate(paths)
+        for links in (fabric.links_from[ends] for ends in pairwise(nodes))
+        for link in links
+    ]
+    rows, links, share = (np.array([hop[at] for hop in hops]) for at in range(3))
+    return csr_matrix((share, (rows, links)), shape=(len(paths), fabric.source.size))
 
 
 def _rates(links: csr_matrix, rounds: Sequence[Sequence[int]], gbps: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """Cases: what is drawn, what dpro predicts of it, and what the lab measures.
 
 In: a lab and a seed. Out: rows of predicted and measured rates or seconds. Paths are those that the kernel
-says it takes; everything else is of `dpro.replay.fabric`: next hops, planned paths, max-min fair rates. What
-TCP adds follows from how it works: headers, and acknowledgements on the way back.
+says it takes; everything else is of `dpro.replay.cost.fabric`: next hops, planned paths, max-min fair rates.
+What TCP adds follows from how it works: headers, and acknowledgements on the way back.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from benchmarks.fabric_lab.job import StepWork, job
 from benchmarks.fabric_lab.lab import MTU, Lab, taken
 from benchmarks.fabric_lab.traffic import Flow, goodput
 from dpro.arrays import Floats
-from dpro.replay.fabric.fairness import max_min_rates
-from dpro.replay.fabric.flows import Flows, Load, flows_of, loaded
-from dpro.replay.fabric.network import Fabric, fabric_of
-from dpro.replay.fabric.planning import planned
-from dpro.replay.fabric.routes import NO_LINK, Choice, Routes, paths, routes_of
+from dpro.replay.cost.fabric.fairness import max_min_rates
+from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded
+from dpro.replay.cost.fabric.network import Fabric, fabric_of
+from dpro.replay.cost.fabric.planning import planned
+from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes, paths, routes_of
 
 HEADERS = 66  # bytes: TCP with timestamps, IP, Ethernet; all that an acknowledgement has
 PAYLOAD = (MTU - HEADERS + 14) / (MTU + 14)  # of what a cable carries

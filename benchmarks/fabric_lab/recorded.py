@@ -22,9 +22,8 @@ from dpro.opening import ensure_finished
 from dpro.replay.whatif.predict import Prediction, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
-from dpro.topology import paths
 from dpro.topology.file import write
-from dpro.topology.paths import PathEntry, write_paths
+from dpro.topology.kept import PATHS, PathEntry, write_paths
 
 RANKS = Path(__file__).with_name("ranks.py")
 SKIP, WINDOW_STEPS, AFTERWARDS = 3, 8, 2
@@ -144,7 +143,7 @@ def record(made: Lab, run: Path, setting: Setting, words: Sequence[str]) -> None
     command = [*launch, str(HERE / "cpu_job.py"), *words, *steps]
     record_window(run, command, SKIP, WINDOW_STEPS, ["--topology", str(described)])
     ensure_finished(run)
-    write_paths(list(_entries(made, setting)), run / paths.FILE)
+    write_paths(list(_entries(made, setting)), run / PATHS)
 
 
 def _entries(made: Lab, setting: Setting) -> Iterator[PathEntry]:
@@ -173,9 +172,7 @@ def recordings(made: Lab, folder: Path, settings: Sequence[Setting] = SETTINGS) 
 
 def complete(folder: Path) -> bool:
     """Whether all recordings are there."""
-    return all(
-        (place_of(folder, work, setting) / paths.FILE).exists() for work in WORK for setting in SETTINGS
-    )
+    return all((place_of(folder, work, setting) / PATHS).exists() for work in WORK for setting in SETTINGS)
 
 
 def place_of(folder: Path, work: str, setting: Setting) -> Path:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dpro.replay.cost.machine import Machine
 from dpro.replay.layouts.layout import layouts
-from dpro.replay.layouts.machine import Machine, Software
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.plan import HOLDS_90, beliefs, sensitivities
 from dpro.replay.layouts.step import job_of, step_times
 

@@ -15,9 +15,8 @@ import polars as pl
 
 from dpro.replay.serving.changes import Server
 from dpro.replay.serving.engine import Engine
-from dpro.replay.serving.fit import fit_requests
+from dpro.replay.serving.fit import engine_of, fit_requests
 from dpro.replay.serving.predict import answered
-from dpro.replay.serving.recorded import engine_of
 from dpro.schema import ITERATIONS
 from dpro.units import NS_PER_S
 

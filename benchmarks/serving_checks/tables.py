@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from benchmarks.serving_checks.steady import first_token_s, prompt_s, token_s
 from dpro.errors import DproError
-from dpro.replay.layouts.machine import machine_of
+from dpro.replay.cost.machine import machine_of
 from dpro.replay.layouts.model import Model
 from dpro.replay.serving.engine import IterationCost
 from dpro.replay.serving.fit import seconds
 from dpro.replay.serving.sized import cost_of
-from dpro.replay.serving.steady import first_token_s, prompt_s, token_s
 
 Row = dict[str, Any]
 Errors = dict[str, np.ndarray]

@@ -16,8 +16,9 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
+from dpro.replay.cost.curves import LinkCost
+from dpro.replay.cost.transfers import CollectiveKind
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.link_costs import CollectiveKind, LinkCost
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
 
 NAME = "collectives"
@@ -52,7 +53,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
     """Draw time against bytes, both logarithmic, with the line that was fitted to each operation and group.
 
     Args:
-        lines: as from `dpro.replay.models.link_costs.fit_costs`.
+        lines: as from `dpro.replay.cost.transfers.fit_costs`.
     """
     figure = go.Figure()
     few = transfers.gather_every(1 + transfers.height // MAX_POINTS)

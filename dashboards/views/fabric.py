@@ -21,13 +21,12 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, table, view
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
-from dpro.replay.fabric.connections import connections_of, known_paths
-from dpro.replay.fabric.flows import crossed
-from dpro.replay.fabric.network import NIC, SWITCH, Fabric
-from dpro.replay.fabric.placement import Placed, placed
-from dpro.replay.fabric.planning import planned_connections
-from dpro.replay.fabric.routes import Choice, hashed
-from dpro.replay.fabric.usage import Usage
+from dpro.replay.cost.fabric.connections import Usage, connections_of, known_paths
+from dpro.replay.cost.fabric.flows import crossed
+from dpro.replay.cost.fabric.network import NIC, SWITCH, Fabric
+from dpro.replay.cost.fabric.placement import Placed, placed
+from dpro.replay.cost.fabric.planning import planned_connections
+from dpro.replay.cost.fabric.routes import Choice, hashed
 from dpro.replay.whatif.edits.paths import loads_by
 from dpro.units import format_bytes
 

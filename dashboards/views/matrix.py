@@ -29,7 +29,8 @@ from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
 from dpro.detect.network.transfers import MIN_GROUPS, MIN_SLOW
-from dpro.replay.models.link_costs import ENOUGH, fit_line
+from dpro.replay.cost.curves import fit_line
+from dpro.replay.cost.transfers import ENOUGH
 from dpro.selection import is_in_ranges
 from dpro.units import NS_PER_MS
 

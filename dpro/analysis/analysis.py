@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from dpro.detect.hang.case import Case
     from dpro.detect.pipeline_slowdown import OperationsAnalysis
     from dpro.replay.construction.graph_builder import Built
+    from dpro.replay.cost.curves import LinkCost
+    from dpro.replay.cost.transfers import CollectiveKind
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.fidelity.by_rank import CondensedRun
     from dpro.replay.graph import Graph
-    from dpro.replay.models.link_costs import CollectiveKind, LinkCost
     from dpro.replay.pretended import PretendedStep
     from dpro.replay.timeline import Timeline
     from dpro.replay.whatif.predict import Prediction, Refusal
@@ -352,7 +353,7 @@ class Analysis(Cached):
     @cached
     def costs(self) -> dict[CollectiveKind, LinkCost]:
         """What communication costs, as fitted."""
-        from dpro.replay.models.link_costs import fit_costs
+        from dpro.replay.cost.transfers import fit_costs
 
         return fit_costs(self.outline.graph)
 

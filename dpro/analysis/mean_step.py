@@ -17,9 +17,16 @@ from msgspec.structs import replace
 from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable
 from dpro.members import count_of
-from dpro.replay.models.inputs import find_inputs, inputs_of_calls
-from dpro.replay.models.mfu import PARAMETERS, SHAPES, Mfu, find_mfu, operations_of_calls
-from dpro.replay.models.roofline import common_model
+from dpro.replay.cost.kernels.roofline import common_model
+from dpro.replay.cost.work import (
+    PARAMETERS,
+    SHAPES,
+    Mfu,
+    find_inputs,
+    find_mfu,
+    inputs_of_calls,
+    operations_of_calls,
+)
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
 from dpro.replay.steps.durations import step_series

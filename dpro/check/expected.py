@@ -61,7 +61,7 @@ def run_bandwidth(run: Path) -> RunBandwidth:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.opening import open_path
-    from dpro.replay.models.link_costs import fit_costs, messages_by_kind
+    from dpro.replay.cost.transfers import fit_costs, messages_by_kind
 
     analysis = Analysis(open_path(run))
     host = dict(analysis.workers.select("rank", "host").iter_rows())

@@ -103,7 +103,7 @@ def read_network(path: str | None) -> DataFrame | None:
     """
     if path is None:
         return None
-    from dpro.replay.models.network_tables import read_frame
+    from dpro.replay.cost.network_tables import read_frame
 
     return read_frame(path)
 
@@ -112,7 +112,7 @@ def _products(paths: Sequence[str]) -> DataFrame:
     """Measured products of files, of folders of tables, and of runs."""
     import polars
 
-    from dpro.replay.devices.sources import is_table, read_products
+    from dpro.replay.cost.kernels.products import is_table, read_products
 
     return polars.concat(read_products(path) if is_table(path) else _recorded(path) for path in paths)
 
@@ -126,7 +126,7 @@ def _recorded(path: str) -> DataFrame:
     from dpro.analysis.analysis import Analysis
     from dpro.errors import InputError
     from dpro.opening import holds_traces
-    from dpro.replay.devices.sources import FILE
+    from dpro.replay.cost.kernels.products import FILE
     from dpro.replay.whatif.edits.gpu.device import products_of
 
     if holds_traces(path):

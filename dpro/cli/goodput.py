@@ -17,10 +17,9 @@ from dpro.units import NS_PER_H, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
     from dpro.goodput.document import AttemptDocument, GoodputDocument
-    from dpro.goodput.life import JobLife
+    from dpro.goodput.life import JobLife, ThroughputDocument
     from dpro.goodput.recovery.outlook import GoodputPrediction, OutlookDocument
     from dpro.goodput.recovery.rates import FailureRate
-    from dpro.goodput.throughput import ThroughputDocument
     from dpro.store import Run
 
 

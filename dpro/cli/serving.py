@@ -87,7 +87,7 @@ def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
     """
     from dpro.ingest.requests import read_requests
     from dpro.replay.serving.changes import logs_of
-    from dpro.replay.serving.search import Goal
+    from dpro.replay.serving.predict import Goal
     from dpro.serving.outlook import Limits, predictions, search
 
     logs = {file: read_requests([Path(file)]).requests for file in logs_of(asked["edits"])}

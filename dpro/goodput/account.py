@@ -56,7 +56,6 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
     """Divide the wall time of each rank into classes.
 
     Args:
-        attempts: of a job, in order.
         stragglers: share of a step that is lost to them, by number of the attempt.
 
     Returns:
@@ -66,22 +65,25 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
     pieces, displaced = pieces_of(attempts)
     notes = list(dict.fromkeys(note for attempt in attempts for note in attempt.notes))
     notes += [
-        f"attempt {each.number} has no record of how it started: all before its first step counts as launch"
-        for each in attempts
-        if each.starts.is_empty() and each.steps.height
+        f"attempt {attempt.number} has no record of how it started: all before its first step counts as "
+        "launch"
+        for attempt in attempts
+        if attempt.starts.is_empty() and attempt.steps.height
     ]
     if displaced:
         notes.append(f"{displaced} moments were out of order, as where a clock is set back: they were moved")
     if pieces.is_empty():
         return pieces.rename({"doing": "class"}), [*notes, "no moment of any rank was recorded"]
-    known = [each.typical_ns for each in attempts if each.typical_ns]
-    usual = median(known) if known else 0.0
-    typical = {each.number: each.typical_ns or usual for each in attempts}
+    typical_steps = [attempt.typical_ns for attempt in attempts if attempt.typical_ns]
+    usual = median(typical_steps) if typical_steps else 0.0
+    typical = {attempt.number: attempt.typical_ns or usual for attempt in attempts}
     parts = _job_steps(pieces, attempts)
     parts = parts.with_columns(
         typical_ns=pl.col("attempt").replace_strict(typical, default=0.0, return_dtype=pl.Float64),
         wasted=pl.col("attempt").replace_strict(dict(stragglers), default=0.0, return_dtype=pl.Float64),
-        well=pl.col("attempt").is_in([each.number for each in attempts if each.ended_well is not False]),
+        well=pl.col("attempt").is_in(
+            [attempt.number for attempt in attempts if attempt.ended_well is not False]
+        ),
     )
     parts = _with_stalls(parts, attempts)
     return _divided(parts), notes
@@ -103,7 +105,7 @@ def totals(accounted: pl.DataFrame) -> pl.DataFrame:
 
 def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
     """With `local`, a step's number in its attempt, and `again`: done before, or lost at the end."""
-    first = {each.number: each.first_step for each in attempts}
+    first = {attempt.number: attempt.first_step for attempt in attempts}
     local = pl.when(pl.col("doing") == FIRST).then(0).otherwise("step").alias("local")
     begun = pieces.with_columns(
         local, pl.col("attempt").replace_strict(first, default=0, return_dtype=pl.Int64).alias("first")
@@ -121,27 +123,27 @@ def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFram
 def _with_stalls(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
     """With `saving`, `loading`, `evaluating`, ns of each piece; of a step also what others waited for it."""
     beyond = (pl.col("duration_ns") - pl.col("typical_ns")).clip(lower_bound=0.0)
-    found = parts
+    stalled = parts
     for name, amounts in (
         ("saving", _stalls(parts, attempts, SAVE)),
         ("loading", _stalls(parts, attempts, LOAD)),
         ("evaluating", _evaluations(parts, attempts)),
     ):
-        found = found.join(amounts, on=["attempt", "rank", "start_ns"], how="left", maintain_order="left")
-        own = pl.col("amount").fill_null(0.0)
-        longest = own.max().over("attempt", "step")
+        stalled = stalled.join(amounts, on=["attempt", "rank", "start_ns"], how="left", maintain_order="left")
+        amount = pl.col("amount").fill_null(0.0)
+        longest = amount.max().over("attempt", "step")
         waited = pl.when(pl.col("step") >= 0).then(pl.min_horizontal(longest, beyond)).otherwise(0.0)
-        found = found.with_columns(pl.max_horizontal(own, waited).alias(name)).drop("amount")
-    return found
+        stalled = stalled.with_columns(pl.max_horizontal(amount, waited).alias(name)).drop("amount")
+    return stalled
 
 
 def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.DataFrame:
     """`attempt`, `rank`, `start_ns` of pieces, and `amount`: how long saves or loads held up training."""
     rows = [
-        each.checkpoints.filter(pl.col("kind") == kind).select(
-            pl.lit(each.number, pl.Int32).alias("attempt"), "rank", "stall_ns", at="start_ns"
+        attempt.checkpoints.filter(pl.col("kind") == kind).select(
+            pl.lit(attempt.number, pl.Int32).alias("attempt"), "rank", "stall_ns", at="start_ns"
         )
-        for each in attempts
+        for attempt in attempts
     ]
     stalls = pl.concat(rows).sort("at")
     begun = parts.filter(pl.col("doing") != DOWN).select("attempt", "rank", "start_ns").sort("start_ns")
@@ -155,16 +157,18 @@ def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.D
 def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
     """The same for work without gradients beyond what steps usually have."""
     rows = [
-        each.counters.filter(pl.col("counter") == "step_no_grad_ns").select(
-            pl.lit(each.number, pl.Int32).alias("attempt"), "rank", "value", start_ns="time_ns"
+        attempt.counters.filter(pl.col("counter") == "step_no_grad_ns").select(
+            pl.lit(attempt.number, pl.Int32).alias("attempt"), "rank", "value", start_ns="time_ns"
         )
-        for each in attempts
+        for attempt in attempts
     ]
     beyond = pl.col("value") - pl.col("value").median().over("attempt", "rank")
-    known = pl.concat(rows).with_columns(amount=beyond)
+    evaluations = pl.concat(rows).with_columns(amount=beyond)
     typical = parts.select("attempt", "typical_ns").unique()
     much = pl.col("amount") >= USUAL * pl.col("typical_ns")
-    return known.join(typical, on="attempt").filter(much).select("attempt", "rank", "start_ns", "amount")
+    return (
+        evaluations.join(typical, on="attempt").filter(much).select("attempt", "rank", "start_ns", "amount")
+    )
 
 
 def _divided(parts: pl.DataFrame) -> pl.DataFrame:

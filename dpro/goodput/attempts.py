@@ -96,9 +96,9 @@ class Attempt:
 
         So it is of imports, and of what still runs: no process of it has ended, and no attempt came after it.
         """
-        known = self.workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") >= 0))
+        ended = self.workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") >= 0))
         untold = self.starts.is_empty() or self.workers.is_empty() or not self.followed
-        if known.is_empty() and untold and not self.run.manifest.exit_status:
+        if ended.is_empty() and untold and not self.run.manifest.exit_status:
             return None
         return self.workers.height > 0 and bool((self.workers["exit_code"] == 0).all())
 
@@ -114,10 +114,10 @@ def attempts_of(runs: Sequence[Run]) -> list[Attempt]:
     different: dict[object, Attempt] = {}
     for attempt in map(Attempt, [*earlier, *runs]):
         different.setdefault(_processes(attempt) or attempt.run.path.resolve(), attempt)
-    found = sorted(different.values(), key=lambda attempt: attempt.begin_ns)
+    attempts = sorted(different.values(), key=lambda attempt: attempt.begin_ns)
     resumed: list[Attempt] = []
-    for number, attempt in enumerate(found):
-        followed = number + 1 < len(found)
+    for number, attempt in enumerate(attempts):
+        followed = number + 1 < len(attempts)
         resumed.append(_resumed(replace(attempt, number=number, followed=followed), resumed))
     return resumed
 
@@ -136,8 +136,8 @@ def updates_before(attempt: Attempt, rank: int, time_ns: int) -> int:
 
 def _processes(attempt: Attempt) -> tuple[tuple[object, ...], ...]:
     """What its processes are known by; empty where that was not recorded."""
-    known = attempt.workers.filter(pl.col("started_ns") >= 0)
-    return tuple(known.select("host", "rank", "pid", "started_ns").sort("rank").iter_rows())
+    processes = attempt.workers.filter(pl.col("started_ns") >= 0)
+    return tuple(processes.select("host", "rank", "pid", "started_ns").sort("rank").iter_rows())
 
 
 def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
@@ -148,15 +148,15 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
         return attempt  # it did no step
     loads = attempt.checkpoints.filter(pl.col("kind") == LOAD)
     saves = [_saves(each) for each in earlier]
-    if loads.is_empty() and all(each.is_empty() for each in saves):
+    if loads.is_empty() and all(save.is_empty() for save in saves):
         note = "no checkpoint was seen saved: each attempt is taken to have begun at step 0"
         return replace(attempt, notes=(note,))
     if loads.is_empty():
         note = f"attempt {attempt.number} loaded no checkpoint: it is taken to have begun at step 0"
         return replace(attempt, notes=(note,))
-    known = pl.concat(saves).sort("start_ns")
+    all_saves = pl.concat(saves).sort("start_ns")
     for load in loads.iter_rows(named=True):
-        before = known.filter(pl.col("start_ns") < load["start_ns"])
+        before = all_saves.filter(pl.col("start_ns") < load["start_ns"])
         same_file = (
             (pl.col("inode") == load["inode"])
             & (pl.col("modified_ns") == load["modified_ns"])
@@ -164,9 +164,9 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
         )
         same_path = (pl.col("path") == load["path"]) & (load["path"] != "")
         for same in (same_file, same_path):
-            if (found := before.filter(same)).height:
-                return replace(attempt, first_step=int(found["done"][-1]))
-    whole = known.filter(pl.col("duration_ns") >= 0)
+            if (saved := before.filter(same)).height:
+                return replace(attempt, first_step=int(saved["done"][-1]))
+    whole = all_saves.filter(pl.col("duration_ns") >= 0)
     if whole.is_empty():
         note = (
             f"attempt {attempt.number} loaded what no attempt had saved: it is taken to have begun at step 0"
@@ -188,7 +188,7 @@ def _saves(attempt: Attempt) -> pl.DataFrame:
 
 def _least(*times: pl.Series) -> int:
     """The earliest of moments that were seen; -1 where none was."""
-    seen = pl.concat([each.cast(pl.Int64) for each in times])
+    seen = pl.concat([time.cast(pl.Int64) for time in times])
     least = seen.filter(seen >= 0).min()
     return least if isinstance(least, int) else -1
 
@@ -252,11 +252,7 @@ def _label(attempt: Attempt, rank: int) -> str:
 
 
 def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
-    """A line for each gap in torchrun's count of restarts: those between ended before they were recorded.
-
-    Args:
-        attempts: of a job, in order.
-    """
+    """A line for each gap in torchrun's count of restarts: those between ended before they were recorded."""
     notes = []
     for before, after in pairwise(attempts):
         # Each host's torchrun counts for itself; one that has counted on alone has not restarted the job.
@@ -270,17 +266,13 @@ def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def set_forward(attempts: Sequence[Attempt]) -> list[str]:
-    """A line for each attempt in which a host's clock was set forward: its time seems longer by as much.
-
-    Args:
-        attempts: of a job, in order.
-    """
+    """A line for each attempt in which a host's clock was set forward: its time seems longer by as much."""
     notes = []
     for attempt in attempts:
-        own = attempt.run.table(CLOCK_SAMPLES).filter(
+        samples = attempt.run.table(CLOCK_SAMPLES).filter(
             (pl.col("peer_rank") < 0) & (pl.col("monotonic_ns") >= 0)
         )
-        ordered = own.sort("rank", "monotonic_ns")
+        ordered = samples.sort("rank", "monotonic_ns")
         ran = pl.col("monotonic_ns").diff().over("rank")
         ahead = ordered.select("rank", ahead=pl.col("time_ns").diff().over("rank") - ran, ran=ran)
         jumps = ahead.filter(
@@ -298,17 +290,14 @@ def set_forward(attempts: Sequence[Attempt]) -> list[str]:
 def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
     """Refuse runs that ran at the same time.
 
-    Args:
-        attempts: of all runs, in order.
-
     Raises:
         InputError: two of them did.
     """
     spans = []
     for run in runs:
-        own = [each for each in attempts if each.run.path == run.path and each.begin_ns >= 0]
-        if own:
-            spans.append((own[0].begin_ns, max(each.end_ns for each in own), run.label))
+        of_run = [attempt for attempt in attempts if attempt.run.path == run.path and attempt.begin_ns >= 0]
+        if of_run:
+            spans.append((of_run[0].begin_ns, max(each.end_ns for each in of_run), run.label))
     for (begin, end, name), (other_begin, other_end, other) in combinations(spans, 2):
         together = min(end, other_end) - max(begin, other_begin)
         if together > MIN_TOGETHER * min(end - begin, other_end - other_begin):
@@ -321,8 +310,8 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
 def _restarts(attempt: Attempt) -> pl.DataFrame:
     """`launched_ns`, `host`, and how often torchrun had restarted there."""
     hosts = attempt.workers.select("rank", "host")
-    known = attempt.starts.filter((pl.col("restart") >= 0) & (pl.col("launched_ns") >= 0))
-    return known.join(hosts, on="rank").group_by("launched_ns", "host").agg(pl.col("restart").max())
+    launched = attempt.starts.filter((pl.col("restart") >= 0) & (pl.col("launched_ns") >= 0))
+    return launched.join(hosts, on="rank").group_by("launched_ns", "host").agg(pl.col("restart").max())
 
 
 # What each rank was doing from which moment on, over all attempts of a job.
@@ -349,21 +338,18 @@ PIECES = {
 def pieces_of(attempts: Sequence[Attempt]) -> tuple[pl.DataFrame, int]:
     """Cut the wall time of each rank where what it does changes.
 
-    Args:
-        attempts: of a job, in order.
-
     Returns:
         `[attempt, rank, step, doing, start_ns, duration_ns]`, in order of rank and time, step -1 outside
         steps; and how many moments were out of order.
     """
     marks = [_marks(attempt) for attempt in attempts]
-    ranks = pl.concat([each.select("rank") for each in marks]).unique().sort("rank")
-    known = pl.concat(marks).filter(pl.col("start_ns") >= 0)
-    if known.is_empty():
+    ranks = pl.concat([mark.select("rank") for mark in marks]).unique().sort("rank")
+    moments = pl.concat(marks).filter(pl.col("start_ns") >= 0)
+    if moments.is_empty():
         return pl.DataFrame(schema=PIECES), 0
-    begin_ns, end_ns = _begin(attempts), int(known["start_ns"].max())  # type: ignore[arg-type]
-    first = ranks.with_columns(_mark(0, LAUNCH), start_ns=pl.lit(begin_ns, pl.Int64)).select(known.columns)
-    ordered = pl.concat([first, known]).sort("rank", "attempt", maintain_order=True)
+    begin_ns, end_ns = _begin(attempts), int(moments["start_ns"].max())  # type: ignore[arg-type]
+    first = ranks.with_columns(_mark(0, LAUNCH), start_ns=pl.lit(begin_ns, pl.Int64)).select(moments.columns)
+    ordered = pl.concat([first, moments]).sort("rank", "attempt", maintain_order=True)
     in_order = pl.col("start_ns").cum_max().over("rank")
     displaced = int(ordered.select((in_order > pl.col("start_ns")).sum()).item())
     until = pl.col("start_ns").shift(-1, fill_value=end_ns).over("rank")
@@ -398,7 +384,7 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
     ]
     unfinished = (pl.col("doing") == FIRST) & (pl.col("first_update_ns") < 0)
     doing = pl.when(unfinished).then(pl.lit(BETWEEN)).otherwise("doing")
-    starts = [each.with_columns(doing=doing) for each in starts]
+    starts = [start.with_columns(doing=doing) for start in starts]
     steps = attempt.steps.sort("rank", "start_ns")
     end_ns = pl.col("start_ns") + pl.col("duration_ns")
     number = pl.lit(attempt.number, pl.Int32).alias("attempt")
@@ -414,7 +400,7 @@ def _begin(attempts: Sequence[Attempt]) -> int:
     """When the job began: by its scheduler, else its launcher, else its first process."""
     first = attempts[0]
     for moment in ("scheduled_ns", "launched_ns"):
-        known = first.starts.filter(pl.col(moment) >= 0)[moment].min()
-        if isinstance(known, int):
-            return known
+        begin = first.starts.filter(pl.col(moment) >= 0)[moment].min()
+        if isinstance(begin, int):
+            return begin
     return first.begin_ns

@@ -13,9 +13,8 @@ from msgspec import field
 from dpro.documents import Document, DocumentPart
 from dpro.goodput.account import EVALUATION, PRODUCTIVE, STRAGGLER, totals
 from dpro.goodput.attempts import Attempt
-from dpro.goodput.life import JobLife
+from dpro.goodput.life import DoneSteps, JobLife, ThroughputDocument, throughput_of
 from dpro.goodput.recovery.outlook import OutlookDocument
-from dpro.goodput.throughput import DoneSteps, ThroughputDocument, throughput_of
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 
 IN_WORDS = {  # class -> what it is called in sentences and legends; several stages are one start
@@ -118,8 +117,8 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
     classes = shares.sort("duration_ns", descending=True).iter_rows()
     attempts = _attempts(life)
     done = [
-        DoneSteps(each.steps - each.repeated, each.ranks, amount)
-        for each, amount in zip(attempts, life.amounts, strict=True)
+        DoneSteps(attempt.steps - attempt.repeated, attempt.ranks, amount)
+        for attempt, amount in zip(attempts, life.amounts, strict=True)
     ]
     wall_s = total_ns / max(num_ranks, 1) / NS_PER_S
     return GoodputDocument(
@@ -131,7 +130,7 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
         ettr=trained,
         steps=life.pieces.filter(pl.col("step") >= 0)["step"].n_unique(),
         throughput=throughput_of(done, wall_s, total_ns / NS_PER_S),
-        saving_background_s=sum(_background_ns(each) for each in life.attempts) / NS_PER_S,
+        saving_background_s=sum(_background_ns(attempt) for attempt in life.attempts) / NS_PER_S,
         classes=[
             ClassShare(class_=name, rank_hours=ns / NS_PER_H, share=share) for name, ns, share in classes
         ],
@@ -155,10 +154,10 @@ def in_words(document: GoodputDocument) -> str:
         f"Of {wall}, {document.goodput:.0%} ({_time(document, document.goodput)}) was training that counts"
     ]
     said += [f"; the rest went to {most}"] if most else []
-    again = sum(each.repeated for each in document.attempts)
+    again = sum(attempt.repeated for attempt in document.attempts)
     starts = len(document.attempts)
     if starts > 1:
-        failed = sum(each.ended_well is False for each in document.attempts)
+        failed = sum(attempt.ended_well is False for attempt in document.attempts)
         ended = f"{failed:,} attempt{'s' * (failed != 1)} did not end well"
         said.append(f". The job was started {starts:,} times, {ended}")
         said.append(f", and {again:,} steps were done again" if again else "")
@@ -176,12 +175,12 @@ def _background_ns(attempt: Attempt) -> int:
 
 def _attempts(life: JobLife) -> list[AttemptDocument]:
     done: set[int] = set()
-    found = []
+    documents = []
     resumed = _resumed_after(life)
     for attempt, end in zip(life.attempts, life.ends, strict=True):
         steps = _steps(life, attempt)
         reached = max(steps, default=-1) + 1
-        found.append(
+        documents.append(
             AttemptDocument(
                 run=str(attempt.run.path),
                 begin_ns=attempt.begin_ns,
@@ -197,21 +196,21 @@ def _attempts(life: JobLife) -> list[AttemptDocument]:
             )
         )
         done |= steps
-    return found
+    return documents
 
 
 def _steps(life: JobLife, attempt: Attempt) -> set[int]:
-    own = life.pieces.filter((pl.col("attempt") == attempt.number) & (pl.col("step") >= 0))
-    return set(own["step"].to_list())
+    of_attempt = life.pieces.filter((pl.col("attempt") == attempt.number) & (pl.col("step") >= 0))
+    return set(of_attempt["step"].to_list())
 
 
 def _resumed_after(life: JobLife) -> dict[int, int]:
     """From which step the job went on after each attempt, by its number; none after the last that trained."""
-    found: dict[int, int] = {}
+    resumed: dict[int, int] = {}
     following: int | None = None
     for attempt in reversed(life.attempts):
         if following is not None:
-            found[attempt.number] = following
+            resumed[attempt.number] = following
         if _steps(life, attempt):
             following = attempt.first_step
-    return found
+    return resumed

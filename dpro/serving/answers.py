@@ -46,11 +46,7 @@ def diagnosis_with_server(document: DiagnosisDocument, run: Run) -> ServerDiagno
 
 
 def report_with_server(document: ReportDocument, run: Run) -> ServerReport:
-    """A report with that of the server.
-
-    Args:
-        document: where the time went.
-    """
+    """A report with that of the server."""
     return ServerReport(**asdict(document), serving=_serving(run))
 
 
@@ -59,11 +55,7 @@ def _serving(run: Run) -> ServingDocument | UnsetType:
 
 
 def sent_with_server(report: RunReport, run: Run) -> RunReport:
-    """A report to send, with the sentences, findings and latencies of the server first.
-
-    Args:
-        report: as from `make_report`.
-    """
+    """A report to send, with the sentences, findings and latencies of the server first."""
     if not has_serving(run):
         return report
     document = serving_document(run)
@@ -72,9 +64,12 @@ def sent_with_server(report: RunReport, run: Run) -> RunReport:
         DescribedFinding("server", limits, others, ""),
         *(
             DescribedFinding(
-                f"server, {each.class_}", f"Costs at most {costs_in_words(each)}.", each.evidence, each.help
+                f"server, {finding.class_}",
+                f"Costs at most {costs_in_words(finding)}.",
+                finding.evidence,
+                finding.help,
             )
-            for each in document.findings
+            for finding in document.findings
         ),
     ]
     rows = [

@@ -18,12 +18,13 @@ from dpro.classify import classify
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, ITERATIONS, REQUESTS, SPANS
-from dpro.serving.engine import RecordedEngine, engines
 from dpro.serving.findings import SeenServer, ServingFinding, expert_waits, findings_of
 from dpro.serving.latency import (
     PARTS,
     PercentilesDocument,
+    RecordedEngine,
     durations,
+    engines,
     mean,
     number,
     percentiles,
@@ -146,14 +147,14 @@ def serving_document(run: Run) -> ServingDocument:
     busy, capacity = _busy(requests, by_replica)
     experts = expert_waits(run.table(COLLECTIVES), count)
     seen = SeenServer(timed, waited, by_replica, parts, experts, capacity)
-    found = findings_of(seen)
+    findings = findings_of(seen)
     means = {part: mean(waited[part]) for part in PARTS} if waited.height else {}
     span_s = _span_s(requests)
     return ServingDocument(
         sentences=[
             throughput_limit(busy, seen),
             latency_limit(means, timed, seen),
-            what_helps(found),
+            what_helps(findings),
         ],
         requests=requests.height,
         outcomes={str(k): int(n) for k, n in requests["outcome"].value_counts(sort=True).iter_rows()},
@@ -167,16 +168,16 @@ def serving_document(run: Run) -> ServingDocument:
         iterations=_by_kind(by_replica),
         parts=parts,
         windows=count,
-        findings=found,
+        findings=findings,
         slowest=_slowest(timed, waited),
         unknown=_unknown(requests, iterations, waited, parts),
     )
 
 
 def _arrivals_per_s(requests: pl.DataFrame) -> float | None:
-    known = requests.filter(pl.col("arrival_ns") >= 0)["arrival_ns"]
-    span_ns = int(known.max()) - int(known.min()) if known.len() else 0  # type: ignore[arg-type]
-    return known.len() / span_ns * NS_PER_S if span_ns else None
+    arrivals = requests.filter(pl.col("arrival_ns") >= 0)["arrival_ns"]
+    span_ns = int(arrivals.max()) - int(arrivals.min()) if arrivals.len() else 0  # type: ignore[arg-type]
+    return arrivals.len() / span_ns * NS_PER_S if span_ns else None
 
 
 def _span_s(requests: pl.DataFrame) -> float:
@@ -185,8 +186,8 @@ def _span_s(requests: pl.DataFrame) -> float:
 
 
 def _tokens(requests: pl.DataFrame, column: str, span_s: float) -> float | None:
-    known = requests.filter((pl.col(column) >= 0) & (pl.col("end_ns") >= 0))
-    return float(known[column].sum()) / span_s if span_s and known.height else None
+    counted = requests.filter((pl.col(column) >= 0) & (pl.col("end_ns") >= 0))
+    return float(counted[column].sum()) / span_s if span_s and counted.height else None
 
 
 def _busy(requests: pl.DataFrame, by_replica: dict[int, RecordedEngine]) -> tuple[float | None, float | None]:
@@ -195,14 +196,14 @@ def _busy(requests: pl.DataFrame, by_replica: dict[int, RecordedEngine]) -> tupl
     says = False
     for replica, engine in by_replica.items():
         begin, end = int(engine.starts[0]), int((engine.starts + engine.durations).max())
-        own = requests.filter((pl.col("replica") == replica) & (pl.col("end_ns") > begin))
-        own = own.filter((pl.col("arrival_ns") >= 0) & (pl.col("arrival_ns") < end))
+        present = requests.filter((pl.col("replica") == replica) & (pl.col("end_ns") > begin))
+        present = present.filter((pl.col("arrival_ns") >= 0) & (pl.col("arrival_ns") < end))
         made = engine.iterations["decode_tokens"]
         says |= bool((made >= 0).any())
-        if own.height:
-            present_ns += max(own["end_ns"]) - min(own["arrival_ns"])
+        if present.height:
+            present_ns += max(present["end_ns"]) - min(present["arrival_ns"])
         work_ns += float(engine.durations.sum())
-        tokens += float(made.clip(0).sum()) + own.height
+        tokens += float(made.clip(0).sum()) + present.height
     busy = min(work_ns / present_ns, 1.0) if present_ns else None
     return busy, tokens / work_ns * NS_PER_S if work_ns and says else None
 
@@ -212,31 +213,31 @@ def _by_kind(by_replica: dict[int, RecordedEngine]) -> list[IterationsDocument]:
         return []
     rows = pl.concat([engine.iterations for engine in by_replica.values()])
     whole = float(rows["duration_ns"].clip(0).sum()) or 1.0
-    found = []
-    for (kind,), own in sorted(
+    documents = []
+    for (kind,), of_kind in sorted(
         rows.partition_by("kind", as_dict=True).items(), key=lambda item: (-item[1].height, str(item[0][0]))
     ):
-        took = own["duration_ns"].clip(0) / NS_PER_MS
+        took = of_kind["duration_ns"].clip(0) / NS_PER_MS
         tokens = [
-            own.filter(pl.col(name) >= 0)[name]
+            of_kind.filter(pl.col(name) >= 0)[name]
             for name in ("prefill_tokens", "decode_tokens", "num_requests")
         ]
-        found.append(
+        documents.append(
             IterationsDocument(
                 str(kind),
-                own.height,
+                of_kind.height,
                 mean(took),
                 float(took.quantile(0.5, "linear") or 0.0),
                 float(took.quantile(0.99, "linear") or 0.0),
                 float(took.sum()) * NS_PER_MS / whole,
-                *(mean(each) if each.len() else None for each in tokens),
+                *(mean(counts) if counts.len() else None for counts in tokens),
             )
         )
-    return found
+    return documents
 
 
 def _slowest(timed: pl.DataFrame, waited: pl.DataFrame) -> list[SlowRequest]:
-    known = {row["request"]: row for row in waited.iter_rows(named=True)}
+    waited_for = {row["request"]: row for row in waited.iter_rows(named=True)}
     rows = (
         timed.drop_nulls("latency_ms")
         .sort("latency_ms", "request", descending=[True, False])
@@ -248,8 +249,10 @@ def _slowest(timed: pl.DataFrame, waited: pl.DataFrame) -> list[SlowRequest]:
             row["name"],
             row["latency_ms"],
             row["ttft_ms"],
-            {part: known[row["request"]][part] for part in PARTS} if row["request"] in known else {},
-            known[row["request"]]["stalled_by"] if row["request"] in known else -1,
+            {part: waited_for[row["request"]][part] for part in PARTS}
+            if row["request"] in waited_for
+            else {},
+            waited_for[row["request"]]["stalled_by"] if row["request"] in waited_for else -1,
         )
         for row in rows.iter_rows(named=True)
     ]
@@ -258,22 +261,22 @@ def _slowest(timed: pl.DataFrame, waited: pl.DataFrame) -> list[SlowRequest]:
 def _unknown(
     requests: pl.DataFrame, iterations: pl.DataFrame, waited: pl.DataFrame, parts: dict[str, float]
 ) -> list[str]:
-    found = []
+    unknown = []
     if requests.is_empty():
-        found.append("no log of requests: latency and queue are unknown; give it with --requests FILE")
+        unknown.append("no log of requests: latency and queue are unknown; give it with --requests FILE")
     if iterations.is_empty():
-        found.append(
+        unknown.append(
             "no iterations: what a request waited for is unknown; record the server, or import its profile"
         )
     elif not (iterations["prefill_tokens"] >= 0).any():
-        found.append("the trace does not say how many tokens of prompts and of answers a batch holds")
+        unknown.append("the trace does not say how many tokens of prompts and of answers a batch holds")
     if iterations.height and not (iterations["kv_waiting"] >= 0).any():
-        found.append("no iteration says whether requests waited for blocks of the KV cache")
+        unknown.append("no iteration says whether requests waited for blocks of the KV cache")
     if requests.height and iterations.height and waited.is_empty():
-        found.append("no request lies within the iterations: the log has another time or clock")
+        unknown.append("no request lies within the iterations: the log has another time or clock")
     if not parts:
-        found.append("no deep window: the inside of an iteration is unknown")
-    return found
+        unknown.append("no deep window: the inside of an iteration is unknown")
+    return unknown
 
 
 # The three sentences on a server: what limits throughput, what limits latency, what would help.
@@ -297,8 +300,8 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
     Args:
         busy: share of the time in which engines run iterations; None where unknown.
     """
-    both = seen.timed.drop_nulls(["queue_ms", "latency_ms"])
-    latency, queue = mean(both["latency_ms"]), mean(both["queue_ms"])
+    timed = seen.timed.drop_nulls(["queue_ms", "latency_ms"])
+    latency, queue = mean(timed["latency_ms"]), mean(timed["queue_ms"])
     if not latency:
         return (
             "Throughput: without a log of requests it is not known whether arrivals or the engine limit it."
@@ -322,8 +325,12 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
 def _lacking(seen: SeenServer) -> float:
     """Share of the time of iterations in which requests wait for blocks of the KV cache."""
     engines = seen.by_replica.values()
-    whole = sum(float(each.durations.sum()) for each in engines)
-    return sum(float(each.durations[each.lacks_blocks].sum()) for each in engines) / whole if whole else 0.0
+    whole = sum(float(engine.durations.sum()) for engine in engines)
+    return (
+        sum(float(engine.durations[engine.lacks_blocks].sum()) for engine in engines) / whole
+        if whole
+        else 0.0
+    )
 
 
 def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer) -> str:
@@ -357,11 +364,11 @@ def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer
     return "Latency: neither a log of requests nor a deep window says what it consists of."
 
 
-def what_helps(found: list[ServingFinding]) -> str:
+def what_helps(findings: list[ServingFinding]) -> str:
     """What would help most, and by how much at most."""
-    if not found:
+    if not findings:
         return "What would help: nothing stands out."
-    best = found[0]
+    best = findings[0]
     gains = [
         text
         for value, text in (
@@ -400,23 +407,22 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
 
     Args:
         spans: with `rank`, `window`, `kind`, `name`, `start_ns`, `duration_ns`.
-        iterations: rows of `iterations`.
     """
     total, count = dict.fromkeys(ITERATION_PARTS, 0.0), 0
     gpu = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
     work = gpu if gpu.height else spans.filter(pl.col("kind") == "cpu_op")
-    for (rank,), own in work.partition_by("rank", as_dict=True).items():
-        begun, ended = own["start_ns"].min(), (own["start_ns"] + own["duration_ns"]).max()
+    for (rank,), of_rank in work.partition_by("rank", as_dict=True).items():
+        begun, ended = of_rank["start_ns"].min(), (of_rank["start_ns"] + of_rank["duration_ns"]).max()
         covered = iterations.filter(
             (pl.col("rank") == rank)
             & (pl.col("duration_ns") > 0)
             & (pl.col("start_ns") + pl.col("duration_ns") > begun)
             & (pl.col("start_ns") < ended)
         )
-        seen = _whole(_with_work(covered, own), spans.filter(pl.col("rank") == rank))
+        seen = _whole(_with_work(covered, of_rank), spans.filter(pl.col("rank") == rank))
         if seen.height:
             count += seen.height
-            for part, ns in _of_rank(own, seen).items():
+            for part, ns in _of_rank(of_rank, seen).items():
                 total[part] += ns / NS_PER_MS
     return ({part: ms / count for part, ms in total.items()} if count else {}), count
 
@@ -453,15 +459,15 @@ def _of_rank(work: pl.DataFrame, iterations: pl.DataFrame) -> dict[str, float]:
     edges = np.unique(np.concatenate([start, end, begin, until]))
     lengths = np.diff(edges)
     inside = _covered(edges, begin, until)
-    found, free = dict.fromkeys(ITERATION_PARTS, 0.0), inside.copy()
+    ns_of, free = dict.fromkeys(ITERATION_PARTS, 0.0), inside.copy()
     for part in WORK:
         chosen = (parts == part).to_numpy()
         here = _covered(edges, start[chosen], end[chosen]) & free
-        found[part] = float(lengths[here].sum())
+        ns_of[part] = float(lengths[here].sum())
         free &= ~here
-    found[HOST] = float(lengths[free].sum())
-    found[IDLE] = _between(iterations)
-    return found
+    ns_of[HOST] = float(lengths[free].sum())
+    ns_of[IDLE] = _between(iterations)
+    return ns_of
 
 
 def _between(iterations: pl.DataFrame) -> float:

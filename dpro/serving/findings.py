@@ -14,8 +14,7 @@ import polars as pl
 from msgspec import field
 
 from dpro.documents import DocumentPart
-from dpro.serving.engine import RecordedEngine
-from dpro.serving.latency import counted, mean, number
+from dpro.serving.latency import RecordedEngine, counted, mean, number
 from dpro.units import NS_PER_MS, format_ms
 
 # How long ranks wait for each other where they exchange tokens with experts.
@@ -41,11 +40,7 @@ class ExpertWaits:
 
 
 def expert_waits(collectives: pl.DataFrame, num_iterations: int) -> ExpertWaits | None:
-    """Waiting in exchanges; None without any, or where ranks recorded different numbers of them.
-
-    Args:
-        collectives: rows of `collectives`.
-    """
+    """Waiting in exchanges; None without any, or where ranks recorded different numbers of them."""
     timed = collectives.filter(pl.col("op").is_in(EXCHANGES) & (pl.col("duration_ns") >= 0)).sort(
         "rank", "start_ns"
     )
@@ -130,8 +125,15 @@ def costs_in_words(finding: ServingFinding) -> str:
 
 def findings_of(seen: SeenServer) -> list[ServingFinding]:
     """All findings, those that cost most of a request's latency first."""
-    found = [_queue(seen), _kv_cache(seen), _stall(seen), _idle(seen), _small_batch(seen), *_in_windows(seen)]
-    kept = [each for each in found if each is not None]
+    findings = [
+        _queue(seen),
+        _kv_cache(seen),
+        _stall(seen),
+        _idle(seen),
+        _small_batch(seen),
+        *_in_windows(seen),
+    ]
+    kept = [finding for finding in findings if finding is not None]
     made = seen.timed.filter(pl.col("output_tokens") > 1)["output_tokens"]
     tokens = max(mean(made) - 1, 1.0)  # after the first
 
@@ -142,8 +144,8 @@ def findings_of(seen: SeenServer) -> list[ServingFinding]:
 
 
 def _queue(seen: SeenServer) -> ServingFinding | None:
-    both = seen.timed.drop_nulls(["queue_ms", "ttft_ms"])
-    queue, ttft = mean(both["queue_ms"]), mean(both["ttft_ms"])
+    timed = seen.timed.drop_nulls(["queue_ms", "ttft_ms"])
+    queue, ttft = mean(timed["queue_ms"]), mean(timed["ttft_ms"])
     blocks = mean(seen.waited["kv_ms"] - seen.waited["evicted_ms"])  # a finding of its own
     queue -= min(blocks, queue)
     if not ttft or queue < CLEAR * ttft:
@@ -279,7 +281,7 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
     total = sum(seen.parts.get(part, 0.0) for part in seen.parts if part != "idle")
     if not total:
         return []
-    found = [
+    findings = [
         _part(seen, "host", "host_bound", total,
               "CUDA graphs, or fewer and larger kernels: none (without a GPU: no operator) runs while the "
               "host works"),
@@ -295,10 +297,10 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
         ]
         gain = _gain(seen, experts.wait_ms, total)
         helps = "balance the experts (more copies of busy ones, another placement)"
-        found.append(
+        findings.append(
             ServingFinding("experts", _of_token(seen, experts.wait_ms, total), None, gain, evidence, helps)
         )
-    return found
+    return findings
 
 
 def _other_help(seen: SeenServer) -> str:

@@ -1,19 +1,122 @@
-"""Durations of requests, and their percentiles.
+"""What an engine did from when to when, and what each request waited for meanwhile.
 
-In: rows of `requests`. Out: a row for each request with its durations in ms, null where a moment is unknown.
-Time per output token is that between the first token and the last, over the tokens after the first.
+In: rows of `iterations` and of `requests`. Out: the iterations of one rank of each replica, whose clock its
+requests are on, with what decoding takes by the size of its batch; a row for each request with its durations
+in ms, null where a moment is unknown, and what it waited for. Time per output token is that between the first
+token and the last, over the tokens after the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from dpro.documents import DocumentPart
-from dpro.serving.engine import WITH_PROMPTS, RecordedEngine
 from dpro.units import NS_PER_MS
+
+Times = NDArray[np.int64]
+FEW = 5  # iterations that a typical one needs
+WITH_PROMPTS = ("prefill", "mixed")
+
+
+@dataclass(frozen=True)
+class RecordedEngine:
+    """The iterations of one replica, by one of its ranks.
+
+    Attributes:
+        iterations: rows of `iterations` in order.
+    """
+
+    iterations: pl.DataFrame
+
+    @cached_property
+    def starts(self) -> Times:
+        """When each began."""
+        return self.iterations["start_ns"].to_numpy()
+
+    @cached_property
+    def durations(self) -> Times:
+        """How long each took."""
+        return self.iterations["duration_ns"].clip(0).to_numpy()
+
+    @cached_property
+    def decode_ns(self) -> float:
+        """A typical iteration that only decodes; NaN where there are few."""
+        decodes = self.durations[self.is_kind("decode")]
+        return float(np.median(decodes)) if decodes.size >= FEW else float("nan")
+
+    def is_kind(self, *kinds: str) -> NDArray[np.bool_]:
+        """Which iterations are of one of these kinds."""
+        return self.iterations["kind"].cast(pl.String).is_in(kinds).to_numpy()
+
+    @cached_property
+    def stalls(self) -> NDArray[np.float64]:
+        """How much longer each took, for prompts in it, than an iteration that only decodes; ns."""
+        stalls = np.zeros(self.durations.size)
+        alone, mixed = self.is_kind("prefill"), self.is_kind("mixed")
+        stalls[alone] = self.durations[alone]
+        if np.isfinite(self.decode_ns):
+            stalls[mixed] = np.maximum(self.durations[mixed] - self.decode_ns, 0.0)
+        return stalls
+
+    def until(self, amounts: NDArray[np.float64] | Times, moments: Times) -> NDArray[np.float64]:
+        """The sum of what iterations hold until some moments; a part of one counts in proportion.
+
+        Args:
+            moments: [N] ns.
+        """
+        if not self.starts.size:
+            return np.zeros(moments.size)
+        after = np.cumsum(amounts, dtype=np.float64)
+        edges = np.column_stack([self.starts, self.starts + self.durations]).ravel()
+        values = np.column_stack([after - amounts, after]).ravel()
+        return np.interp(moments, np.maximum.accumulate(edges), values)
+
+    @cached_property
+    def lacks_blocks(self) -> NDArray[np.bool_]:
+        """In which iterations requests waited since no blocks of the KV cache were free."""
+        return self.iterations["kv_waiting"].to_numpy() > 0
+
+    @cached_property
+    def limit(self) -> int:
+        """The most requests that a batch held; -1 where no batch says."""
+        return max(self.iterations["num_requests"].to_list(), default=-1)
+
+    def growth(self) -> tuple[float, float] | None:
+        """What an iteration that decodes takes by itself, and for each request more, in ms.
+
+        A line through the medians of batches of equal size; None where there are fewer than three sizes.
+        """
+        decodes = self.iterations.filter((pl.col("kind") == "decode") & (pl.col("num_requests") > 0))
+        sizes = (
+            decodes.group_by("num_requests")
+            .agg(ns=pl.col("duration_ns").median(), count=pl.len())
+            .filter(pl.col("count") >= FEW)
+            .sort("num_requests")
+        )
+        if sizes.height < 3:
+            return None
+        weights = np.sqrt(sizes["count"].to_numpy())
+        slope, base = np.polyfit(sizes["num_requests"].to_numpy(), sizes["ns"].to_numpy(), 1, w=weights)
+        return float(base) / NS_PER_MS, float(slope) / NS_PER_MS
+
+
+def engines(iterations: pl.DataFrame) -> dict[int, RecordedEngine]:
+    """The engine of each replica, by its first rank."""
+    first = iterations.group_by("replica").agg(pl.col("rank").min())
+    of_rank = iterations.join(first, on=["replica", "rank"]).sort("replica", "start_ns", "iteration")
+    return {
+        int(replica[0]): RecordedEngine(rows)
+        for replica, rows in of_rank.partition_by("replica", as_dict=True, maintain_order=True).items()
+    }
+
+
+# Durations of requests.
 
 PERCENTILES = (0.5, 0.9, 0.99)
 MEASURES = ("ttft_ms", "tpot_ms", "queue_ms", "latency_ms")
@@ -35,15 +138,11 @@ class PercentilesDocument(DocumentPart, frozen=True):
 
 
 def durations(requests: pl.DataFrame) -> pl.DataFrame:
-    """The requests with `ttft_ms`, `tpot_ms`, `queue_ms` and `latency_ms`.
-
-    Args:
-        requests: rows of `requests`.
-    """
+    """The requests with `ttft_ms`, `tpot_ms`, `queue_ms` and `latency_ms`."""
 
     def between(first: str, last: str) -> pl.Expr:
-        known = (pl.col(first) >= 0) & (pl.col(last) >= 0)
-        return pl.when(known).then((pl.col(last) - pl.col(first)) / NS_PER_MS)
+        has_moments = (pl.col(first) >= 0) & (pl.col(last) >= 0)
+        return pl.when(has_moments).then((pl.col(last) - pl.col(first)) / NS_PER_MS)
 
     after_first = pl.col("output_tokens") - 1
     return requests.with_columns(
@@ -60,19 +159,21 @@ def percentiles(timed: pl.DataFrame) -> dict[str, PercentilesDocument]:
     Args:
         timed: what `durations` returns.
     """
-    found = {}
+    documents = {}
     for measure in MEASURES:
         values = timed[measure].drop_nulls()
         if values.len():
-            at = [float(values.quantile(q, "linear") or 0.0) for q in PERCENTILES]
-            found[measure] = PercentilesDocument(values.len(), float(values.to_numpy().mean()), *at)
-    return found
+            values_at = [float(values.quantile(q, "linear") or 0.0) for q in PERCENTILES]
+            documents[measure] = PercentilesDocument(
+                values.len(), float(values.to_numpy().mean()), *values_at
+            )
+    return documents
 
 
 def mean(values: pl.Series) -> float:
     """The mean of what is known of some values; 0 for none."""
-    known = values.drop_nulls()
-    return float(known.sum()) / known.len() if known.len() else 0.0
+    present = values.drop_nulls()
+    return float(present.sum()) / present.len() if present.len() else 0.0
 
 
 # How numbers are written in answers on servers.
@@ -107,12 +208,12 @@ def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.D
     Args:
         by_replica: engines; without one of its own a replica's requests are left out.
     """
-    found = [
+    by_engine = [
         _of_engine(timed.filter(pl.col("replica") == replica), engine)
         for replica, engine in by_replica.items()
         if engine.starts.size
     ]
-    rows = [each for each in found if each.height]
+    rows = [each for each in by_engine if each.height]
     return pl.concat(rows) if rows else timed.clear().with_columns(_NO_PARTS)
 
 
@@ -124,19 +225,19 @@ _NO_PARTS = [pl.lit(None, pl.Float64).alias(name) for name in (*PARTS, "evicted_
 def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
     begin, end = int(engine.starts[0]), int((engine.starts + engine.durations).max())
     within = pl.all_horizontal(pl.col(name) >= 0 for name in _MOMENTS)
-    known = requests.filter(
+    inside = requests.filter(
         within & (pl.col("first_token_ns") > begin) & (pl.col("end_ns") <= end + NS_PER_MS)
     )
-    if known.is_empty():
-        return known
-    arrival, first, last = (known[name].to_numpy() for name in _MOMENTS)
-    scheduled = np.where(known["scheduled_ns"] >= 0, known["scheduled_ns"].to_numpy(), arrival)
+    if inside.is_empty():
+        return inside
+    arrival, first, last = (inside[name].to_numpy() for name in _MOMENTS)
+    scheduled = np.where(inside["scheduled_ns"] >= 0, inside["scheduled_ns"].to_numpy(), arrival)
     lacks = engine.durations * engine.lacks_blocks
     full = (engine.durations - lacks) * (engine.iterations["num_requests"].to_numpy() >= max(engine.limit, 1))
     place, blocks = (engine.until(each, scheduled) - engine.until(each, arrival) for each in (full, lacks))
     busy = engine.until(engine.durations, last) - engine.until(engine.durations, first)
     stall = engine.until(engine.stalls, last) - engine.until(engine.stalls, first)
-    evicted = known["evicted_ns"].clip(0).to_numpy()
+    evicted = inside["evicted_ns"].clip(0).to_numpy()
     late = np.minimum(evicted, last - first)  # of tokens after the first
     early = np.minimum(evicted - late, first - scheduled)
     rest = 1.0 - late / np.maximum(last - first, 1)
@@ -151,22 +252,22 @@ def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
         "evicted_ms": late + early,
     }
     columns = [pl.Series(name, values / NS_PER_MS) for name, values in parts.items()]
-    return known.with_columns(*columns, pl.Series("stalled_by", _stalled_by(known, engine), pl.Int64))
+    return inside.with_columns(*columns, pl.Series("stalled_by", _stalled_by(inside, engine), pl.Int64))
 
 
 def _stalled_by(known: pl.DataFrame, engine: RecordedEngine) -> list[int]:
     """The number of the request that was begun in the iteration that stalled each one most; -1 for none."""
-    at = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
-    starts, stalls = engine.starts[at], engine.stalls[at]
+    stalling_iterations = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
+    starts, stalls = engine.starts[stalling_iterations], engine.stalls[stalling_iterations]
     begun = known.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")
     moments, numbers = begun["scheduled_ns"].to_numpy(), begun["request"].to_numpy()
-    found = []
+    stalling = []
     for first, last in known.select("first_token_ns", "end_ns").iter_rows():
         low, high = np.searchsorted(starts, (first, last))
         if low == high or not moments.size:
-            found.append(-1)
+            stalling.append(-1)
             continue
         worst = int(starts[low + int(np.argmax(stalls[low:high]))])
         place = int(np.searchsorted(moments, worst, side="right")) - 1
-        found.append(int(numbers[place]) if place >= 0 else -1)
-    return found
+        stalling.append(int(numbers[place]) if place >= 0 else -1)
+    return stalling

@@ -16,14 +16,18 @@ import polars as pl
 from dpro.analysis.graphs import graph_of
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable, UsageError
+from dpro.replay.cost.kernels.roofline import GPUS, common_model
 from dpro.replay.layouts.model import read_model
-from dpro.replay.models.roofline import GPUS, common_model
 from dpro.replay.serving.changes import AS_THEY_ARE, CHANGES, GivenFacts
-from dpro.replay.serving.fit import FittedCost
+from dpro.replay.serving.fit import FittedCost, engine_of, fit_run
 from dpro.replay.serving.inside import ChangedIterations, changed_iterations
-from dpro.replay.serving.predict import PredictedFigure, ensure_served_as_recorded, predict
-from dpro.replay.serving.recorded import engine_of, fit_run
-from dpro.replay.serving.search import Goal, most_requests
+from dpro.replay.serving.predict import (
+    Goal,
+    PredictedFigure,
+    ensure_served_as_recorded,
+    most_requests,
+    predict,
+)
 from dpro.replay.serving.sized import ServedModel
 from dpro.replay.whatif.grammar import nearest, split_edit
 from dpro.replay.whatif.registry import EDITS, parse_edit
@@ -119,8 +123,8 @@ def _inside(run: Run, edits: Sequence[str]) -> ChangedIterations:
         Unanswerable: the run has no deep windows, or they lack what an edit needs.
     """
     parsed = [parse_edit(edit) for edit in edits]
-    known = (pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0)
-    iterations = run.table(ITERATIONS).filter(known).filter(pl.col("rank") == pl.col("rank").min())
+    counted = (pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0)
+    iterations = run.table(ITERATIONS).filter(counted).filter(pl.col("rank") == pl.col("rank").min())
     return changed_iterations(graph_of(run)[0].graph, iterations, parsed)
 
 
@@ -155,10 +159,10 @@ def _server(run: Run, limits: Limits) -> tuple[pl.DataFrame, FittedCost]:
             "no request has its arrival, its end and its lengths: give a log (`dpro import --requests LOG`)"
         )
     replica = requests["replica"].mode().min()
-    mine = requests.filter(pl.col("replica") == replica).sort("arrival_ns")
+    of_replica = requests.filter(pl.col("replica") == replica).sort("arrival_ns")
     iterations = run.table(ITERATIONS).filter(pl.col("replica") == replica)
     iterations = iterations.filter(pl.col("rank") == pl.col("rank").min()).sort("start_ns")
-    engine = engine_of(mine, iterations)
+    engine = engine_of(of_replica, iterations)
     engine = replace(
         engine,
         max_requests=limits.max_requests or engine.max_requests,
@@ -166,4 +170,4 @@ def _server(run: Run, limits: Limits) -> tuple[pl.DataFrame, FittedCost]:
         kv_tokens=limits.kv_tokens or engine.kv_tokens,
         whole_prompts=engine.whole_prompts and not limits.token_budget,
     )
-    return mine, fit_run(mine, iterations, engine)
+    return of_replica, fit_run(of_replica, iterations, engine)

@@ -2,7 +2,7 @@
 
 In: a file, or entries that a generator or an importer made. Out: `TopologyFile`, whose names are known to
 agree. Entries stand for lists of names (`hostlist`), so a fabric of a thousand hosts has a dozen of them.
-What follows from the entries (nodes, links, paths) is computed in `dpro.replay.fabric`.
+What follows from the entries (nodes, links, paths) is computed in `dpro.replay.cost.fabric`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def read(path: Path) -> TopologyFile:
     try:
         content = read_small(path)
         _refuse_deep_keys(path, content)
-        found = msgspec.toml.decode(content, type=TopologyFile)
+        topology = msgspec.toml.decode(content, type=TopologyFile)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: this is no text: a topology is a file of TOML") from error
     except (msgspec.DecodeError, ValueError) as error:
@@ -128,10 +128,10 @@ def read(path: Path) -> TopologyFile:
     except RecursionError as error:
         raise InputError(f"{path}: is nested too deep") from error
     try:
-        check(found)
+        check(topology)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
-    return found
+    return topology
 
 
 def _refuse_deep_keys(path: Path, content: bytes) -> None:
@@ -168,8 +168,8 @@ def check(topology: TopologyFile) -> None:
     if both:
         raise UsageError(f"{both[0]!r} is a host and a switch")
     cables, used = 0, Counter[str]()
-    for at, entry in enumerate(topology.links):
-        with_place = f"links[{at}]"
+    for number, entry in enumerate(topology.links):
+        with_place = f"links[{number}]"
         if not 0 < entry.gbit < inf or entry.count < 1:
             raise UsageError(f"{with_place}: gbit and count are numbers of more than 0")
         ends = _pairs(entry, with_place)
@@ -197,8 +197,8 @@ def _unknown(name: str, switches: set[str], ports: set[str]) -> str:
         return f"no port {name!r}" + (f": {host} has {of_host[0]} to {of_host[-1]}" if of_host else "")
     if any(port.startswith(f"{host}{PORT}") for port in ports):
         return f"{name!r} is a host: name its port, as {name}{PORT}nic0"
-    known = ", ".join(sorted(switches)[:3])
-    return f"no switch {name!r}" + (f": there are {known} …" if known else "; there are none")
+    some = ", ".join(sorted(switches)[:3])
+    return f"no switch {name!r}" + (f": there are {some} …" if some else "; there are none")
 
 
 def _checked_hosts(topology: TopologyFile) -> set[str]:
@@ -206,8 +206,8 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
     ports: set[str] = set()
     seen: set[str] = set()
     parts = characters = 0
-    for at, entry in enumerate(topology.hosts):
-        place = f"hosts[{at}]"
+    for number, entry in enumerate(topology.hosts):
+        place = f"hosts[{number}]"
         if entry.gpus < 0 or entry.nics < 0 or not (0 < entry.gpu_gbps < inf and 0 < entry.nic_gbit < inf):
             raise UsageError(f"{place}: counts are not negative, and speeds numbers of more than 0")
         if entry.near and len(entry.near) != entry.gpus:
@@ -232,26 +232,26 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
 def _checked_switches(topology: TopologyFile) -> set[str]:
     found: set[str] = set()
     characters = 0
-    for at, entry in enumerate(topology.switches):
-        names = _names(entry.names, f"switches[{at}]")
+    for number, entry in enumerate(topology.switches):
+        names = _names(entry.names, f"switches[{number}]")
         characters += sum(map(len, names))
         if len(found) + len(names) > MAX_PARTS or characters > MAX_TEXT:
-            raise UsageError(f"switches[{at}]: more than {MAX_PARTS:,} switches, or too long names")
+            raise UsageError(f"switches[{number}]: more than {MAX_PARTS:,} switches, or too long names")
         for name in names:
             if name in found:
-                raise UsageError(f"switches[{at}]: switch {name!r} is described twice")
+                raise UsageError(f"switches[{number}]: switch {name!r} is described twice")
             found.add(name)
     return found
 
 
 def _names(text: str, place: str) -> list[str]:
     try:
-        found = expand(text)
+        names = expand(text)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from error
-    if not found:
+    if not names:
         raise UsageError(f"{place}: names is empty")
-    return found
+    return names
 
 
 def _pairs(entry: LinkEntry, place: str) -> list[tuple[str, str]]:
@@ -269,8 +269,8 @@ def _pairs(entry: LinkEntry, place: str) -> list[tuple[str, str]]:
 
 def cables(topology: TopologyFile) -> Iterator[Cable]:
     """Yield the cables between each two ends, of a topology that was checked."""
-    for at, entry in enumerate(topology.links):
-        for begin, end in _pairs(entry, f"links[{at}]"):
+    for number, entry in enumerate(topology.links):
+        for begin, end in _pairs(entry, f"links[{number}]"):
             yield Cable(begin, end, entry.gbit, entry.count)
 
 

@@ -28,14 +28,14 @@ def expand(text: str) -> list[str]:
     Raises:
         UsageError: a bracket is not closed, a range is none, or there are too many names.
     """
-    found: list[str] = []
+    expanded: list[str] = []
     characters = 0
     for each in _lists(text):
         names = _expand_one(each)
-        found += names
+        expanded += names
         characters += sum(map(len, names))
-        _refuse_many(text, len(found), characters)
-    return found
+        _refuse_many(text, len(expanded), characters)
+    return expanded
 
 
 def _refuse_many(text: str, count: int, characters: int = 0) -> None:
@@ -46,17 +46,17 @@ def _refuse_many(text: str, count: int, characters: int = 0) -> None:
 
 def _lists(text: str) -> list[str]:
     """The lists that commas outside of brackets separate."""
-    found, depth, begin = [], 0, 0
-    for at, character in enumerate(text):
+    lists, depth, begin = [], 0, 0
+    for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")
         if depth not in (0, 1):
             raise UsageError(f"{_shown(text)}: brackets do not match")
         if character == "," and not depth:
-            found.append(text[begin:at])
-            begin = at + 1
+            lists.append(text[begin:place])
+            begin = place + 1
     if depth:
         raise UsageError(f"{_shown(text)}: brackets do not match")
-    return [each.strip() for each in (*found, text[begin:]) if each.strip()]
+    return [each.strip() for each in (*lists, text[begin:]) if each.strip()]
 
 
 def _shown(text: str) -> str:
@@ -65,14 +65,14 @@ def _shown(text: str) -> str:
 
 def _expand_one(text: str) -> list[str]:
     pieces = _PART.split(text)  # text, ranges, text, ranges, …, text
-    choices = [_numbers(piece, text) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    choices = [_numbers(piece, text) if number % 2 else [piece] for number, piece in enumerate(pieces)]
     count = prod(map(len, choices))
-    _refuse_many(text, count, count * sum(max(map(len, each)) for each in choices))
+    _refuse_many(text, count, count * sum(max(map(len, choice)) for choice in choices))
     return ["".join(parts) for parts in product(*choices)]
 
 
 def _numbers(ranges: str, text: str) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for each in ranges.split(","):
         match = _RANGE.match(each.strip())
         if not match:
@@ -80,9 +80,9 @@ def _numbers(ranges: str, text: str) -> list[str]:
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise UsageError(f"{_shown(text)}: {_shown(each.strip())} ends before it begins")
-        _refuse_many(text, len(found) + int(last) - int(first) + 1)
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return found
+        _refuse_many(text, len(numbers) + int(last) - int(first) + 1)
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
 
 
 def fold(names: Iterable[str]) -> str:
@@ -107,13 +107,13 @@ def _stem(name: str) -> tuple[str, int]:
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
         else:
-            found.append((number, number))
-    return found
+            runs.append((number, number))
+    return runs
 
 
 def _range(run: tuple[int, int], width: int) -> str:

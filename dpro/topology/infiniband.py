@@ -71,12 +71,12 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
     unknown = next((end for pair in cables for end in pair if end not in described), None)
     if unknown:
         raise InputError(f"{path}: {unknown} is linked, and no part describes it: is the text whole?")
-    found = _topology(_with_own_names(described), cables, host)
+    topology = _topology(_with_own_names(described), cables, host)
     try:
-        check(found)
+        check(topology)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
-    return found
+    return topology
 
 
 def _with_own_names(described: dict[str, str]) -> dict[str, str]:
@@ -115,8 +115,8 @@ def _topology(
                 adapters[machine] += [(adapter, own, pair[at]) for pair in numbers]
                 speeds[machine] = min(gbit, speeds.get(machine, gbit))
     port_of = {}
-    for machine, found in adapters.items():
-        for number, (_, own, port) in enumerate(sorted(found, key=_in_order)):
+    for machine, ports in adapters.items():
+        for number, (_, own, port) in enumerate(sorted(ports, key=_in_order)):
             port_of[own, port] = f"{machine}{PORT}nic{number}"
     links = []
     for (first, second), (gbit, numbers) in sorted(cables.items()):

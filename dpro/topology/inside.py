@@ -81,26 +81,26 @@ def _walk(
     Raises:
         InputError: they are nested deeper than a host's devices are.
     """
-    found = []
+    elements = []
     left: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = [((), root, None)]
     while left:
         place, element, parent = left.pop()
         if len(place) > MAX_NESTING:
             raise InputError(f"{path}: is nested more than {MAX_NESTING} deep, and no host's devices are")
-        found.append((place, element, parent))
-        left += [((*place, at), child, element) for at, child in enumerate(element)]
-    return found
+        elements.append((place, element, parent))
+        left += [((*place, number), child, element) for number, child in enumerate(element)]
+    return elements
 
 
 def _number(path: Path, element: ElementTree.Element, name: str, usual: float) -> float:
     text = element.get(name)
     try:
-        found = usual if text is None else float(text)
+        value = usual if text is None else float(text)
     except ValueError:
-        found = nan
-    if not isfinite(found):
+        value = nan
+    if not isfinite(value):
         raise InputError(f"{path}: <{element.tag} {name}={text!r}>: no number")
-    return found
+    return value
 
 
 def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | None) -> float:
@@ -128,17 +128,18 @@ def _near(gpus: list[_Place], ports: list[_Place]) -> list[int]:
     if not ports:
         return []
     taken = [0] * len(ports)
-    found = []
+    nearest = []
     for gpu in gpus:
         shared = [_shared(gpu, port) for port in ports]
         best = min(range(len(ports)), key=lambda port: (-shared[port], taken[port], port))
         taken[best] += 1
-        found.append(best)
-    return found
+        nearest.append(best)
+    return nearest
 
 
 def _shared(one: _Place, other: _Place) -> int:
     """How many ancestors two places have in common."""
     return next(
-        (at for at, (mine, its) in enumerate(zip(one, other)) if mine != its), min(len(one), len(other))
+        (depth for depth, (ancestor, its) in enumerate(zip(one, other)) if ancestor != its),
+        min(len(one), len(other)),
     )

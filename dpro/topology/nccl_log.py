@@ -94,10 +94,10 @@ def _parts(lines: Iterable[str]) -> Iterator[_Part]:
     """What each member printed of each communicator, once it is complete; a log may break off."""
     open_: dict[tuple[str, int, int], _Part] = {}
     for line in lines:
-        if "NCCL INFO" not in line or not (known := _LINE.search(line)):
+        if "NCCL INFO" not in line or not (matched := _LINE.search(line)):
             continue
-        thread = known[1], int(known[2]), int(known[3])
-        said = known[4]
+        thread = matched[1], int(matched[2]), int(matched[3])
+        said = matched[4]
         if init := _INIT.search(said):
             if init[5] == "START" and thread in open_:
                 yield from _named(open_.pop(thread))
@@ -151,10 +151,10 @@ def _joined(parts: list[_Part]) -> LoggedCommunicator:
 def _walk(after: dict[int, int], size: int) -> tuple[int, ...]:
     """The order of a ring whose members each know the next one."""
     order: list[int] = []
-    at = 0
-    while at in after and len(order) < size:
-        order.append(at)
-        at = after[at]
+    rank = 0
+    while rank in after and len(order) < size:
+        order.append(rank)
+        rank = after[rank]
     return tuple(order)
 
 

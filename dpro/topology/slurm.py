@@ -57,17 +57,17 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Lines that say something, with their numbers; a backslash joins a line with the next."""
     text = read_small(path).decode(errors="replace")
-    found: list[tuple[int, str]] = []
+    lines: list[tuple[int, str]] = []
     continued = False
     for number, line in enumerate(text.splitlines(), 1):
         plain = line.partition("#")[0].strip()
         joined = plain.removesuffix("\\").strip()
-        if continued and found:
-            found[-1] = (found[-1][0], f"{found[-1][1]} {joined}")
+        if continued and lines:
+            lines[-1] = (lines[-1][0], f"{lines[-1][1]} {joined}")
         elif joined:
-            found.append((number, joined))
+            lines.append((number, joined))
         continued = plain.endswith("\\")
-    return found
+    return lines
 
 
 def _topology(
@@ -85,7 +85,7 @@ def _topology(
         if hosts
     ]
     links += [LinkEntry(fold(lower), name, gbit) for name, (_, lower) in switches.items() if lower]
-    found = TopologyFile(
+    topology = TopologyFile(
         hosts=[entry],
         switches=[
             SwitchEntry(fold(of_tier), TIERS[tier] if tier < len(TIERS) else f"tier{tier}")
@@ -94,10 +94,10 @@ def _topology(
         links=links,
     )
     try:
-        check(found)
+        check(topology)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
-    return found
+    return topology
 
 
 def _tiers(path: Path, switches: dict[str, tuple[list[str], list[str]]]) -> dict[str, int]:

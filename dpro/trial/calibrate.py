@@ -74,10 +74,10 @@ def as_tried(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[
         DproError: there is a ledger, and it cannot be read.
     """
     entries, _ = read()
-    both = [calibrated(prediction, entries) for prediction in predictions]
+    calibrations = [calibrated(prediction, entries) for prediction in predictions]
     widened_ones = [
         f"{' + '.join(map(str, prediction.edits))}: interval {calibration}"
-        for prediction, calibration in both
+        for prediction, calibration in calibrations
         if calibration
     ]
-    return ranked(prediction for prediction, _ in both), widened_ones
+    return ranked(prediction for prediction, _ in calibrations), widened_ones

@@ -8,13 +8,12 @@ edit has the same meaning, the text is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 from dpro.collectors.inside.environment import kept
 from dpro.errors import UsageError
-from dpro.replay.whatif.grammar import nearest, split_edit, values_of
-from dpro.words import whole_number
+from dpro.replay.whatif.grammar import MAX_TIMES, Key, count_key, nearest, read_values, split_edit
 
 Values = dict[str, Any]
 PROBE, PROBES = "probe", "probes."
@@ -66,22 +65,20 @@ class ChangeRow:
     Attributes:
         summary: what is changed, a few words.
         family: the file of `collectors/inside/apply` that makes the change.
-        keys: what the user may give, and how each value is read.
+        keys: what the user may give.
         example: as the user writes it.
         arguments: the family's arguments for what was given.
-        alone: whether no key need be given, as where each has a default.
-        defaults: what is taken for keys that are not given.
+        alone: whether no key need be given.
         edits: the what-if edits that predict what was given, where they have another text.
         uneven, samples, passes, keeps_loss: as `Change`, the numbers from what was given.
     """
 
     summary: str
     family: str
-    keys: Mapping[str, Callable[[str], Any]]
+    keys: Sequence[Key]
     example: str
     arguments: Callable[[Values], Values] = dict
     alone: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     edits: Callable[[Values], tuple[str, ...]] | None = None
     uneven: bool = False
     samples: Callable[[Values], float] = lambda _: 1.0
@@ -89,72 +86,30 @@ class ChangeRow:
     keeps_loss: bool = True
 
 
-def _flag(text: str) -> bool:
-    flags = {"true": True, "false": False}
-    if text not in flags:
-        raise ValueError("must be true or false")
-    return flags[text]
+def _word(name: str, *choices: str, default: Any = None) -> Key:
+    return Key(name, str, "", default, choices=choices)
 
 
-def _size(text: str) -> float:
-    size = float(text)
-    if not 0 < size < 1e6:
-        raise ValueError("must be a positive number of MB")
-    return size
+def _amount(name: str, most: float, default: Any = None, least: float = 1 / MAX_TIMES) -> Key:
+    return Key(name, float, "", default, least, most)
 
 
-def _count(minimum: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        count = whole_number(text)
-        if count < minimum:
-            raise ValueError(f"must be a whole number from {minimum}")
-        return count
-
-    return read
+def _flags(*names: str) -> list[Key]:
+    return [Key(name, bool, "", None) for name in names]
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"must be one of {', '.join(words)}{nearest(text, words)}")
-        return text
-
-    return read
-
-
-def _autocast_type(text: str) -> str:
-    if text == "fp8":
-        raise ValueError(
-            "is no type of autocast: convert the model where it is built, with torchao "
+def _autocast(values: Values) -> Values:
+    if values.get("dtype") == "fp8":
+        raise UsageError(
+            "precision: fp8 is no type of autocast: convert the model where it is built, with torchao "
             "(torchao.float8.convert_to_float8_training, pip install torchao) or Transformer Engine's "
             "fp8_autocast"
         )
-    return _one_of("bf16", "fp16")(text)
+    return values
 
 
 def _renamed(**names: str) -> Callable[[Values], Values]:
     return lambda values: {names.get(key, key): value for key, value in values.items()}
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 < share <= 1:
-        raise ValueError("must be a number above 0, at most 1")
-    return share
-
-
-def _factor(text: str) -> float:
-    factor = float(text)
-    if not 1 < factor <= 1024:
-        raise ValueError("must be a number above 1, at most 1024")
-    return factor
-
-
-def _milliseconds(text: str) -> float:
-    ms = float(text)
-    if not 0 < ms <= 60_000:
-        raise ValueError("must be a number above 0, at most 60000")
-    return ms
 
 
 def _compression(values: Values) -> Values:
@@ -177,8 +132,8 @@ def _workers(values: Values) -> tuple[str, ...]:
 
 
 def _compiled(values: Values) -> tuple[str, ...]:
-    known = {"default": ("compile",), "reduce-overhead": ("compile", "cuda-graph")}
-    return known.get(values.get("mode", "default"), ())
+    edits_of = {"default": ("compile",), "reduce-overhead": ("compile", "cuda-graph")}
+    return edits_of.get(values.get("mode", "default"), ())
 
 
 def _precision(values: Values) -> tuple[str, ...]:
@@ -200,110 +155,114 @@ def _algorithm(values: Values) -> Values:
 
 
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}  # as NCCL spells them
+TYPES = ("bf16", "fp16", "fp8")  # of matmuls; fp8 is refused, with what to do instead
 OF_DDP = ("ddp", "reduction")  # families that need a DistributedDataParallel
 CHANGES: dict[str, ChangeRow] = {
     "bucket": ChangeRow(
         "gradient buckets of DDP of another size",
-        "ddp", {"mb": _size}, "bucket:mb=25", _renamed(mb="bucket_cap_mb"),
+        "ddp", [_amount("mb", MAX_TIMES, MISSING)], "bucket:mb=25", _renamed(mb="bucket_cap_mb"),
     ),
     "ddp": ChangeRow(
         "other settings of DDP",
-        "ddp", dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), _flag),
+        "ddp", _flags("gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
         "ddp:static_graph=true",
     ),
     "compress": ChangeRow(
         "gradients are compressed before they are reduced",
         "reduction",
-        {
-            "to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1), "topk": _share, BUDGET: _share,
-            "module": str,
-        },
+        [
+            _word("to", "fp16", "bf16"), count_key("powersgd_rank", default=None), _amount("topk", 1),
+            _amount(BUDGET, 1), _word("module"),
+        ],
         "compress:to=bf16", _compression,
     ),
     "local-updates": ChangeRow(
         "each rank trains on its own; parameters are averaged every few steps (post-local SGD)",
-        "reduction", {"every": _count(2)}, "local-updates:every=4", uneven=True,
+        "reduction", [count_key("every", least=2)], "local-updates:every=4", uneven=True,
     ),
     "precision": ChangeRow(
         "the model's forward pass runs under autocast",
-        "modules.precision", {"dtype": _autocast_type, BUDGET: _share}, "precision:dtype=bf16",
+        "modules.precision", [_word("dtype", *TYPES), _amount(BUDGET, 1)], "precision:dtype=bf16", _autocast,
     ),
     "autocast": ChangeRow(
         "the same",
-        "modules.precision", {"dtype": _autocast_type}, "autocast:dtype=bf16", edits=_precision,
+        "modules.precision", [_word("dtype", *TYPES, default=MISSING)], "autocast:dtype=bf16", _autocast,
+        edits=_precision,
     ),
     "compile": ChangeRow(
         "the model is compiled",
-        "modules.compiling", {"mode": _one_of("default", "reduce-overhead", "max-autotune")},
+        "modules.compiling", [_word("mode", "default", "reduce-overhead", "max-autotune")],
         "compile", lambda values: {"mode": "default"} | values, alone=True, edits=_compiled,
     ),
     "cuda-graph": ChangeRow(
         "what the model launches is captured as CUDA graphs, on GPUs",
-        "modules.compiling", {}, "cuda-graph", lambda _: {"backend": "cudagraphs"}, alone=True,
+        "modules.compiling", (), "cuda-graph", lambda _: {"backend": "cudagraphs"}, alone=True,
     ),
     "recompute": ChangeRow(
         "modules keep their inputs only, and backward computes the rest again",
-        "modules.recompute", {"module": str}, "recompute:module=layers.*",
+        "modules.recompute", [_word("module", default=MISSING)], "recompute:module=layers.*",
     ),
     "prefetch": ChangeRow(
         "FSDP2 gathers parameters some modules earlier",
-        "modules.sharded", {"ahead": _count(1), "only": _one_of("forward", "backward")}, "prefetch:ahead=1",
-        defaults={"ahead": 1},
+        "modules.sharded", [count_key("ahead", default=1), _word("only", "forward", "backward")],
+        "prefetch:ahead=1",
     ),
     "accumulate": ChangeRow(
         "several passes of the loop become one optimizer step, gradients are reduced in the last",
-        "accumulate", {"steps": _count(2)}, "accumulate:steps=2", defaults={"steps": 2},
+        "accumulate", [count_key("steps", least=2, default=2)], "accumulate:steps=2",
         samples=lambda values: values["steps"],
     ),
     "batch": ChangeRow(
         "DataLoaders make larger batches",
-        "data", {"factor": _factor}, "batch:factor=2", defaults={"factor": 2.0},
+        "data", [_amount("factor", 1024, 2.0, 1.01)], "batch:factor=2",
         samples=lambda values: values["factor"], passes=lambda values: values["factor"],
     ),
     "hide-input": ChangeRow(
         "the batch before is returned again, so that none is waited for",
-        "repeat", {}, "hide-input", alone=True, keeps_loss=False,
+        "repeat", (), "hide-input", alone=True, keeps_loss=False,
     ),
     "no-sync": ChangeRow(
         "item() returns what it did a step before, without waiting for the GPU",
-        "waits", {}, "no-sync", alone=True,
+        "waits", (), "no-sync", alone=True,
     ),
     "no-comm": ChangeRow(
         "DDP leaves gradients on each rank as they are",
-        "reduction", {}, "no-comm", lambda _: {"to": "nothing"}, alone=True, keeps_loss=False,
+        "reduction", (), "no-comm", lambda _: {"to": "nothing"}, alone=True, keeps_loss=False,
     ),
     "algorithm": ChangeRow(
         "NCCL runs its collectives by this algorithm (NCCL_ALGO), or protocol (NCCL_PROTO)",
-        "environment", {"to": _one_of("ring", "tree"), "proto": _one_of(*PROTOCOLS)},
+        "environment", [_word("to", "ring", "tree"), _word("proto", *PROTOCOLS)],
         "algorithm:to=tree", _algorithm,
     ),
     "slow": ChangeRow(
         "a rank sleeps at the beginning of each step",
-        "host", {"rank": _count(0), "ms": _milliseconds}, "slow:rank=1,ms=20", _late,
+        "host", [count_key("rank", least=0, default=None), _amount("ms", 60_000)], "slow:rank=1,ms=20", _late,
     ),
     "workers": ChangeRow(
         "batches are loaded by that many worker processes",
-        "data", {"count": _count(0)}, "workers:count=2", _renamed(count="num_workers"),
+        "data", [count_key("count", least=0)], "workers:count=2", _renamed(count="num_workers"),
     ),
     "dataloader": ChangeRow(
         "batches are loaded otherwise, by more settings than the number of workers",
         "data",
-        {"workers": _count(0), "prefetch_factor": _count(1)}
-        | dict.fromkeys(("pin_memory", "persistent_workers"), _flag),
+        [
+            count_key("workers", least=0, default=None), count_key("prefetch_factor", default=None),
+            *_flags("pin_memory", "persistent_workers"),
+        ],
         "dataloader:workers=2", _renamed(workers="num_workers"), edits=_workers,
     ),
     "optimizer": ChangeRow(
         "another implementation of the optimizer",
-        "optimizers", {"impl": _one_of("fused", "foreach", "loop")}, "optimizer:impl=fused",
+        "optimizers", [_word("impl", "fused", "foreach", "loop", default=MISSING)], "optimizer:impl=fused",
     ),
     "gc": ChangeRow(
         "Python collects garbage only every few steps, or (0) never",
-        "host", {"every": _count(0)}, "gc:every=100", lambda values: {"every": 0} | values,
-        alone=True, uneven=True,
+        "host", [count_key("every", least=0, default=None)], "gc:every=100",
+        lambda values: {"every": 0} | values, alone=True, uneven=True,
     ),
     "threads": ChangeRow(
         "PyTorch uses that many threads",
-        "host", {"n": _count(1)}, "threads:n=1", _renamed(n="num_threads"),
+        "host", [count_key("n")], "threads:n=1", _renamed(n="num_threads"),
     ),
 }  # fmt: skip
 PROBE_SUMMARIES = {
@@ -328,7 +287,10 @@ def parse_change(text: str) -> Change:
     row, text = CHANGES[name], text.strip()
     if rest.strip() == PROBE and f"{name}:{PROBE}" in PROBE_SUMMARIES:
         return Change(text, text, f"{PROBES}{name}", {})
-    values = _values(name, row, rest)
+    given = read_values(name, rest, row.keys, row.example)
+    values = {key: value for key, value in given.items() if value is not None}
+    if not (values or row.alone):
+        raise UsageError(f"{name} needs {' or '.join(key.name for key in row.keys)}, as in {row.example}")
     edits = (text,) if row.edits is None else row.edits(values)
     return Change(
         text,
@@ -388,18 +350,6 @@ def is_of_ddp(text: str) -> bool:
     return parse_change(text).family in OF_DDP
 
 
-def _values(name: str, row: ChangeRow, rest: str) -> Values:
-    values: Values = {}
-    for key, value in values_of(name, rest, row.keys, row.example).items():
-        try:
-            values[key] = row.keys[key](value)
-        except ValueError as error:
-            raise UsageError(f"{name}: {key} {error}, not {value!r}, as in {row.example}") from error
-    if not (values or row.alone or row.defaults):
-        raise UsageError(f"{name} needs {' or '.join(row.keys)}, as in {row.example}")
-    return {**row.defaults, **values}
-
-
 def _variable(text: str, rest: str) -> Change:
     name, equals, value = rest.partition("=")
     if not name or not equals:
@@ -414,7 +364,7 @@ def _variable(text: str, rest: str) -> Change:
 def _unknown(name: str) -> str:
     from dpro.replay.whatif.registry import EDITS
 
-    known = [*CHANGES, VARIABLE]
+    names = [*CHANGES, VARIABLE]
     if name in EDITS:
-        return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(known)}"
-    return f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}"
+        return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(names)}"
+    return f"no change {name!r}{nearest(name, names)}; there are {', '.join(names)}"

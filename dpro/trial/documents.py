@@ -12,8 +12,7 @@ from msgspec.structs import asdict
 from dpro.documents import Document, DocumentPart
 from dpro.store import AppliedChange
 from dpro.trial.ledger import LedgerEntry, Ratio, ledger_path, usual_error
-from dpro.trial.measure import MeasuredChange
-from dpro.trial.training import Training
+from dpro.trial.measure import MeasuredChange, Training
 
 
 class TimesDocument(DocumentPart, frozen=True):

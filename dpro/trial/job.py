@@ -123,20 +123,20 @@ def first_error_in(lines: Sequence[str]) -> str:
     Returns:
         The exception of the first traceback, else the last line that no launcher printed; may be empty.
     """
-    own: list[str] = []
+    printed: list[str] = []
     for number, line in enumerate(lines):
         prefix = _PREFIX.match(line)
         ranks = prefix[0] if prefix else ""
         if _TRACEBACK in line:
-            after = [each for each in lines[number + 1 :] if each.startswith(ranks)]
+            after = [below for below in lines[number + 1 :] if below.startswith(ranks)]
             error = _raised([each.removeprefix(ranks) for each in after])
             if error and _LAUNCHER.search(error):
                 break
             if error:
                 return error
         elif line.strip() and not _LAUNCHER.search(line):
-            own.append(line.removeprefix(ranks).strip())
-    return own[-1] if own else ""
+            printed.append(line.removeprefix(ranks).strip())
+    return printed[-1] if printed else ""
 
 
 def _raised(after: Sequence[str]) -> str:

@@ -170,8 +170,8 @@ def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
 def held(entries: Sequence[LedgerEntry], kind: str) -> bool:
     """Return whether most tries of a kind took as long as was predicted; False without any."""
     inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
-    known = [each for each in inside if each is not None]
-    return bool(known) and 2 * sum(known) > len(known)
+    judged = [each for each in inside if each is not None]
+    return bool(judged) and 2 * sum(judged) > len(judged)
 
 
 def widened(predicted: float, low: float, high: float, error: float) -> tuple[float, float]:

@@ -1,8 +1,11 @@
-"""How much faster a changed job is, from recordings of it and of the unchanged job.
+"""How much faster a changed job is, by recordings of it and of the unchanged job, and whether it learns.
 
 In: pairs of runs, recorded in turns. Out: the ratio of their step times with an interval, and how much
-recordings of the unchanged job differ from each other. Steps of deep windows, the step after one, and the
-first steps are left out: recording slows the former down, and the latter are not yet what the job is like.
+recordings of the unchanged job differ from each other; and how far the losses of the changed job are from the
+others' in the second half, sample by sample, and whether that is more than recordings of one job differ by
+(Student's interval of a difference of means). Steps of deep windows, the step after one, and the first steps
+are left out: recording slows the former down, and the latter are not yet what the job is like. Short jobs
+show a change that breaks training, not one that costs a little of its end.
 
 Machines have slow spells that last longer than a job, and every start of a job is a little different. So
 pairs are compared, and their variation gives the interval; that of steps within one job would be far too
@@ -19,8 +22,10 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
+from dpro.documents import DocumentPart, finite
 from dpro.errors import Unanswerable
 from dpro.replay.steps.durations import host_steps_of, job_steps, steps_of, undisturbed
+from dpro.schema import COUNTERS
 from dpro.store import Run
 
 # When enough pairs of recordings were made to decide whether a change helps.
@@ -47,11 +52,7 @@ class Decision:
 
 
 def confidence_of(max_pairs: int) -> float:
-    """The confidence of the interval at each look.
-
-    Args:
-        max_pairs: how many pairs there may be.
-    """
+    """The confidence of the interval at each look."""
     return 1 - (1 - CONFIDENCE) / max(max_pairs - 1, 1)
 
 
@@ -67,11 +68,7 @@ def half_width(deviation: float, pairs: int, confidence: float) -> float:
 
 
 def decide(ratios: Sequence[float], max_pairs: int) -> Decision:
-    """Decide whether the pairs so far are enough.
-
-    Args:
-        max_pairs: how many pairs there may be.
-    """
+    """Decide whether the pairs so far are enough."""
     count, logs = len(ratios), np.log(np.array(ratios))
     if count < 2:
         return Decision(count >= max_pairs, False, max_pairs)
@@ -162,9 +159,9 @@ def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats
         Unanswerable: one has too few steps.
     """
     clock, steps = "device", [steps_of(run) for run in runs]
-    if not all(each["by_device"].any() for each in steps):
+    if not all(step["by_device"].any() for step in steps):
         clock, steps = "host", [host_steps_of(run) for run in runs]
-    return clock, [_measured(run, each, skip) for run, each in zip(runs, steps, strict=True)]
+    return clock, [_measured(run, step, skip) for run, step in zip(runs, steps, strict=True)]
 
 
 def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:
@@ -255,3 +252,82 @@ def _resampled(times: Floats, random: np.random.Generator) -> Floats:
     starts = random.integers(0, times.size - size + 1, size=math.ceil(times.size / size))
     resampled: Floats = times[(starts[:, None] + np.arange(size)).ravel()]
     return resampled
+
+
+# Losses.
+
+LOSS = "loss"
+MIN_PASSES = 6
+SHARE = 0.02  # of the loss, or of its fall, within which losses count as the same
+NOT_SEEN = "no rank of some recording asked for gradients of one number"
+
+
+class Training(DocumentPart, frozen=True):
+    """What the changed job learnt, beside the job as it is, over the same samples.
+
+    Attributes:
+        differs: whether its losses are further off than the tolerance.
+        base, changed: mean loss in the second half; null where it is not finite.
+        spread: the most by which two recordings of the job as it is differ in it; null of a single one.
+        tolerance: what recordings of one job differ by, or 2% of the loss or of its fall.
+        passes: passes of the job as it is that were compared.
+    """
+
+    differs: bool
+    base: float | None
+    changed: float | None
+    spread: float | None
+    tolerance: float | None
+    passes: int
+
+
+def losses_of(run: Run) -> Floats:
+    """Return the losses of a run in order, the mean over its ranks; none where they were not recorded."""
+    rows = run.table(COUNTERS, ["rank", "counter", "time_ns", "value"]).filter(pl.col("counter") == LOSS)
+    by_rank = [each["value"].to_numpy() for each in rows.sort("rank", "time_ns").partition_by("rank")]
+    if not by_rank:
+        return np.empty(0)
+    shortest = min(each.size for each in by_rank)
+    mean: Floats = np.mean([each[:shortest] for each in by_rank], axis=0)
+    return mean
+
+
+def compare_losses(
+    baseline: Sequence[Floats], changed: Sequence[Floats], passes: float = 1.0
+) -> Training | None:
+    """Compare losses over the samples that all recordings have seen.
+
+    Args:
+        baseline: `[L]` losses of the job as it is in order, by recording.
+
+    Returns:
+        The comparison; None where a recording has too few.
+    """
+    common = min(*(each.size for each in baseline), *(int(each.size * passes) for each in changed))
+    if common < MIN_PASSES or common / passes < 2:
+        return None
+    before = np.array([_late(each, common) for each in baseline])
+    after = np.array([_late(each, round(common / passes)) for each in changed])
+    base = float(before.mean())
+    fall = float(np.mean([each[: common // 2].mean() for each in baseline])) - base
+    spread = float(np.ptp(before)) if before.size > 1 else None
+    tolerance = max(_noise(before, after), SHARE * max(abs(base), abs(fall)))
+    learnt = float(after.mean())
+    differs = math.isfinite(base) and not abs(learnt - base) <= tolerance
+    return Training(differs, finite(base), finite(learnt), finite(spread), finite(tolerance), common)
+
+
+def _noise(before: Floats, after: Floats) -> float:
+    """Half of the 95% interval of a difference of means, by how recordings of either job differ; else 0."""
+    freedom = before.size + after.size - 2
+    if freedom < 1:
+        return 0.0
+    from scipy.special import stdtrit
+
+    squares = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
+    deviation = math.sqrt(squares / freedom * (1 / before.size + 1 / after.size))
+    return float(stdtrit(freedom, 0.975)) * deviation
+
+
+def _late(losses: Floats, common: int) -> float:
+    return float(losses[common // 2 : common].mean())

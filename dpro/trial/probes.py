@@ -1,21 +1,29 @@
-"""What a probe measured of a job, and what is chosen by it.
+"""What a probe measured of a job, for programs, and what is chosen by it.
 
 In: changes that say how much may be lost (`compress:budget=0.05`), and a run of the job with a probe's
-measurements. Out: the same changes with what they do bucket by bucket.
+measurements. Out: the same changes with what they do bucket by bucket; or the measurements as a document.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import polars as pl
+
+from dpro.documents import Document, DocumentPart
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.choices.by_bucket import BucketChoice, choose
-from dpro.replay.whatif.choices.by_module import choose_precisions
+from dpro.replay.whatif.choices.by_bucket import usable_rows as usable_codecs
+from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses, usable_rows
 from dpro.replay.whatif.graph_ops.reductions.recorded import reduced
+from dpro.schema import CODECS, SENSITIVITIES
+from dpro.store import Run
 from dpro.trial.changes import BUDGET, Change, parse_change
+from dpro.units import ms
 
 MODULES_PROBE = "precision:probe"
 LAST_STEP = 8  # that probes look at
@@ -23,7 +31,9 @@ LAST_STEP = 8  # that probes look at
 
 def probes_of(changes: Sequence[Change]) -> tuple[Change, ...]:
     """The probes that changes need, in the order of the changes."""
-    return tuple(parse_change(text) for text in dict.fromkeys(each.probe for each in changes if each.probe))
+    return tuple(
+        parse_change(text) for text in dict.fromkeys(change.probe for change in changes if change.probe)
+    )
 
 
 def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
@@ -35,7 +45,7 @@ def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
     Raises:
         UsageError: saying which.
     """
-    probing = [each for each in changes if each.is_probe]
+    probing = [change for change in changes if change.is_probe]
     if probing and len(probing) < len(changes):
         raise UsageError(f"{probing[0].text} measures the job as it is: give it without other changes")
     if (probing or probes_of(changes)) and skip < LAST_STEP:
@@ -44,7 +54,7 @@ def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
 
 def options_of(changes: Sequence[Change]) -> list[str]:
     """What `dpro record` has to record beside, so that what is measured of modules finds their work."""
-    needs_modules = any(MODULES_PROBE in (each.text, each.probe) for each in changes)
+    needs_modules = any(MODULES_PROBE in (change.text, change.probe) for change in changes)
     return ["--modules", "--shapes"] * needs_modules
 
 
@@ -66,7 +76,8 @@ def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
         Unanswerable: there are no measurements, or nothing is worth choosing.
     """
     return tuple(
-        replace(each, arguments=_CHOSEN[each.probe](graph, each)) if each.probe else each for each in changes
+        replace(change, arguments=_CHOSEN[change.probe](graph, change)) if change.probe else change
+        for change in changes
     )
 
 
@@ -103,3 +114,116 @@ def _by_module(graph: Graph, change: Change) -> dict[str, Any]:
 
 
 _CHOSEN = {"compress:probe": _by_bucket, MODULES_PROBE: _by_module}
+
+
+# For programs.
+
+
+class CodecDocument(DocumentPart, frozen=True):
+    """A codec on the gradients of one bucket, mean over ranks and steps.
+
+    Attributes:
+        module, bucket: which, as in the run's table `buckets`.
+        names: its parameters.
+        elements: its gradients.
+        codec: as the edit `compress` has it.
+        lost: norm of what it loses over the norm of the gradients.
+        ms: to compress and back.
+    """
+
+    module: int
+    bucket: int
+    names: list[str]
+    elements: int
+    codec: str
+    lost: float
+    ms: float
+
+
+class WeightDocument(DocumentPart, frozen=True):
+    """A precision of the weight of one module, mean over ranks.
+
+    Attributes:
+        module: its name.
+        precision: bf16, fp16, fp8 or int8.
+        moved: norm of what rounding changes over the norm of the weight.
+        trace: of the Hessian of the loss over the weight.
+        method: hutchinson or fisher, or both where ranks differ.
+        loss: what the precision may add to the loss, as a share of it.
+    """
+
+    module: str
+    precision: str
+    moved: float
+    trace: float
+    method: str
+    loss: float
+
+
+class ProbeDocument(Document, frozen=True, kw_only=True):
+    """What probes measured of a job as it is.
+
+    Attributes:
+        probes: as the user wrote them.
+        run: where it is.
+        codecs: what codecs lose of gradients, by bucket; of `compress:probe`.
+        sensitivities: what weights lose with fewer bits, by module; of `precision:probe`.
+    """
+
+    probes: list[str]
+    run: str
+    codecs: list[CodecDocument]
+    sensitivities: list[WeightDocument]
+
+
+def probe_document(run: Run, probes: Sequence[str]) -> ProbeDocument:
+    """What was measured in a run.
+
+    Raises:
+        Unanswerable: nothing was: the job was too short.
+    """
+    codecs, sensitivities = _codecs(run), _sensitivities(run)
+    if not (codecs or sensitivities):
+        raise Unanswerable(f"{run.path}: nothing was measured: let the job run for ten steps or more")
+    return ProbeDocument(probes=list(probes), run=str(run.path), codecs=codecs, sensitivities=sensitivities)
+
+
+def _codecs(run: Run) -> list[CodecDocument]:
+    by = ["module", "bucket", "codec"]
+    means = ("square_norm", "square_error", "encode_ns", "decode_ns")
+    rows = usable_codecs(run.table(CODECS)).group_by(by).agg(
+        pl.col("names", "elements").first(), *(pl.col(name).mean() for name in means)
+    )  # fmt: skip
+    return [
+        CodecDocument(
+            row["module"],
+            row["bucket"],
+            row["names"],
+            row["elements"],
+            row["codec"],
+            math.sqrt(row["square_error"] / row["square_norm"]) if row["square_norm"] else 0.0,
+            ms(row["encode_ns"] + row["decode_ns"]),
+        )
+        for row in rows.sort(by).iter_rows(named=True)
+    ]
+
+
+def _sensitivities(run: Run) -> list[WeightDocument]:
+    table = usable_rows(run.table(SENSITIVITIES))
+    if table.is_empty():
+        return []
+    by = ["module", "precision"]
+    rows = table.group_by(by).agg(
+        pl.col("square_norm", "square_error", "trace").mean(), pl.col("method").unique().sort()
+    )
+    return [
+        WeightDocument(
+            row["module"],
+            row["precision"],
+            math.sqrt(row["square_error"] / row["square_norm"]) if row["square_norm"] else 0.0,
+            row["trace"],
+            " and ".join(row["method"]),
+            row["loss"],
+        )
+        for row in rows.join(expected_losses(run), on=by).sort(by).iter_rows(named=True)
+    ]

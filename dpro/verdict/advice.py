@@ -15,8 +15,8 @@ import polars as pl
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
+from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import Graph
-from dpro.replay.models.roofline import GPUS
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration

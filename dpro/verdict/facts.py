@@ -20,7 +20,7 @@ from dpro.arrays import Floats
 from dpro.classify import classify
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
-from dpro.replay.models.roofline import common_model
+from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.steps.breakdown import recorded_steps, within_stretches
 from dpro.replay.timeline import step_lengths
 from dpro.replay.whatif.edit import Edit

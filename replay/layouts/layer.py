@@ -1,8 +1,10 @@
-"""What a GPU computes for one micro-batch: operations of a layer, re-sized to each layout, and their time.
+"""What a GPU computes and sends for one micro-batch, re-sized to each layout, and how long that takes.
 
-In: a model and layouts. Out: microseconds of matmuls, attention and memory-bound work, forward and backward,
-of a dense layer, a layer with experts, and what the last stage adds (logits and loss). Times are those of
-`dpro.replay.devices`, each kind in one call for all layouts; nothing here knows links or schedules.
+In: a model, layouts, a machine. Out: microseconds of matmuls, attention and memory-bound work, forward and
+backward, of a dense layer, a layer with experts, and what the last stage adds (logits and loss); and of the
+collectives of tensor, context, expert and data parallelism, and of messages. Work takes what
+`dpro.replay.cost.kernels` says, each kind in one call for all layouts, and transfers what
+`dpro.replay.cost.machine` says; nothing here knows schedules.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
-from dpro.replay.devices.estimate import estimate
-from dpro.replay.devices.operations import attention, matmuls, moves
+from dpro.replay.cost.kernels.estimate import estimate
+from dpro.replay.cost.kernels.operations import attention, matmuls, moves
+from dpro.replay.cost.machine import Machine, all_to_all_us, message_us, one_way_us
 from dpro.replay.layouts.layout import column
-from dpro.replay.layouts.machine import Machine, Software
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 
 SIZE = 2  # bytes of an activation
 FLASH_BACKWARD = 2.5  # five products where forward has two (Dao et al., arXiv 2205.14135)
@@ -82,8 +84,8 @@ def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Sof
     """What each layout makes a GPU compute, of one micro-batch."""
     unique = rows.select(KEYS).unique(maintain_order=True).with_row_index("at")
     at = rows.select(KEYS).join(unique, on=KEYS, how="left", maintain_order="left")["at"].to_numpy()
-    found = _unique_work(model, unique, machine, software)
-    return found[at]
+    work = _unique_work(model, unique, machine, software)
+    return work[at]
 
 
 class _Clock:
@@ -118,14 +120,14 @@ class _Clock:
         missing = np.isnan(us)
         if missing.any():  # larger than any that was measured: as fast as the largest are, by the sheet
             us[missing] = _by_sheet(whole.filter(pl.Series(missing)), self.machine)
-        found: dict[str, dict[str, Floats]] = {}
+        by_name: dict[str, dict[str, Floats]] = {}
         for index, (name, bound, times) in enumerate(self.labels):
-            mine = us[index * self.height : (index + 1) * self.height] * times
-            bounds = found.setdefault(
+            us_of_label = us[index * self.height : (index + 1) * self.height] * times
+            bounds = by_name.setdefault(
                 name, {"compute": np.zeros(self.height), "memory": np.zeros(self.height)}
             )
-            bounds[bound] = bounds[bound] + mine
-        return found
+            bounds[bound] = bounds[bound] + us_of_label
+        return by_name
 
 
 def _by_sheet(operations: pl.DataFrame, machine: Machine) -> Floats:
@@ -152,13 +154,13 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
         _add_experts(clock, model, tokens, tp, ep)
     clock.product("head", tokens, np.maximum(model.vocabulary / tp, 1), np.full_like(tokens, model.hidden))
     clock.moved("head", software.loss_bytes / 2 * tokens * model.vocabulary / tp, 1.0)
-    found = clock.timed()
+    times = clock.timed()
     # The host launches collectives, too: two of each pass.
     kernels = software.kernels + np.where(tp > 1, 2 * software.collective_kernels, 0.0)
     none = np.zeros(rows.height)
 
     def work(names: tuple[str, ...], way: str, launched: Floats) -> LayerTimes:
-        parts = [found[f"{name} {way}"] for name in names if f"{name} {way}" in found]
+        parts = [times[f"{name} {way}"] for name in names if f"{name} {way}" in times]
         compute, memory = (sum((part[bound] for part in parts), none) for bound in ("compute", "memory"))
         passes = 0 if names in (("head",), ("scores",)) else 1
         return LayerTimes(compute, memory, launched, COLLECTIVES * passes * np.where(tp > 1, tp, 0.0))
@@ -245,3 +247,113 @@ def _add_experts(clock: _Clock, model: Model, tokens: Floats, tp: Floats, ep: Fl
         shared = model.shared_experts
         clock.product("experts", tokens, shared * wide / tp, hidden)
         clock.product("experts", tokens, hidden, shared * model.expert_ffn / tp)
+
+
+# What GPUs send each other.
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """[N] microseconds.
+
+    Attributes:
+        forward, backward: collectives of one layer and micro-batch.
+        expert_forward, expert_backward: the same of a layer with experts.
+        head: of the output layer and micro-batch, tensor parallel.
+        message: of one message from stage to stage.
+        reduction: of all gradients, and of gathering parameters, per step.
+        gathered: of gathering parameters for each pass over a layer (ZeRO 3), per step.
+    """
+
+    forward: Floats
+    backward: Floats
+    expert_forward: Floats
+    expert_backward: Floats
+    head: Floats
+    message: Floats
+    reduction: Floats
+    gathered: Floats
+
+
+def traffic(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> Exchanges:
+    """What each layout sends."""
+    micro_batch, tp, cp, ep = (column(rows, name) for name in ("micro_batch", "tp", "cp", "ep"))
+    tokens = micro_batch * model.sequence / cp
+    one = np.ones_like(tp)
+    vectors = SIZE * tokens * model.hidden
+    exposed = 1 - software.tensor_overlap
+    # Two all-reduces forward and two backward, or as many pairs of all-gather and reduce-scatter.
+    tensor = 4 * one_way_us(vectors, tp, one, machine) * exposed
+    # What was cut is gathered once more for the gradients of weights.
+    backward = tensor * (1.25 if software.sequence_parallel else 1.0)
+    passed = _context_us(model, tokens, tp, cp, machine, software)
+    experts = _expert_us(model, tokens, tp, cp, ep, machine)
+    head = 2 * one_way_us(vectors, tp, one, machine)
+    return Exchanges(
+        tensor + passed,
+        backward + 2 * passed,
+        tensor + passed + experts,
+        backward + 2 * passed + experts,
+        head,
+        _message_us(model, rows, machine, software),
+        *_data_us(model, rows, machine, software),
+    )
+
+
+def _context_us(
+    model: Model, tokens: Floats, tp: Floats, cp: Floats, machine: Machine, software: Software
+) -> Floats:
+    """Keys and values pass around the ring of context parallelism, mostly while others are attended to."""
+    keys = 2 * model.kv_heads * model.head_size if not model.kv_rank else model.heads * model.widths[0] * 2
+    whole = SIZE * tokens * cp * keys / tp
+    us: Floats = one_way_us(whole, cp, tp, machine) * (1 - software.context_overlap)
+    return us
+
+
+def _expert_us(model: Model, tokens: Floats, tp: Floats, cp: Floats, ep: Floats, machine: Machine) -> Floats:
+    """Two all-to-alls: tokens to their experts, and back; each GPU sends a share of all that it has."""
+    if not model.experts:
+        return np.zeros_like(tokens)
+    sent = SIZE * tokens * model.experts_per_token * model.hidden / tp
+    return 2 * all_to_all_us(sent, ep, tp, machine)
+
+
+def _message_us(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> Floats:
+    """From stage to stage: across hosts unless all stages are within one; all GPUs of a host send at once."""
+    micro_batch, tp, cp, dp, pp = (column(rows, name) for name in ("micro_batch", "tp", "cp", "dp", "pp"))
+    cut = 1.0 if software.whole_messages else tp
+    num_bytes = SIZE * micro_batch * model.sequence / cp * model.hidden / cut
+    stage = tp * cp * dp
+    within = stage * pp <= machine.per_host
+    return np.where(pp > 1, message_us(num_bytes, within, machine), 0.0)
+
+
+def parameters_of(model: Model, rows: pl.DataFrame) -> tuple[Floats, Floats]:
+    """[N] parameters of the fullest GPU: those that data parallelism replicates, and those of its experts."""
+    tp, pp, ep = (column(rows, name) for name in ("tp", "pp", "ep"))
+    layers = np.ceil(model.layers / pp)
+    mixed = layers * model.expert_layers / model.layers
+    dense = (layers - mixed) * model.dense_ffn_parameters / tp
+    shared = mixed * (model.shared_experts * model.expert_parameters / tp + model.hidden * model.experts)
+    tables = np.where(pp > 1, 1.0, 1.0 if model.tied else 2.0) * model.vocabulary * model.hidden / tp
+    replicated = layers * model.attention_parameters / tp + dense + shared + tables
+    experts = mixed * model.experts * model.expert_parameters / (ep * tp)
+    return replicated, experts
+
+
+def _data_us(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> tuple[Floats, Floats]:
+    """Reduction of gradients and gathering of parameters once per step; gathering for each pass (ZeRO 3)."""
+    tp, cp, ep, dp = (column(rows, name) for name in ("tp", "cp", "ep", "dp"))
+    zero, micro_batches = column(rows, "zero"), column(rows, "micro_batches")
+    replicated, experts = parameters_of(model, rows)
+    ranks, stride = dp * cp, tp
+    reduced = one_way_us(replicated * software.gradient_bytes, ranks, stride, machine)
+    gathered = one_way_us(replicated * SIZE, ranks, stride, machine)
+    others = np.maximum(ranks / ep, 1)
+    reduced_experts = one_way_us(experts * software.gradient_bytes, others, stride * ep, machine)
+    gathered_experts = one_way_us(experts * SIZE, others, stride * ep, machine)
+    gather = gathered + gathered_experts
+    reduction = reduced + reduced_experts + np.where(zero > 0, gather, reduced + reduced_experts)
+    per_pass = np.where(zero > 2, gather * 2 * micro_batches, 0.0)
+    exposed = 1 - software.overlap
+    return np.where(zero > 2, reduced + reduced_experts, reduction) * exposed, per_pass * (1 - 0.7)

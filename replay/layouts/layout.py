@@ -91,7 +91,7 @@ def parse_layout(text: str) -> dict[str, int]:
     Raises:
         UsageError: a key is not known, or a value is no number or out of bounds.
     """
-    found = {}
+    layout = {}
     for part in filter(None, text.split(",")):
         key, _, value = part.partition("=")
         key = key.strip()
@@ -109,10 +109,10 @@ def parse_layout(text: str) -> dict[str, int]:
         least, most = _BOUNDS.get(key, (1, 1_000_000))
         if not least <= number <= most:
             raise UsageError(f"{part!r}: {key} is from {least} to {most:,}")
-        found[key] = number
-    if not found:
+        layout[key] = number
+    if not layout:
         raise UsageError("an empty layout: give one such as dp=8,tp=4,pp=2")
-    return found
+    return layout
 
 
 def in_words(row: Mapping[str, int]) -> str:
@@ -170,9 +170,6 @@ def candidates(
     """All layouts of a number of GPUs that divide model and batch.
 
     Tensor parallelism stays within a host, as it does in practice: across hosts it is dominated.
-
-    Args:
-        keep: values of columns that stay as given.
 
     Raises:
         UsageError: no layout is left.
@@ -233,11 +230,11 @@ def _of_degrees(
     dp, pp = degrees["dp"], degrees["pp"]
     if global_batch % dp:
         return
-    own = global_batch // dp
-    sizes = [size for size in _divisors(own) if size <= MAX_MICRO_BATCH]
+    sequences = global_batch // dp
+    sizes = [size for size in _divisors(sequences) if size <= MAX_MICRO_BATCH]
     for micro_batch in _choices(keep, "micro_batch", sizes):
-        count = own // micro_batch
-        if own % micro_batch or count < pp:  # fewer micro-batches than stages: another layout is better
+        count = sequences // micro_batch
+        if sequences % micro_batch or count < pp:  # fewer micro-batches than stages: another layout is better
             continue
         ways = [
             (schedule, chunks)
@@ -265,11 +262,11 @@ def _ways(schedules: Sequence[str], stages: int, count: int, layers: int) -> lis
     """Numbers of the schedules that can be made of stages and micro-batches, each with chunks of a stage."""
     if stages == 1:
         return [(0, 1)]
-    found = []
+    ways = []
     for name in schedules:
         if name == "interleaved":
-            found += [(0, c) for c in (2, 4) if count % stages == 0 and layers >= c * stages]
+            ways += [(0, c) for c in (2, 4) if count % stages == 0 and layers >= c * stages]
         elif name != "dualpipe" or (stages % 2 == 0 and count % 2 == 0 and count >= 2 * stages):
             chunks = SCHEDULES[name].chunks
-            found += [(SCHEDULE_NAMES.index(name), chunks)] if layers >= chunks * stages else []
-    return found
+            ways += [(SCHEDULE_NAMES.index(name), chunks)] if layers >= chunks * stages else []
+    return ways

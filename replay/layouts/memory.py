@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats
+from dpro.replay.cost.machine import Machine
 from dpro.replay.layouts.layer import SIZE
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, column
-from dpro.replay.layouts.machine import Machine, Software
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.step import layers_of_chunks
 from dpro.replay.pipeline.schedules import SCHEDULES, v_shaped
 
@@ -37,21 +37,17 @@ TIGHT = 0.9  # of the memory: above, a layout may not fit
 
 
 def memory_of(model: Model, rows: pl.DataFrame, software: Software) -> pl.DataFrame:
-    """[N] 1e9 bytes of the fullest GPU by kind, and together as `memory_gb`.
-
-    Args:
-        software: what is kept, and in how many bytes.
-    """
+    """[N] 1e9 bytes of the fullest GPU by kind, and together as `memory_gb`."""
     fullest = {kind: np.zeros(rows.height) for kind in KINDS}
     numbers = rows["schedule"].to_numpy()
     for number in np.unique(numbers).tolist():
-        at = np.flatnonzero(numbers == number)
-        some, schedule = rows[at], SCHEDULE_NAMES[number]
-        ends = [np.full(at.size, stage) * (column(some, "pp") - 1) for stage in (0.0, 1.0)]
+        row_numbers = np.flatnonzero(numbers == number)
+        some, schedule = rows[row_numbers], SCHEDULE_NAMES[number]
+        ends = [np.full(row_numbers.size, stage) * (column(some, "pp") - 1) for stage in (0.0, 1.0)]
         parts = [_at_stage(model, some, software, schedule, stage) for stage in ends]
         first, last = (sum(part[kind] for kind in KINDS) for part in parts)
         for kind in KINDS:
-            fullest[kind][at] = np.where(first >= last, parts[0][kind], parts[1][kind]) / GB
+            fullest[kind][row_numbers] = np.where(first >= last, parts[0][kind], parts[1][kind]) / GB
     return pl.DataFrame(fullest).with_columns(memory_gb=pl.sum_horizontal(KINDS))
 
 
@@ -64,23 +60,23 @@ def _at_stage(
     layers = _layers_at(model, rows, software, schedule, stage)
     has_head, has_table = _ends_at(pp, stage, schedule)
     copies = SCHEDULES[schedule].copies
-    own, experts = (copies * each for each in _weights(model, layers, stage, tp, ep))
+    replicated, experts = (copies * each for each in _weights(model, layers, stage, tp, ep))
     table = model.vocabulary * model.hidden / tp
     tables = np.where(has_table & has_head & (not model.tied), 2.0, (has_table | has_head).astype(float))
-    own = own + tables * table
+    replicated = replicated + tables * table
     ranks = dp * cp
     apart = np.maximum(ranks / ep, 1)
 
     def cut(stage_of_zero: int) -> Floats:
         sharded = zero >= stage_of_zero
-        return own / np.where(sharded, ranks, 1) + experts / np.where(sharded, apart, 1)
+        return replicated / np.where(sharded, ranks, 1) + experts / np.where(sharded, apart, 1)
 
     tokens = column(rows, "micro_batch") * model.sequence / cp
     flying = in_flight(pp, vpp, column(rows, "micro_batches"), stage, schedule)
     kept = activation_bytes(model, rows, software) * layers / vpp * flying
     vectors = SIZE * tokens * model.hidden / (tp if software.sequence_parallel else 1)
     logits = np.where(has_head, software.logit_bytes * tokens * model.vocabulary / tp, 0.0)
-    gathered = np.where(zero > 2, 2 * SIZE * (own + experts) / np.maximum(layers, 1), 0.0)
+    gathered = np.where(zero > 2, 2 * SIZE * (replicated + experts) / np.maximum(layers, 1), 0.0)
     return {
         "parameters": SIZE * cut(3),
         "gradients": software.main_gradient_bytes * cut(2),
@@ -104,18 +100,17 @@ def _ends_at(pp: Floats, stage: Floats, schedule: str) -> tuple[Bools, Bools]:
 def _layers_at(model: Model, rows: pl.DataFrame, software: Software, schedule: str, stage: Floats) -> Floats:
     """[N] layers of a stage, of one copy of the model."""
     chosen = SCHEDULES[schedule]
-    weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
     shares = {}
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
-        count = layers_of_chunks(model.layers, pp * vpp, weight if software.balanced else 0.0)
+        count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if software.balanced else 0.0)
         held = range(vpp * chosen.copies)
-        places = np.array([[chosen.place(at, chunk, pp) for chunk in held] for at in range(pp)])
+        places = np.array([[chosen.place(at_stage, chunk, pp) for chunk in held] for at_stage in range(pp)])
         shares[pp, vpp] = count[places].sum(1) / chosen.copies
-    found = [
-        float(shares[pp, vpp][int(at)])
-        for (pp, vpp), at in zip(rows.select("pp", "vpp").iter_rows(), stage.tolist())
+    layers = [
+        float(shares[pp, vpp][int(at_stage)])
+        for (pp, vpp), at_stage in zip(rows.select("pp", "vpp").iter_rows(), stage.tolist())
     ]
-    return np.array(found, np.float64)
+    return np.array(layers, np.float64)
 
 
 def _weights(model: Model, layers: Floats, stage: Floats, tp: Floats, ep: Floats) -> tuple[Floats, Floats]:
@@ -142,8 +137,8 @@ def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: s
         return np.minimum(HELD[schedule](pp), total)
     plain = pp - stage
     interleaved = 2 * (pp - stage - 1) + (vpp - 1) * pp + 1
-    found: Floats = np.minimum(np.where(vpp > 1, interleaved, plain), total)
-    return found
+    held: Floats = np.minimum(np.where(vpp > 1, interleaved, plain), total)
+    return held
 
 
 def activation_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
@@ -155,8 +150,10 @@ def activation_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Fl
     vector = SIZE * tokens * model.hidden
     whole = software.activations * _one_layer(model, rows, software)
     scores = _score_bytes(model, rows, software)
-    found: Floats = np.where(recompute > 1, vector / shared, np.where(recompute == 1, whole - scores, whole))
-    return found
+    num_bytes: Floats = np.where(
+        recompute > 1, vector / shared, np.where(recompute == 1, whole - scores, whole)
+    )
+    return num_bytes
 
 
 def _score_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
@@ -186,8 +183,10 @@ def _one_layer(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
             met * model.expert_ffn * SIZE * (4 if model.gated else 2)
             + model.experts_per_token * 2 * SIZE * model.hidden
         )
-    found: Floats = tokens * (replicated / shared + (cut + ffn) / tp) + _score_bytes(model, rows, software)
-    return found
+    num_bytes: Floats = tokens * (replicated / shared + (cut + ffn) / tp) + _score_bytes(
+        model, rows, software
+    )
+    return num_bytes
 
 
 def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
@@ -196,33 +195,32 @@ def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
     Args:
         parts: as from `memory_of`.
     """
-    found = []
+    verdicts = []
     for row in parts.iter_rows(named=True):
         needed = row["memory_gb"] * RESERVED + CONTEXT_BYTES / GB
         if needed <= TIGHT * machine.memory_gb:
-            found.append(("yes", ""))
+            verdicts.append(("yes", ""))
             continue
         largest = sorted(KINDS, key=lambda kind: -float(row[kind]))[:2]
         most = ", ".join(f"{kind} {row[kind]:.0f} GB" for kind in largest)
         word = "tight" if needed <= machine.memory_gb else "no"
-        found.append((word, f"needs {needed:.0f} GB of {machine.memory_gb:.0f}: {most}"))
-    return found
+        verdicts.append((word, f"needs {needed:.0f} GB of {machine.memory_gb:.0f}: {most}"))
+    return verdicts
 
 
 def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
     """Why a framework refuses each layout; empty where it does not."""
-    weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
     bare = {}  # stages without layers
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
-        count = layers_of_chunks(model.layers, pp * vpp, weight if software.balanced else 0.0)
+        count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if software.balanced else 0.0)
         bare[pp, vpp] = int((count == 0).sum())
-    found = []
+    reasons = []
     for row in rows.iter_rows(named=True):
         stages = row["pp"] * row["vpp"]
         if bare[row["pp"], row["vpp"]] > (WITHOUT_LAYERS if software.balanced else 0):
-            found.append(f"{model.layers} layers leave some of {stages} stages without any")
+            reasons.append(f"{model.layers} layers leave some of {stages} stages without any")
         elif row["micro_batches"] < row["pp"] - 1:
-            found.append(f"{row['micro_batches']} micro-batches are too few for {row['pp']} stages")
+            reasons.append(f"{row['micro_batches']} micro-batches are too few for {row['pp']} stages")
         else:
-            found.append("")
-    return found
+            reasons.append("")
+    return reasons

@@ -1,7 +1,8 @@
-"""What a model is made of: the sizes that decide what a training step computes, moves and keeps.
+"""What a model is made of, and how frameworks train it: what decides what a step computes, moves and keeps.
 
-In: a Hugging Face `config.json`, as a dictionary. Out: `Model`. Dense and mixture-of-experts transformers
-with grouped-query or latent attention (DeepSeek-V2, arXiv 2405.04434) are known; nothing here knows a layout.
+In: a Hugging Face `config.json`, as a dictionary, or the name of a framework. Out: `Model` and `Software`.
+Dense and mixture-of-experts transformers with grouped-query or latent attention (DeepSeek-V2, arXiv
+2405.04434) are known; nothing here knows a layout.
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ class Model:
         return sum(inputs * outputs for _, inputs, outputs in self.projections)
 
     @property
+    def head_weight(self) -> float:
+        """The weights of the output layer, over those of a dense layer."""
+        return self.vocabulary * self.hidden / (self.attention_parameters + self.dense_ffn_parameters)
+
+    @property
     def matrices(self) -> int:
         """Matrices of a feed-forward layer."""
         return 3 if self.gated else 2
@@ -164,7 +170,6 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
     Args:
         config: keys of a Hugging Face `config.json`.
         sequence: tokens of a sequence, where it is not what the model was made for at most.
-        layers: where it is shortened.
 
     Raises:
         UsageError: a size is missing or is no positive number, or is larger than that of any model.
@@ -172,37 +177,37 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         config = {**config, **nested}
-    found = {key: _size(config, key, names, required=True) for key, names in NAMES.items()}
-    found |= {key: _size(config, key, names, required=False) for key, names in OPTIONAL.items()}
-    hidden, heads = found["hidden"], found["heads"]
-    latent = found["kv_rank"] > 0
-    if latent and not found["nope_size"]:
+    sizes = {key: _size(config, key, names, required=True) for key, names in NAMES.items()}
+    sizes |= {key: _size(config, key, names, required=False) for key, names in OPTIONAL.items()}
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    latent = sizes["kv_rank"] > 0
+    if latent and not sizes["nope_size"]:
         raise UsageError("the configuration has kv_lora_rank but no qk_nope_head_dim: attention is unknown")
-    if not latent and not found["head_size"] and hidden % heads:
+    if not latent and not sizes["head_size"] and hidden % heads:
         raise UsageError(f"hidden size {hidden} does not divide into {heads} heads: give head_dim")
     gated = _gated(config)
-    ffn = found["ffn"] or 4 * hidden
-    experts = found["experts"]
+    ffn = sizes["ffn"] or 4 * hidden
+    experts = sizes["experts"]
     model = Model(
-        layers=layers or found["layers"],
+        layers=layers or sizes["layers"],
         hidden=hidden,
         heads=heads,
-        kv_heads=heads if latent else found["kv_heads"] or heads,
-        head_size=found["nope_size"] if latent else found["head_size"] or hidden // heads,
+        kv_heads=heads if latent else sizes["kv_heads"] or heads,
+        head_size=sizes["nope_size"] if latent else sizes["head_size"] or hidden // heads,
         ffn=ffn,
-        vocabulary=found["vocabulary"],
-        sequence=sequence or found["sequence"] or 4096,
+        vocabulary=sizes["vocabulary"],
+        sequence=sequence or sizes["sequence"] or 4096,
         gated=bool(config.get("gated", gated)),
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
-        experts_per_token=found["experts_per_token"] or (1 if experts else 0),
-        expert_ffn=(found["expert_ffn"] or ffn) if experts else 0,
-        shared_experts=found["shared_experts"] if experts else 0,
-        dense_layers=min(found["dense_layers"], layers or found["layers"]),
-        q_rank=found["q_rank"],
-        kv_rank=found["kv_rank"],
-        rope_size=found["rope_size"] if latent else 0,
-        value_size=found["value_size"] if latent else 0,
+        experts_per_token=sizes["experts_per_token"] or (1 if experts else 0),
+        expert_ffn=(sizes["expert_ffn"] or ffn) if experts else 0,
+        shared_experts=sizes["shared_experts"] if experts else 0,
+        dense_layers=min(sizes["dense_layers"], layers or sizes["layers"]),
+        q_rank=sizes["q_rank"],
+        kv_rank=sizes["kv_rank"],
+        rope_size=sizes["rope_size"] if latent else 0,
+        value_size=sizes["value_size"] if latent else 0,
     )
     if model.parameters() > MAX_PARAMETERS:
         raise UsageError(f"the configuration is of {model.parameters():.3g} weights: more than any model")
@@ -257,3 +262,91 @@ def _size(config: Mapping[str, Any], key: str, names: tuple[str, ...], required:
     if required:
         raise UsageError(f"the configuration has no {names[0]}: dpro needs it for the {key}")
     return 0
+
+
+# How frameworks that are in wide use train: what each does unlike the others.
+
+
+@dataclass(frozen=True)
+class Software:
+    """How a framework does what every framework does.
+
+    Attributes:
+        flash: whether attention is fused (Dao et al., arXiv 2205.14135); else its scores lie in memory.
+        sequence_parallel: whether tensor parallelism cuts norms, too (Korthikanti et al., 2205.05198).
+        gradient_bytes: of an element that data parallelism reduces.
+        overlap: share of the data-parallel communication that computing can hide.
+        tensor_overlap: the same of tensor-parallel collectives.
+        context_overlap: the same of what context parallelism passes on.
+        accumulation_bytes: read and written per parameter when a micro-batch's gradients are added.
+        loss_bytes: read and written per logit, of the loss, forward and backward together.
+        whole_messages: whether each GPU of a tensor-parallel group sends all of a message to the next stage,
+            not its share (Narayanan et al., SC 2021, call the latter scatter/gather).
+        balanced: whether stages are cut by their weights, with the output layer, instead of by layers.
+        kernels: that the host launches per layer and pass, forward.
+        collective_kernels: launches that a tensor-parallel collective costs the host.
+        head_kernels: launched for embedding, output layer and loss, per pass and micro-batch.
+        dtype: of matmuls.
+        dropout: whether there is dropout.
+        optimizer_bytes: that a step of the optimizer moves per parameter.
+        logit_bytes: that a logit takes at once: in 16 bits, in fp32, and its gradient.
+        activations: kept of a layer, over what fused norms, rotation and activation functions keep.
+        main_gradient_bytes, state_bytes: kept per parameter, beside two of the parameter itself.
+    """
+
+    flash: bool = True
+    sequence_parallel: bool = True
+    gradient_bytes: int = 4
+    overlap: float = 0.0
+    tensor_overlap: float = 0.0
+    context_overlap: float = 0.8
+    accumulation_bytes: float = 8.0
+    loss_bytes: float = 40.0
+    whole_messages: bool = False
+    balanced: bool = False
+    kernels: float = 30.0
+    collective_kernels: float = 4.0
+    head_kernels: float = 60.0
+    dtype: str = "bf16"
+    dropout: bool = False
+    optimizer_bytes: float = 34.0
+    main_gradient_bytes: float = 4.0
+    activations: float = 1.0
+    logit_bytes: float = 10.0
+    state_bytes: float = 12.0
+
+
+FRAMEWORKS: Mapping[str, Software] = {
+    # Megatron-core with Transformer Engine: fused attention, norms and losses; reductions overlap backward.
+    "megatron": Software(overlap=0.5),
+    # Megatron-DeepSpeed as of 2022: scores in memory, dropout, no sequence parallelism, unfused loss.
+    "megatron-deepspeed": Software(
+        flash=False,
+        sequence_parallel=False,
+        gradient_bytes=2,
+        accumulation_bytes=14.0,
+        loss_bytes=90.0,
+        kernels=76.0,
+        dropout=True,
+        logit_bytes=16.0,
+    ),
+    # nanotron as of 2024: stages balanced with the output layer, few fused kernels.
+    "nanotron": Software(
+        balanced=True,
+        loss_bytes=60.0,
+        kernels=140.0,
+        activations=1.5,
+        logit_bytes=16.0,
+    ),
+}
+
+
+def framework_named(name: str) -> Software:
+    """What a framework does.
+
+    Raises:
+        UsageError: it is not known.
+    """
+    if name not in FRAMEWORKS:
+        raise UsageError(f"no framework {name!r}: there are {', '.join(FRAMEWORKS)}")
+    return FRAMEWORKS[name]

@@ -16,10 +16,10 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
+from dpro.replay.cost.machine import SPREADS, Machine, moved
 from dpro.replay.layouts.layout import COLUMNS, gpus_of, in_words, layouts
-from dpro.replay.layouts.machine import SPREADS, Machine, Software, moved
 from dpro.replay.layouts.memory import memory_of, runs, verdicts
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.step import TimedLayouts, job_of, step_times
 
 REPLAYED = 200  # layouts at most: the fastest by the closed form
@@ -55,8 +55,8 @@ def plan(
     Raises:
         UsageError: a measured step is no positive number of milliseconds.
     """
-    known = layouts([each.layout for each in measured]) if measured else rows.clear()
-    every = pl.concat([rows.select(list(COLUMNS)), known])
+    layouts_measured = layouts([each.layout for each in measured]) if measured else rows.clear()
+    every = pl.concat([rows.select(list(COLUMNS)), layouts_measured])
     job = timed(every) if timed else job_of(model, every, machine, software)
     parts = memory_of(model, rows, software)
     fit = verdicts(parts, machine)
@@ -80,7 +80,7 @@ def plan(
             bubble=times["bubble"][: rows.height],
             exposed=times["exposed_ms"][: rows.height] / times["step_ms"][: rows.height],
             fits=pl.Series(fits),
-            why=pl.Series([own or why for own, (_, why) in zip(refused, fit)]),
+            why=pl.Series([refusal or why for refusal, (_, why) in zip(refused, fit)]),
             replayed=replayed,
         )
         .hstack(parts)
@@ -96,10 +96,10 @@ def _times(
     bound = step_times(job, machine, replay=False)
     times = {name: bound[name].to_numpy().copy() for name in PARTS}
     wanted = _worth_replaying(times["step_ms"][: tokens.size] / tokens, fits)
-    at = np.concatenate([wanted, np.arange(tokens.size, job.rows.height)])
-    exact = step_times(_some(job, at), machine)
+    row_numbers = np.concatenate([wanted, np.arange(tokens.size, job.rows.height)])
+    exact = step_times(_some(job, row_numbers), machine)
     for name in PARTS:
-        times[name][at] = exact[name].to_numpy()
+        times[name][row_numbers] = exact[name].to_numpy()
     return wanted, times
 
 
@@ -114,8 +114,8 @@ def _worth_replaying(ms_per_token: Floats, fits: Sequence[str]) -> Ints:
     """The rows that fit and are fastest; where none fits, the fastest."""
     possible = np.array([word != "no" for word in fits])
     order = np.lexsort([ms_per_token, ~possible])
-    found: Ints = order[:REPLAYED].astype(np.int64)
-    return found
+    rows: Ints = order[:REPLAYED].astype(np.int64)
+    return rows
 
 
 def _some(job: TimedLayouts, at: Ints) -> TimedLayouts:
@@ -131,9 +131,9 @@ def _calibrated(
         if not (np.isfinite(each.step_ms) and each.step_ms > 0):
             raise UsageError(f"a measured step of {each.step_ms} ms: a positive number is needed")
         missed[height + index] = float(np.log(each.step_ms / said_ms[height + index]))
-    found = beliefs(job.rows, sensitivities(job, machine), missed)
-    low, high = found.interval(HOLDS_90)
-    return found.factor[:height], low[:height], high[:height]
+    believed = beliefs(job.rows, sensitivities(job, machine), missed)
+    low, high = believed.interval(HOLDS_90)
+    return believed.factor[:height], low[:height], high[:height]
 
 
 # What measured steps of some layouts say about all others, and how sure each prediction is.
@@ -199,11 +199,11 @@ def beliefs(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> B
     spread = (scaled**2).sum(1) + JOB**2 + TENSOR**2 + CELL**2 + OWN**2
     if not measured:
         return Beliefs(np.ones(rows.height), np.sqrt(spread))
-    at = np.array(list(measured))
+    row_numbers = np.array(list(measured))
     missed = np.array(list(measured.values()))
-    noise = OWN**2 * np.maximum((TAIL + missed**2 / spread[at]) / (TAIL + 1), 1.0)
-    together = covariance(rows, slopes, at)  # [N, n]
-    weights = np.linalg.solve(together[at] + np.diag(noise), together.T).T
+    noise = OWN**2 * np.maximum((TAIL + missed**2 / spread[row_numbers]) / (TAIL + 1), 1.0)
+    together = covariance(rows, slopes, row_numbers)  # [N, n]
+    weights = np.linalg.solve(together[row_numbers] + np.diag(noise), together.T).T
     shift = np.clip(weights @ missed, -MAX_SHIFT, MAX_SHIFT)
     left = spread - np.einsum("ij,ij->i", weights, together)
     return Beliefs(np.exp(shift), np.sqrt(np.maximum(left, 1e-6)))

@@ -17,12 +17,11 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import UsageError
+from dpro.replay.cost.machine import Machine
 from dpro.replay.engine import grouped, longest_path, topological_order
-from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
+from dpro.replay.layouts.layer import Exchanges, LayerTimes, LayerWork, layer_work, parameters_of, traffic
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, column, gpus_of
-from dpro.replay.layouts.machine import Machine, Software
-from dpro.replay.layouts.model import Model
-from dpro.replay.layouts.traffic import Exchanges, parameters_of, traffic
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.pipeline.schedules import HALF, SCHEDULES, TaskTable, table_of
 
 
@@ -104,14 +103,14 @@ def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
     """
     if head:
         limits = (layers + head) * np.arange(1, chunks + 1) / chunks
-        count, at = np.zeros(chunks, np.int64), 0
+        count, chunk = np.zeros(chunks, np.int64), 0
         for layer in range(1, layers + 1):
-            at = min(at + (layer > limits[at] + 1e-9), chunks - 1)
-            count[at] += 1
+            chunk = min(chunk + (layer > limits[chunk] + 1e-9), chunks - 1)
+            count[chunk] += 1
         return count
     edges = np.ceil(np.arange(chunks + 1) * layers / chunks).astype(np.int64)
-    found: Ints = np.diff(edges)
-    return found
+    sizes: Ints = np.diff(edges)
+    return sizes
 
 
 class _Pass(NamedTuple):
@@ -144,18 +143,17 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
     sent = (links.expert_forward, links.expert_backward)
     mixed = _layer(work.expert_forward, work.expert_backward, again, sent, stalled, recompute, machine)
     head = [_pass(each, links.head / 2, stalled, machine) for each in (work.head_forward, work.head_backward)]
-    weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
-    found = []
+    stages = []
     shapes = rows.select("pp", "vpp").with_row_index("row").partition_by(["pp", "vpp"], as_dict=True)
     for (pp, vpp), group in shapes.items():
-        at = group["row"].to_numpy()
-        count = layers_of_chunks(model.layers, pp * vpp, weight if job.software.balanced else 0.0)
+        row_numbers = group["row"].to_numpy()
+        count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if job.software.balanced else 0.0)
         before = np.cumsum(count) - count
         plain = np.clip((model.dense_layers if model.experts else model.layers) - before, 0, count)
         numbers = (plain.astype(np.float64), (count - plain).astype(np.float64))
-        ways = [_chunks(numbers, dense[way], mixed[way], head[way], at, (vpp, pp)) for way in (0, 1)]
-        found.append(Stages(at, ways[0][0], ways[1][0], ways[0][1] + ways[1][1]))
-    return found
+        ways = [_chunks(numbers, dense[way], mixed[way], head[way], row_numbers, (vpp, pp)) for way in (0, 1)]
+        stages.append(Stages(row_numbers, ways[0][0], ways[1][0], ways[0][1] + ways[1][1]))
+    return stages
 
 
 def _chunks(
@@ -174,8 +172,10 @@ def _chunks(
 
     def placed(us: Floats, last: Floats) -> Floats:
         us[:, -1] += last[at]
-        found: Floats = us.reshape(len(at), *shape).transpose(0, 2, 1)  # chunk c of stage s is c * stages + s
-        return found
+        by_stage: Floats = us.reshape(len(at), *shape).transpose(
+            0, 2, 1
+        )  # chunk c of stage s is c * stages + s
+        return by_stage
 
     whole = placed(np.maximum(layers("gpu"), layers("host")), np.maximum(head.gpu, head.host))
     return whole, placed(layers("sent"), head.sent)
@@ -200,10 +200,10 @@ def _layer(
 def optimizer_us(job: TimedLayouts, machine: Machine) -> Floats:
     """[N] microseconds that the optimizer takes for the parameters of the fullest GPU."""
     rows, model = job.rows, job.model
-    own, experts = parameters_of(model, rows)
+    replicated, experts = parameters_of(model, rows)
     zero, ranks = column(rows, "zero"), column(rows, "dp") * column(rows, "cp")
     cut = np.where(zero > 0, ranks, 1.0)
-    updated = own / cut + experts / np.maximum(cut / column(rows, "ep"), 1)
+    updated = replicated / cut + experts / np.maximum(cut / column(rows, "ep"), 1)
     us: Floats = machine.memory * updated * job.software.optimizer_bytes / (machine.sheet.gbps * 1e3)
     return us
 
@@ -231,14 +231,16 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
     schedules = [SCHEDULE_NAMES[number] for number in rows["schedule"].to_list()]
     working, busy, sent = (np.zeros(rows.height) for _ in range(3))
     for group in stages_of(job, machine, links):
-        at = group.rows
+        row_numbers = group.rows
         each = (group.forward + group.backward).sum(2)  # [n, stages]
-        busy[at] = count[at] * each.mean(1)
-        sent[at] = count[at] * group.sent.sum(2).mean(1)
-        chosen = [schedules[row] for row in at.tolist()]
-        working[at] = bound_us(each, vpp[at], count[at], links.message[at], chosen)
+        busy[row_numbers] = count[row_numbers] * each.mean(1)
+        sent[row_numbers] = count[row_numbers] * group.sent.sum(2).mean(1)
+        chosen = [schedules[row] for row in row_numbers.tolist()]
+        working[row_numbers] = bound_us(
+            each, vpp[row_numbers], count[row_numbers], links.message[row_numbers], chosen
+        )
         if replay and group.forward.shape[1] > 1:
-            for row, ahead, back in zip(at.tolist(), group.forward, group.backward):
+            for row, ahead, back in zip(row_numbers.tolist(), group.forward, group.backward):
                 shape = (int(pp[row]), int(vpp[row]), int(count[row]))
                 message = float(links.message[row])
                 working[row] = pipelined_us(shape, schedules[row], ahead, back, message)
@@ -392,5 +394,5 @@ def bound_us(
     each = np.where(both_ways, (each + each[:, ::-1]) / 2, each)
     before = np.cumsum(each, axis=1) - each
     slowest = (count[:, None] * each + left * before / chunks[:, None]).max(1)
-    found: Floats = slowest + 2 * (stages - 1) * message_us
-    return found
+    bound: Floats = slowest + 2 * (stages - 1) * message_us
+    return bound

@@ -47,16 +47,16 @@ def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     extents = rows.group_by("step", "dp").agg(begin=pl.col("start").min(), finish=pl.col("end").max())
     parts = []
-    for (_, stage), own in (
+    for (_, stage), computes in (
         selection.keep(rows).join(extents, on=["step", "dp"]).group_by(["rank", "stage"], maintain_order=True)
     ):
-        busy = union(own["start"].to_numpy(), own["end"].to_numpy())
-        steps = own.unique("step", maintain_order=True)
+        busy = union(computes["start"].to_numpy(), computes["end"].to_numpy())
+        steps = computes.unique("step", maintain_order=True)
         begin, finish = steps["begin"].to_numpy(), steps["finish"].to_numpy()
         compute = covered(busy, begin, finish)
         parts.append(
             pl.DataFrame(
-                {"stage": stage, "rank": own["rank"][0], "pipeline": finish - begin, "compute": compute}
+                {"stage": stage, "rank": computes["rank"][0], "pipeline": finish - begin, "compute": compute}
             )
         )
     if not parts:
@@ -72,5 +72,5 @@ def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
         )
     )
     bubble = pl.col("pipeline_ns") - pl.col("compute_ns")
-    found = total.with_columns(bubble_ns=bubble, bubble_share=bubble / pl.col("pipeline_ns"))
-    return found.select(*SCHEMA).cast(pl.Schema(SCHEMA)).sort("stage")
+    bubbles = total.with_columns(bubble_ns=bubble, bubble_share=bubble / pl.col("pipeline_ns"))
+    return bubbles.select(*SCHEMA).cast(pl.Schema(SCHEMA)).sort("stage")

@@ -326,11 +326,11 @@ def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
     ways = _ways(operations)
     parts = [rows.clear().select(source="id", target="id")]
     for role, (one, other) in ((Role.FORWARD, ways.columns), (Role.BACKWARD, ways.columns[::-1])):
-        own = _of(computes, role)
+        of_role = _of(computes, role)
         if role.name.lower() in recorded:
             continue
-        sources = own.select(*key[:3], pl.col("at").alias(one), source="id").join(ways, on=one)
-        targets = own.select(*key[:3], pl.col("at").alias(other), target="id")
+        sources = of_role.select(*key[:3], pl.col("at").alias(one), source="id").join(ways, on=one)
+        targets = of_role.select(*key[:3], pl.col("at").alias(other), target="id")
         parts.append(sources.join(targets, on=[*key[:3], other]).select("source", "target"))
     return _pairs(pl.concat(parts), EdgeKind.HANDOVER)
 

@@ -33,8 +33,8 @@ def recorded_links(run: Run, places: Mapping[int, MeshPosition]) -> Links:
     )
     ends = [pl.col(end).replace_strict(stage, default=-1, return_dtype=pl.Int64) for end in ("rank", "peer")]
     pairs = sent.select(low=pl.min_horizontal(ends), high=pl.max_horizontal(ends))
-    known = pairs.filter((pl.col("low") >= 0) & (pl.col("low") < pl.col("high")))
-    counts = known.group_by("low", "high").len().sort("low", "high")
+    forwards = pairs.filter((pl.col("low") >= 0) & (pl.col("low") < pl.col("high")))
+    counts = forwards.group_by("low", "high").len().sort("low", "high")
     return {(low, high): count for low, high, count in counts.iter_rows()}
 
 
@@ -133,9 +133,9 @@ def read_operations(run: Run) -> Operations:
             check_sortedness=False,
         )
     )
-    known = steps.height > 0
+    has_steps = steps.height > 0
     rows = (
-        named.with_columns(pl.col("step") if known else pl.lit(0, pl.Int64).alias("step"), role=_role())
+        named.with_columns(pl.col("step") if has_steps else pl.lit(0, pl.Int64).alias("step"), role=_role())
         .drop_nulls("step")
         .select(
             *("rank", "dp", "stage", "step", "span_id", "name", "role"),
@@ -153,7 +153,7 @@ def read_operations(run: Run) -> Operations:
         )
         .sort("step", "rank", "start", "end", "span_id")
     )
-    return Operations(rows, _extents(rows, run.table(STEPS) if known else None), places, known)
+    return Operations(rows, _extents(rows, run.table(STEPS) if has_steps else None), places, has_steps)
 
 
 def _place(places: Mapping[int, MeshPosition]) -> pl.Expr:
@@ -194,8 +194,8 @@ def _extents(rows: pl.DataFrame, recorded: pl.DataFrame | None) -> pl.DataFrame:
         return ran
     end = pl.col("start_ns") + pl.col("duration_ns")
     said = recorded.filter(pl.col("step").is_in(ran["step"].to_list())).group_by("step")
-    both = pl.concat([ran, said.agg(begin=pl.col("start_ns").min(), finish=end.max())])
-    return both.group_by("step").agg(pl.col("begin").min(), pl.col("finish").max()).sort("begin")
+    extents = pl.concat([ran, said.agg(begin=pl.col("start_ns").min(), finish=end.max())])
+    return extents.group_by("step").agg(pl.col("begin").min(), pl.col("finish").max()).sort("begin")
 
 
 # Operations that were found in a trace, with the stage and the step that each is in.
@@ -240,5 +240,5 @@ def _stages(run: Run, found: pl.DataFrame) -> pl.DataFrame:
     first = found.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")
     by_place = first.with_columns(by_place=pl.col("place").rank("dense").cast(pl.Int64) - 1)
     by_rank = pl.col("rank").rank("dense").cast(pl.Int64) - 1
-    known = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
-    return known.select("rank", stage=pl.coalesce("recorded", "by_place", "by_rank"))
+    stages = by_place.join(recorded, on="rank", how="left").with_columns(by_rank=by_rank)
+    return stages.select("rank", stage=pl.coalesce("recorded", "by_place", "by_rank"))

@@ -124,19 +124,19 @@ def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
     pairs = pl.concat(
         [pipeline.pairs.with_columns(handed=pl.lit(False)), pipeline.handed.with_columns(handed=pl.lit(True))]
     )
-    known = pairs.join(
+    pairs_ended = pairs.join(
         rows.select("rank", "stage", source="id", ended="end", leaves="last"), on="source"
     ).join(
         rows.select("role", to_rank="rank", to="stage", target="id", started="start", enters="first"),
         on="target",
     )
     slack = pl.col("started") - pl.col("ended")
-    known = known.with_columns(latest=pl.col("ended") == pl.col("ended").max().over("target"))
+    pairs_ended = pairs_ended.with_columns(latest=pl.col("ended") == pl.col("ended").max().over("target"))
     passed = pl.col("handed") & (pl.col("rank") != pl.col("to_rank"))
     waited = slack.filter(passed & pl.col("latest") & (slack > 0)).median()
     usual = pl.coalesce(waited.over("role", "stage", "to"), waited.over("role"), pl.lit(0.0))
     pooled = pl.when(passed).then(usual.round().cast(pl.Int64)).otherwise(0)
-    return known.with_columns(lag=pl.min_horizontal(pooled, slack)).sort("target", "source")
+    return pairs_ended.with_columns(lag=pl.min_horizontal(pooled, slack)).sort("target", "source")
 
 
 def _begins(operations: Operations) -> pl.DataFrame:
@@ -316,8 +316,8 @@ def _assembled(nodes: pl.DataFrame, edges: pl.DataFrame, lanes: pl.DataFrame) ->
         return nodes[name].cast(pl.Int64).to_numpy().copy()
 
     def coded(name: str) -> np.typing.NDArray[np.int64]:
-        known = nodes.select(pl.when(pl.col(name) != "").then(name).alias(name))[name]
-        return known.cast(code).to_physical().cast(pl.Int64).fill_null(-1).to_numpy().copy()
+        names = nodes.select(pl.when(pl.col(name) != "").then(name).alias(name))[name]
+        return names.cast(code).to_physical().cast(pl.Int64).fill_null(-1).to_numpy().copy()
 
     size = nodes.height
     origin = int(nodes["start"].min())  # type: ignore[arg-type]
@@ -350,8 +350,8 @@ def _assembled(nodes: pl.DataFrame, edges: pl.DataFrame, lanes: pl.DataFrame) ->
 def _matching(run: Run, rows: pl.DataFrame) -> Matching:
     """Rows of `collectives` with their instances, as other runs have them."""
     members = pl.col("members").cast(pl.Int64)
-    known = rows.filter("communicates").select("rank", "span_id", "instance", members, key="group")
-    matched = run.table(COLLECTIVES).join(known, on=["rank", "span_id"])
+    communicating = rows.filter("communicates").select("rank", "span_id", "instance", members, key="group")
+    matched = run.table(COLLECTIVES).join(communicating, on=["rank", "span_id"])
     expected = pl.max_horizontal(num_members(), 1)
     return Matching(matched.with_columns(expected=expected, covering=expected), ())
 

@@ -5,21 +5,31 @@ In: an opened run; where it is an imported trace, ranges show them, or messages 
 that no deep window slows down, of which every rank has all operations, laid one behind the other: from when
 the last rank begins a step until the last has ended it.
 
-The time of an operation is that of its kernels where there are GPUs, in deep windows (`device_times.py`),
+The time of an operation is that of its kernels where there are GPUs, in deep windows,
 else that of the thread between its input and its output. Where a thread called a data-parallel reduction
 within it, as DDP does in the last backward, the operation ends with the last such call, and what follows is
 the reduction: it waits for other ranks. All that a rank does after that is one operation, `optimizer`.
+
+In deep windows of GPU jobs operations are those of the device: a host runs ahead of its GPU, so an operation
+is from the first to the last kernel that was launched within it, but for those that communicate, and a step
+of a rank ends with the last kernel that was launched in it. Of traces that dpro did not record, operations
+are the ranges that PyTorch's profiler shows: `torch.distributed.pipelining` marks each action of a schedule,
+such as `PP:3B0` (stage 3 of the model, backward, micro-batch 0), and GPipe each `Forward 0` and `Backward 0`.
+A range may begin with waiting for a message: an operation is what operators in it take, from the first that
+does not communicate to the last.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import polars as pl
 
+from dpro.classify import is_communication
 from dpro.members import members_of
 from dpro.replay.alignment.align import Alignment, align
 from dpro.replay.alignment.match import POINT_TO_POINT, match_collectives
 from dpro.replay.graph import MeshPosition
-from dpro.replay.pipeline.device_times import on_device
 from dpro.replay.pipeline.operations import (
     INPUTS_NAME,
     MESSAGE,
@@ -31,12 +41,196 @@ from dpro.replay.pipeline.operations import (
     read_operations,
     recorded_links,
 )
-from dpro.replay.pipeline.ranges import has_ranges, operations_by_ranges
 from dpro.replay.steps.durations import step_series, undisturbed
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, GPU_WORK_KINDS, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.schema.members import of_each_text
 from dpro.store import Run
+from dpro.table import complete
 from dpro.timed import with_times
+
+# Operations by ranges.
+
+RANGE = r"^(?:PP:\d+[FBIW]\d+|(?:Forward|Backward) \d+)$"
+BOTH = r"^PP:\((\d+)F(\d+);(\d+)([BI])(\d+)\)OVERLAP_F_B$"
+KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+BACKWARD_OP = "autograd::engine::evaluate_function"
+RANGES = "ranges of torch.distributed.pipelining"
+RANGE_COLUMNS = ["rank", "window", "kind", "name", "start_ns", "duration_ns"]
+OF_RANGE = ["rank", "window", "range"]
+
+
+def has_ranges(run: Run) -> bool:
+    """Whether the spans of the run's first part have such ranges."""
+    parts = run.parts(SPANS)
+    if not parts:
+        return False
+    first = run.read(SPANS, parts[:1], ["kind", "name"])
+    ranges = first.filter((pl.col("kind") == "annotation") & pl.col("name").str.contains(f"{RANGE}|{BOTH}"))
+    return not ranges.is_empty()
+
+
+def operations_by_ranges(run: Run) -> pl.DataFrame:
+    """Rows of `operations`; those outside the steps of their rank are in step -1."""
+    spans = run.table(SPANS, RANGE_COLUMNS).with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
+    ranges = spans.filter(pl.col("kind") == "annotation").drop("kind")
+    operators = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("name").str.contains(MESSAGE))
+    operations = pl.concat([_single(ranges, operators), _overlapped(ranges, operators)])
+    return placed_in_steps(run, operations, RANGES)
+
+
+def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
+    """Operations with a range of their own."""
+    single = ranges.filter(pl.col("name").str.contains(RANGE)).with_columns(range="start_ns")
+    name = pl.col("name")
+    kind = pl.coalesce(name.str.extract(r"^PP:\d+([FBIW])\d+$"), name.str.extract(r"^(F|B)"))
+    return (
+        _extents(single, operators)
+        .join(single.select(*OF_RANGE, "name"), on=OF_RANGE)
+        .select(
+            "rank",
+            "start_ns",
+            "end",
+            place=name.str.extract(r"^PP:(\d+)").cast(pl.Int64),
+            micro_batch=name.str.extract(r"(\d+)$").cast(pl.Int64),
+            kind=kind.replace_strict(KINDS, return_dtype=pl.String),
+        )
+    )
+
+
+def _overlapped(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
+    """A forward and a backward of one range: the backward begins with the first operator of that kind."""
+    overlapped = ranges.filter(pl.col("name").str.contains(BOTH)).with_columns(range="start_ns")
+    is_backward = pl.col("name").str.starts_with(BACKWARD_OP)
+    turned = _extents(overlapped, operators.filter(is_backward)).select(*OF_RANGE, turn="start_ns")
+    parts = []
+    for first, batch, letter, keep in ((1, 2, pl.lit("F"), "before"), (3, 5, _group(4), "after")):
+        halves = overlapped.join(turned, on=OF_RANGE).with_columns(
+            start_ns=pl.col("start_ns") if keep == "before" else pl.col("turn"),
+            end=pl.col("turn") if keep == "before" else pl.col("end"),
+        )
+        named = overlapped.select(
+            *OF_RANGE,
+            place=_group(first).cast(pl.Int64),
+            micro_batch=_group(batch).cast(pl.Int64),
+            kind=letter.replace_strict(KINDS, return_dtype=pl.String),
+        )
+        parts.append(
+            _extents(halves, operators)
+            .join(named, on=OF_RANGE)
+            .select("rank", "start_ns", "end", "place", "micro_batch", "kind")
+        )
+    return pl.concat(parts)
+
+
+def _group(number: int) -> pl.Expr:
+    return pl.col("name").str.extract(BOTH, number)
+
+
+def _extents(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
+    """From the first to the last of the operators within each range.
+
+    Args:
+        ranges: `rank`, `window`, `range` (which it is), `start_ns`, `end`; of one rank they do not overlap.
+
+    Returns:
+        `rank`, `window`, `range`, `start_ns`, `end`; none of a range without operators.
+    """
+    bounds = ranges.select(*OF_RANGE, begin="start_ns", until="end").sort("begin")
+    held = operators.sort("start_ns").join_asof(
+        bounds, left_on="start_ns", right_on="begin", by=["rank", "window"], check_sortedness=False
+    )
+    held = held.filter(pl.col("start_ns") < pl.col("until"))
+    return held.group_by(OF_RANGE).agg(pl.col("start_ns").min(), pl.min_horizontal("end", "until").max())
+
+
+# Operations by the device.
+
+LAUNCHED = ["rank", "window", "kind", "name", "start_ns", "duration_ns", "correlation"]
+LAUNCH = ["rank", "window", "correlation"]
+
+
+class OnDevice(NamedTuple):
+    """What devices did.
+
+    Attributes:
+        table: rows of `operations`; none of one that launched nothing but communication.
+        steps: rows of `steps`.
+        reductions: collectives but messages: `rank`, `op`, `group`, `group_ranks`, `step`, `start_ns`,
+            `duration_ns`.
+    """
+
+    table: pl.DataFrame
+    steps: pl.DataFrame
+    reductions: pl.DataFrame
+
+
+def on_device(run: Run, table: pl.DataFrame) -> OnDevice:
+    """Operations, steps and reductions by the times of the device.
+
+    Args:
+        table: rows of `operations`, by the host.
+    """
+    launched = _launched(run.table(SPANS, LAUNCHED))
+    hosts = run.table(STEPS).filter((pl.col("duration_ns") >= 0) & (pl.col("window") >= 0))
+    launched = _within(launched, hosts.select("rank", "step", begin="start_ns", lasts="duration_ns"))
+    numbered = table.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    computed = launched.filter(~pl.col("communicates")).drop("step")
+    owned = _within(computed, numbered.select("rank", "row", begin="start_ns", lasts="duration_ns"))
+    extents = owned.group_by("row").agg(pl.col("start_ns").min(), pl.col("end").max())
+    times = numbered.drop("start_ns", "duration_ns").join(extents, on="row")
+    found = times.with_columns(duration_ns=pl.col("end") - pl.col("start_ns")).drop("row", "end")
+    return OnDevice(found.select(table.columns), _steps(launched), _reductions(run, launched))
+
+
+def _launched(spans: pl.DataFrame) -> pl.DataFrame:
+    """GPU work: `rank`, `window`, `start_ns`, `end`, `at` (when it was launched), `communicates`."""
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    calls = calls.select(*LAUNCH, at="start_ns").unique(LAUNCH, keep="first", maintain_order=True)
+    work = spans.filter(pl.col("kind").cast(pl.String).is_in(GPU_WORK_KINDS) & (pl.col("duration_ns") >= 0))
+    names = work["name"].unique().to_list()
+    kinds = pl.DataFrame(
+        {"name": names, "communicates": [is_communication(name) for name in names]},
+        {"name": pl.String, "communicates": pl.Boolean},
+    )
+    return (
+        work.join(calls, on=LAUNCH)
+        .join(kinds, on="name")
+        .select(
+            "rank", "window", "start_ns", "at", "communicates", end=pl.col("start_ns") + pl.col("duration_ns")
+        )
+    )
+
+
+def _within(launched: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
+    """GPU work that was launched within intervals of its host, with what else these have."""
+    joined = launched.sort("at").join_asof(
+        hosts.sort("begin"), left_on="at", right_on="begin", by="rank", check_sortedness=False
+    )
+    return joined.filter(pl.col("at") < pl.col("begin") + pl.col("lasts")).drop("begin", "lasts")
+
+
+def _steps(launched: pl.DataFrame) -> pl.DataFrame:
+    """Steps from the end of the one before in the window, the first from its first kernel."""
+    by = ["rank", "window"]
+    extents = launched.group_by(*by, "step").agg(first=pl.col("start_ns").min(), end=pl.col("end").max())
+    ended = extents.sort(*by, "step").with_columns(
+        start_ns=pl.coalesce(pl.col("end").shift(1).over(by), "first")
+    )
+    lasts = (pl.col("end") - pl.col("start_ns")).clip(lower_bound=0)
+    return complete(STEPS, ended.select(*by, "step", "start_ns", duration_ns=lasts))
+
+
+def _reductions(run: Run, launched: pl.DataFrame) -> pl.DataFrame:
+    """Collectives on the device, with the step that they began in by the device's own steps."""
+    columns = ["rank", "window", "op", "group", "group_ranks", "start_ns", "duration_ns"]
+    rows = run.table(COLLECTIVES, columns).filter(
+        ~pl.col("op").is_in(POINT_TO_POINT) & (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
+    )
+    begun = launched.filter("communicates").select("rank", "window", "start_ns", "step")
+    return rows.join(begun.unique(["rank", "window", "start_ns"]), on=["rank", "window", "start_ns"])
+
+
+# Operations as recorded.
 
 MAX_STEPS = 32  # the latest: a schedule repeats itself
 WARM_UP = 2  # steps in which a job allocates and compiles; the very last one ends beside ranks that leave
@@ -71,8 +265,8 @@ def has_operations(run: Run) -> bool:
 
 def read_recorded(run: Run) -> Operations:
     """The operations of a run for which `has_operations` holds; no rows where no step has all of them."""
-    known = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
-    table = _operations(run).filter(known & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
+    has_name = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
+    table = _operations(run).filter(has_name & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
     ranks = sorted(table["rank"].unique().to_list())
     alignment, places = _alignment(run, ranks), _places(run, table)
     device = on_device(run, table) if run.manifest.gpus else None
@@ -131,8 +325,8 @@ def _places(run: Run, table: pl.DataFrame) -> dict[int, MeshPosition]:
     stages = table.group_by("rank").agg(pl.col("stage").max()).sort("stage", "rank")
     dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
     order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")
-    known = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
-    found = known.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
+    places_of = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
+    found = places_of.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
     return {rank: MeshPosition(place, stage) for rank, place, stage in found.iter_rows()}
 
 
@@ -258,12 +452,11 @@ def _on_streams(
 
     Args:
         reductions: as `OnDevice` has them.
-        alignment: clocks.
         steps: as from `_whole_steps`.
         rows: computes, for their columns.
     """
-    own = reductions.filter(_of_one_stage(places)).join(steps.select(*STEP), on=STEP, how="semi")
-    moved = alignment.aligned(_windowless(own))
+    of_stage = reductions.filter(_of_one_stage(places)).join(steps.select(*STEP), on=STEP, how="semi")
+    moved = alignment.aligned(_windowless(of_stage))
     return moved.select(
         *(*STEP, "op", "group"),
         name="op",
@@ -346,8 +539,8 @@ def operations_by_backwards(run: Run) -> pl.DataFrame:
     others = spans.filter((pl.col("kind") == "annotation") & name.str.contains(NO_FORWARD))
     starts = [each.select(*PLACE, "start_ns") for each in (messages, functions, run.table(STEPS))]
     bounds = pl.concat([*starts, others.select(*PLACE, start_ns="end")])
-    found = pl.concat([_backwards(passes), _forwards(passes, operators, bounds)])
-    rows = _in_order(placed_in_steps(run, found, SOURCE))
+    operations = pl.concat([_backwards(passes), _forwards(passes, operators, bounds)])
+    rows = _in_order(placed_in_steps(run, operations, SOURCE))
     return rows if _is_pipeline(run, rows, messages) else OPERATIONS.empty()
 
 
@@ -374,9 +567,9 @@ def _passes(functions: pl.DataFrame, messages: pl.DataFrame, operators: pl.DataF
     )
     breaks = breaks.with_columns(since="start_ns").sort("start_ns")
     grouped = functions.join_asof(breaks, on="start_ns", by=PLACE, check_sortedness=False).group_by(PASS)
-    known = pl.col("number").filter(pl.col("number") >= 0)
+    numbered = pl.col("number").filter(pl.col("number") >= 0)
     passes = grouped.agg(
-        pl.col("start_ns").min(), pl.col("end").max(), first=known.min(), last=known.max()
+        pl.col("start_ns").min(), pl.col("end").max(), first=numbered.min(), last=numbered.max()
     ).drop_nulls("first")
     before = pl.col("last").cum_max().shift(1).over(PLACE)
     ordered = passes.sort(*PLACE, "first", "start_ns")

@@ -101,19 +101,22 @@ def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
     batch = np.array([task.batch for task in work], np.int64)
     chunk = np.array([task.chunk for task in work], np.int64)
     places = np.array(
-        [[place(at, each, len(orders)) for each in range(int(chunk.max()) + 1)] for at in range(len(orders))]
+        [
+            [place(number, each, len(orders)) for each in range(int(chunk.max()) + 1)]
+            for number in range(len(orders))
+        ]
     )
-    at = places[stage, chunk]
+    place_of = places[stage, chunk]
     alone = chain.from_iterable(map(_are_apart, orders))
     main = np.flatnonzero(kind != _NUMBER[WEIGHTS])
-    upwards = np.where(kind == _NUMBER[FORWARD], at, -at)[main]
+    upwards = np.where(kind == _NUMBER[FORWARD], place_of, -place_of)[main]
     path = main[np.lexsort([upwards, kind[main], batch[main]])]  # of each micro-batch, there and back
     same = batch[path[1:]] == batch[path[:-1]]
     beside = np.array([task.beside for task in work], np.bool_)
     source, target = path[:-1][same], path[1:][same]
     target = target - beside[target]
     source = source + np.append(beside[1:], False)[source]
-    return TaskTable(stage, batch, chunk, at, kind, np.fromiter(alone, np.bool_), source, target)
+    return TaskTable(stage, batch, chunk, place_of, kind, np.fromiter(alone, np.bool_), source, target)
 
 
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
@@ -221,15 +224,15 @@ def zb_h1(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
 
 def _with_weights(order: Order, held: int) -> Order:
     """Each backward followed by the weights' gradients of the one this many before; the rest at the end."""
-    found: Order = []
+    order_with_weights: Order = []
     waiting: deque[int] = deque()
     for task in order:
-        found.append(task)
+        order_with_weights.append(task)
         if task.kind == BACKWARD:
             waiting.append(task.batch)
             if len(waiting) > held:
-                found.append(PipelineTask(WEIGHTS, waiting.popleft()))
-    return [*found, *(PipelineTask(WEIGHTS, batch) for batch in waiting)]
+                order_with_weights.append(PipelineTask(WEIGHTS, waiting.popleft()))
+    return [*order_with_weights, *(PipelineTask(WEIGHTS, batch) for batch in waiting)]
 
 
 def zb_v(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
@@ -499,10 +502,10 @@ def partial(num_stages: int, num_batches: int, num_skipped: int) -> list[Order]:
 
 def _next(path: Path, stage: int, kind: int) -> tuple[int, int]:
     """Where a micro-batch goes from a stage, and whether forward (1) or backward (0); -1 where it is done."""
-    at = path.index(stage)
+    position = path.index(stage)
     if kind:
-        return (path[at + 1], 1) if at + 1 < len(path) else (stage, 0)
-    return (path[at - 1], 0) if at else (-1, 0)
+        return (path[position + 1], 1) if position + 1 < len(path) else (stage, 0)
+    return (path[position - 1], 0) if position else (-1, 0)
 
 
 # Stages that work side by side on each micro-batch, where a model has branches.
@@ -518,14 +521,14 @@ def distances(num_stages: int, branches: Sequence[Branch]) -> list[int]:
     """
     inside = {stage: branch for branch in branches for stage in branch}
     longest, after = max(map(len, branches)), num_stages - max(inside) - 1
-    found = []
+    behind = []
     for stage in range(num_stages):
         if stage in inside:
-            found.append(after + inside[stage].stop - stage - 1)
+            behind.append(after + inside[stage].stop - stage - 1)
         else:
             before = stage < min(inside)
-            found.append(after + longest + min(inside) - stage - 1 if before else num_stages - stage - 1)
-    return found
+            behind.append(after + longest + min(inside) - stage - 1 if before else num_stages - stage - 1)
+    return behind
 
 
 def branched(num_stages: int, num_batches: int, branches: Sequence[Branch]) -> list[Order]:
@@ -547,13 +550,13 @@ def branched_table(orders: Sequence[Order], branches: Sequence[Branch]) -> TaskT
         branches: as for `distances`.
     """
     plain = table_of(orders, looped)
-    start, stop = min(each.start for each in branches), max(each.stop for each in branches)
+    start, stop = min(branch.start for branch in branches), max(branch.stop for branch in branches)
     keys = zip(plain.kind.tolist(), plain.batch.tolist(), plain.stage.tolist())
-    number = {key: at for at, key in enumerate(keys)}
+    number = {key: task for task, key in enumerate(keys)}
     ways = [(stage, stage + 1) for stage in range(len(orders) - 1)]
-    ways = [way for way in ways if not any(way[1] == each.start > start for each in branches)]
-    ways += [(start - 1, each.start) for each in branches if each.start > start > 0]
-    ways += [(each.stop - 1, stop) for each in branches if each.stop < stop]
+    ways = [way for way in ways if not any(way[1] == branch.start > start for branch in branches)]
+    ways += [(start - 1, branch.start) for branch in branches if branch.start > start > 0]
+    ways += [(branch.stop - 1, stop) for branch in branches if branch.stop < stop]
     pairs = []
     for batch in sorted(set(plain.batch.tolist())):
         forward, backward = KINDS.index(FORWARD), KINDS.index(BACKWARD)

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.models.roofline import GPUS
+from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.serving.engine import Engine, IterationCost
 from dpro.replay.serving.inside import ChangedIterations
 from dpro.replay.serving.sized import ServedModel, cached_tokens, moved_to
@@ -229,13 +229,13 @@ def _running(server: Server) -> int:
     if not {"first_token_ns", "end_ns"} <= set(server.requests.columns):
         return 1
     begun, ended = (server.requests[name].to_numpy() for name in ("first_token_ns", "end_ns"))
-    known = (begun >= 0) & (ended > begun)
-    if not known.any():
+    decoded = (begun >= 0) & (ended > begun)
+    if not decoded.any():
         return 1
-    first, last = np.sort(begun[known]), np.sort(ended[known])
+    first, last = np.sort(begun[decoded]), np.sort(ended[decoded])
     idle = np.maximum(first[1:] - last[:-1], 0).sum()  # until the next begins, when all before have ended
     busy = last[-1] - first[0] - idle
-    return max(round(float((ended - begun)[known].sum() / busy)), 1)
+    return max(round(float((ended - begun)[decoded].sum() / busy)), 1)
 
 
 def _other_requests(server: Server, values: Values) -> Server:
@@ -301,8 +301,7 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
         [count_key("tokens", "guessed"), _share("acceptance"), amount_key("draft", "of an iteration", 0.0)],
         "speculate:tokens=3,acceptance=0.7,draft=0.1",
         "This many tokens are guessed for each request and checked in one iteration; `acceptance` is the "
-        "chance that "
-        "one is right, `draft` what guessing one takes, in shares of an iteration without tokens.",
+        "chance that one is right, `draft` what guessing takes, in shares of an iteration without tokens.",
         "SpecInfer (ASPLOS'24); expected number: Leviathan et al., ICML'23",
     ),
     "pools": KnownChange(
@@ -312,14 +311,10 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
             count_key("decode", "engines"),
             _factor("gbps", 100.0),
             amount_key("kv", "bytes", 131072.0),
-            count_key("decode", "engines"),
-            _factor("gbps", 100.0),
-            amount_key("kv", "bytes", 131072.0),
         ],
         "pools:prefill=1,decode=1,gbps=50",
-        "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a "
-        "token, go over a "
-        "link of `gbps` GB/s in between.",
+        "Prompts are computed by some engines and decoded by others; keys and values, `kv` bytes a token, go "
+        "over a link of `gbps` GB/s in between.",
         "Splitwise (ISCA'24)",
     ),
     "nano-batches": KnownChange(
@@ -391,9 +386,6 @@ def changed_by_all(server: Server, changes: Sequence[str]) -> Server:
 
 def changed(server: Server, text: str) -> Server:
     """Apply a change.
-
-    Args:
-        text: the change, as `max-batch:requests=64`.
 
     Raises:
         UsageError: there is no such change, or its values are none.

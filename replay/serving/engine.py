@@ -127,11 +127,13 @@ def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> Served
     times = np.full((requests.height, 4), -1, dtype=np.int64)
     rows, evictions = [], 0
     for replica in range(min(engine.replicas, max(requests.height, 1))):  # the others serve none
-        mine = np.ascontiguousarray(ordered[replica :: engine.replicas])
-        found, iterations, evicted = run_requests(mine, _limits(engine), cost.array(), _at_most(mine, engine))
+        of_replica = np.ascontiguousarray(ordered[replica :: engine.replicas])
+        moments, iterations, evicted = run_requests(
+            of_replica, _limits(engine), cost.array(), _at_most(of_replica, engine)
+        )
         if len(iterations) == MAX_ITERATIONS:
             raise _too_long()
-        times[order[replica :: engine.replicas]] = np.column_stack([mine[:, ARRIVAL], found])
+        times[order[replica :: engine.replicas]] = np.column_stack([of_replica[:, ARRIVAL], moments])
         rows.append(np.column_stack([np.full(len(iterations), replica, dtype=np.int64), iterations]))
         evictions += evicted
     if (times < 0).any():

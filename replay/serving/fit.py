@@ -8,6 +8,10 @@ From requests: they are served again (`engine.serve`), and the parts of the cost
 those that were recorded. From iterations: their durations are fitted at once. Parts that the recording says
 little about are held near what is usual of language models, in proportion to the others. Least
 squares of normal priors and errors give the most probable cost and, from its curvature, a covariance.
+
+Of a recording the limits of the engine are those that its iterations show: a limit that never bound is not
+known, and taken as none. Where iterations say what they held, the cost is fitted to them, else to the moments
+of the requests.
 """
 
 from __future__ import annotations
@@ -119,11 +123,11 @@ def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
     Raises:
         Unanswerable: too few iterations say what they held.
     """
-    known = iterations.filter((pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0))
-    if known.height < SMALLEST:
-        raise Unanswerable(f"{known.height} iterations say what they held: {SMALLEST} are needed")
-    tokens = known["prefill_tokens"].to_numpy()
-    lasted = known["duration_ns"].to_numpy() / NS_PER_S
+    counted = iterations.filter((pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0))
+    if counted.height < SMALLEST:
+        raise Unanswerable(f"{counted.height} iterations say what they held: {SMALLEST} are needed")
+    tokens = counted["prefill_tokens"].to_numpy()
+    lasted = counted["duration_ns"].to_numpy() / NS_PER_S
     decode_s = float(np.quantile(lasted[tokens == 0], 0.2) if (tokens == 0).any() else lasted.min())
     many = (
         tokens > np.median(tokens[tokens > 0]) / 2
@@ -134,8 +138,8 @@ def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
     usual = _usual_parts(decode_s, token_s)
     found = []
     for masked in (False, True):
-        moments = _durations(known, lasted, masked)
-        found.append(_fitted(moments, usual, replace(engine, masked=masked), known.height))
+        moments = _durations(counted, lasted, masked)
+        found.append(_fitted(moments, usual, replace(engine, masked=masked), counted.height))
     return min(found, key=lambda each: each.misfit)
 
 
@@ -252,8 +256,8 @@ def _moments(requests: pl.DataFrame, chosen: Bools, engine: Engine) -> _Moments:
 
     def errors(parts: Floats) -> Floats:
         said = served(parts).requests
-        both = (said[name].to_numpy()[chosen] for name in ("first_token_ns", "end_ns"))
-        return np.asarray((three(*both) - three(first, end)) / units)
+        moments = (said[name].to_numpy()[chosen] for name in ("first_token_ns", "end_ns"))
+        return np.asarray((three(*moments) - three(first, end)) / units)
 
     def slopes(parts: Floats) -> Floats:
         first_moved, end_moved = _moved_ns(parts, served(parts))
@@ -313,3 +317,74 @@ def _fitted(moments: _Moments, usual: Floats, engine: Engine, count: int) -> Fit
     covariance = np.linalg.inv(best.jac.T @ best.jac)
     cost, delay_s = _cost(best.x)
     return FittedCost(engine, cost, delay_s, best.x, covariance, float(best.cost), count)
+
+
+# The server of a recording: how its engine forms batches, and what an iteration costs.
+
+NO_LIMIT = 1 << 20  # tokens or requests
+KNOWN = (pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0) & (pl.col("num_requests") > 0)
+
+
+def engine_of(requests: pl.DataFrame, iterations: pl.DataFrame) -> Engine:
+    """How an engine forms batches, as its iterations show it.
+
+    Args:
+        iterations: rows of table `iterations` of one rank.
+    """
+    counted = iterations.filter(KNOWN)
+    if counted.height < SMALLEST:
+        return _engine_of_requests(requests)
+    crowded = counted.filter(pl.col("waiting") > 0)
+    with_prompts = counted.filter(pl.col("prefill_tokens") > 0)
+    tokens = counted.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item()
+    cut = with_prompts.height > 1.2 * requests.height  # more iterations with prompts than there are prompts
+    mixed = (with_prompts["decode_tokens"] > 0).any()
+    return Engine(
+        token_budget=tokens if cut else NO_LIMIT,
+        max_requests=int(counted["num_requests"].to_numpy().max()) if crowded.height else NO_LIMIT,
+        whole_prompts=not cut,
+        prompts_first=not mixed and with_prompts.height > 1,
+    )
+
+
+def _engine_of_requests(requests: pl.DataFrame) -> Engine:
+    """The same from moments alone: as many requests at most as there ever were while others waited."""
+    seen = requests.filter((pl.col("scheduled_ns") >= 0) & (pl.col("end_ns") >= 0))
+    if seen.is_empty():
+        return Engine()
+    begun, ended = np.sort(seen["scheduled_ns"].to_numpy()), np.sort(seen["end_ns"].to_numpy())
+    arrived = np.sort(seen["arrival_ns"].to_numpy())
+    running = np.arange(1, begun.size + 1) - np.searchsorted(ended, begun, side="right")
+    waiting = np.searchsorted(arrived, begun, side="right") - np.arange(1, begun.size + 1)
+    most = int(running.max())
+    binds = bool((waiting[running == most] > 0).any()) and int((running == most).sum()) > 1
+    return Engine(max_requests=most) if binds else Engine()
+
+
+def fit_run(requests: pl.DataFrame, iterations: pl.DataFrame, engine: Engine | None = None) -> FittedCost:
+    """The server of a recording.
+
+    Args:
+        iterations: rows of table `iterations`, of one rank.
+        engine: with its limits, where they are known; else as the recording shows.
+
+    Raises:
+        Unanswerable: too little is known.
+    """
+    engine = engine or engine_of(requests, iterations)
+    if iterations.filter(KNOWN).height < SMALLEST:
+        return fit_requests(requests, engine)
+    fitted = fit_iterations(_cycles(iterations), engine)
+    waited = requests.filter(pl.col("scheduled_ns") >= 0).select(
+        pl.col("scheduled_ns") - pl.col("arrival_ns")
+    )
+    least = waited.to_series().quantile(0.1) if waited.height else 0.0
+    return with_delay(fitted, max(least or 0.0, 0.0) / NS_PER_S)
+
+
+def _cycles(iterations: pl.DataFrame) -> pl.DataFrame:
+    """Iterations that last until the next one, where that holds decodes: the engine was not idle."""
+    ordered = iterations.sort("start_ns")
+    next_start, next_decodes = pl.col("start_ns").shift(-1), pl.col("decode_tokens").shift(-1)
+    cycle = pl.when(next_decodes > 0).then(next_start - pl.col("start_ns")).otherwise("duration_ns")
+    return ordered.with_columns(duration_ns=pl.max_horizontal(cycle, "duration_ns").cast(pl.Int64))

@@ -61,14 +61,14 @@ def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[E
     changed = apply_all(by_iteration, edits).graphs[-1]
     before, after = replay(by_iteration), replay(changed)
     baseline = step_ends(by_iteration, before.start, before.end)
-    both = durations_of(baseline).join(
+    times = durations_of(baseline).join(
         changed_step_times(baseline, changed, after.end), on=["window", "step"], suffix="_after"
     )
-    has_prompts = ordered["prefill_tokens"].to_numpy()[both["step"].to_numpy()] > 0
-    kinds = [both.filter(pl.Series(kind)) for kind in (has_prompts, ~has_prompts)]
+    has_prompts = ordered["prefill_tokens"].to_numpy()[times["step"].to_numpy()] > 0
+    kinds = [times.filter(pl.Series(kind)) for kind in (has_prompts, ~has_prompts)]
     if max(kind.height for kind in kinds) < MIN_ITERATIONS:
         raise Unanswerable(
-            f"deep windows hold {both.height} iterations: {MIN_ITERATIONS} of a kind are needed to say "
+            f"deep windows hold {times.height} iterations: {MIN_ITERATIONS} of a kind are needed to say "
             "what changes in them; record more windows"
         )
     prompts, decodes = map(_times_as_long, kinds)

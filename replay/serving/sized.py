@@ -1,8 +1,8 @@
 """The cost of an iteration of a language model on a device, before anything of it was measured.
 
 In: the sizes of a model, a machine, the degree of tensor parallelism and an element type. Out: an
-`IterationCost`, from what `replay.devices` says of each product and of attention, and all-reduces of tensor
-parallelism. It is wrong by tens of percent, as all such figures are: use ratios of two of them, with a
+`IterationCost`, from what `replay.cost.kernels` says of each product and of attention, and all-reduces of
+tensor parallelism. It is wrong by tens of percent, as all such figures are: use ratios of two of them, with a
 measurement of one.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.devices.estimate import estimate
-from dpro.replay.devices.operations import matmuls, size_of
-from dpro.replay.layouts.machine import Machine, machine_of
+from dpro.replay.cost.kernels.estimate import estimate
+from dpro.replay.cost.kernels.operations import matmuls, size_of
+from dpro.replay.cost.machine import Machine, machine_of
 from dpro.replay.layouts.model import Model
 from dpro.replay.serving.engine import IterationCost
 from dpro.units import NS_PER_S, NS_PER_US

@@ -38,7 +38,7 @@ class Key:
 
     Attributes:
         name: of the key.
-        type: int, float, str, or Path of a file or folder that is read.
+        type: int, float, bool, str, or Path of a file or folder that is read.
         help: one line.
         default: what it is without; `MISSING` where it must be given, None or "" where it means nothing.
         least, most: the range of a number, ends included.
@@ -64,8 +64,12 @@ class Key:
         Raises:
             UsageError: it is no such value.
         """
+        if self.type is bool and text not in ("true", "false"):
+            raise UsageError(
+                f"{label}: {self.name} must be true or false, not {shortened(repr(text), SHOWN)}"
+            )
         try:
-            return self.type(text)
+            return text == "true" if self.type is bool else self.type(text)
         except ValueError as error:
             what = "a whole number" if self.type is int else "a number"
             shown = shortened(repr(text), SHOWN)
@@ -208,7 +212,7 @@ def _quoted(value: str | int | Path) -> str:
     return f'"{text}"' if any(mark in text for mark in ", =") else text
 
 
-def count_key(name: str, help: str, least: int = 1, default: Any = MISSING) -> Key:
+def count_key(name: str, help: str = "", least: int = 1, default: Any = MISSING) -> Key:
     """A key of what is counted."""
     return Key(name, int, help, default, least, MAX_VALUE)
 
@@ -250,14 +254,26 @@ def apply_change(before: Changed, text: str, known: Mapping[str, KnownChange[Cha
     if name not in known:
         raise UsageError(f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     change = known[name]
-    given = values_of(name, rest, [key.name for key in change.keys], change.example)
+    return change.apply(before, read_values(name, rest, change.keys, change.example))
+
+
+def read_values(name: str, rest: str, keys: Sequence[Key], example: str) -> dict[str, Any]:
+    """The values of all keys, those that are not given as they are without.
+
+    Args:
+        rest: what follows the name.
+
+    Raises:
+        UsageError: a key that must be given is not, or a value is not what it should be.
+    """
+    given = values_of(name, rest, [key.name for key in keys], example)
     values: dict[str, Any] = {}
-    for key in change.keys:
+    for key in keys:
         if key.required and key.name not in given:
-            raise UsageError(f"{name} needs {key.name}, as in {change.example}")
+            raise UsageError(f"{name} needs {key.name}, as in {example}")
         values[key.name] = key.read(given[key.name], name) if key.name in given else key.default
         key.check(values[key.name], name)
-    return change.apply(before, values)
+    return values
 
 
 def split_edit(text: str) -> tuple[str, str]:

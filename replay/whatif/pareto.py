@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
+from dpro.replay.cost.memory import footprint_of, freed_by_recomputing
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
-from dpro.replay.models.memory import footprint_of, freed_by_recomputing
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute

@@ -28,10 +28,10 @@ from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.markup import table
+from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
 from dpro.replay.graph import Graph
-from dpro.replay.models.link_costs import beyond_sizes
 from dpro.replay.timeline import Timeline, changed_durations, replay, replayed, step_ends, step_lengths
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.job import Changed, J, ReplayedJob, job_of

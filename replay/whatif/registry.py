@@ -50,7 +50,6 @@ FAMILIES: dict[str, dict[str, str]] = {
     },
     "Parallelism": {
         "data-parallel": "replicas:DataParallelSize",
-        "layout": "parallelism.layout:ParallelLayout",
         "balance": "parallelism.pipeline:Balance",
         "stages": "parallelism.stages:StageLayers",
         "pipeline": "parallelism.pipeline:Pipeline",
@@ -109,6 +108,8 @@ def parse_edit(text: str) -> Edit:
         UsageError: no such edit or key (with the nearest one), or a value that is not what it should be.
     """
     name, rest = split_edit(text)
+    if name == "layout":
+        raise UsageError("layouts are ranked by `dpro plan RUN --gpus N --keep tp=4`, not by an edit")
     if name not in EDITS:
         raise UsageError(f"no edit {name!r}{nearest(name, EDITS)}; there are {', '.join(EDITS)}")
     kind = kind_named(name)

@@ -16,7 +16,7 @@ from msgspec.json import encode
 
 from dpro.topology.fabrics import FabricSize, fat_tree, rail_optimised
 from dpro.topology.file import as_toml
-from dpro.topology.paths import PathsFile
+from dpro.topology.kept import PathsFile
 from tests.fabrics import SIZE, on_cable
 from tests.fuzz.mutate import cut, of_bytes, of_json, of_text
 from tests.fuzz.pool import Commands

@@ -85,6 +85,7 @@ PARTS = (
     "recording.pipeline_job",
     "serving_checks.logs",
     "serving_checks.pairs",
+    "serving_checks.steady",
     "serving_checks.tables",
     "serving_server.goal",
     "serving_server.hooks",
@@ -103,6 +104,7 @@ PARTS = (
     "device_checks.models",
     "device_checks.operators",
     "device_checks.shipped",
+    "device_checks.tables",
     "fabric_lab.blame",
     "fabric_lab.cases",
     "fabric_lab.connections",
@@ -122,7 +124,7 @@ PARTS = (
 )
 UNTRIED = {
     "dashboard": "needs a browser",
-    "devices": "tests/unit/replay/devices/test_benchmark.py runs it on tables made there",
+    "devices": "tests/unit/replay/cost/kernels/test_benchmark.py runs it on tables made there",
     "timeline": "needs a browser; test_timeline.py measures a tiny run with its parts",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
     "reality": "tests/unit/replay/layouts/test_reality.py runs it on tables made there",

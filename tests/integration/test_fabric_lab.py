@@ -23,7 +23,7 @@ from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import Lab, lab
 from benchmarks.fabric_lab.lifetime import lab_name, left_over
 from benchmarks.fabric_lab.traffic import before_other_work
-from dpro.replay.fabric.flows import Load
+from dpro.replay.cost.fabric.flows import Load
 from dpro.topology.file import check
 
 NEAR_PCT = 20.0  # on a busy machine: a collision that is not predicted is off by 50 and more

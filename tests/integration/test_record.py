@@ -9,8 +9,7 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import mean_step_of
-from dpro.replay.models.inputs import inputs_of_calls
-from dpro.replay.models.mfu import operations_of_calls
+from dpro.replay.cost.work import inputs_of_calls, operations_of_calls
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, MODEL_CALLS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from tests.commands import dpro

@@ -13,8 +13,8 @@ from benchmarks.fabric_lab.lab import Lab, lab, run, taken
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import NETWORK, Finding
 from dpro.topology.file import FILE, write
-from dpro.topology.paths import FILE as PATHS
-from dpro.topology.paths import PathEntry, write_paths
+from dpro.topology.kept import PATHS as PATHS
+from dpro.topology.kept import PathEntry, write_paths
 from tests.jobs import PATIENCE_S, RECORD, free_port, opened, script, start, wait_until
 
 pytest.importorskip("torch")

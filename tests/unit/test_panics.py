@@ -62,6 +62,16 @@ def test_a_process_without_a_standard_error_can_read():
     assert done.stdout == "read\n"
 
 
+def test_a_process_that_can_open_no_more_files_reads_without_holding_back(monkeypatch, capfd):
+    def full(_name: str) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", full)
+    with panics_as(InputError):
+        os.write(2, b"word\n")
+    assert capfd.readouterr().err == "word\n"
+
+
 def test_only_panics_are_panics():
     assert is_panic(PanicException())
     assert not any(map(is_panic, (KeyboardInterrupt(), ValueError(), SystemExit())))

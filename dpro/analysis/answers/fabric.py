@@ -19,12 +19,20 @@ from dpro.analysis.analysis import Analysis
 from dpro.arrays import Floats, Ints
 from dpro.documents import Document, DocumentPart
 from dpro.errors import needs_extra
-from dpro.replay.fabric.connections import Connections, connections_of, known_paths, path_entries
-from dpro.replay.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, repeated, sprayed
-from dpro.replay.fabric.network import NIC, between_switches
-from dpro.replay.fabric.placement import Placed, placed
-from dpro.replay.fabric.planning import planned_connections
-from dpro.replay.fabric.usage import Meeting, Usage, quantile, usage
+from dpro.replay.cost.fabric.connections import (
+    Connections,
+    Meeting,
+    Usage,
+    connections_of,
+    known_paths,
+    path_entries,
+    quantile,
+    usage,
+)
+from dpro.replay.cost.fabric.flows import MESSAGES, NOT_RECORDED, PAIRWISE, Load, repeated, sprayed
+from dpro.replay.cost.fabric.network import NIC, between_switches
+from dpro.replay.cost.fabric.placement import Placed, placed
+from dpro.replay.cost.fabric.planning import planned_connections
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edits.paths import PlannedPaths
@@ -37,13 +45,13 @@ from dpro.replay.whatif.graph_ops.shared_fabric import (
 from dpro.replay.whatif.predict import predict
 from dpro.topology.file import TopologyFile
 from dpro.topology.hostlist import fold
-from dpro.topology.paths import PathEntry
+from dpro.topology.kept import PathEntry
 from dpro.units import ms
 
 with needs_extra("replay"):
-    from dpro.replay.fabric.network import NIC, SWITCH, Fabric, fabric_of
-    from dpro.replay.fabric.placement import host_named
-    from dpro.replay.fabric.routes import Routes, routes_of
+    from dpro.replay.cost.fabric.network import NIC, SWITCH, Fabric, fabric_of
+    from dpro.replay.cost.fabric.placement import host_named
+    from dpro.replay.cost.fabric.routes import Routes, routes_of
 
 MAX_LEAVES = 64  # pairs of these are counted
 

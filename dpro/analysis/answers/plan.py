@@ -14,6 +14,8 @@ import polars as pl
 
 from dpro.documents import Document, DocumentPart
 from dpro.errors import UsageError
+from dpro.replay.cost.kernels.roofline import GPUS, model_named
+from dpro.replay.cost.machine import machine_of
 from dpro.replay.layouts.layout import (
     COLUMNS,
     RECOMPUTE,
@@ -23,13 +25,10 @@ from dpro.replay.layouts.layout import (
     layouts,
     schedule_of,
 )
-from dpro.replay.layouts.machine import framework_named, machine_of
 from dpro.replay.layouts.memory import KINDS
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, framework_named
 from dpro.replay.layouts.plan import MeasuredLayout, plan
-from dpro.replay.layouts.recorded.job import RecordedJob
-from dpro.replay.layouts.recorded.ranking import own_layout, ranked
-from dpro.replay.models.roofline import GPUS, model_named
+from dpro.replay.layouts.recorded.job import RecordedJob, own_layout, ranked
 
 SELECTIVE = RECOMPUTE.index("selective")
 

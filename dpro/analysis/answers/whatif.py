@@ -29,7 +29,7 @@ from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, plain
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
-from dpro.replay.devices.coefficients import FILE as COEFFICIENTS
+from dpro.replay.cost.kernels.formula import FILE as COEFFICIENTS
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
 from dpro.replay.graph import Graph
 from dpro.replay.pretended import PretendedStep
@@ -45,7 +45,7 @@ from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import SPANS
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.topology.file import FILE as TOPOLOGY
-from dpro.topology.paths import FILE as PATHS
+from dpro.topology.kept import PATHS as PATHS
 from dpro.units import format_duration, ms
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]

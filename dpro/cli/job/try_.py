@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dpro.trial.documents import TimesDocument, TryDocument
     from dpro.trial.ledger import LedgerEntry, Ratio
     from dpro.trial.measure import Decision, MeasuredChange
-    from dpro.trial.probe_documents import ProbeDocument
+    from dpro.trial.probes import ProbeDocument
 
 
 class _WithJob(click.Command):
@@ -283,7 +283,7 @@ def _why_stopped(decision: Decision | None, pairs: int, most: int, seconds: floa
 
 def _learnt(plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]) -> dict[str, Any]:
     """`training`, the losses of both sides, or why they are `not_compared`."""
-    from dpro.trial.training import NOT_SEEN, compare_losses, losses_of
+    from dpro.trial.measure import NOT_SEEN, compare_losses, losses_of
 
     for change in plan.changes:
         if not change.keeps_loss:
@@ -469,7 +469,7 @@ def print_result(document: TryDocument) -> None:
 
 def _training_line(document: TryDocument) -> str:
     """What the losses say."""
-    from dpro.trial.training import NOT_SEEN
+    from dpro.trial.measure import NOT_SEEN
 
     learnt = document.training
     if learnt is None:
@@ -502,7 +502,7 @@ def probe(run: Run, changes: Sequence[Change], quiet: bool) -> ProbeDocument:
     Raises:
         Unanswerable: the job was too short for it.
     """
-    from dpro.trial.probe_documents import probe_document
+    from dpro.trial.probes import probe_document
 
     document = probe_document(run, [change.text for change in changes])
     if not quiet:

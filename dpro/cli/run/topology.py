@@ -129,11 +129,10 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
 
     from dpro.analysis.answers.fabric import plan_of, traffic_document
     from dpro.cli.analysis import analyse
-    from dpro.topology.paths import FILE, PathsFile, read_paths, write_paths
-    from dpro.topology.versioned import as_json
+    from dpro.topology.kept import PATHS, PathsFile, as_json, read_paths, write_paths
 
     if given["paths"]:
-        write_paths(read_paths(given["paths"]), run / FILE)
+        write_paths(read_paths(given["paths"]), run / PATHS)
     if given["nccl_log"]:
         _keep_channels(run, given["nccl_log"])
     analysis = analyse(str(run))
@@ -150,9 +149,9 @@ def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
     Raises:
         Unanswerable: none of them is of ranks of the run that are known.
     """
-    from dpro.replay.fabric.channels import groups_of_log
+    from dpro.replay.cost.fabric.placement import groups_of_log
     from dpro.store import open_run
-    from dpro.topology.channels import FILE, write_channels
+    from dpro.topology.kept import CHANNELS, write_channels
     from dpro.topology.nccl_log import read_nccl_logs
 
     channels = groups_of_log(open_run(run), read_nccl_logs(logs))
@@ -166,7 +165,7 @@ def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
         raise Unanswerable(f"no communicator of the log is known with all its rings: {left}")
     if left:
         warn(f"communicators of NCCL's log that were left out: {left}")
-    write_channels(channels.groups, run / FILE)
+    write_channels(channels.groups, run / CHANNELS)
 
 
 def _described(given: dict[str, Any]) -> TopologyFile:

@@ -19,7 +19,7 @@ from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.errors import DproError, Unanswerable
-from dpro.replay.fabric.placement import placed
+from dpro.replay.cost.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.mesh import axis_of_group
 from dpro.replay.run_mesh import mesh_of_run

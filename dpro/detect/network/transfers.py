@@ -20,7 +20,7 @@ from dpro.detect.findings import Finding, costliest_first
 from dpro.detect.network.traffic import KEYS, LIKE, MESSAGE, Traffic, with_axis
 from dpro.detect.network.wires import CLASSES, Wires, blame_wires, wires_of, with_hops
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
-from dpro.replay.fabric.flows import PAIRWISE
+from dpro.replay.cost.fabric.flows import PAIRWISE
 from dpro.units import format_bytes, format_duration
 
 MIN_GROUPS = 3  # of a kind: of two that differ it is not known which is wrong

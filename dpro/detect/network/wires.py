@@ -19,14 +19,19 @@ from scipy.sparse import csr_matrix
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.fabric.channels import Ranks, channels_of_run
-from dpro.replay.fabric.crossing import crossings, hops_of
-from dpro.replay.fabric.flows import NOT_RECORDED, PAIRWISE, Channels, Flows, flows_of
-from dpro.replay.fabric.network import HUB, NIC, SWITCH, Fabric
-from dpro.replay.fabric.placement import fabric_of_run, gpus_of_ranks, paths_of_run
-from dpro.replay.fabric.routes import Routes, routes_of
+from dpro.replay.cost.fabric.connections import crossings, hops_of
+from dpro.replay.cost.fabric.flows import NOT_RECORDED, PAIRWISE, Channels, Flows, flows_of
+from dpro.replay.cost.fabric.network import HUB, NIC, SWITCH, Fabric
+from dpro.replay.cost.fabric.placement import (
+    Ranks,
+    channels_of_run,
+    fabric_of_run,
+    gpus_of_ranks,
+    paths_of_run,
+)
+from dpro.replay.cost.fabric.routes import Routes, routes_of
 from dpro.store import Run
-from dpro.topology.paths import PathEntry
+from dpro.topology.kept import PathEntry
 
 CABLE, DIRECTION, PORT, SWITCHES = "cable", "link", "port", "switch"
 CLASSES = {CABLE: "slow.link", DIRECTION: "slow.link", PORT: "slow.nic", SWITCHES: "slow.fabric"}

@@ -171,9 +171,6 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
 def changed(recovery: Recovery, text: str) -> Recovery:
     """Apply a change.
 
-    Args:
-        text: the change, as `checkpoint:every=200`.
-
     Raises:
         UsageError: there is no such change, or its values are none.
     """

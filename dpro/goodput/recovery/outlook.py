@@ -90,8 +90,8 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
     recovery = stages_of(life)
     rate = rate or own_rate(seen_failures(life))
     changes = [_replayed(life, recovery, edits)] if edits else candidates(recovery, rate)
-    base, *found = predict_goodput(recovery, rate, changes, hours)
-    ranked = sorted(found, key=lambda each: -(each.gain_h or 0.0))
+    base, *predictions = predict_goodput(recovery, rate, changes, hours)
+    ranked = sorted(predictions, key=lambda each: -(each.gain_h or 0.0))
     return OutlookDocument(
         hours=hours,
         rate=rate.source,
@@ -105,11 +105,11 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
 
 def _replayed(life: JobLife, recovery: Recovery, edits: Sequence[str]) -> list[str]:
     """Changes with what a replay of the job says of them."""
-    found: list[str] = []
+    changes: list[str] = []
     for edit in edits:
-        found.append(with_replayed_step(life, recovery, edit))
-        recovery = changed(recovery, found[-1])
-    return found
+        changes.append(with_replayed_step(life, recovery, edit))
+        recovery = changed(recovery, changes[-1])
+    return changes
 
 
 # What changes to the recovery of a job would give: productive hours a month, with intervals.
@@ -130,28 +130,28 @@ def predict_goodput(
         Unanswerable: more failures would come than can be simulated.
     """
     base = _simulated(recovery, rate, hours)
-    found = [_prediction([], base, base, hours)]
+    predictions = [_prediction([], base, base, hours)]
     for edits in changes:
         design = recovery
         for edit in edits:
             design = changed(design, edit)
-        found.append(_prediction(edits, _simulated(design, rate, hours), base, hours))
-    return found
+        predictions.append(_prediction(edits, _simulated(design, rate, hours), base, hours))
+    return predictions
 
 
 def candidates(recovery: Recovery, rate: FailureRate) -> list[list[str]]:
     """Changes that a search tries: those that need nothing which the job did not show."""
     per_s = (rate.job + rate.host * recovery.hosts) / S_PER_H
-    found = []
+    changes = []
     if recovery.stall_s > 0 and per_s > 0:
         best = young_daly(recovery, per_s)
-        found += [[f"checkpoint:every={every}"] for every in sorted({best, max(best // 2, 1), 2 * best})]
-        found.append(["async:stall=0"])
+        changes += [[f"checkpoint:every={every}"] for every in sorted({best, max(best // 2, 1), 2 * best})]
+        changes.append(["async:stall=0"])
     if recovery.detect_s > 0:
-        found.append([f"detect:s={recovery.detect_s / 10:.3g}"])
+        changes.append([f"detect:s={recovery.detect_s / 10:.3g}"])
     if recovery.start_s > 0:
-        found.append([f"start:s={recovery.start_s / 2:.3g}"])
-    return found
+        changes.append([f"start:s={recovery.start_s / 2:.3g}"])
+    return changes
 
 
 def _simulated(recovery: Recovery, rate: FailureRate, hours: float) -> tuple[Floats, Floats, float]:
@@ -164,9 +164,9 @@ def _simulated(recovery: Recovery, rate: FailureRate, hours: float) -> tuple[Flo
         )
     rng = np.random.default_rng(SEED)
     failures: Failures = exponential(*rate.per_s(JOBS, rng), rng)
-    found = simulate(recovery, failures, hours * S_PER_H, rng, JOBS)
-    shares = found.seconds.mean(axis=0) / found.seconds.sum(axis=1).mean()
-    return found.goodput, shares, float(found.failures.mean())
+    done = simulate(recovery, failures, hours * S_PER_H, rng, JOBS)
+    shares = done.seconds.mean(axis=0) / done.seconds.sum(axis=1).mean()
+    return done.goodput, shares, float(done.failures.mean())
 
 
 def _prediction(
@@ -220,8 +220,10 @@ def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
 
 def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bool) -> tuple[float, float]:
     """Steps of `fewer` replicas over those of all, and the standard deviation of that."""
-    most = max((each.workers.height for each in life.attempts), default=0)
-    whole = [each for each in life.attempts if each.workers.height == most and each.run.num_rows(SPANS)]
+    most = max((attempt.workers.height for attempt in life.attempts), default=0)
+    whole = [
+        attempt for attempt in life.attempts if attempt.workers.height == most and attempt.run.num_rows(SPANS)
+    ]
     if not whole:
         raise UsageError(
             "smaller: nothing was recorded in depth (no deep window), so how long a step takes with fewer "
@@ -249,10 +251,10 @@ def _predicted(analysis: Analysis, recorded: int, replicas: int, *more: Edit) ->
     trust = analysis.trust
     if not trust.answerable:
         raise Unanswerable("; ".join(trust.reasons))
-    found = predict(analysis.built.predictive, analysis.baseline, edits, trust)
-    return found.predicted_ns, _deviation_ns(found) if edits else 0.0
+    prediction = predict(analysis.built.predictive, analysis.baseline, edits, trust)
+    return prediction.predicted_ns, _deviation_ns(prediction) if edits else 0.0
 
 
-def _deviation_ns(found: Prediction) -> float:
+def _deviation_ns(prediction: Prediction) -> float:
     """The standard deviation of a predicted step, of its gain's interval of nine in ten."""
-    return (found.gain_high_ns - found.gain_low_ns) * found.samples / 2 / NINETY
+    return (prediction.gain_high_ns - prediction.gain_low_ns) * prediction.samples / 2 / NINETY

@@ -261,26 +261,3 @@ def exponential(job_rate: float | Floats, host_rate: float | Floats, rng: np.ran
         return np.asarray(host_rate * hosts / np.maximum(job_rate + host_rate * hosts, 1e-300))
 
     return Failures(after, of_hosts)
-
-
-def logged(times_s: Floats, of_host: Bools, hangs: Bools | None = None) -> Failures:
-    """Failures that have happened, the same for all jobs; those that meet no process of a job do nothing.
-
-    Args:
-        times_s: [F] when, s from the first start of processes.
-        of_host: [F] whether each took a host; the simulation takes their share.
-        hangs: [F] whether each hung; None where that is not known.
-    """
-    order = np.argsort(times_s, kind="stable")
-    ordered = np.append(times_s[order], np.inf)
-    share = float(np.mean(of_host)) if len(of_host) else 0.0
-
-    def after(now_s: Floats, _hosts: NDArray[np.int64]) -> Floats:
-        return np.asarray(ordered[np.searchsorted(ordered[:-1], now_s, side="right")])
-
-    def hanging(at_s: Floats) -> Bools:
-        last = np.searchsorted(ordered[:-1], at_s, side="right") - 1
-        return np.asarray(np.append(hung, False)[last])
-
-    hung = np.zeros(0, bool) if hangs is None else hangs[order]
-    return Failures(after, lambda hosts: np.full(len(hosts), share), None if hangs is None else hanging)

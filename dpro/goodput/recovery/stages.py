@@ -58,9 +58,9 @@ def stages_of(life: JobLife) -> Recovery:
     present = dict(there.group_by("attempt").len().iter_rows())
     starts = max(there.height, 1)
     hung_s, seen_s = _stood_s(life, ranks)
-    saves = [_saves(each) for each in life.attempts]
-    count = sum(len(each) * present.get(n, 0) for n, each in enumerate(saves))
-    gaps = [b - a for each in saves for a, b in pairwise(each)]
+    saves = [_saves(attempt) for attempt in life.attempts]
+    count = sum(len(save) * present.get(n, 0) for n, save in enumerate(saves))
+    gaps = [b - a for save in saves for a, b in pairwise(save)]
     every = round(sum(gaps) / len(gaps)) if gaps else (max(saves, default=[0], key=len) or [0])[0]
     return Recovery(
         step_s=step_s,
@@ -73,7 +73,7 @@ def stages_of(life: JobLife) -> Recovery:
         crash_s=sum(seen_s) / max(len(seen_s), 1),
         hangs=len(hung_s) / max(len(hung_s) + len(seen_s), 1),
         launch_s=seconds.get(LAUNCH, 0.0) / ranks,
-        writers=max(*(_writers(each) for each in life.attempts), 1),
+        writers=max(*(_writers(attempt) for attempt in life.attempts), 1),
         warm_s=seconds.get(classes.WARM_UP, 0.0) / starts,
         ranks=ranks,
         hosts=_hosts(life),
@@ -85,7 +85,7 @@ def seen_failures(life: JobLife) -> SeenFailures:
     """How often a job failed, and in how long."""
     ranks = max(life.pieces["rank"].n_unique(), 1)
     up = life.pieces.filter(~pl.col("class").is_in([DOWN]))
-    count = sum(each.ended_well is False for each in life.attempts)
+    count = sum(attempt.ended_well is False for attempt in life.attempts)
     return SeenFailures(count, int(up["duration_ns"].sum()) / ranks / NS_PER_S, _hosts(life))
 
 
@@ -108,13 +108,13 @@ def _stood_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
     latest_ns = _longest_ns(life.pieces)
     hung_s: list[float] = []
     seen_s: list[float] = []
-    for each in life.attempts:
-        if each.ended_well is not False:
+    for attempt in life.attempts:
+        if attempt.ended_well is not False:
             continue
-        stood = life.pieces.filter((pl.col("class") == classes.HANG) & (pl.col("attempt") == each.number))
+        stood = life.pieces.filter((pl.col("class") == classes.HANG) & (pl.col("attempt") == attempt.number))
         first_ns = stood.group_by("rank").agg(_total())["duration_ns"].min()
-        alive_ns = first_ns if stood["rank"].n_unique() == each.workers.height else 0
-        hung = isinstance(alive_ns, int) and alive_ns + typical_ns[each.number] > latest_ns
+        alive_ns = first_ns if stood["rank"].n_unique() == attempt.workers.height else 0
+        hung = isinstance(alive_ns, int) and alive_ns + typical_ns[attempt.number] > latest_ns
         (hung_s if hung else seen_s).append(_seconds(stood, ranks))
     return hung_s, seen_s
 
@@ -128,8 +128,8 @@ def _longest_ns(pieces: pl.DataFrame) -> float:
     took = steps.group_by("attempt", "rank", "step").agg(_total()).sort("duration_ns")
     later = took.filter(pl.col("duration_ns").cum_sum() >= (1 - RARE) * pl.col("duration_ns").sum())
     longest, typical = later["duration_ns"].min(), took["duration_ns"].median()
-    known = isinstance(longest, int) and isinstance(typical, (int, float))
-    return max(float(longest), HUNG * float(typical)) if known else 0.0  # type: ignore[arg-type]
+    has_steps = isinstance(longest, int) and isinstance(typical, (int, float))
+    return max(float(longest), HUNG * float(typical)) if has_steps else 0.0  # type: ignore[arg-type]
 
 
 def _noise(stepping: pl.DataFrame) -> float:
@@ -142,11 +142,13 @@ def _noise(stepping: pl.DataFrame) -> float:
     steps = by_rank.group_by("attempt", "step").agg(pl.col("duration_ns").mean())
     size = max(int(steps.height**0.5), 1)
     batch = (pl.int_range(pl.len()).over("attempt") // size).alias("batch")
-    batches = steps.sort("attempt", "step").with_columns(batch).group_by("attempt", "batch")
+    batches = (
+        steps.sort("attempt", "step").with_columns(batch).group_by("attempt", "batch", maintain_order=True)
+    )
     means = batches.agg(pl.col("duration_ns").mean(), pl.len().alias("steps")).filter(pl.col("steps") == size)
     deviation, mean = means["duration_ns"].std(), means["duration_ns"].mean()
-    known = isinstance(deviation, float) and isinstance(mean, float) and mean > 0
-    return size**0.5 * deviation / mean if known else 0.0
+    has_batches = isinstance(deviation, float) and isinstance(mean, float) and mean > 0
+    return size**0.5 * deviation / mean if has_batches else 0.0
 
 
 def _seconds(pieces: pl.DataFrame, ranks: int) -> float:
@@ -156,7 +158,7 @@ def _seconds(pieces: pl.DataFrame, ranks: int) -> float:
 
 def _hosts(life: JobLife) -> int:
     """How many hosts the job had; one where none is named."""
-    return max(1, *(each.workers["host"].n_unique() for each in life.attempts))
+    return max(1, *(attempt.workers["host"].n_unique() for attempt in life.attempts))
 
 
 def _total() -> pl.Expr:
@@ -177,7 +179,7 @@ def _writers(attempt: Attempt) -> int:
 
 def _background_s(attempts: list[Attempt]) -> float:
     """How long saves went on after training had gone on."""
-    saves = pl.concat([each.checkpoints for each in attempts]).filter(
+    saves = pl.concat([attempt.checkpoints for attempt in attempts]).filter(
         (pl.col("kind") == SAVE) & (pl.col("duration_ns") >= 0)
     )
     mean = (saves["duration_ns"] - saves["stall_ns"]).clip(lower_bound=0).mean()

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from dpro.compiled import compiled
-from dpro.ingest.reading.plain_pickle import BARE, MAX_MEMO, MAX_SMALL_TUPLES, TEXTS
+from dpro.ingest.reading.plain_pickle import FIXED, MAX_MEMO, MAX_SMALL_TUPLES, TEXTS
 
 # What follows an opcode: this number of bytes, or a text and this number of bytes of its length.
 _UNKNOWN, _TEXT = -1, 16
-_FIXED = {b"hKq\x80\x8a": 1, b"M": 2, b"rJj": 4, b"G\x95": 8, b"\x85\x86\x87": 0, BARE: 0}
 _FORMS = np.full(256, _UNKNOWN, np.int64)
-for _opcodes, _size in _FIXED.items():
+for _size, _opcodes in (*FIXED.items(), (0, b"\x85\x86\x87"), (1, b"h\x8a"), (4, b"r")):
     _FORMS[list(_opcodes)] = _size
 for _opcode, _size in TEXTS.items():
     _FORMS[_opcode] = _TEXT + _size

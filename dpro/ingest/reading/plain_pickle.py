@@ -17,24 +17,21 @@ from typing import Any, ClassVar
 
 from dpro.limits import MAX_REPETITION
 
-# Most opcodes in pickles of plain values: those with an argument of fixed size or none, the most frequent
-# first. Memo indices below a million are among them, for which there is room in any case. Opcodes that drop
-# or duplicate a value, or memoise a tuple, are not: so each tuple is in one place, and a key takes no longer
-# to look up than to read.
-BARE = b"]}(.Nadelsu\x88\x89\x94)"
-_BARE = b"[" + re.escape(BARE) + b"]"
-_WITH_ARGUMENT = (
-    rb"h.(?:h.\x86(?![pqr\x94]))?+",
-    rb"r..[\x00-\x0f]\x00",
-    rb"M..",
-    rb"[\x80Kq].",
-    rb"\x8a(?:\x08.{8}|\x04.{4}|\x03.{3}|\x05.{5}|\x06.{6}|\x07.{7}|\x02..|\x01.|\x00)",
-    rb"[Jj]....",
-    rb"[G\x95].{8}",
+# Most opcodes in pickles of plain values, by the bytes of their argument. Opcodes that drop or duplicate a
+# value, or memoise a tuple, are not among them: so each tuple is in one place, and a key takes no longer to
+# look up than to read. Of those that are harmless with some arguments only, `h` gets what is memoised, `r`
+# memoises it and `\x8a` is a number that says how many bytes it has.
+FIXED = {0: b"]}(.Nadelsu\x88\x89\x94)", 2: b"M", 1: b"\x80Kq", 4: b"Jj", 8: b"G\x95"}
+_BARE, *_WITH_ARGUMENT = (b"[%b]" % re.escape(opcodes) + b"." * size for size, opcodes in FIXED.items())
+_LONGS = b"|".join(b"\\x%02x.{%d}" % (size, size) for size in (8, 4, 3, 5, 6, 7, 2, 1, 0))
+_OPCODES = (
+    rb"h.(?:h.\x86(?![pqr\x94]))?+",  # twice, and a pair of both that is not memoised
+    rb"r..[\x00-\x0f]\x00",  # at a place below a million, for which there is room in any case
+    *_WITH_ARGUMENT,
+    rb"\x8a(?:" + _LONGS + b")",
+    _BARE,
 )
-_HARMLESS = re.compile(
-    b"(?:" + b"|".join(each + _BARE + b"*+" for each in _WITH_ARGUMENT) + b"|" + _BARE + b"++)*+", re.DOTALL
-)
+_HARMLESS = re.compile(b"(?:%b)*+" % b"|".join(b"%b%b*+" % (each, _BARE) for each in _OPCODES), re.DOTALL)
 TEXTS = {ord("U"): 1, ord("X"): 4, 0x8C: 1, 0x8D: 8}  # opcodes of texts, with the bytes of their length
 _SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three values, not memoised
 MAX_SMALL_TUPLES = 64  # more might be nested deeply

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log2, prod
+from math import inf, log2, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -20,23 +20,40 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.devices.estimate import Sources
+from dpro.replay.cost.algorithms import RING, cost
+from dpro.replay.cost.kernels.estimate import Sources
+from dpro.replay.cost.kernels.roofline import GpuModel, common_model, product_of, stored_as
+from dpro.replay.cost.machine import Machine, machine_of
+from dpro.replay.cost.memory import footprint_of
+from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
-from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work
-from dpro.replay.layouts.layout import AXES, column, gpus_of, layouts
-from dpro.replay.layouts.machine import Machine, Software, machine_of
+from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work, traffic
+from dpro.replay.layouts.layout import (
+    AXES,
+    COLUMNS,
+    RECOMPUTE,
+    USUAL_SCHEDULES,
+    candidates,
+    column,
+    gpus_of,
+    layouts,
+)
 from dpro.replay.layouts.memory import GB, memory_of
-from dpro.replay.layouts.model import Model
-from dpro.replay.layouts.recorded.sequence import ATTENTION, work_of, works_on_gpu
-from dpro.replay.layouts.recorded.stack import NOTHING, PassTime, Stack, is_host_bound, stack_of
+from dpro.replay.layouts.model import Model, Software
+from dpro.replay.layouts.plan import MeasuredLayout, plan
+from dpro.replay.layouts.recorded.stack import (
+    ATTENTION,
+    NOTHING,
+    PassTime,
+    Stack,
+    is_host_bound,
+    stack_of,
+    work_of,
+    works_on_gpu,
+)
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
-from dpro.replay.layouts.traffic import traffic
 from dpro.replay.mesh import Mesh
-from dpro.replay.models.collective_algorithms import RING, cost
-from dpro.replay.models.link_costs import fit_costs
-from dpro.replay.models.memory import footprint_of
-from dpro.replay.models.roofline import GpuModel, common_model, product_of, stored_as
 from dpro.replay.run_mesh import groups_of, mesh_of_run
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.timeline import step_times as replayed_steps
@@ -118,9 +135,6 @@ class RecordedJob:
 def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     """Find the layers of a run, its model, its layout and its links.
 
-    Args:
-        given: what the run does not say.
-
     Raises:
         Unanswerable: there is no stack of equal layers, or the layout, the model or the GPU is not known.
     """
@@ -128,32 +142,38 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     if graph.run is None:
         raise Unanswerable("the graph does not know the run it is from: its operators are unknown")
     timeline = replay(graph)
-    mesh, own = _own_degrees(graph.run, given)
-    by_stage = a_rank_of_each_stage(graph, mesh, own["pp"])
+    mesh, degrees = _own_degrees(graph.run, given)
+    by_stage = a_rank_of_each_stage(graph, mesh, degrees["pp"])
     stages = list(by_stage.values())
-    count = 0 if own["pp"] == 1 else own.get("micro_batches") or micro_batches_of(graph, stages[0])
+    count = 0 if degrees["pp"] == 1 else degrees.get("micro_batches") or micro_batches_of(graph, stages[0])
     stacks = [stack_of(timeline, rank, count) for rank in stages]
     first = stacks[0]
-    layers = sum(stack.layers for stack in stacks) if len(stacks) == own["pp"] else first.layers * own["pp"]
-    model, micro_batch, cut_head = _model(graph.run, first, stacks[-1], layers, own, given, stages[0])
-    if own["dp"] * own["cp"] > 1:
-        own.setdefault("zero", _zero(graph, first))
-    own |= {"micro_batch": micro_batch, "micro_batches": first.micro_batches}
-    row = layouts([own])
+    layers = (
+        sum(stack.layers for stack in stacks)
+        if len(stacks) == degrees["pp"]
+        else first.layers * degrees["pp"]
+    )
+    model, micro_batch, cut_head = _model(graph.run, first, stacks[-1], layers, degrees, given, stages[0])
+    if degrees["dp"] * degrees["cp"] > 1:
+        degrees.setdefault("zero", _zero(graph, first))
+    degrees |= {"micro_batch": micro_batch, "micro_batches": first.micro_batches}
+    row = layouts([degrees])
     machine, software, said = _machine(timeline, given, first, model, row)
     step_ms = (
         float(replayed_steps(graph, timeline.start, timeline.end)["duration_ns"].to_numpy().mean()) / 1e6
     )
-    groups = [group.ranks for group in groups_of(graph.run) if len(group.ranks) == own["dp"] * own["cp"]]
+    groups = [
+        group.ranks for group in groups_of(graph.run) if len(group.ranks) == degrees["dp"] * degrees["cp"]
+    ]
     work, _ = work_of(timeline, stages[0])
     reduced = (
         reduced_of(timeline, stages[0], work.node, groups)
-        if own["dp"] * own["cp"] > 1
+        if degrees["dp"] * degrees["cp"] > 1
         else GradientTraffic(0, 0)
     )
     said = (_found_line(first, layers), *said)
     head, on_gpu = stacks[-1].head, works_on_gpu(graph)
-    if own["pp"] - 1 not in by_stage and own["pp"] > 1:
+    if degrees["pp"] - 1 not in by_stage and degrees["pp"] > 1:
         head, said = (
             NOTHING,
             (*said, "no rank of the last stage was recorded: its output layer is not counted"),
@@ -206,7 +226,7 @@ def _model(
     try:
         spans = run.table(SPANS, ["name", "shapes"]).filter(pl.col("name") == "aten::embedding")
         table = embedding_of(spans["shapes"].unique().to_list())
-        found = shapes_of(
+        shapes = shapes_of(
             first.products, (*first.outside, *last.outside), table, layers, own["tp"], own["cp"]
         )
     except Unanswerable:
@@ -217,8 +237,8 @@ def _model(
                 "how many sequences a micro-batch has is not known: give --layout micro_batch="
             ) from None
         return given.model, given.layout["micro_batch"], own["tp"] > 1
-    model = given.model or found.model
-    return model, own.get("micro_batch", found.micro_batch), found.cut_head
+    model = given.model or shapes.model
+    return model, own.get("micro_batch", shapes.micro_batch), shapes.cut_head
 
 
 def _machine(
@@ -265,9 +285,11 @@ def _software(graph: Graph, stack: Stack, machine: Machine) -> Software:
     """How the job trains, as far as its operators and kernels say it."""
     ops = {message.op for message in graph.messages}
     flash = any(
-        word in each.lower() for each in stack.products for word in ("flash", "efficient", "cudnn", "fmha")
+        word in product.lower()
+        for product in stack.products
+        for word in ("flash", "efficient", "cudnn", "fmha")
     )
-    dtype = next((stored_as(each) for each in stack.products if stored_as(each)), "")
+    dtype = next((stored_as(product) for product in stack.products if stored_as(product)), "")
     if not dtype:
         names = [name for name in graph.names if "gemm" in name or "nvjet" in name]
         dtype = next((stored_as(name) for name in names if stored_as(name)), "")
@@ -285,29 +307,31 @@ def _operations(model: Model, rows: pl.DataFrame) -> Floats:
     micro_batch, tp, cp = (column(rows, name) for name in ("micro_batch", "tp", "cp"))
     tokens = micro_batch * model.sequence / cp
     weights = 2 * tokens * (model.attention_parameters + model.dense_ffn_parameters) / tp
-    found: Floats = weights + 4 * tokens * model.sequence * model.heads / tp * model.widths[1]
-    return found
+    operations: Floats = weights + 4 * tokens * model.sequence * model.heads / tp * model.widths[1]
+    return operations
 
 
 def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
     """What the layers and the output layer of the run take in each layout."""
-    both = pl.concat([job.own.select(rows.columns), rows])
-    tokens = _ratio(column(both, "micro_batch") / column(both, "cp"))
-    cut = _ratio(1 / column(both, "tp")) if job.cut_head else np.ones(rows.height)
+    layouts = pl.concat([job.own.select(rows.columns), rows])
+    tokens = _ratio(column(layouts, "micro_batch") / column(layouts, "cp"))
+    cut = _ratio(1 / column(layouts, "tp")) if job.cut_head else np.ones(rows.height)
     stack = job.stack
     if job.on_gpu:
-        said = layer_work(job.model, both, job.machine, job.software)
+        said = layer_work(job.model, layouts, job.machine, job.software)
         ahead, back = (
             _work(timed, _ratio(each.compute), _ratio(each.memory), is_host_bound(timed))
             for timed, each in ((stack.forward, said.forward), (stack.backward, said.backward))
         )
-        again = said.scores[np.arange(1, both.height)]
+        again = said.scores[np.arange(1, layouts.height)]
     else:
-        products = _ratio(_operations(job.model, both))
+        products = _ratio(_operations(job.model, layouts))
         ahead, back = (_work(timed, products, tokens, False) for timed in (stack.forward, stack.backward))
         again = LayerTimes(*(0 * part for part in ahead.parts()))
     if int(job.own["recompute"][0]) == WHOLE:
-        back = LayerTimes(*(np.maximum(mine - its, 0) for mine, its in zip(back.parts(), ahead.parts())))
+        back = LayerTimes(
+            *(np.maximum(us - again_us, 0) for us, again_us in zip(back.parts(), ahead.parts()))
+        )
     share = tokens * cut
     heads = [
         LayerTimes(
@@ -323,8 +347,8 @@ def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
 
 def _ratio(values: Floats) -> Floats:
     """Of the first, the run's own, how many times as much all others are."""
-    found: Floats = np.where(values[0] > 0, values[1:] / max(float(values[0]), 1e-12), 1.0)
-    return found
+    ratio: Floats = np.where(values[0] > 0, values[1:] / max(float(values[0]), 1e-12), 1.0)
+    return ratio
 
 
 def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) -> LayerTimes:
@@ -454,14 +478,14 @@ def with_own_links(
 def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]:
     """Ranks of a kind of communication, bytes that it moves in all, the size that moves most, the least."""
     nodes = graph.nodes
-    numbers = [n for n, each in enumerate(graph.messages) if (each.op, each.group) == (op, group)]
-    mine = np.isin(nodes.message, numbers) & (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0)
-    if not mine.any():
+    numbers = [n for n, message in enumerate(graph.messages) if (message.op, message.group) == (op, group)]
+    moving = np.isin(nodes.message, numbers) & (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0)
+    if not moving.any():
         return 0, 0.0, 0.0, 0.0
-    sizes, counts = np.unique(nodes.bytes[mine], return_counts=True)
+    sizes, counts = np.unique(nodes.bytes[moving], return_counts=True)
     return (
         graph.messages[numbers[0]].num_ranks,
-        float(nodes.bytes[mine].sum()),
+        float(nodes.bytes[moving].sum()),
         float(sizes[np.argmax(sizes * counts)]),
         float(sizes[0]),
     )
@@ -477,7 +501,11 @@ def reduced_of(
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     sizes = {len(ranks) for ranks in axis}
-    numbers = [n for n, each in enumerate(graph.messages) if each.num_ranks in sizes and _collective(each.op)]
+    numbers = [
+        n
+        for n, message in enumerate(graph.messages)
+        if message.num_ranks in sizes and _collective(message.op)
+    ]
     moving = (nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0)
     moving &= np.isin(nodes.message, numbers)
     steps = np.unique(nodes.step[work])
@@ -500,20 +528,16 @@ RECEIVED = ("recv", "send_recv")
 
 
 def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int]:
-    """The lowest recorded rank of each stage that has one, by its number; of all without a pipeline.
-
-    Args:
-        mesh: where its ranks stand.
-    """
+    """The lowest recorded rank of each stage that has one, by its number; of all without a pipeline."""
     ranks = [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
     names = [axis.name for axis in mesh.axes]
     if stages == 1 or "pp" not in names:
         return {0: ranks[0]}
-    at = names.index("pp")
+    column = names.index("pp")
     first: dict[int, int] = {}
     for rank in ranks:
         if rank in mesh.coordinates:
-            first.setdefault(mesh.coordinates[rank][at], rank)
+            first.setdefault(mesh.coordinates[rank][column], rank)
     return dict(sorted(first.items()))
 
 
@@ -525,11 +549,11 @@ def micro_batches_of(graph: Graph, rank: int) -> int:
     """
     assert graph.run is not None
     nodes = graph.nodes
-    mine = _received(graph, ("recv",)) & (nodes.step >= 0) & (nodes.rank == rank)
+    received = _received(graph, ("recv",)) & (nodes.step >= 0) & (nodes.rank == rank)
     steps = np.unique(nodes.step[(nodes.rank == rank) & (nodes.step >= 0)]).size
     calls = graph.run.table(COLLECTIVES, ["rank", "op", "peer"])
     peers = calls.filter((pl.col("rank") == rank) & (pl.col("op") == "recv") & (pl.col("peer") >= 0))["peer"]
-    count = round(int(mine.sum()) / max(steps, 1) / max(peers.n_unique(), 1))
+    count = round(int(received.sum()) / max(steps, 1) / max(peers.n_unique(), 1))
     if not count:
         raise Unanswerable(
             "how many micro-batches its pipeline has is not known: `dpro plan` takes --layout micro_batches="
@@ -546,15 +570,15 @@ def message_us_of(graph: Graph, ranks: list[int]) -> float:
     ends = nodes.kind == NodeKind.TRANSFER
     numbers, counts = np.unique(nodes.collective[ends], return_counts=True)
     whole = np.isin(nodes.collective, numbers[counts > 1])
-    mine = _received(graph, RECEIVED) & whole & np.isin(nodes.rank, ranks)
-    return float(np.median(nodes.duration[mine])) / 1e3 if mine.any() else 0.0
+    received = _received(graph, RECEIVED) & whole & np.isin(nodes.rank, ranks)
+    return float(np.median(nodes.duration[received])) / 1e3 if received.any() else 0.0
 
 
 def _received(graph: Graph, ops: tuple[str, ...]) -> Bools:
     """[N] which nodes are transfers of such operations."""
-    numbers = [number for number, each in enumerate(graph.messages) if each.op in ops]
-    found: Bools = (graph.nodes.kind == NodeKind.TRANSFER) & np.isin(graph.nodes.message, numbers)
-    return found
+    numbers = [number for number, message in enumerate(graph.messages) if message.op in ops]
+    received: Bools = (graph.nodes.kind == NodeKind.TRANSFER) & np.isin(graph.nodes.message, numbers)
+    return received
 
 
 # What model a run trains, from the shapes of the products of one of its layers.
@@ -600,11 +624,11 @@ def shapes_of(
     Raises:
         Unanswerable: there are no shapes, or they are not those of a dense transformer.
     """
-    if not any("[" in each for each in products):
+    if not any("[" in product for product in products):
         raise Unanswerable(f"the run has no shapes of operators: record with `--shapes`, or {GIVE}")
     attended = _attention(products)
-    at = next(i for i, each in enumerate(products) if re.search(ATTENTION, each))
-    before, after = _weights(products[:at]), _weights(products[at + 1 :])
+    attention_place = next(i for i, product in enumerate(products) if re.search(ATTENTION, product))
+    before, after = _weights(products[:attention_place]), _weights(products[attention_place + 1 :])
     if not before or len(after) < 3:
         raise Unanswerable(
             f"{len(before)} matrices before attention and {len(after)} after it are not known: {GIVE}"
@@ -642,12 +666,12 @@ def shapes_of(
 
 def _weights(products: Sequence[str]) -> list[tuple[int, int]]:
     """Inputs and outputs of the matrices that are multiplied with tokens."""
-    found = []
-    for each in products:
-        sizes = product_of(*_split(each))
+    weights = []
+    for product in products:
+        sizes = product_of(*_split(product))
         if sizes is not None and sizes[0] == 1:
-            found.append((int(sizes[3]), int(sizes[2])))
-    return found
+            weights.append((int(sizes[3]), int(sizes[2])))
+    return weights
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -669,14 +693,14 @@ def _attention(products: Sequence[str]) -> _Attended:
     Raises:
         Unanswerable: no operator of attention has such shapes.
     """
-    for each in products:
-        if not re.search(ATTENTION, each):
+    for product in products:
+        if not re.search(ATTENTION, product):
             continue
-        inputs = [shape for shape in _lists(each) if len(shape) == 4]
+        inputs = [shape for shape in _lists(product) if len(shape) == 4]
         if len(inputs) < 2:
             continue
         batch, one, other, size = inputs[0]
-        first = "scaled_dot_product" in each  # PyTorch's own function: heads come first
+        first = "scaled_dot_product" in product  # PyTorch's own function: heads come first
         heads, sequence = (one, other) if first else (other, one)
         kv_heads = inputs[1][1 if first else 2]
         if heads >= MIN_HEADS and size <= MAX_HEAD:
@@ -700,5 +724,65 @@ def _vocabulary(outside: Sequence[str], embedding: tuple[int, ...], hidden: int,
 
 def embedding_of(shapes: Sequence[str]) -> tuple[int, ...]:
     """[rows, width] of the largest embedding among those with shapes like the operator's."""
-    tables = [tuple(_lists(each)[0]) for each in shapes if _lists(each)]
+    tables = [tuple(_lists(shape)[0]) for shape in shapes if _lists(shape)]
     return max((table for table in tables if len(table) == 2), key=prod, default=())
+
+
+# Its layouts, ranked: the run's own calibrates all, so that it comes out at its measured step.
+
+SELECTIVE = RECOMPUTE.index("selective")
+SHARDED = 3  # stage of ZeRO that shards parameters
+
+
+def ranked(
+    job: RecordedJob,
+    gpus: int,
+    global_batch: int,
+    keep: Mapping[str, int] | None = None,
+    measured: Sequence[MeasuredLayout] = (),
+    schedules: Sequence[str] = USUAL_SCHEDULES,
+) -> pl.DataFrame:
+    """Rank all layouts of a recorded job."""
+    keep = dict(keep or {})
+    rows = candidates(job.model, gpus, job.machine.per_host, global_batch, keep, schedules)
+    if job.software.flash and "recompute" not in keep:
+        rows = rows.filter(pl.col("recompute") != SELECTIVE)
+    unsharded = min(int(job.own["zero"][0]), SHARDED - 1)  # as the job's framework has it
+    if "zero" not in keep:
+        kept = pl.when(pl.col("zero") < SHARDED).then(unsharded).otherwise(pl.col("zero"))
+        rows = rows.with_columns(zero=kept.cast(pl.Int64))
+    if (
+        gpus == job.ranks
+        and global_batch == job.global_batch
+        and all(int(job.own[name][0]) == value for name, value in keep.items())
+    ):
+        rows = pl.concat([rows, job.own.select(rows.columns)])
+    return _planned(job, rows.unique(maintain_order=True), measured)
+
+
+def own_layout(job: RecordedJob) -> pl.DataFrame:
+    """The run's own layout, as `ranked` has it."""
+    return _planned(job, job.own, ())
+
+
+def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLayout]) -> pl.DataFrame:
+    own = {name: int(job.own[name][0]) for name in COLUMNS}
+    steps = [MeasuredLayout(own, job.step_ms), *measured]
+    ranking = plan(job.model, rows, with_memory(job), job.software, steps, job.timed)
+    return ranking if job.on_gpu else ranking.with_columns(mfu=pl.lit(None, pl.Float64))
+
+
+def with_memory(job: RecordedJob) -> Machine:
+    """The job's machine; where its memory is not known, everything fits."""
+    return replace(job.machine, memory_gb=job.machine.memory_gb or inf)
+
+
+def is_own(job: RecordedJob) -> pl.Expr:
+    """Which rows are the run's own layout."""
+    same = [pl.col(name) == int(job.own[name][0]) for name in COLUMNS]
+    return pl.all_horizontal(same)
+
+
+def usual_batch(job: RecordedJob, gpus: int) -> int:
+    """Sequences of a step where each rank keeps as many as it has."""
+    return max(round(job.global_batch * gpus / int(gpus_of(job.own)[0])), 1)

@@ -1,9 +1,12 @@
 """The layers that a rank works through in a step: how many, and what one of them takes.
 
-In: the replay of a run, and a rank. Out: `Stack`. A layer is the stretch of products that repeats, as often
-forward as backward; it lasts from its first product to that of the next one, so that what lies between
-products is in it. What the stretches do not hold is the output layer and the loss, between forward and
-backward of a micro-batch, and the rest.
+In: the replay of a run, and a rank. Out: `Stack`. First the work of the rank is put in order
+(`WorkSequence`): of a GPU that of its busiest stream; of a CPU that of its threads, without waiting, which
+the graph leaves out. Matrix products, convolutions and attention are products: they have a token, equal for
+equal operators with equal shapes. A layer is the stretch of products that repeats, as often forward as
+backward; it lasts from its first product to that of the next one, so that what lies between products is in
+it. What the stretches do not hold is the output layer and the loss, between forward and backward of a
+micro-batch, and the rest.
 """
 
 from __future__ import annotations
@@ -15,12 +18,175 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.classify import classify
 from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.layouts.recorded.sequence import ATTENTION, WorkSequence, work_of
+from dpro.replay.cost.kernels.roofline import MATMULS
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline
+from dpro.schema import SPANS
+
+PRODUCT_KERNELS = ("gemm", "attention", "convolution")
+ATTENTION = r"(?i)flash|attention|attn|fmha|sdpa"
+
+
+class WorkSequence(NamedTuple):
+    """The work of a rank in steps, in order of steps and starts, each [N].
+
+    Attributes:
+        node: of the graph.
+        step: number.
+        start: replayed, ns.
+        ns: how long.
+        token: of the first work of each product; equal for equal products; -1 of all other work.
+        product: whether it is of a product.
+        backward: whether a backward pass called it.
+        host: whether it is the host's own time, in no operator: it is the same for any size.
+    """
+
+    node: Ints
+    step: Ints
+    start: Ints
+    ns: Ints
+    token: Ints
+    product: Bools
+    backward: Bools
+    host: Bools
+
+    def part(self, rows: Ints | Bools) -> WorkSequence:
+        """Some rows of it."""
+        return WorkSequence._make(column[rows] for column in self)
+
+
+def works_on_gpu(graph: Graph) -> bool:
+    """Whether GPUs did the work."""
+    return bool((graph.nodes.kind == NodeKind.KERNEL).any())
+
+
+def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
+    """The work of a rank, and the product that each token stands for: operator and shapes, or kernel.
+
+    Raises:
+        Unanswerable: the run does not say which operators are backward.
+    """
+    graph = timeline.graph
+    nodes = graph.nodes
+    chosen = (nodes.rank == rank) & (nodes.step >= 0)
+    if works_on_gpu(graph):
+        chosen &= np.isin(nodes.kind, GPU_KINDS)
+        lanes, spent = nodes.lane[chosen], nodes.duration[chosen]
+        if lanes.size:
+            chosen &= nodes.lane == int(np.argmax(np.bincount(lanes, spent)))
+    else:
+        chosen &= np.isin(nodes.kind, CPU_KINDS)
+    work_nodes = np.flatnonzero(chosen)
+    work_nodes = work_nodes[np.lexsort([work_nodes, timeline.start[work_nodes], nodes.step[work_nodes]])]
+    called = _called(graph, rank, work_nodes)
+    if not called["backward"].any():
+        raise Unanswerable(
+            "which operators are backward is not recorded: layers are found by their forward and backward"
+        )
+    text, operator = called["text"], called["operator"].to_numpy()
+    product = (text != "").to_numpy()
+    first = product & ~_seen(operator)
+    kinds, number = np.unique(text.to_numpy().astype(str), return_inverse=True)
+    work = WorkSequence(
+        work_nodes,
+        nodes.step[work_nodes],
+        timeline.start[work_nodes],
+        nodes.duration[work_nodes],
+        np.where(first, number, -1),
+        product,
+        called["backward"].to_numpy(),
+        np.isin(nodes.kind[work_nodes], (NodeKind.HOST, NodeKind.GAP)),
+    )
+    return work, kinds.tolist()
+
+
+def _seen(operator: Ints) -> Bools:
+    """[N] whether it is not the first of its operator."""
+    _, first = np.unique(operator, return_index=True)
+    again = np.ones(operator.size, np.bool_)
+    again[first] = False
+    return again
+
+
+def _called(graph: Graph, rank: int, at: Ints) -> pl.DataFrame:
+    """Of each piece of work `text` of its product (empty: none), `operator` (its number) and `backward`."""
+    assert graph.run is not None
+    columns = [
+        "span_id",
+        "rank",
+        "kind",
+        "name",
+        "shapes",
+        "start_ns",
+        "duration_ns",
+        "tid",
+        "forward_thread",
+    ]
+    spans = graph.run.table(SPANS, columns).filter(pl.col("rank") == rank)
+    calls = pl.DataFrame({"row": np.arange(at.size), "span_id": graph.nodes.span[_launcher(graph, at)]})
+    calls = calls.join(spans.select("span_id", "tid", "start_ns"), on="span_id").sort("start_ns")
+    operators = spans.filter(pl.col("kind") == "cpu_op")
+    back = _inside(calls, operators.filter(pl.col("forward_thread") > 0))
+    is_product = pl.col("name").is_in(list(MATMULS)) | pl.col("name").str.contains(ATTENTION)
+    made = _inside(calls, _innermost(operators.filter(is_product)))
+    named = made.select("row", "operator", text=pl.col("name") + pl.col("shapes"))
+    rows = (
+        pl.DataFrame({"row": np.arange(at.size)})
+        .join(named, on="row", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("text").fill_null(""),
+            pl.col("operator").fill_null(-2 - pl.col("row")),
+            backward=pl.col("row").is_in(back["row"].implode()),
+        )
+    )
+    return _by_kernels(graph, at, rows) if works_on_gpu(graph) else rows
+
+
+def _by_kernels(graph: Graph, at: Ints, rows: pl.DataFrame) -> pl.DataFrame:
+    """Of a GPU's work only kernels that multiply are of a product, also where no operator launched them."""
+    multiplies = np.array([classify(name).kind in PRODUCT_KERNELS for name in graph.names], np.bool_)
+    names = pl.Series(graph.names, dtype=pl.String).gather(graph.nodes.name[at])
+    is_product = pl.Series(multiplies[graph.nodes.name[at]])
+    named = pl.when(pl.col("text") == "").then(names).otherwise(pl.col("text"))
+    return rows.with_columns(text=pl.when(is_product).then(named).otherwise(pl.lit("")))
+
+
+def _launcher(graph: Graph, at: Ints) -> Ints:
+    """[N] the node that launched each, or itself."""
+    edges = graph.edges
+    source = np.arange(graph.num_nodes)
+    launch = edges.kind == EdgeKind.LAUNCH
+    source[edges.target[launch]] = edges.source[launch]
+    launcher: Ints = source[at]
+    return launcher
+
+
+def _innermost(operators: pl.DataFrame) -> pl.DataFrame:
+    """Operators in which no other of them begins."""
+    ordered = operators.sort("tid", "start_ns", "duration_ns", descending=[False, False, True])
+    following = pl.col("start_ns").shift(-1).over("tid")
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    return ordered.filter((following >= end).fill_null(True))
+
+
+def _inside(calls: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
+    """Calls within operators, with `name`, `shapes` and `operator` of that which began last."""
+    # Backward operators nest: the outer one ends later.
+    until = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().over("tid")
+    ordered = operators.sort("start_ns").select(
+        "tid", "start_ns", "name", "shapes", operator="span_id", until=until
+    )
+    return calls.join_asof(
+        ordered, on="start_ns", by="tid", strategy="backward", check_sortedness=False
+    ).filter(pl.col("start_ns") < pl.col("until"))
+
+
+# Layers.
 
 NO_STACK = "no stack of equal layers is found: {}; layouts are computed of models that repeat one layer"
 HOST_BOUND = 1.1
@@ -62,8 +228,7 @@ class Stack:
         micro_batches: that go through them in a step.
         forward, backward: of one layer and micro-batch.
         head: between forward and backward of a micro-batch, without the layers.
-        rest_us: work of a step that is in neither.
-        optimizer_us: work of a step after the last backward, a part of the former.
+        optimizer_us: work of a step after the last backward.
         products: of one layer, forward, in order, as operators with shapes or as kernels.
         outside: the other products of forward passes.
     """
@@ -73,7 +238,6 @@ class Stack:
     forward: PassTime
     backward: PassTime
     head: PassTime
-    rest_us: float
     optimizer_us: float
     products: tuple[str, ...]
     outside: tuple[str, ...]
@@ -101,14 +265,14 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     first = parts[min(1, len(parts) - 1)]
     attention = [token for token, name in enumerate(names) if re.search(ATTENTION, name)]
     patterns = [_pattern(first, backward, attention) for backward in (False, True)]
-    found = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
-    counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in found)
+    passes = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
+    counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in passes)
     (ahead, back), _ = counts.most_common(1)[0]
     if ahead != back:
         raise Unanswerable(NO_STACK.format(f"{ahead} stretches repeat forward and {back} backward"))
     whole = [
         (part, ways)
-        for part, ways in zip(parts, found)
+        for part, ways in zip(parts, passes)
         if ways[0].begins.size == ways[1].begins.size == ahead
     ]
     count = micro_batches or int((~whole[0][1][0].follows).sum())
@@ -118,17 +282,13 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     layers = ahead // count
     times = [_times([(part, ways[way]) for part, ways in whole], sent) for way in (0, 1)]
     heads = [each for part, ways in whole for each in _heads(part, ways, times[0], layers, sent)]
-    work_us = float(np.median([part.ns.sum() for part, _ in whole])) / 1e3
-    head = _median(heads)
-    inside = count * (layers * (times[0].work + times[1].work) + head.work)
     outside = _outside(whole[0][0], whole[0][1][0], patterns[0].size)
     return Stack(
         layers,
         count,
         times[0],
         times[1],
-        head,
-        max(work_us - inside, 0.0),
+        _median(heads),
         float(np.median([_after(part) for part, _ in whole])),
         tuple(names[token] for token in patterns[0].tolist()),
         tuple(names[token] for token in outside),
@@ -141,8 +301,8 @@ def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
     if not heads.size:
         return heads, np.zeros(0)
     took = np.add.reduceat(np.where(part.product, part.ns, 0), heads).astype(np.float64)
-    mine = part.backward[heads] == backward
-    return heads[mine], took[mine]
+    of_pass = part.backward[heads] == backward
+    return heads[of_pass], took[of_pass]
 
 
 def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
@@ -151,8 +311,8 @@ def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
     way = "backward" if backward else "forward"
     if not pattern.size:
         raise Unanswerable(NO_STACK.format(f"its products repeat in no stretch, {way}"))
-    at = occurrences(part.token[rows], pattern)
-    covered = sum(float(weight[begin : begin + pattern.size].sum()) for begin in at.tolist())
+    begins = occurrences(part.token[rows], pattern)
+    covered = sum(float(weight[begin : begin + pattern.size].sum()) for begin in begins.tolist())
     if covered < MIN_SHARE * weight.sum():
         share = covered / max(float(weight.sum()), 1.0)
         raise Unanswerable(NO_STACK.format(f"what repeats {way} is {share:.0%} of its products"))
@@ -161,23 +321,27 @@ def _pattern(part: WorkSequence, backward: bool, attention: list[int]) -> Ints:
 
 def _found(part: WorkSequence, pattern: Ints, backward: bool) -> _Found:
     rows, _ = _tokens(part, backward)
-    at = occurrences(part.token[rows], pattern)
-    begins = rows[at]
-    follows = np.zeros(at.size, np.bool_)
-    if at.size > 1:
+    places = occurrences(part.token[rows], pattern)
+    begins = rows[places]
+    follows = np.zeros(places.size, np.bool_)
+    if places.size > 1:
         others = np.flatnonzero((part.token >= 0) & (part.backward != backward))
         between = np.searchsorted(others, begins[1:]) - np.searchsorted(others, begins[:-1])
-        follows[:-1] = (np.diff(at) == pattern.size) & (between == 0)
+        follows[:-1] = (np.diff(places) == pattern.size) & (between == 0)
     return _Found(begins, follows)
 
 
 def _sent(timeline: Timeline, rank: int) -> tuple[Ints, Floats]:
     """When collectives of a rank begin to move data, in order, and how long each takes, ns."""
     nodes = timeline.graph.nodes
-    at = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0))
-    at = at[[not _is_message(timeline.graph, int(node)) for node in at]] if at.size else at
-    order = np.argsort(timeline.start[at], kind="stable")
-    return timeline.start[at][order], nodes.duration[at][order].astype(np.float64)
+    transfers = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0))
+    transfers = (
+        transfers[[not _is_message(timeline.graph, int(node)) for node in transfers]]
+        if transfers.size
+        else transfers
+    )
+    order = np.argsort(timeline.start[transfers], kind="stable")
+    return timeline.start[transfers][order], nodes.duration[transfers][order].astype(np.float64)
 
 
 def _is_message(graph: Graph, node: int) -> bool:
@@ -201,15 +365,15 @@ def _time(part: WorkSequence, begin: int, end: int, sent: tuple[Ints, Floats]) -
     )
 
 
-def _times(found: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
+def _times(passes: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
     """The typical layer of a pass: of those that another follows, else until the other pass begins."""
     times = [
-        _time(part, int(each.begins[at]), int(each.begins[at + 1]), sent)
-        for part, each in found
-        for at in np.flatnonzero(each.follows).tolist()
+        _time(part, int(each.begins[layer]), int(each.begins[layer + 1]), sent)
+        for part, each in passes
+        for layer in np.flatnonzero(each.follows).tolist()
     ]
     if not times:
-        for part, each in found:
+        for part, each in passes:
             for begin in each.begins.tolist():
                 turn = np.flatnonzero(part.backward[begin:] != part.backward[begin])
                 end = begin + int(turn[0]) if turn.size else part.ns.size
@@ -228,7 +392,7 @@ def _heads(
 ) -> list[PassTime]:
     """From each micro-batch's first layer to the next backward, without the layers."""
     begins = ways[0].begins[::layers]
-    found = []
+    heads = []
     for begin in begins.tolist():
         after = ways[1].begins[ways[1].begins > begin]
         between = ways[0].begins[
@@ -237,8 +401,8 @@ def _heads(
         if not after.size or between.size != layers - 1:
             continue  # another micro-batch's forward comes first
         whole = _time(part, begin, _end_of_head(part, begin, int(after[0])), sent)
-        found.append(PassTime(*(max(mine - layers * its, 0.0) for mine, its in zip(whole, layer))))
-    return found
+        heads.append(PassTime(*(max(pass_us - layers * its, 0.0) for pass_us, its in zip(whole, layer))))
+    return heads
 
 
 def _end_of_head(part: WorkSequence, begin: int, end: int) -> int:
@@ -250,13 +414,13 @@ def _end_of_head(part: WorkSequence, begin: int, end: int) -> int:
     return int(products[-1]) + 1 if products.size else int(back[0])
 
 
-def _outside(part: WorkSequence, found: _Found, period: int) -> list[int]:
+def _outside(part: WorkSequence, layers: _Found, period: int) -> list[int]:
     """Tokens of forward products that are in no layer, each once."""
     rows, _ = _tokens(part, False)
-    first = np.searchsorted(rows, found.begins)
+    first = np.searchsorted(rows, layers.begins)
     inside = np.zeros(rows.size, np.bool_)
-    for at in first.tolist():
-        inside[at : at + period] = True
+    for begin in first.tolist():
+        inside[begin : begin + period] = True
     return list(dict.fromkeys(part.token[rows[~inside]].tolist()))
 
 
@@ -290,15 +454,15 @@ def find_pattern(tokens: Ints, weight: Floats, needed: Collection[int] = ()) -> 
     begin, period, _ = _best(tokens, weight)
     if not period:
         return tokens[:0]
-    pattern, own = tokens[begin : begin + period], weight[begin : begin + period]
+    pattern, weights = tokens[begin : begin + period], weight[begin : begin + period]
     while period > 1:
-        begin, period, covered = _best(pattern, own)
+        begin, period, covered = _best(pattern, weights)
         inner = pattern[begin : begin + period]
-        if not period or covered < INNER * own.sum():
+        if not period or covered < INNER * weights.sum():
             break
         if np.isin(pattern, list(needed)).any() and not np.isin(inner, list(needed)).any():
             break
-        pattern, own = inner, own[begin : begin + period]
+        pattern, weights = inner, weights[begin : begin + period]
     return pattern
 
 
@@ -312,12 +476,12 @@ def occurrences(tokens: Ints, pattern: Ints) -> Ints:
     if tokens.size < pattern.size:
         return np.zeros(0, np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, pattern.size)
-    found, free = [], 0
-    for at in np.flatnonzero((windows == pattern).all(1)).tolist():
-        if at >= free:
-            found.append(at)
-            free = at + pattern.size
-    return np.array(found, np.int64)
+    begins, free = [], 0
+    for begin in np.flatnonzero((windows == pattern).all(1)).tolist():
+        if begin >= free:
+            begins.append(begin)
+            free = begin + pattern.size
+    return np.array(begins, np.int64)
 
 
 def _best(tokens: Ints, weight: Floats) -> tuple[int, int, float]:
@@ -344,5 +508,5 @@ def _longest(equal: Bools, period: int, total: Floats) -> tuple[int, int]:
     if not enough.any():
         return 0, 0
     begins, counts = begins[enough], counts[enough]
-    at = int(np.argmax(total[begins + counts * period] - total[begins]))
-    return int(begins[at]), int(counts[at])
+    best = int(np.argmax(total[begins + counts * period] - total[begins]))
+    return int(begins[best]), int(counts[best])

@@ -2,8 +2,9 @@
 
 In: a graph with GPU kernels, modules and shapes, and what a probe measured of the weights (table
 `sensitivities` of the run). Out: a precision for each module, or none, and the time of each of its products
-then, from `dpro.replay.devices`. What rounding costs in loss is half the mean curvature times the squares of
-what it moves (HAWQ-V2, Dong et al., NeurIPS 2020, eq. 5): of weights; what activations lose is not measured.
+then, from `dpro.replay.cost.kernels`. What rounding costs in loss is half the mean curvature times the
+squares of what it moves (HAWQ-V2, Dong et al., NeurIPS 2020, eq. 5): of weights; what activations lose is not
+measured.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.devices.estimate import MeasuredOperations, estimate
-from dpro.replay.devices.operations import matmuls
+from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
+from dpro.replay.cost.kernels.operations import matmuls
+from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, product_of, stored_as
+from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import Graph
-from dpro.replay.models.memory import MODULE
-from dpro.replay.models.roofline import BYTES, GPUS, common_model, product_of, stored_as
 from dpro.replay.whatif.choices.programs import assign
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
 from dpro.replay.whatif.graph_ops.scope import LANE, matmuls_of_kernels, spans_of

@@ -1,7 +1,7 @@
 """Another network, or another algorithm for collectives: ring, tree, halving, or hosts first.
 
 Each transfer is scaled by what the other algorithm takes for its bytes over what the one that ran does, as
-`dpro.replay.models.collective_algorithms` has it, in a graph whose transfers show what messages and bytes
+`dpro.replay.cost.algorithms` has it, in a graph whose transfers show what messages and bytes
 cost.
 """
 
@@ -16,27 +16,18 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
-from dpro.replay.mesh import AXES
-from dpro.replay.models.collective_algorithms import (
-    FLAT,
-    HALVING,
-    RING,
-    LinkModel,
-    cost,
-    link_of,
-    time_ns,
-    two_level_ns,
-)
-from dpro.replay.models.link_costs import (
+from dpro.replay.cost.algorithms import FLAT, HALVING, RING, LinkModel, cost, link_of, time_ns, two_level_ns
+from dpro.replay.cost.curves import LinkCost
+from dpro.replay.cost.transfers import (
     CollectiveKind,
-    LinkCost,
     fit_costs,
     messages_by_kind,
     ratio_by_table,
     unknown_latencies,
     why_no_cost,
 )
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.mesh import AXES
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
+from dpro.replay.gradients.buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
+from dpro.replay.gradients.passes import MB, Pass, first_uses
 from dpro.replay.graph import EdgeKind, Graph
-from dpro.replay.models.gradients.buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
-from dpro.replay.models.gradients.passes import MB, Pass, first_uses
 from dpro.replay.whatif.choices.by_bucket import (
     HALF,
     ITEM_BYTES,

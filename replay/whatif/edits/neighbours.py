@@ -15,9 +15,10 @@ import numpy as np
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fabric.flows import NOT_RECORDED, Flows, Load, flows_of, sprayed
-from dpro.replay.fabric.network import Fabric, between_switches, fabric_of
-from dpro.replay.fabric.placement import (
+from dpro.replay.cost.fabric.connections import quantile
+from dpro.replay.cost.fabric.flows import NOT_RECORDED, Flows, Load, flows_of, sprayed
+from dpro.replay.cost.fabric.network import Fabric, between_switches, fabric_of
+from dpro.replay.cost.fabric.placement import (
     Communications,
     Placed,
     communications,
@@ -25,8 +26,7 @@ from dpro.replay.fabric.placement import (
     host_named,
     placed,
 )
-from dpro.replay.fabric.routes import NO_LINK, Routes, paths, routes_of
-from dpro.replay.fabric.usage import quantile
+from dpro.replay.cost.fabric.routes import NO_LINK, Routes, paths, routes_of
 from dpro.replay.graph import Graph, once
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit

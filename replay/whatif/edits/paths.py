@@ -18,18 +18,18 @@ import numpy as np
 
 from dpro.arrays import Ints
 from dpro.errors import InputError, Unanswerable, UsageError
-from dpro.replay.fabric.flows import Flows, Load, loaded, sprayed
-from dpro.replay.fabric.network import GPU, HUB, NIC, Fabric, between_switches
-from dpro.replay.fabric.placement import Placed, placed
-from dpro.replay.fabric.planning import evenly_split, planned_connections
-from dpro.replay.fabric.routes import Routes, routes_of
-from dpro.replay.fabric.usage import hashed_loads, quantile
+from dpro.replay.cost.fabric.connections import hashed_loads, quantile
+from dpro.replay.cost.fabric.flows import Flows, Load, loaded, sprayed
+from dpro.replay.cost.fabric.network import GPU, HUB, NIC, Fabric, between_switches
+from dpro.replay.cost.fabric.placement import Placed, placed
+from dpro.replay.cost.fabric.planning import evenly_split, planned_connections
+from dpro.replay.cost.fabric.routes import Routes, routes_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.shared_fabric import Cables, with_fabric
-from dpro.topology.paths import PathEntry, read_paths
+from dpro.topology.kept import PathEntry, read_paths
 
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows

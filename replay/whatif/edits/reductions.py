@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpro.arrays import Bools, Ints
+from dpro.replay.cost.transfers import unknown_latencies
+from dpro.replay.gradients.buckets import NOT_THERE, framework_of
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
-from dpro.replay.models.gradients.buckets import NOT_THERE, framework_of
-from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts

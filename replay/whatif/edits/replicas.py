@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.limits import MAX_RANKS
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind, is_of, once
-from dpro.replay.kept import kept
-from dpro.replay.mesh import BY
-from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
-from dpro.replay.models.link_costs import (
+from dpro.replay.cost.algorithms import FLAT, RING, cost, link_of, time_ns
+from dpro.replay.cost.transfers import (
     fit_costs,
     messages_by_kind,
     ratio_by_table,
     unknown_latencies,
     why_no_cost,
 )
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind, is_of, once
+from dpro.replay.kept import kept
+from dpro.replay.mesh import BY
 from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit

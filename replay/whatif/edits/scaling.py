@@ -19,6 +19,8 @@ from dpro.arrays import Bools, Ints
 from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
 from dpro.limits import refuse_large_graph
+from dpro.replay.cost.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
+from dpro.replay.cost.transfers import fit_costs, messages_by_kind
 from dpro.replay.engine import longest_path
 from dpro.replay.graph import (
     CPU_KINDS,
@@ -34,8 +36,6 @@ from dpro.replay.graph import (
 )
 from dpro.replay.kept import kept
 from dpro.replay.mesh import BY
-from dpro.replay.models.link_costs import fit_costs, messages_by_kind
-from dpro.replay.models.memory import Footprint, footprint_of, freed_by_recomputing, step_bytes_of
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.timeline import AFTER_STEPS
 from dpro.replay.whatif.edit import Edit

@@ -1,7 +1,7 @@
 """Matmuls with fewer bits by a roofline: what their arithmetic or their bytes take then, and their casts.
 
-In: a graph with shapes of operators, and a dtype. Out: new times of kernels. `dpro.replay.devices` says it by
-what was measured of devices.
+In: a graph with shapes of operators, and a dtype. Out: new times of kernels. `dpro.replay.cost.kernels` says
+it by what was measured of devices.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.replay.cost.kernels.roofline import BYTES, GpuModel, gpu_named, matmul_of, stored_as
 from dpro.replay.graph import Graph, once
-from dpro.replay.models.roofline import BYTES, GpuModel, gpu_named, matmul_of, stored_as
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 
 

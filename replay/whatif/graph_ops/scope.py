@@ -19,10 +19,10 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.construction.cpu_threads import merge_intervals
+from dpro.replay.cost.kernels.roofline import MATMULS
+from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
-from dpro.replay.models.memory import MODULE
-from dpro.replay.models.roofline import MATMULS
 from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run

@@ -15,13 +15,12 @@ import numpy as np
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.fabric.connections import known_paths
-from dpro.replay.fabric.fairness import ends_of, moved_by
-from dpro.replay.fabric.flows import Load, crossed, repeated, sprayed
-from dpro.replay.fabric.network import between_switches
-from dpro.replay.fabric.placement import Communications, Placed
-from dpro.replay.fabric.routes import hashed
-from dpro.replay.fabric.usage import Meeting, meetings, quantile
+from dpro.replay.cost.fabric.connections import Meeting, known_paths, meetings, quantile
+from dpro.replay.cost.fabric.fairness import ends_of, moved_by
+from dpro.replay.cost.fabric.flows import Load, crossed, repeated, sprayed
+from dpro.replay.cost.fabric.network import between_switches
+from dpro.replay.cost.fabric.placement import Communications, Placed
+from dpro.replay.cost.fabric.routes import hashed
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.shared_links import moving_shares

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.replay.cost.transfers import fit_costs, messages_by_kind
 from dpro.replay.engine import compiled
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.kept import kept
-from dpro.replay.models.link_costs import fit_costs, messages_by_kind
 from dpro.replay.timeline import Timeline, replay, replayed
 
 ROUNDS = 40

@@ -10,12 +10,11 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.views.fabric import VIEW, cable_info, fabric_figure, node_info
-from dpro.replay.fabric.network import fabric_of
-from dpro.replay.fabric.usage import Usage
+from dpro.replay.cost.fabric.connections import Usage
+from dpro.replay.cost.fabric.network import fabric_of
 from dpro.store import open_run
-from dpro.topology import paths
 from dpro.topology.fabrics import FabricSize, fat_tree
-from dpro.topology.paths import write_paths
+from dpro.topology.kept import PATHS, write_paths
 from tests.builders import cpu_job
 from tests.fabrics import crossing_pairs, on_cable
 from tests.unit.dashboards.test_app import HOST
@@ -26,7 +25,7 @@ def collided(tmp_path_factory) -> Loaded:
     """Two pairs that reduce 1 MB each over one of two cables, 2 ms of each step."""
     folder = tmp_path_factory.mktemp("collided") / "run"
     crossing_pairs(folder, 2000)
-    write_paths(on_cable((0, 0)), folder / paths.FILE)
+    write_paths(on_cable((0, 0)), folder / PATHS)
     return load(open_run(folder))
 
 

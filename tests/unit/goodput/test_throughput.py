@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import Rate
 from dpro.goodput.document import goodput_document
-from dpro.goodput.life import life_of
-from dpro.goodput.throughput import DoneSteps, StepAmount, amount_of, throughput_of
-from dpro.replay.models.mfu import Mfu
+from dpro.goodput.life import DoneSteps, StepAmount, amount_of, life_of, throughput_of
+from dpro.replay.cost.work import Mfu
 from dpro.schema import SPANS, conform
 from dpro.store import write_part
 from tests.commands import dpro

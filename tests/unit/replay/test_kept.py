@@ -13,11 +13,11 @@ from dpro.analysis import graphs
 from dpro.analysis.graphs import graph_of, make_graph
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import Built
+from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.gradients.buckets import gradient_passes
 from dpro.replay.graph import Graph
 from dpro.replay.kept import kept
-from dpro.replay.models.gradients.buckets import gradient_passes
-from dpro.replay.models.link_costs import fit_costs
 from dpro.replay.peers import phase_work
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.graph_ops.scope import optimizing, rows_of

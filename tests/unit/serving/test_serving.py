@@ -14,9 +14,8 @@ from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
 from dpro.serving.answers import ServerDiagnosis, ServerReport, sent_with_server
 from dpro.serving.document import ServingDocument, part_of, parts_of_iterations, serving_document
-from dpro.serving.engine import engines
 from dpro.serving.findings import ExpertWaits, SeenServer, expert_waits, findings_of, gain_of_blocks
-from dpro.serving.latency import PARTS, counted, durations, number, percentiles, waits
+from dpro.serving.latency import PARTS, counted, durations, engines, number, percentiles, waits
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.builders import TinyRun
 from tests.commands import dpro

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError
-from dpro.topology.channels import GroupChannels, read_channels, write_channels
+from dpro.topology.kept import GroupChannels, read_channels, write_channels
 from dpro.topology.nccl_log import read_nccl_logs
 
 RINGS = ((0, 1, 2, 3), (0, 1, 3, 2))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError
-from dpro.topology.paths import PathEntry, read_paths, write_paths
+from dpro.topology.kept import PathEntry, read_paths, write_paths
 
 ENTRIES = [PathEntry("a:nic0", "b:nic1", ["x > y"], 1, 5), PathEntry("a:nic0", "b:nic0", [])]
 

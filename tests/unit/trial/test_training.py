@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.trial.training import compare_losses, losses_of
+from dpro.trial.measure import compare_losses, losses_of
 
 
 def curve(length=40, end=1.0, seed=0, noise=0.0):

@@ -1,8 +1,8 @@
 """The same job on another GPU model: every kernel as long as it takes there, and the host as it was.
 
-Products with shapes are predicted by `dpro.replay.devices`, from what was measured here; other kernels by
-what their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives keep
-their measured cost: what links the other machine has is not known.
+Products with shapes are predicted by `dpro.replay.cost.kernels`, from what was measured here; other kernels
+by what their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives
+keep their measured cost: what links the other machine has is not known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import classify
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.devices.estimate import Sources
-from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
-from dpro.replay.devices.sources import PRODUCTS, sources_of
+from dpro.replay.cost.kernels.estimate import Sources
+from dpro.replay.cost.kernels.products import PRODUCTS, sources_of
+from dpro.replay.cost.kernels.recorded import SCHEMA, on_another_device, summed
+from dpro.replay.cost.kernels.roofline import GPUS, common_model, model_named, product_of, stored_as
 from dpro.replay.graph import Graph, NodeKind, once
-from dpro.replay.models.roofline import GPUS, common_model, model_named, product_of, stored_as
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
@@ -56,12 +56,12 @@ class Device(Edit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The model of the same maker whose memory and arithmetic are the next faster ones."""
         here = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
-        own, amd = GPUS[here], here.startswith("MI")
+        sheet, amd = GPUS[here], here.startswith("MI")
         faster = [
             (gpu.gbps, name)
             for name, gpu in GPUS.items()
-            if gpu.gbps > own.gbps and name.startswith("MI") == amd
-            if max(gpu.tflops.values()) >= max(own.tflops.values())
+            if gpu.gbps > sheet.gbps and name.startswith("MI") == amd
+            if max(gpu.tflops.values()) >= max(sheet.tflops.values())
         ]
         return [cls(name) for _, name in sorted(faster)[:1]]
 
@@ -135,19 +135,19 @@ class Device(Edit):
         parts = []
         for device in sorted(set(devices.values()) - {to}):
             ranks = [rank for rank, model in devices.items() if model == device]
-            mine = kernels & np.isin(graph.nodes.rank, ranks)
-            if mine.any():
-                nodes, frame = _frame(graph, mine)
+            moving = kernels & np.isin(graph.nodes.rank, ranks)
+            if moving.any():
+                nodes, frame = _frame(graph, moving)
                 sources = _sources(graph.products, device, to)
                 predicted = on_another_device(frame, device, to, sources)
                 parts.append(predicted.with_columns(node=pl.Series(nodes)))
         if not parts:
             return np.zeros(0, np.int64), pl.DataFrame({"us": np.zeros(0)})
-        found = pl.concat(parts).sort("node")
-        refused = found.filter(pl.col("us").is_null())
+        predicted_kernels = pl.concat(parts).sort("node")
+        refused = predicted_kernels.filter(pl.col("us").is_null())
         if refused.height:
             raise Unanswerable(f"{refused.height} kernels cannot be predicted: {refused['reason'][0]}")
-        return found["node"].to_numpy(), found.drop("node")
+        return predicted_kernels["node"].to_numpy(), predicted_kernels.drop("node")
 
 
 _LAST: list[tuple[pl.DataFrame | None, tuple[str, ...], Sources]] = []  # at most one: what was asked last
@@ -199,11 +199,11 @@ def _devices_of(graph: Graph) -> dict[int, str]:
     if model := common_model(names):
         return dict.fromkeys(ranks, model)
     workers = [] if graph.run is None else graph.run.table(WORKERS, ["rank", "gpu_name"]).rows()
-    own = {rank: model_named(name) for rank, name in workers}
-    if not all(own.get(rank) for rank in ranks):
+    models = {rank: model_named(name) for rank, name in workers}
+    if not all(models.get(rank) for rank in ranks):
         listed = ", ".join(sorted(set(names))) or "the run names none"
         raise Unanswerable(f"which GPU the kernels ran on is not known ({listed}): its data sheet is needed")
-    return {rank: own[rank] for rank in ranks}
+    return {rank: models[rank] for rank in ranks}
 
 
 def products_of(graph: Graph) -> pl.DataFrame:
@@ -214,13 +214,13 @@ def products_of(graph: Graph) -> pl.DataFrame:
     """
     devices = _devices_of(graph)
     nodes, frame = _frame(graph, graph.nodes.kind == NodeKind.KERNEL)
-    own = [devices[rank] for rank in graph.nodes.rank[nodes].tolist()]
-    found = frame.with_columns(device=pl.Series(own, dtype=pl.String), software=pl.lit("trace")).filter(
+    names = [devices[rank] for rank in graph.nodes.rank[nodes].tolist()]
+    products = frame.with_columns(device=pl.Series(names, dtype=pl.String), software=pl.lit("trace")).filter(
         pl.col("kind") == "product"
     )
-    if found.is_empty():
+    if products.is_empty():
         raise Unanswerable("no matrix product with shapes in the run: record with --shapes")
-    return found.select(list(PRODUCTS))
+    return products.select(list(PRODUCTS))
 
 
 def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
@@ -255,6 +255,6 @@ def _products(graph: Graph, kernels: Bools) -> pl.DataFrame:
     """`node`, `rank`, `span_id` of the operator, `batch`, `m`, `n`, `k` of kernels that products launched."""
     operators = matmuls_of_kernels(graph, kernels)
     shapes = operators.select("name", "shapes").unique().rows()
-    found = [(*each, *size) for each in shapes if (size := product_of(*each)) is not None]
+    rows = [(*shape, *size) for shape in shapes if (size := product_of(*shape)) is not None]
     sizes = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(("batch", "m", "n", "k"), pl.Float64)
-    return operators.join(pl.DataFrame(found, schema=sizes, orient="row"), on=["name", "shapes"])
+    return operators.join(pl.DataFrame(rows, schema=sizes, orient="row"), on=["name", "shapes"])

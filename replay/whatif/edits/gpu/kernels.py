@@ -19,8 +19,8 @@ import numpy as np
 from dpro.arrays import Bools, Ints
 from dpro.classify import classify
 from dpro.errors import NothingToChange, Unanswerable, UsageError
+from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
-from dpro.replay.models.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
 from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.facts import RunFacts

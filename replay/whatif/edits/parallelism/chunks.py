@@ -19,14 +19,14 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.devices.estimate import estimate
-from dpro.replay.devices.kernels import SHORT_US
-from dpro.replay.devices.operations import matmuls
+from dpro.replay.cost.kernels.estimate import estimate
+from dpro.replay.cost.kernels.operations import matmuls
+from dpro.replay.cost.kernels.recorded import SHORT_US
+from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, product_of, stored_as
+from dpro.replay.cost.transfers import fit_costs, why_no_cost
 from dpro.replay.fidelity.overlap import overlap_of
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, GraphError, NodeKind, once
 from dpro.replay.kept import kept
-from dpro.replay.models.link_costs import fit_costs, why_no_cost
-from dpro.replay.models.roofline import BYTES, GPUS, common_model, product_of, stored_as
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpro.replay.cost.transfers import unknown_latencies
 from dpro.replay.graph import Graph
 from dpro.replay.mesh import AXES
-from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.chunks import (
     ALL_TO_ALL,

@@ -15,11 +15,11 @@ import numpy as np
 from dpro.arrays import Bools
 from dpro.classify import classify
 from dpro.errors import Unanswerable
+from dpro.replay.cost.kernels.roofline import MATMULS
+from dpro.replay.cost.transfers import unknown_latencies
+from dpro.replay.gradients.buckets import gradient_passes
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.mesh import AXES
-from dpro.replay.models.gradients.buckets import gradient_passes
-from dpro.replay.models.link_costs import unknown_latencies
-from dpro.replay.models.roofline import MATMULS
 from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.chunks import (

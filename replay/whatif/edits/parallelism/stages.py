@@ -11,8 +11,8 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
+from dpro.replay.cost.memory import peaks_of, total_bytes_of
 from dpro.replay.graph import Graph
-from dpro.replay.models.memory import peaks_of, total_bytes_of
 from dpro.replay.pipeline.schedules import BACKWARD, FORWARD, HALF, branched, branched_table, table_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.pipeline import (

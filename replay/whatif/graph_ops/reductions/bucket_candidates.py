@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro.arrays import Floats
-from dpro.replay.models.gradients.passes import MB
-from dpro.replay.models.link_costs import LinkCost
+from dpro.replay.cost.curves import LinkCost
+from dpro.replay.gradients.passes import MB
 from dpro.replay.whatif.graph_ops.reductions.changed import workers_of
 from dpro.replay.whatif.graph_ops.reductions.recorded import GradientReductions, closing
 

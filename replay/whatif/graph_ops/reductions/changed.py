@@ -20,8 +20,8 @@ import numpy as np
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
+from dpro.replay.gradients.passes import Pass
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.models.gradients.passes import Pass
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reductions.recorded import (
     STEP,

@@ -15,13 +15,14 @@ import numpy as np
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
+from dpro.replay.cost.curves import LinkCost, fit_line
+from dpro.replay.cost.transfers import fit_costs
+from dpro.replay.gradients.buckets import dtype_of, gradient_passes
+from dpro.replay.gradients.inferred import divided, with_other_sizes
+from dpro.replay.gradients.passes import MAIN_THREAD, Launches, Parameters, Pass
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
 from dpro.replay.kept import kept, with_facts_alone
-from dpro.replay.models.gradients.buckets import dtype_of, gradient_passes
-from dpro.replay.models.gradients.inferred import divided, with_other_sizes
-from dpro.replay.models.gradients.passes import MAIN_THREAD, Launches, Parameters, Pass
-from dpro.replay.models.link_costs import LinkCost, fit_costs, fit_line
 from dpro.replay.timeline import Timeline, differs_from_last, replayed
 from dpro.replay.whatif.graph_ops.shared_links import share_of_own
 

@@ -10,7 +10,7 @@ import pytest
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers import whatif
-from dpro.replay.models.network_tables import read_frame
+from dpro.replay.cost.network_tables import read_frame
 from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit
@@ -20,8 +20,8 @@ from dpro.store import open_run
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE as TOPOLOGY
 from dpro.topology.file import write
-from dpro.topology.paths import FILE as PATHS
-from dpro.topology.paths import write_paths
+from dpro.topology.kept import PATHS as PATHS
+from dpro.topology.kept import write_paths
 from tests.ddp import ddp_job
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpro.store import Manifest, write_manifest
 from dpro.topology.file import FILE, read
-from dpro.topology.paths import PathEntry, read_paths, write_paths
+from dpro.topology.kept import PathEntry, read_paths, write_paths
 from tests.commands import dpro
 from tests.fabrics import crossing_pairs, crossing_ring, on_cable
 

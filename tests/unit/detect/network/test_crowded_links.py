@@ -13,8 +13,8 @@ from dpro.detect.network.transfers import find_slow_network
 from dpro.members import members_text
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import FILE, write
-from dpro.topology.paths import FILE as PATHS
-from dpro.topology.paths import PathEntry, write_paths
+from dpro.topology.kept import PATHS as PATHS
+from dpro.topology.kept import PathEntry, write_paths
 from tests.builders import TinyRun
 
 PAIRS = 4  # rank i and rank i + 4, which is below the other leaf

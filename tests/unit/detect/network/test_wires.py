@@ -16,10 +16,10 @@ from dpro.detect.network.degradation import find_slower_transfers
 from dpro.detect.network.traffic import Traffic, at_most, traffic_of
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.network.wires import components_of, wires_of
-from dpro.replay.fabric.network import fabric_of
+from dpro.replay.cost.fabric.network import fabric_of
 from dpro.topology.file import FILE, HostEntry, LinkEntry, SwitchEntry, TopologyFile, write
-from dpro.topology.paths import FILE as PATHS
-from dpro.topology.paths import PathEntry, write_paths
+from dpro.topology.kept import PATHS as PATHS
+from dpro.topology.kept import PathEntry, write_paths
 from tests.unit.detect.jobs import MS, Work, equal_work, graph_of
 
 HOSTS = 6

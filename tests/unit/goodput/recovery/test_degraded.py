@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.campaigns.compared import logged
 from dpro.errors import UsageError
 from dpro.goodput.life import life_of
 from dpro.goodput.recovery.outlook import with_replayed_step
-from dpro.goodput.recovery.simulate import Recovery, logged, simulate
+from dpro.goodput.recovery.simulate import Recovery, simulate
 from dpro.store import open_run
 from tests.commands import dpro
 from tests.lives import WrittenAttempt, job

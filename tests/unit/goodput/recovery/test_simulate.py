@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.campaigns.compared import logged
 from dpro.goodput.recovery.designs import young_daly
-from dpro.goodput.recovery.simulate import CLASSES, Recovery, exponential, logged, simulate
+from dpro.goodput.recovery.simulate import CLASSES, Recovery, exponential, simulate
 
 H = 3600.0
 # Steps of 1 s, after each 10 a checkpoint of 2 s; a start takes 5 s, 3 s after the processes are ended.

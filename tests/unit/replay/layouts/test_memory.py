@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpro.replay.cost.machine import machine_of
 from dpro.replay.layouts.layout import SCHEDULE_NAMES, layouts
-from dpro.replay.layouts.machine import Software, machine_of
 from dpro.replay.layouts.memory import KINDS, in_flight, memory_of, runs, verdicts
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.pipeline.schedules import SCHEDULES, most_in_flight
 
 # Weights: per layer 2048 x 2048 x (4 + 3 x 4) = 67.1 million; two tables of 32000 x 2048.

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import UsageError
+from dpro.replay.cost.machine import machine_of
 from dpro.replay.layouts.layout import (
     SCHEDULE_NAMES,
     candidates,
@@ -17,8 +18,7 @@ from dpro.replay.layouts.layout import (
     parse_layout,
     undividable,
 )
-from dpro.replay.layouts.machine import Software, machine_of
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.plan import MeasuredLayout, plan
 from dpro.replay.layouts.step import pipeline
 

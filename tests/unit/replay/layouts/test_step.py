@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
+from dpro.replay.cost.machine import Machine, machine_of, one_way_us
 from dpro.replay.layouts.layout import layouts
-from dpro.replay.layouts.machine import Machine, Software, machine_of
-from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.model import Model, Software
 from dpro.replay.layouts.plan import beliefs, sensitivities
 from dpro.replay.layouts.step import job_of, layers_of_chunks, step_times
-from dpro.replay.layouts.traffic import one_way_us
 
 MODEL = Model(8, 4096, 32, 8, 128, 14336, 32000, 4096)
 LINKS = ("inside_gbps", "outside_gbps")

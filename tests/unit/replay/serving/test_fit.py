@@ -10,8 +10,7 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.serving.engine import Engine, IterationCost, serve
-from dpro.replay.serving.fit import fit_iterations, fit_requests
-from dpro.replay.serving.recorded import engine_of, fit_run
+from dpro.replay.serving.fit import engine_of, fit_iterations, fit_requests, fit_run
 from dpro.schema import ITERATIONS
 from dpro.table import complete
 

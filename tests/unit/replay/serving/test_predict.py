@@ -8,23 +8,24 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.serving_checks.steady import first_token_s, prompt_s, token_s
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.layouts.machine import machine_of
+from dpro.replay.cost.machine import machine_of
 from dpro.replay.layouts.model import Model
-from dpro.replay.serving import search
+from dpro.replay.serving import predict as search
 from dpro.replay.serving.changes import CHANGES, GivenFacts, Server, changed
 from dpro.replay.serving.engine import Engine, IterationCost, serve
 from dpro.replay.serving.fit import FORM_ERROR, FittedCost, fit_requests
 from dpro.replay.serving.predict import (
     FIGURES,
+    Goal,
     answered,
     ensure_served_as_recorded,
     figures_of,
+    most_requests,
     predict,
 )
-from dpro.replay.serving.search import Goal, most_requests
 from dpro.replay.serving.sized import ServedModel, cost_of, scaled
-from dpro.replay.serving.steady import first_token_s, prompt_s, token_s
 from tests.unit.replay.serving.test_fit import TRUTH, arrivals
 
 S = 1_000_000_000

@@ -66,7 +66,6 @@ ONCE = [
     *("cuda-graph", "free-host", "no-sync", "hide-input", "no-comm", "optimizer:impl=fused", "bucket:mb=1"),
 ]
 NEITHER = {
-    "layout": "no job here has layers; that of a real job stays at its own layout: test_layout",
     "gc": "pauses are those of the run as it was recorded",
     "compile": "where there is nothing to fuse, it is refused",
     "overlap": "gradients are called for beside backward as they were, or not at all",
@@ -77,7 +76,6 @@ NEITHER = {
 }
 CHUNKS = "what overlaps gains, and each chunk costs something besides"
 NEITHER_WAY = {
-    "layout": "another layout computes less and communicates more, or the other way round",
     "device": "another GPU is faster at some operations and slower at others",
     **{"split": CHUNKS, "moe-pipeline": CHUNKS},
 }
@@ -143,7 +141,6 @@ APART = [
     ("moe-pipeline:chunks=2", "scale:name=update,factor=0.5"),
 ]
 NOT_APART = {
-    "layout": "what a layout takes follows from all that others change",
     "workers": "how much of reading is hidden depends on how long all else takes",
     "balance": "the mean of all work is of all that others change, too",
     "pipeline": "the order of work depends on how long it takes",
@@ -157,9 +154,8 @@ TABLES = {
     "direction": [*LESS, *MORE],
     "order": [text for pair in APART for text in pair],
 }
-# Jobs here have no modules that are numbered side by side, nor commands that name a number of layers; layouts
-# are ranked by `dpro plan`.
-UNSOUGHT = {"beside", "recompute", "stages", "layout"}
+# Jobs here have no modules that are numbered side by side, nor commands that name a number of layers.
+UNSOUGHT = {"beside", "recompute", "stages"}
 EXCUSED = {"nothing": NEITHER, "direction": NEITHER_WAY, "order": NOT_APART}
 
 

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from dpro.cli.run.whatif import whatif
+from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.grammar import keys_of
 from dpro.replay.whatif.listing import generate, help_rows, list_text
@@ -26,6 +27,11 @@ def test_no_two_edits_share_a_name():
 @pytest.mark.parametrize("name", EDITS)
 def test_each_name_leads_to_the_edit_that_is_called_so(name):
     assert kind_named(name).name == name
+
+
+def test_the_refusal_of_a_layout_names_the_command_that_ranks_them():
+    with pytest.raises(UsageError, match="dpro plan RUN"):
+        parse_edit("layout:dp=4,tp=2")
 
 
 def test_an_edit_is_imported_when_it_is_asked_for():

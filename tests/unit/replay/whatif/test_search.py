@@ -154,8 +154,7 @@ def test_of_many_ranks_those_are_healed_that_most_of_the_critical_path_runs_over
 
 def test_everything_that_is_tried_can_be_asked_for(tmp_path):
     found, refused = candidates(facts_of(graph_of(tmp_path, equal_work(2, 2))))
-    asked = EDITS.keys() - {"layout"}  # `dpro plan RUN` ranks all layouts at once
-    assert {edit.name for edit in found} | {refusal.edit for refusal in refused} == asked
+    assert {edit.name for edit in found} | {refusal.edit for refusal in refused} == EDITS.keys()
     assert [parse_edit(str(edit)) for edit in found] == found
 
 

@@ -14,8 +14,7 @@ from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.layouts.layout import in_words, schedule_of
-from dpro.replay.layouts.recorded.job import GivenJob, RecordedJob, recorded_job
-from dpro.replay.layouts.recorded.ranking import changed_layout, is_own, own_layout, ranked
+from dpro.replay.layouts.recorded.job import GivenJob, RecordedJob, is_own, own_layout, ranked, recorded_job
 from dpro.store import Run
 from tests.gpu_layers import TENSOR, stack_trace
 from tests.layers import BATCH, HEADS, LAYERS, LENGTH, VOCABULARY, WIDE, WIDTH
@@ -29,6 +28,13 @@ def graph(layered: Run) -> Graph:
 @pytest.fixture(scope="module")
 def job(graph: Graph) -> RecordedJob:
     return recorded_job(graph)
+
+
+def planned(job: RecordedJob, **layout: int) -> pl.DataFrame:
+    """The job in one layout: what is not given stays."""
+    keep = job.own.row(0, named=True) | layout
+    sequences = keep["dp"] * keep["micro_batch"] * keep.pop("micro_batches")
+    return ranked(job, keep["dp"] * keep["tp"] * keep["pp"] * keep["cp"], sequences, keep)
 
 
 def test_the_model_of_a_real_job_is_found_in_its_operators(job: RecordedJob) -> None:
@@ -47,25 +53,21 @@ def test_the_run_s_own_layout_comes_out_at_its_measured_step(job: RecordedJob) -
 
 
 def test_half_the_sequences_at_a_time_take_no_longer(job: RecordedJob) -> None:
-    one, two = (
-        changed_layout(job, {"micro_batch": size, "micro_batches": 2})["step_ms"][0] for size in (1, 2)
-    )
+    one, two = (planned(job, micro_batch=size, micro_batches=2)["step_ms"][0] for size in (1, 2))
     assert one < two
 
 
 def test_ranks_that_share_a_layer_or_a_stack_take_less_work_each(job: RecordedJob) -> None:
-    work = job.timed(changed_layout(job, {"tp": 2}).select(job.own.columns)).work
+    work = job.timed(planned(job, tp=2).select(job.own.columns)).work
     own = job.timed(job.own).work
     assert np.allclose(work.forward.compute, own.forward.compute / 2)
     assert np.allclose(work.forward.memory, own.forward.memory)
 
 
-@pytest.mark.parametrize(
-    ("layout", "word"), [({"tp": 8}, "heads"), ({"pp": 2}, "stages"), ({"ep": 2}, "experts")]
-)
-def test_layouts_that_divide_nothing_are_refused(job: RecordedJob, layout: dict[str, int], word: str) -> None:
-    with pytest.raises(Unanswerable, match=word):
-        changed_layout(job, layout)
+@pytest.mark.parametrize("layout", [{"tp": 8}, {"pp": 2}, {"ep": 2}])
+def test_layouts_that_divide_nothing_are_refused(job: RecordedJob, layout: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="divides"):
+        planned(job, **layout)
 
 
 def test_what_is_given_of_a_layout_has_to_be_whole(graph: Graph) -> None:

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.devices.estimate import MeasuredOperations, estimate
-from dpro.replay.devices.operations import matmuls
+from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
+from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.choices.by_module import choose_precisions, expected_losses
 from dpro.replay.whatif.registry import parse_edit

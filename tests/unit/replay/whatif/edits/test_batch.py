@@ -9,9 +9,9 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import Built, build_graph
+from dpro.replay.cost.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import NodeKind
-from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.scaling import moves_activations, with_larger_batch
 from dpro.replay.whatif.facts import facts_of

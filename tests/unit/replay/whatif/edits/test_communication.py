@@ -11,8 +11,8 @@ import pytest
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.members import members_text
+from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.link_costs import fit_costs
 from dpro.replay.whatif.edits.communication import Algorithm
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.gradients.passes import MB, parameters_of, passes_of
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.models.gradients.passes import MB, parameters_of, passes_of
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reductions.recorded import closing
 from dpro.replay.whatif.registry import parse_edit

@@ -10,10 +10,9 @@ import pytest
 from dpro.errors import DproError
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.registry import parse_edit
-from dpro.topology import paths
 from dpro.topology.fabrics import fat_tree
 from dpro.topology.file import FILE, write
-from dpro.topology.paths import PathEntry, write_paths
+from dpro.topology.kept import PATHS, PathEntry, write_paths
 from tests.fabrics import SIZE, crossing_pairs, crossing_ring, on_cable, reducing
 from tests.unit.replay.whatif.edits.fabric.test_paths_over import _lasts_us
 
@@ -26,9 +25,7 @@ def ring(tmp_path_factory) -> Graph:
     folder = tmp_path_factory.mktemp("ring") / "run"
     graph = crossing_ring(folder, 3000)
     ends = [(0, 2, UP), (2, 1, DOWN), (1, 3, UP), (3, 0, DOWN)]
-    write_paths(
-        [PathEntry(f"node{a}:nic0", f"node{b}:nic0", links) for a, b, links in ends], folder / paths.FILE
-    )
+    write_paths([PathEntry(f"node{a}:nic0", f"node{b}:nic0", links) for a, b, links in ends], folder / PATHS)
     return dataclasses.replace(graph, known={})
 
 
@@ -56,7 +53,7 @@ def test_a_bad_order_costs_what_a_good_one_gains(tmp_path):
 def test_another_job_takes_half_of_the_port_that_it_shares(tmp_path):
     """Its ring is over the hosts of the first pair; the second shares cables only, which have room."""
     graph = crossing_pairs(tmp_path / "run")
-    write_paths(on_cable((0, 1)), tmp_path / "run" / paths.FILE)
+    write_paths(on_cable((0, 1)), tmp_path / "run" / PATHS)
     known = dataclasses.replace(graph, known={})
     assert _lasts_us(known, 'beside:hosts="node0,node2",then=spray') == {1000, 2000}
     # Two of three rings share a cable, wherever a plan puts them; the port is shared all the same.

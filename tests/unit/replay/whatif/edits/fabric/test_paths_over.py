@@ -11,10 +11,9 @@ import pytest
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.registry import parse_edit
-from dpro.topology import paths
 from dpro.topology.fabrics import fat_tree
 from dpro.topology.file import FILE, write
-from dpro.topology.paths import PathEntry, write_paths
+from dpro.topology.kept import PATHS, PathEntry, write_paths
 from tests.builders import US
 from tests.fabrics import SIZE, crossing_pairs, crossing_ring, on_cable
 
@@ -88,7 +87,7 @@ def test_the_gain_of_planning_reaches_from_a_lucky_hash_to_an_unlucky_one(collid
 def _with_paths(graph: Graph, folder, cables) -> Graph:
     """The same run, whose paths are known."""
     shutil.copytree(graph.run.path, folder)
-    write_paths(on_cable(cables), folder / paths.FILE)
+    write_paths(on_cable(cables), folder / PATHS)
     run = dataclasses.replace(graph.run, path=folder)
     return dataclasses.replace(graph, run=run, known={})
 
@@ -140,14 +139,14 @@ def test_a_cable_at_part_of_its_rate_slows_those_on_it(alone, tmp_path):
 def test_what_headers_take_is_lost_on_other_paths_too(tmp_path):
     """Both reach 94% of half a cable; apart they reach 94% of a whole one."""
     graph = crossing_pairs(tmp_path / "run", 2000 / 0.94)
-    write_paths(on_cable((0, 0)), tmp_path / "run" / paths.FILE)
+    write_paths(on_cable((0, 0)), tmp_path / "run" / PATHS)
     assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {round(1000 / 0.94)}
 
 
 def test_what_something_else_limits_gains_nothing(tmp_path):
     """At half of what they could have had on one cable, cables were not the limit."""
     graph = crossing_pairs(tmp_path / "run", 4000)
-    write_paths(on_cable((0, 0)), tmp_path / "run" / paths.FILE)
+    write_paths(on_cable((0, 0)), tmp_path / "run" / PATHS)
     assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {4000}
 
 
@@ -167,7 +166,7 @@ def test_a_ring_that_meets_itself_gains_what_it_lost(tmp_path):
     }
     ring = [(0, 2, "leaf0"), (2, 1, "leaf1"), (1, 3, "leaf0"), (3, 0, "leaf1")]
     known = [PathEntry(f"node{one}:nic0", f"node{other}:nic0", links[leaf]) for one, other, leaf in ring]
-    write_paths(known, tmp_path / "run" / paths.FILE)
+    write_paths(known, tmp_path / "run" / PATHS)
     assert _lasts_us(dataclasses.replace(graph, known={}), "paths") == {round(1500 / 0.94)}
 
 

@@ -11,10 +11,10 @@ import pytest
 from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.devices.estimate import MeasuredOperations, estimate
-from dpro.replay.devices.operations import matmuls as products
+from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
+from dpro.replay.cost.kernels.operations import matmuls as products
+from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.graph import NodeKind
-from dpro.replay.models.roofline import GPUS
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.gpu.device import products_of
 from dpro.replay.whatif.registry import parse_edit

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.models.link_costs import LinkCost
+from dpro.replay.cost.curves import LinkCost
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.reductions.bucket_candidates import (
     MAX_SIZES,

@@ -1,0 +1,345 @@
+"""Times over bytes: a line, and a curve through the sizes that were measured.
+
+In: sizes and their times. Out: a `LinkCost`: time = latency + bytes / bandwidth (Hockney, Parallel Computing
+20 (1994)), corrected at the measured sizes, and how far it may be off between them. Between sizes the
+logarithm of time over line is interpolated in the logarithm of the size by a monotone cubic (Fritsch and
+Carlson, SIAM J. Numer. Anal. 17 (1980); PCHIP), so that a change of protocol stays where it was measured, and
+a curve may dip. Beyond the sizes the line goes on, scaled to the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
+
+NOISE = 0.01  # of a time: what two measurements of one size differ by at least
+NEAR = 0.1  # in logarithm: sizes nearer than that differ by noise
+FAR = 4.0  # times the largest, or below the smallest size measured: beyond that nothing is known
+SIZES_VARY = 2.0  # largest over smallest size from which latency can be separated from bandwidth
+MAX_SAMPLES = 4000
+ROUNDS = 25
+STANDARD_ERRORS = 2.0
+MIN_RESIDUAL = 1e-4  # of the time, in weights: smaller residuals count as this
+
+Between = Callable[[Floats, Floats], Floats]
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """The cost of one kind of communication.
+
+    Attributes:
+        latency_ns: time that does not depend on bytes.
+        ns_per_byte: time per byte of payload.
+        latency_error_ns, ns_per_byte_error: half of the 95% interval of each.
+        num_samples: transfers that it was fitted to.
+        misfit: median distance of a transfer from the line, as a share of its time.
+        bandwidth_only: sizes vary too little to show latency, which is taken to be 0.
+        sizes: bytes that were seen often, ascending, and
+        times: the median ns of each; empty where there is only the line.
+    """
+
+    latency_ns: float
+    ns_per_byte: float
+    latency_error_ns: float
+    ns_per_byte_error: float
+    num_samples: int
+    misfit: float
+    bandwidth_only: bool
+    sizes: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()
+
+    def line_ns(self, num_bytes: Floats | Ints | float) -> Floats:
+        """ns by the line alone, for payloads of this many bytes, one or many."""
+        return self.latency_ns + self.ns_per_byte * np.asarray(num_bytes, np.float64)
+
+    def time_ns(self, num_bytes: Floats | Ints | float) -> Floats:
+        """ns for payloads of this many bytes, one or many."""
+        line = self.line_ns(num_bytes)
+        if not self.sizes:
+            return line
+        return self._through(np.maximum(np.asarray(num_bytes, np.float64), 1), line)
+
+    @cached_property
+    def _through(self) -> Between:
+        sizes, times = self.knots
+        return through(sizes, times, self.line_ns(sizes))
+
+    def moving_ns(self, num_bytes: Floats | Ints | float) -> Floats:
+        """The part of the time that depends on bytes, for payloads of this many bytes, one or many."""
+        return np.maximum(self.time_ns(num_bytes) - self.latency_ns, 0)
+
+    @property
+    def knots(self) -> tuple[Floats, Floats]:
+        """Sizes (bytes) and times (ns) that the curve goes through."""
+        return np.array(self.sizes), np.array(self.times)
+
+    @property
+    def gbps(self) -> float:
+        """Payload per time, 1e9 bytes per second; infinite where bytes cost nothing."""
+        return 1 / self.ns_per_byte if self.ns_per_byte else float("inf")
+
+    def with_knots(self, sizes: Floats, times: Floats) -> LinkCost:
+        """The same line, and a curve through measured times [K] ns at sizes [K] bytes, ascending."""
+        return replace(self, sizes=tuple(sizes.tolist()), times=tuple(times.tolist()))
+
+    def off(self, sizes: Floats, times: Floats) -> float:
+        """How far times [K] ns are from the curve at sizes [K] bytes, in logarithm: the median."""
+        return float(np.median(np.abs(np.log(times / self.time_ns(sizes)))))
+
+
+def fit_curve(sizes: Floats, times: Floats) -> LinkCost:
+    """The curve through measured times.
+
+    Args:
+        sizes: [K] bytes, ascending, each once.
+        times: [K] ns.
+    """
+    return fit_line(sizes, times).with_knots(sizes, times)
+
+
+def corrected(curve: LinkCost, sizes: Floats, times: Floats) -> LinkCost:
+    """A measured curve, moved to where the run's own times are.
+
+    At the run's sizes it has the run's times; between two of them its distance from the measured curve, in
+    logarithm, changes evenly, and beyond them it stays.
+
+    Args:
+        sizes: [K] bytes, ascending, each once.
+        times: [K] ns of the run.
+    """
+    off = np.log(times / curve.time_ns(sizes))
+    every = np.union1d(curve.knots[0], sizes)
+    moved = curve.time_ns(every) * np.exp(np.interp(np.log(every), np.log(sizes), off))
+    return replace(fit_curve(every, moved), num_samples=sizes.size)
+
+
+def fit_line(num_bytes: Floats, time_ns: Floats) -> LinkCost:
+    """The line with the least sum of relative distances |time - line| / time; neither part is negative.
+
+    Least absolute deviations by reweighted least squares (Schlossmacher, JASA 68 (1973)): an outlier counts
+    as far as it is out, not squared, and small messages count as much as large ones. The intervals are those
+    of the weighted fit with its deviation taken from the median distance.
+
+    Args:
+        num_bytes: [T] above 0.
+        time_ns: [T] above 0.
+    """
+    if num_bytes.size > MAX_SAMPLES:
+        kept = np.linspace(0, num_bytes.size - 1, MAX_SAMPLES).astype(np.int64)
+        num_bytes, time_ns = num_bytes[kept], time_ns[kept]
+    vary = float(np.max(num_bytes)) >= SIZES_VARY * float(np.min(num_bytes))
+    latency, slope = (
+        _least_distances(num_bytes, time_ns) if vary else (0.0, _through_origin(num_bytes, time_ns))
+    )
+    if latency < 0:
+        latency, slope = 0.0, _through_origin(num_bytes, time_ns)
+    elif slope < 0:
+        latency, slope = float(np.median(time_ns)), 0.0
+    distance = np.abs(latency + slope * num_bytes - time_ns) / time_ns
+    misfit = float(np.median(distance))
+    latency_error, slope_error = _errors(num_bytes, time_ns, MAD_TO_SIGMA * misfit, vary)
+    return LinkCost(latency, slope, latency_error, slope_error, time_ns.size, misfit, not vary)
+
+
+def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
+    """Intercept and slope of the line with the least absolute relative deviations."""
+    one, other = 1 / y, x / y  # the line through them should be 1 everywhere
+    weight: Floats = np.ones_like(x)
+    intercept = slope = 0.0
+    for _ in range(ROUNDS):
+        intercept, slope = _least_squares(one * weight, other * weight, weight)
+        distance = np.abs(intercept * one + slope * other - 1)
+        weight = 1 / np.sqrt(np.maximum(distance, MIN_RESIDUAL))
+    return intercept, slope
+
+
+def _least_squares(one: Floats, other: Floats, target: Floats) -> tuple[float, float]:
+    """The factors of two columns whose sum comes nearest to a third, by Gram and Schmidt."""
+    length = float(one @ one)
+    shared = float(one @ other) / length
+    rest = other - shared * one
+    factor = float(rest @ target) / float(rest @ rest)
+    return float(one @ target) / length - shared * factor, factor
+
+
+def _through_origin(x: Floats, y: Floats) -> float:
+    """The slope without a latency: the median of y / x, each weighted by how much a slope moves it, x / y."""
+    order = np.argsort(y / x)
+    weight = np.cumsum((x / y)[order])
+    return float((y / x)[order][np.searchsorted(weight, weight[-1] / 2)])
+
+
+def _errors(x: Floats, y: Floats, deviation: float, with_latency: bool) -> tuple[float, float]:
+    """Half the intervals of latency and slope."""
+    if not with_latency:
+        return 0.0, STANDARD_ERRORS * deviation / float(np.sqrt(((x / y) ** 2).sum()))
+    design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+    design /= (unit := np.linalg.norm(design, axis=0))
+    spread = deviation * np.sqrt(np.diag(np.linalg.pinv(design.T @ design))) / unit
+    return STANDARD_ERRORS * float(spread[0]), STANDARD_ERRORS * float(spread[1])
+
+
+def medians(num_bytes: Floats, time_ns: Floats, enough: int = 1) -> tuple[Floats, Floats]:
+    """The sizes that were seen often enough, in order, and the median time of each.
+
+    Args:
+        num_bytes: [T] payloads.
+        time_ns: [T] what each took.
+        enough: how many times of a size there must be.
+    """
+    sizes, place = np.unique(num_bytes, return_inverse=True)
+    times = np.array([float(np.median(time_ns[place == number])) for number in range(sizes.size)])
+    often = np.bincount(place, minlength=sizes.size) >= enough
+    return sizes[often].astype(np.float64), times[often]
+
+
+def through(sizes: Floats, times: Floats, line: Floats) -> Between:
+    """The curve through measured sizes: a function from bytes [T] and their ns by the line [T] to ns [T].
+
+    Between two sizes it stays within their times.
+
+    Args:
+        sizes: [K] bytes, ascending, each once.
+        times: [K] ns measured.
+        line: [K] ns by the line.
+    """
+    ratio = np.log(times / line)
+    if sizes.size == 1:
+        return lambda at, line_at: np.asarray(line_at * np.exp(ratio[0]), np.float64)
+    bend = monotone(np.log(sizes), ratio)
+
+    def curve(at: Floats, line_at: Floats) -> Floats:
+        inside = np.clip(at, sizes[0], sizes[-1])
+        bent = line_at * np.exp(bend(np.log(inside)))
+        right = np.clip(np.searchsorted(sizes, inside), 1, sizes.size - 1)
+        least = np.minimum(times[right - 1], times[right])
+        most = np.maximum(times[right - 1], times[right])
+        return np.asarray(np.where(inside == at, np.clip(bent, least, most), bent), np.float64)
+
+    return curve
+
+
+def monotone(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
+    """The cubic through points that rises and falls only where they do, and goes on beyond them.
+
+    It is SciPy's `PchipInterpolator` to the last bit, without the 0.4 s that SciPy takes to load.
+
+    Args:
+        x: [K] ascending, two or more.
+        y: [K].
+    """
+    step = np.diff(x)
+    slope = np.diff(y) / step
+    inner = _inner_slopes(step, slope)
+    first, last = slope[0], slope[-1]
+    if slope.size > 1:
+        first = _outer_slope(step[0], step[1], slope[0], slope[1])
+        last = _outer_slope(step[-1], step[-2], slope[-1], slope[-2])
+    slopes = np.concatenate([[first], inner, [last]])
+    cubic = (slopes[:-1] + slopes[1:] - 2 * slope) / step
+    square = (slope - slopes[:-1]) / step - cubic
+    cubic /= step
+
+    def curve(given: Floats) -> Floats:
+        place = np.clip(np.searchsorted(x, given, side="right") - 1, 0, slope.size - 1)
+        t = given - x[place]
+        value: Floats = y[place] + slopes[place] * t + square[place] * (t * t) + cubic[place] * (t * t * t)
+        return value
+
+    return curve
+
+
+def _inner_slopes(step: Floats, slope: Floats) -> Floats:
+    """At each point between two others the weighted harmonic mean of both slopes; 0 where they turn."""
+    before, after = slope[:-1], slope[1:]
+    turns = (np.sign(before) != np.sign(after)) | (before == 0) | (after == 0)
+    left, right = 2 * step[1:] + step[:-1], step[1:] + 2 * step[:-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = (left / before + right / after) / (left + right)
+        return np.where(turns, 0.0, 1.0 / mean)
+
+
+def _outer_slope(step: float, next_step: float, slope: float, next_slope: float) -> float:
+    """At an end the slope of a parabola through three points, if it keeps the shape (Moler, pchiptx)."""
+    estimate = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
+    if np.sign(estimate) != np.sign(slope):
+        return 0.0
+    if np.sign(slope) != np.sign(next_slope) and abs(estimate) > 3.0 * abs(slope):
+        return 3.0 * slope
+    return estimate
+
+
+def left_out(sizes: Floats, times: Floats, line: Floats) -> Floats:
+    """[K] how far the curve misses each size when that is left out, as a logarithm; NaN at both ends.
+
+    Every other size is left out at once, then the others: PCHIP depends on near neighbours, and each is left
+    out with both of its own there.
+
+    Args:
+        sizes: [K] bytes, ascending, each once.
+        times: [K] ns measured.
+        line: [K] ns by the line.
+    """
+    missed = np.full(sizes.size, np.nan)
+    for first in (1, 2):
+        out = np.zeros(sizes.size, np.bool_)
+        out[first:-1:2] = True
+        if out.any():
+            predicted = through(sizes[~out], times[~out], line[~out])(sizes[out], line[out])
+            missed[out] = np.abs(np.log(predicted / times[out]))
+    return missed
+
+
+def growth(sizes: Floats, missed: Floats) -> Floats:
+    """[K] how fast a curve's error grows around each size with the distance from it, per factor e in bytes.
+
+    Args:
+        sizes: [K] bytes, ascending.
+        missed: [K] as from `left_out`.
+    """
+    if sizes.size < 3:
+        return np.full(sizes.size, np.nan)
+    gaps = np.diff(np.log(sizes))
+    rate = np.empty(sizes.size)
+    rate[1:-1] = missed[1:-1] / np.maximum(np.minimum(gaps[:-1], gaps[1:]), NEAR)
+    rate[0], rate[-1] = rate[1], rate[-2]
+    return rate
+
+
+def scale(sizes: Floats, rate: Floats, at: Floats) -> Floats:
+    """[T] how far times may be off in logarithm, up to a factor that `calibrated` finds.
+
+    Args:
+        sizes: [K] bytes, ascending.
+        rate: [K] as from `growth`.
+        at: [T] bytes.
+    """
+    where, measured = np.log(at), np.log(sizes)
+    right = np.clip(np.searchsorted(sizes, at), 1, max(sizes.size - 1, 1))
+    left = right - 1
+    right = np.minimum(right, sizes.size - 1)
+    distance = np.minimum(np.abs(where - measured[left]), np.abs(where - measured[right]))
+    return np.asarray(NOISE + np.maximum(distance, NEAR) * (rate[left] + rate[right]) / 2, np.float64)
+
+
+def scores(sizes: Floats, missed: Floats) -> Floats:
+    """How many times their scale the errors of sizes that were left out are, judged by their neighbours.
+
+    Args:
+        sizes: [K] bytes, ascending.
+        missed: [K] as from `left_out`.
+    """
+    if sizes.size < 4:
+        return np.empty(0)
+    rate, gaps = growth(sizes, missed), np.diff(np.log(sizes))
+    distance = np.maximum(np.minimum(gaps[:-1], gaps[1:]), NEAR)
+    inner = rate[1:-1]
+    before, after = np.append(inner[1], inner[:-1]), np.append(inner[1:], inner[-2])
+    around = (before + after) / 2
+    return np.asarray(missed[1:-1] / (NOISE + distance * around), np.float64)

@@ -1,0 +1,327 @@
+"""Connections, which links they cross, how much links carry, and where connections meet.
+
+A connection is flows of the same ports, one after the other, which routers send one way. In: flows of
+communications, next hops, and paths as far as they are known. Out: the choice that follows known paths; where
+none is known, how likely a flow crosses a link, or its load under many hashes; per link, bytes and the time
+in which anything crosses it; and meetings: connections that cross one link at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.cost.fabric.fairness import max_min_rates
+from dpro.replay.cost.fabric.flows import Flows, Load, crossed, inside, loaded, sprayed
+from dpro.replay.cost.fabric.network import SWITCH, between_switches
+from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes, hashed
+from dpro.topology.kept import PathEntry
+
+if TYPE_CHECKING:  # else every command that knows the edits would load scipy
+    from scipy.sparse import csr_matrix
+
+
+@dataclass(frozen=True)
+class Connections:
+    """Connections of flows.
+
+    Attributes:
+        of: [F] the connection of each flow.
+        flows: one flow for each connection, which stands for it.
+        number: [K] of each among those between its ports.
+    """
+
+    of: Ints
+    flows: Flows
+    number: Ints
+
+
+def connections_of(flows: Flows) -> Connections:
+    """The connections of flows, ordered by their ports."""
+    ends = np.stack([flows.begin, flows.end, flows.key])
+    rows, first, of = np.unique(ends, axis=1, return_index=True, return_inverse=True)
+    columns = {name: getattr(flows, name)[first] for name in ("begin", "end", "share", "key")}
+    count = first.size
+    new = np.ones(count, np.bool_)
+    new[1:] = (np.diff(rows[:2], axis=1) != 0).any(axis=0)
+    row_numbers = np.arange(count)
+    number = row_numbers - np.maximum.accumulate(np.where(new, row_numbers, 0)) if count else row_numbers
+    return Connections(of.ravel(), Flows(of=row_numbers, count=count, **columns), number)
+
+
+@dataclass(frozen=True)
+class KnownPaths:
+    """Paths of connections that no hash decides.
+
+    Attributes:
+        of: [F] the connection of each flow.
+        steps: by connection and switch, the place of its link in the group of links that lead on.
+        missing: [K] connections that leave their hosts on a path that is not known.
+    """
+
+    of: Ints
+    steps: dict[tuple[int, int], int]
+    missing: Ints
+
+    def choice(self, otherwise: Choice) -> Choice:
+        """What `routes.paths` asks."""
+        if not self.steps:
+            return otherwise
+
+        def choose(rows: Ints, here: Ints, number: Ints) -> Ints:
+            ends = zip(self.of[rows].tolist(), here.tolist())
+            places = np.array([self.steps.get(pair, -1) for pair in ends], np.int64)
+            return np.where(places >= 0, places, otherwise(rows, here, number))
+
+        return choose
+
+
+def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> KnownPaths:
+    """The known paths of connections.
+
+    Raises:
+        Unanswerable: a path names a link that the fabric lacks, or that is on no shortest path to its end.
+    """
+    connections, names = connections_of(flows), routes.network.names
+    entry_of = {(entry.begin, entry.end, entry.connection): entry for entry in entries}
+    steps: dict[tuple[int, int], int] = {}
+    missing = []
+    ends = zip(connections.flows.begin.tolist(), connections.flows.end.tolist(), connections.number.tolist())
+    within = inside(connections.flows, routes.network)
+    for each, (begin, end, number) in enumerate(ends):
+        entry = entry_of.get((names[begin], names[end], number))
+        if entry is not None:
+            steps |= {(each, switch): place for switch, place in _places(routes, end, entry).items()}
+        elif not within[each]:
+            missing.append(each)
+    return KnownPaths(connections.of, steps, np.array(missing, np.int64))
+
+
+def _places(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
+    """By switch on a path, the place of its link in the group of links that lead on."""
+    network = routes.network
+    places: dict[int, int] = {}
+    if routes.into[end] == NO_LINK:
+        return places
+    to = int(network.source[routes.into[end]])
+    for name in entry.links:
+        link = network.link_named(name)
+        if link is None:
+            raise Unanswerable(f"path of {entry.begin} to {entry.end}: the topology has no link {name!r}")
+        switch = int(network.source[link])
+        group = routes.choices(switch, to).tolist() if network.kind[switch] == SWITCH else []
+        if link not in group:
+            raise Unanswerable(f"path of {entry.begin} to {entry.end}: {name!r} is on no shortest path")
+        places[switch] = group.index(link)
+    return places
+
+
+def path_entries(flows: Flows, routes: Routes, choose: Choice) -> list[PathEntry]:
+    """The path of each connection that leaves its host."""
+    connections, network = connections_of(flows), routes.network
+    first = np.unique(connections.of, return_index=True)[1]
+    row, links = crossed(
+        connections.flows, routes, lambda rows, here, number: choose(first[rows], here, number)
+    )
+    between = between_switches(network)[links]
+    names: dict[int, list[str]] = {int(each): [] for each in row}
+    for each, link in zip(row[between].tolist(), links[between].tolist()):
+        names[each].append(network.link_name(link))
+    begin, end = connections.flows.begin, connections.flows.end
+    return [
+        PathEntry(network.names[begin[each]], network.names[end[each]], ways, int(connections.number[each]))
+        for each, ways in names.items()
+    ]
+
+
+# How likely a flow crosses a link: 1 on the way that all its paths share, one over their number elsewhere.
+
+
+def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> csr_matrix:
+    """[F, L] probability that a flow crosses a link.
+
+    Args:
+        known: paths of connections; of several between two ports each is as likely.
+
+    Raises:
+        Unanswerable: no path leads from a port to another, or a known one names a link that is not there.
+    """
+    from scipy.sparse import csr_matrix, diags
+
+    count = flows.begin.size
+    each = replace(flows, of=np.arange(count), share=np.ones(count), count=count)
+    spread = sprayed(each, routes)
+    shape = (count, routes.network.source.size)
+    sprayed_evenly = csr_matrix((spread.share, spread.links, spread.indptr), shape=shape)
+    names = routes.network.names
+    of_ports: dict[tuple[str, str], list[PathEntry]] = {}
+    for entry in known:
+        of_ports.setdefault((entry.begin, entry.end), []).append(entry)
+    ends = list(zip(flows.begin.tolist(), flows.end.tolist()))
+    rows = [
+        (flow, _along(entry, routes, *pair), 1.0 / len(entries))
+        for flow, pair in enumerate(ends)
+        for entries in [of_ports.get((names[pair[0]], names[pair[1]]), [])]
+        for entry in entries
+    ]
+    if not rows:
+        return sprayed_evenly
+    row = np.concatenate([np.full(len(links), flow) for flow, links, _ in rows])
+    link = np.concatenate([np.array(links, np.int64) for _, links, _ in rows])
+    share = np.concatenate([np.full(len(links), share) for _, links, share in rows])
+    kept = np.ones(count)
+    kept[[flow for flow, *_ in rows]] = 0.0
+    return csr_matrix(diags(kept) @ sprayed_evenly + csr_matrix((share, (row, link)), shape=shape))
+
+
+def _along(entry: PathEntry, routes: Routes, begin: int, end: int) -> list[int]:
+    """The links of a known path from port to port."""
+    between = []
+    for name in entry.links:
+        link = routes.network.link_named(name)
+        if link is None:
+            raise Unanswerable(f"path of {entry.begin} to {entry.end}: the topology has no link {name!r}")
+        between.append(link)
+    return [int(routes.out[begin]), *between, int(routes.into[end])]
+
+
+def hops_of(crossing: csr_matrix) -> Ints:
+    """[F] the number of links that each flow crosses, from port to port."""
+    hops: Ints = np.rint(np.asarray(crossing.sum(axis=1)).ravel()).astype(np.int64)
+    return hops
+
+
+# What links carry.
+
+
+class Usage(NamedTuple):
+    """[L] per link.
+
+    Attributes:
+        sent: bytes that cross it.
+        busy: time in which a communication crosses it.
+    """
+
+    sent: Floats
+    busy: Floats
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Connections that cross a link at the same time.
+
+    Attributes:
+        link: the link.
+        connections: those that do so at any time, by number.
+        together: for how long two or more of them do.
+    """
+
+    link: int
+    connections: tuple[int, ...]
+    together: float
+
+
+def usage(load: Load, begin: Floats, end: Floats, sent: Floats, num_links: int) -> Usage:
+    """How much links carry.
+
+    Args:
+        begin, end: [C] when each communication runs.
+        sent: [C] bytes that the busiest rank of each sends.
+    """
+    of = np.repeat(np.arange(begin.size), np.diff(load.indptr))
+    carried = np.bincount(load.links, load.share * sent[of], num_links).astype(np.float64)
+    order = np.lexsort((begin[of], load.links))
+    link, since, until = load.links[order], begin[of][order], end[of][order]
+    busy = np.zeros(num_links)
+    firsts = np.flatnonzero(np.diff(link, prepend=-1))
+    for first, last in zip(firsts.tolist(), [*firsts[1:].tolist(), link.size]):
+        # What of each interval no earlier one of this link covers.
+        covered = np.maximum.accumulate(until[first:last])
+        before = np.concatenate([[-np.inf], covered[:-1]])
+        busy[link[first]] = np.maximum(until[first:last] - np.maximum(since[first:last], before), 0).sum()
+    return Usage(carried, busy)
+
+
+def meetings(flows: Flows, row: Ints, links: Ints, kind: Ints, begin: Floats, end: Floats) -> list[Meeting]:
+    """Connections that meet, by link: the longest first.
+
+    Args:
+        row, links: flows, and links that each crosses, as `flows.crossed` gives them.
+        kind: [C] of each communication.
+        begin, end: [C] when each runs.
+    """
+    by_kind = np.argsort(kind, kind="stable")
+    since, until = begin[by_kind], end[by_kind]
+    bounds = np.searchsorted(kind[by_kind], np.arange(flows.count + 1))
+    connection = connections_of(flows).of[row]
+    order = np.argsort(links, kind="stable")
+    firsts = np.flatnonzero(np.diff(links[order], prepend=-1))
+    found = []
+    for rows in np.split(order, firsts[1:]) if order.size else []:
+        if (connection[rows] == connection[rows[0]]).all():
+            continue
+        of = flows.of[row[rows]]
+        counts = bounds[of + 1] - bounds[of]
+        runs = np.concatenate([np.arange(bounds[each], bounds[each + 1]) for each in of.tolist()])
+        met, together = _together(np.repeat(connection[rows], counts), since[runs], until[runs])
+        if met:
+            found.append(Meeting(int(links[rows[0]]), tuple(sorted(met)), together))
+    return sorted(found, key=lambda meeting: (-meeting.together, meeting.link))
+
+
+def _together(connection: Ints, since: Floats, until: Floats) -> tuple[set[int], float]:
+    """Which connections run beside another one, and for how long any two do."""
+    events = sorted(
+        [(time, 1, each) for time, each in zip(since.tolist(), connection.tolist())]
+        + [(time, -1, each) for time, each in zip(until.tolist(), connection.tolist())],
+        key=lambda event: event[:2],
+    )  # at one time ends come before begins
+    running: dict[int, int] = {}
+    met: set[int] = set()
+    together, last = 0.0, 0.0
+    for time, change, each in events:
+        if len(running) > 1 and time > last:
+            together += time - last
+            met |= running.keys()
+        last = time
+        running[each] = running.get(each, 0) + change
+        if not running[each]:
+            del running[each]
+    return met, together
+
+
+# What flows load by hashes that are not known: the same flows under many seeds.
+
+SEEDS = 40
+
+
+def hashed_loads(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> list[Load]:
+    """The load by the hash of each seed: first the one under which all communications at once are fastest.
+
+    Raises:
+        Unanswerable: no path leads from a port to another, or a known one is none.
+    """
+
+    paths = known_paths(flows, routes, known)
+    seeds = SEEDS if paths.missing.size or not known else 1
+    loads = [loaded(flows, routes, paths.choice(hashed(flows.key, seed))) for seed in range(seeds)]
+
+    def slowness(load: Load) -> float:
+        return float((1 / np.maximum(max_min_rates(load, routes.network.gbps), 1e-12)).sum())
+
+    return sorted(loads, key=slowness)
+
+
+def quantile(loads: Sequence[Load], share: float) -> Load:
+    """The load at a share of the seeds.
+
+    Args:
+        loads: in order.
+        share: 0 for the first, 1 for the last.
+    """
+    return loads[round(share * (len(loads) - 1))]

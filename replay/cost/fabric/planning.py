@@ -1,0 +1,245 @@
+"""Paths chosen ahead: each flow on one path, such that no link carries more than it must.
+
+In: flows that run together, and next hops. Out: a choice for `routes.paths`. Between leaves that all have
+one cable to each spine (or as many to each), equal flows are edges between leaves that send and leaves that
+receive, and a path is a colour: edges at a leaf get different ones. With as many colours as the busiest
+leaf has flows that always succeeds (König 1916; alternating chains: Kempe 1879), so no up- or down-link
+carries more than the busiest leaf's flows over its links, rounded up: what spraying all packets over all
+paths reaches, but for the rounding. Elsewhere flows are placed one after the other, the largest first,
+where they meet least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.cost.fabric.connections import connections_of
+from dpro.replay.cost.fabric.flows import Flows, inside
+from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes
+
+PART = 48  # bit of a key from which on it says which part of a flow it is
+MAX_TRIED = 256  # paths of a flow that are compared
+
+
+class _Ways(NamedTuple):
+    """Shortest paths between two switches, as many links on each.
+
+    Attributes:
+        switches: [W][H] where each hop begins.
+        links: [W, H, P] cables side by side, of which one is taken; `NO_LINK` where there are fewer.
+        places: [W, H, P] their places in the equal-cost group.
+    """
+
+    switches: list[list[int]]
+    links: np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
+    places: np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A path for each flow.
+
+    Attributes:
+        places: for each flow, by the switch that it is at, the place of its link in the equal-cost group.
+    """
+
+    places: tuple[dict[int, int], ...]
+
+    def choice(self) -> Choice:
+        """What `routes.paths` asks."""
+
+        def choose(flows: Ints, here: Ints, number: Ints) -> Ints:
+            places = [
+                self.places[flow].get(switch, 0) % count
+                for flow, switch, count in zip(flows.tolist(), here.tolist(), number.tolist())
+            ]
+            return np.array(places, np.int64)
+
+        return choose
+
+
+def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
+    """Paths for flows that may all run together."""
+    leaves = _leaves(flows, routes)
+    crossing = [flow for flow, (begin, end) in enumerate(leaves) if begin != end]
+    equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
+    if equal and _is_two_tiers(routes, {leaves[flow] for flow in crossing}):
+        return _coloured(routes, leaves, crossing)
+    return _greedy(flows, routes, leaves, crossing, capacity)
+
+
+def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choice:
+    """A path for each connection: communications of the same ranks use the same ones, one after the other."""
+    connections = connections_of(flows)
+    choose = planned(connections.flows, routes, capacity).choice()
+    return lambda rows, here, number: choose(connections.of[rows], here, number)
+
+
+def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
+    """Flows of which as few as needed are split, so that cables carry what spraying packets would give them.
+
+    Of k equal flows between two leaves with m paths all but the last k mod m take the paths in turn; those
+    are split into m / gcd(m, k mod m) parts each, which take them in turn, too (Ethereal: Addanki et al.,
+    arXiv 2407.00550). Where paths lead over more than one switch between leaves, or over unequal cables,
+    that is not so even.
+    """
+    connections = connections_of(flows)
+    leaves = _leaves(connections.flows, routes)
+    groups: dict[tuple[tuple[int, int], float], list[int]] = {}
+    for number, pair in enumerate(leaves):
+        groups.setdefault((pair, float(connections.flows.share[number])), []).append(number)
+    parts = np.ones(connections.number.size, np.int64)
+    first = np.zeros(connections.number.size, np.int64)  # the path of the first part of each
+    for (pair, _), members in groups.items():
+        if pair[0] == pair[1]:
+            continue
+        num_paths = routes.choices(*pair).size
+        rest = len(members) % num_paths
+        of_rest = num_paths // gcd(num_paths, rest)
+        for turn, number in enumerate(members):
+            left = len(members) - turn
+            parts[number] = of_rest if left <= rest else 1
+            first[number] = (rest - left) * of_rest if left <= rest else turn
+    counts = parts[connections.of]
+    row = np.repeat(np.arange(flows.of.size), counts)
+    part = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = {name: getattr(flows, name)[row] for name in ("of", "begin", "end")}
+    split = Flows(
+        **columns, share=(flows.share / counts)[row], key=flows.key[row] + (part << PART), count=flows.count
+    )
+    path = (first[connections.of])[row] + part
+    plan = Plan(
+        tuple(
+            _over(routes, leaves[connection], way)
+            for connection, way in zip(connections.of[row].tolist(), path.tolist())
+        )
+    )
+    return split, plan.choice()
+
+
+def _leaves(flows: Flows, routes: Routes) -> list[tuple[int, int]]:
+    """The leaves that each flow goes from and to; the same twice within a host."""
+    network = routes.network
+    return [
+        (-1, -1)
+        if within
+        else (int(network.target[routes.out[begin]]), int(network.source[routes.into[end]]))
+        for within, begin, end in zip(inside(flows, network), flows.begin, flows.end)
+    ]
+
+
+def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
+    """Whether all paths between leaves lead over one more switch, the same cables over the same ones."""
+    target = routes.network.target
+    seen: set[tuple[int, ...]] = set()
+    for one, other in pairs:
+        middle = target[routes.choices(one, other)]
+        seen.add(tuple(middle.tolist()))
+        for switch in set(middle.tolist()):
+            down = routes.choices(switch, other)
+            if (target[down] != other).any() or down.size != np.count_nonzero(middle == switch):
+                return False
+    return len(seen) == 1
+
+
+def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]) -> Plan:
+    """Edge colours of the bipartite graph of leaves, folded onto the cables of a leaf."""
+    degree: dict[tuple[int, int], int] = {}
+    for flow in crossing:
+        for side, leaf in enumerate(leaves[flow]):
+            degree[side, leaf] = degree.get((side, leaf), 0) + 1
+    colours = max(degree.values())
+    edge_of: dict[tuple[int, int, int], int] = {}  # by side, leaf and colour
+    colour_of: dict[int, int] = {}
+
+    def free(side: int, leaf: int) -> int:
+        return next(colour for colour in range(colours) if (side, leaf, colour) not in edge_of)
+
+    def paint(edge: int, colour: int) -> None:
+        colour_of[edge] = colour
+        for side, leaf in enumerate(leaves[edge]):
+            edge_of[side, leaf, colour] = edge
+
+    for edge in crossing:
+        begin, end = leaves[edge]
+        mine, its = free(0, begin), free(1, end)
+        if mine != its:
+            # The chain of both colours from the receiving leaf swaps them: `mine` is then free there.
+            chain, side, leaf, colour = [], 1, end, mine
+            while (side, leaf, colour) in edge_of:
+                other = edge_of[side, leaf, colour]
+                chain.append(other)
+                side = 1 - side
+                leaf = leaves[other][side]
+                colour = its if colour == mine else mine
+            for other in chain:
+                for end_side, place in enumerate(leaves[other]):
+                    edge_of.pop((end_side, place, colour_of[other]), None)
+            for other in chain:
+                paint(other, its if colour_of[other] == mine else mine)
+        paint(edge, mine)
+    return Plan(tuple(_over(routes, leaves[flow], colour_of.get(flow, 0)) for flow in range(len(leaves))))
+
+
+def _over(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
+    """The way over the cable that a colour stands for: up by its number, down by its number among equals."""
+    if pair[0] == pair[1]:
+        return {}
+    group = routes.choices(*pair)
+    up = colour % group.size
+    middle = routes.network.target[group]
+    beside = int(np.count_nonzero(middle[:up] == middle[up]))
+    return {pair[0]: up, int(middle[up]): beside}
+
+
+def _greedy(
+    flows: Flows, routes: Routes, leaves: list[tuple[int, int]], crossing: list[int], capacity: Floats
+) -> Plan:
+    """Each flow where the fullest link of its path is the least full, the largest flow first."""
+    load, room = np.zeros(capacity.size + 1), np.append(capacity, 1.0)
+    load[-1] = np.inf  # of what is no link
+    places: list[dict[int, int]] = [{} for _ in leaves]
+    ways: dict[tuple[int, int], _Ways] = {}
+    for flow_number in sorted(crossing, key=lambda flow: -flows.share[flow]):
+        if leaves[flow_number] not in ways:
+            ways[leaves[flow_number]] = _ways(routes, *leaves[flow_number])
+        tried = ways[leaves[flow_number]]
+        full = (load[tried.links] + flows.share[flow_number]) / room[tried.links]
+        beside = full.argmin(axis=2)
+        of_way = full.min(axis=2).max(axis=1)
+        best = int(np.argmax(of_way <= of_way.min() * (1 + 1e-12)))
+        for hop, cable in enumerate(beside[best].tolist()):
+            places[flow_number][tried.switches[best][hop]] = int(tried.places[best, hop, cable])
+            load[tried.links[best, hop, cable]] += flows.share[flow_number]
+    return Plan(tuple(places))
+
+
+def _ways(routes: Routes, here: int, to: int) -> _Ways:
+    """Shortest paths between two switches, by the switches that they lead over."""
+    target = routes.network.target
+    found: list[list[tuple[int, list[int], list[int]]]] = []
+    left: list[tuple[int, list[tuple[int, list[int], list[int]]]]] = [(here, [])]
+    while left and len(found) < MAX_TRIED:
+        switch, way = left.pop()
+        if switch == to:
+            found.append(way)
+            continue
+        group = routes.choices(switch, to).tolist()
+        for after in dict.fromkeys(int(target[link]) for link in group):
+            beside = [place for place, link in enumerate(group) if target[link] == after]
+            left.append((after, [*way, (switch, [group[place] for place in beside], beside)]))
+    if not found:
+        names = routes.network.names
+        raise Unanswerable(f"no path leads from {names[here]} to {names[to]}")
+    most = max(len(links) for way in found for _, links, _ in way)
+    links, places = np.full((2, len(found), len(found[0]), most), NO_LINK)
+    for at, way in enumerate(found):
+        for hop, (_, cables, numbers) in enumerate(way):
+            links[at, hop, : len(cables)], places[at, hop, : len(cables)] = cables, numbers
+    return _Ways([[switch for switch, *_ in way] for way in found], links, places)

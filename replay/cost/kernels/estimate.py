@@ -1,0 +1,292 @@
+"""How long operations take on a device: the one interface to everything in this package.
+
+In: operations, a device, and what is known (`Sources`): tables of the user's, the ten numbers of devices,
+perhaps the same operations as they were measured on another device or at another precision
+(`MeasuredOperations`). Out: a row per operation: microseconds, an interval that is meant to hold 80%, by
+which method, or why nothing is predicted. The first method that can answer, does:
+
+    table     the user's table has this very shape on this device
+    trees     the user's table has this device; formula and trees say shapes that it lacks
+    fitted    ten numbers of this device: shipped, or fitted to operations of the user's own trace
+    sheet     ten numbers that all measured devices share, with this device's data sheet
+
+Where the operation was measured elsewhere, half of what the method misses there, in log, is what it is
+expected to miss here (`HALF`): a part of a miss belongs to the operation and its software, and a part to the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Floats
+from dpro.errors import Unanswerable
+from dpro.replay.cost.kernels.formula import (
+    ANY,
+    UNKNOWN_BANDS,
+    Bands,
+    DeviceTable,
+    Key,
+    KnownCoefficients,
+    formula_us,
+    half_bands,
+    shipped,
+    sizes_of,
+)
+from dpro.replay.cost.kernels.learned import LearnedTrees, covers, predicted_us
+from dpro.replay.cost.kernels.roofline import GPUS, GpuModel
+
+HALF = 0.5  # of a miss on the other device goes along
+BEYOND = 4.0  # times the largest operation that was measured: more is refused
+HOLDS_80 = 1.28  # standard deviations
+UNMEASURED = 0.25  # standard deviation, in log, where not even the kind or precision was measured
+NEAREST = {"fp16": "bf16", "tf32": "bf16", "fp32": "bf16"}  # whose numbers stand in
+SAME_OPERATION = ["batch", "m", "n", "k", "heads", "kv_heads", "read_bytes"]
+TIMES = ("us", "low_us", "high_us")
+SCHEMA = pl.Schema({**dict.fromkeys(TIMES, pl.Float64()), "method": pl.String(), "reason": pl.String()})
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is known of devices.
+
+    Attributes:
+        tables: measured operations.
+        learned: what was learned from them, as by `learned.learn`.
+        known: ten numbers by kind, dtype and device; those that ship, or the user's own before them.
+        sheets: data sheets by device.
+    """
+
+    tables: Sequence[DeviceTable] = ()
+    learned: Sequence[LearnedTrees] = ()
+    known: Mapping[Key, KnownCoefficients] = field(default_factory=shipped)
+    sheets: Mapping[str, GpuModel] = field(default_factory=lambda: GPUS)
+
+
+class MeasuredOperations(NamedTuple):
+    """Operations as they were measured: the same rows as those that are asked for.
+
+    Attributes:
+        device: on which.
+        operations: as they ran, perhaps at another precision.
+        us: [N] how long.
+    """
+
+    device: str
+    operations: pl.DataFrame
+    us: Floats
+
+
+class _Answer(NamedTuple):
+    """[N] microseconds, NaN where a method does not answer; its bands, and the device's bias in log."""
+
+    us: Floats
+    bands: Bands
+    bias: float
+    method: str
+
+
+def estimate(
+    operations: pl.DataFrame,
+    device: str,
+    sources: Sources | None = None,
+    given: MeasuredOperations | None = None,
+) -> pl.DataFrame:
+    """Say how long each operation takes.
+
+    Args:
+        operations: as `operations.COLUMNS` has them.
+
+    Returns:
+        A row per operation with the columns of `SCHEMA`; where it is refused `us` is null, and `reason` says
+        why.
+
+    Raises:
+        Unanswerable: there is no data sheet of the device.
+    """
+    sources = sources or Sources()
+    if device not in sources.sheets:
+        raise Unanswerable(f"no data sheet of {device!r}: there are {', '.join(sources.sheets)}")
+    parts = []
+    numbered = operations.with_row_index("row")
+    for (kind, dtype), rows in numbered.partition_by(["kind", "dtype"], as_dict=True).items():
+        row_numbers = rows["row"].to_numpy()
+        there = given and MeasuredOperations(
+            given.device, given.operations[row_numbers], given.us[row_numbers]
+        )
+        parts.append(
+            _of_one_kind(rows.drop("row"), str(kind), str(dtype), device, sources, there).with_columns(
+                row=pl.Series(row_numbers)
+            )
+        )
+    if not parts:
+        return pl.DataFrame(schema=SCHEMA)
+    return pl.concat(parts).sort("row").select(list(SCHEMA))
+
+
+def _of_one_kind(
+    operations: pl.DataFrame,
+    kind: str,
+    dtype: str,
+    device: str,
+    sources: Sources,
+    given: MeasuredOperations | None,
+) -> pl.DataFrame:
+    gpu = sources.sheets[device]
+    if dtype not in gpu.tflops:
+        return _refused(operations.height, f"{device} does not multiply in {dtype}")
+    us, low, high = (np.full(operations.height, np.nan) for _ in range(3))
+    method = np.full(operations.height, "", dtype=object)
+    for predicted in _scaled(operations, kind, dtype, device, sources, given):
+        new = np.isnan(us) & np.isfinite(predicted.us)
+        if new.any():
+            us[new] = predicted.us[new]
+            low[new], high[new] = predicted.bands.interval(predicted.us[new], HOLDS_80 * predicted.bias)
+            method[new] = predicted.method
+        if not np.isnan(us).any():
+            break
+    frame = pl.DataFrame({"us": us, "low_us": low, "high_us": high, "method": method.tolist()})
+    missing = pl.col("us").is_nan()
+    why = "more operations or bytes than any that was measured"
+    return frame.select(
+        *(
+            pl.when(missing).then(None).otherwise(pl.col(name)).alias(name)
+            for name in ("us", "low_us", "high_us")
+        ),
+        "method",
+        reason=pl.when(missing).then(pl.lit(why)),
+    ).cast(SCHEMA)
+
+
+def _refused(height: int, reason: str) -> pl.DataFrame:
+    nothing: dict[str, list[str] | list[None]] = {name: [None] * height for name in TIMES}
+    return pl.DataFrame(nothing | {"method": [""] * height, "reason": [reason] * height}, schema=SCHEMA)
+
+
+def _scaled(
+    operations: pl.DataFrame,
+    kind: str,
+    dtype: str,
+    device: str,
+    sources: Sources,
+    given: MeasuredOperations | None,
+) -> Iterator[_Answer]:
+    """What each method says, the best first; scaled by half of what it misses of the given."""
+    if given is None:
+        yield from _by_tables(operations, kind, dtype, device, sources)
+        yield _by_formula(operations, kind, dtype, device, sources)
+        return
+    ran = str(given.operations["dtype"][0])
+    for software in _common(kind, (device, dtype), (given.device, ran), sources):
+        here = _by_tables(operations, kind, dtype, device, sources, software[0])
+        there = list(_by_tables(given.operations, kind, ran, given.device, sources, software[1]))
+        for one in here:
+            other = np.fmax(np.full(operations.height, np.nan), _first([each.us for each in there]))
+            yield _half(one, other, given.us, half_bands(kind, dtype, "tables"))
+    if given.device in sources.sheets and ran in sources.sheets[given.device].tflops:
+        other = _by_formula(given.operations, kind, ran, given.device, sources)
+        for one in _by_tables(operations, kind, dtype, device, sources):
+            yield _half(one, other.us, given.us, half_bands(kind, dtype, "fitted"))
+        one = _by_formula(operations, kind, dtype, device, sources)
+        yield _half(one, other.us, given.us, half_bands(kind, dtype, one.method))
+    yield _by_formula(operations, kind, dtype, device, sources)
+
+
+def _half(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> _Answer:
+    """What is predicted of one device, with half of the miss on the other."""
+    return _Answer(one.us * (measured_us / other_us) ** HALF, bands, one.bias, f"measured x {one.method}")
+
+
+def _first(answers: Sequence[Floats]) -> Floats:
+    """The first of several answers that is a number."""
+    us = answers[0].copy()
+    for answer in answers[1:]:
+        us = np.where(np.isnan(us), answer, us)
+    return us
+
+
+def _common(
+    kind: str, here: tuple[str, str], there: tuple[str, str], sources: Sources
+) -> list[tuple[str, str]]:
+    """Softwares of which there are tables of both places, a device and a precision each: largest first."""
+    equal = here[1] == there[1]
+    one, other = (
+        {
+            table.library if equal else table.library.partition("/")[0]: table
+            for table in sources.tables
+            if (table.kind, table.device, table.dtype) == (kind, *place)
+        }
+        for place in (here, there)
+    )
+    shared = sorted(one.keys() & other.keys(), key=lambda name: (-len(one[name].us), name))
+    return [(one[name].software, other[name].software) for name in shared]
+
+
+def _by_tables(
+    operations: pl.DataFrame,
+    kind: str,
+    dtype: str,
+    device: str,
+    sources: Sources,
+    software: str = "",
+) -> Iterator[_Answer]:
+    """What tables of the device have, then what was learned from them; of one software, if it is named."""
+
+    def fits(each: DeviceTable | LearnedTrees) -> bool:
+        place = (each.kind, each.dtype, each.device) == (kind, dtype, device)
+        return place and software in ("", each.software)
+
+    learned = {each.software: each for each in sources.learned if fits(each)}
+    for table in filter(fits, sources.tables):
+        known = learned.get(table.software)
+        yield _Answer(_looked_up(table, operations), known.bands if known else UNKNOWN_BANDS, 0.0, "table")
+    for known in learned.values():
+        us = np.where(covers(known, operations), predicted_us(known, operations), np.nan)
+        yield _Answer(us, known.bands, 0.0, "trees")
+
+
+def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
+    rows = table.operations.select(SAME_OPERATION).with_columns(us=pl.Series(table.us))
+    measured = (
+        operations.select(SAME_OPERATION)
+        .with_row_index("row")
+        .join(rows.group_by(SAME_OPERATION).agg(pl.col("us").median()), on=SAME_OPERATION, how="left")
+    )
+    us: Floats = measured.sort("row")["us"].fill_null(float("nan")).to_numpy()
+    return us
+
+
+def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Answer:
+    """What the ten numbers of the device say; else those of all devices; else those of another precision."""
+    gpu = sources.sheets[device]
+    numbers, method, extra = numbers_of(kind, dtype, device, sources.known)
+    us = formula_us(numbers.fit.numbers, sizes_of(operations), gpu, dtype)
+    moved = operations["read_bytes"] + operations["written_bytes"]
+    most, most_moved = numbers.largest
+    beyond: Bools = ((operations["operations"] > BEYOND * most) | (moved > BEYOND * most_moved)).to_numpy()
+    return _Answer(np.where(beyond, np.nan, us), numbers.bands, float(np.hypot(numbers.bias, extra)), method)
+
+
+def numbers_of(
+    kind: str, dtype: str, device: str, known: Mapping[Key, KnownCoefficients]
+) -> tuple[KnownCoefficients, str, float]:
+    """The nearest numbers that are known, their method, and how much more, in log, the device may be off.
+
+    Raises:
+        Unanswerable: nothing is known of matmuls.
+    """
+    near = NEAREST.get(dtype, dtype)
+    for of, numbers_of, extra in ((kind, dtype, 0.0), (kind, near, 0.0 if dtype == "fp16" else UNMEASURED)):
+        for place, method in ((device, "fitted"), (ANY, "sheet")):
+            if (of, numbers_of, place) in known:
+                return known[of, numbers_of, place], method, extra
+    for place, method in ((device, "fitted"), (ANY, "sheet")):
+        for numbers_of in (near, "bf16"):
+            if ("matmul", numbers_of, place) in known:
+                return known["matmul", numbers_of, place], method, UNMEASURED
+    raise Unanswerable("no numbers of any device are known")

@@ -1,0 +1,201 @@
+"""What a measured table says of shapes that are not in it: regression trees on what the ten numbers miss.
+
+In: a `DeviceTable` of one device, software and precision. Out: `LearnedTrees`, which says microseconds of
+other shapes, with the bands of its misses on shapes that it was not fitted to. The trees are scikit-learn's
+histogram gradient boosting (after Ke et al., "LightGBM", NeurIPS 2017) on log(measured ÷ formula); they say
+nothing beyond the sizes of their table, where the formula alone goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Floats
+from dpro.errors import DproError
+from dpro.replay.cost.kernels.formula import (
+    ASSUMED,
+    TILES,
+    USUAL_L2_MB,
+    USUAL_SMS,
+    Bands,
+    DeviceFit,
+    DeviceTable,
+    bands_of,
+    fit,
+    formula_us,
+    sizes_of,
+)
+from dpro.replay.cost.kernels.roofline import GPUS, GpuModel
+
+KEPT_OUT = 6  # each such part of the shapes is kept out of the fit, for the bands
+MAX_ROWS = 12_000
+BEYOND = 2.0  # how far outside a table's sizes its trees still count, as a factor
+TREES: dict[str, Any] = {
+    **{"max_iter": 200, "learning_rate": 0.1, "max_leaf_nodes": 31},
+    **{"min_samples_leaf": 10, "l2_regularization": 1.0, "random_state": 0},
+}
+# Shapes that differ in these only are one group: all are fitted to, or none.
+GROUPS = {
+    "matmul": ["n", "k"],
+    "prefill": ["heads", "kv_heads", "head_dim", "window_size"],
+    "decode": ["heads", "kv_heads", "head_dim", "window_size"],
+}
+
+
+@dataclass(frozen=True)
+class LearnedTrees:
+    """What was learned from one table.
+
+    Attributes:
+        device: a key of `roofline.GPUS`.
+        software, kind, dtype: of the table.
+        numbers: the ten numbers of this table.
+        trees: fitted regressor of log(measured ÷ formula).
+        least, most: [F] range of its features.
+        bands: of its misses.
+    """
+
+    device: str
+    software: str
+    kind: str
+    dtype: str
+    numbers: DeviceFit
+    trees: Any
+    least: Floats
+    most: Floats
+    bands: Bands
+
+
+def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
+    """Fit formula and trees to a table, and measure both on shapes that are kept out.
+
+    Raises:
+        DproError: scikit-learn is not installed.
+    """
+    out = kept_out(table)
+    inside = np.flatnonzero(~out)
+    if inside.size > MAX_ROWS:
+        inside = np.sort(np.random.default_rng(0).choice(inside, MAX_ROWS, replace=False))
+    fitted_to = table.rows(inside)
+    numbers = fit([fitted_to.sample()], start)
+    gpu = GPUS[table.device]
+    predicted = formula_us(numbers.numbers, sizes_of(fitted_to.operations), gpu, table.dtype)
+    columns = features(fitted_to.operations, gpu, predicted)
+    trees = _grown(columns, np.log(fitted_to.us / predicted))
+    known = LearnedTrees(
+        *(table.device, table.software, table.kind, table.dtype, numbers, trees),
+        *(columns[:, :RANGED].min(0), columns[:, :RANGED].max(0), bands_of(np.ones(0), np.ones(0))),
+    )
+    others = table.rows(out)
+    bands = bands_of(predicted_us(known, others.operations), others.us)
+    return LearnedTrees(**{**known.__dict__, "bands": bands})
+
+
+def predicted_us(known: LearnedTrees, operations: pl.DataFrame) -> Floats:
+    """[N] microseconds.
+
+    Args:
+        operations: as `operations.COLUMNS` has them.
+    """
+    gpu = GPUS[known.device]
+    predicted = formula_us(known.numbers.numbers, sizes_of(operations), gpu, known.dtype)
+    if not predicted.size:
+        return predicted
+    columns = features(operations, gpu, predicted)
+    missed = np.where(_inside(known, columns), _evaluated(known.trees, columns), 0.0)
+    return predicted * np.exp(missed)
+
+
+def covers(known: LearnedTrees, operations: pl.DataFrame) -> Bools:
+    """[N] whether an operation's sizes are within those of the table, or not far outside.
+
+    Args:
+        operations: as `operations.COLUMNS` has them.
+    """
+    return _inside(known, features(operations, GPUS[known.device], np.ones(operations.height)))
+
+
+def _inside(known: LearnedTrees, columns: Floats) -> Bools:
+    margin, sizes = np.log2(BEYOND), columns[:, :RANGED]
+    fits: Bools = ((sizes >= known.least - margin) & (sizes <= known.most + margin)).all(1)
+    return fits
+
+
+RANGED = 6  # this many features, the first, are sizes
+
+
+def features(operations: pl.DataFrame, gpu: GpuModel, formula: Floats) -> Floats:
+    """[N, F] what the trees see: sizes in powers of two, what limits, and how full the last wave is.
+
+    Args:
+        operations: as `operations.COLUMNS` has them.
+        formula: [N] microseconds by the formula.
+    """
+    sizes = sizes_of(operations)
+    raw = [_log2(operations[name].to_numpy()) for name in ("batch", "m", "n", "k", "heads", "kv_heads")]
+    counted = operations["operations"].to_numpy()
+    columns = [*raw, np.log(formula), _log2(counted / np.maximum(sizes.moved, 1)), _log2(sizes.moved)]
+    sms = gpu.sms or USUAL_SMS
+    for rows, width in TILES[[2, 0, 4]]:
+        waves = np.maximum(np.ceil(sizes.m / rows) * np.ceil(sizes.n / width) * sizes.batch / sms, 1e-6)
+        columns += [np.ceil(waves) / waves, np.log2(waves)]
+    columns += [
+        sizes.m % 2,
+        sizes.n % 128 == 0,
+        sizes.n % 256 == 0,
+        sizes.k % 128 == 0,
+        _log2(sizes.m * sizes.n),
+    ]
+    columns += [np.log2(np.maximum(sizes.moved, 1) / ((gpu.l2_mb or USUAL_L2_MB) * 1e6))]
+    columns += _of_heads(operations, sms)
+    return np.stack([np.asarray(column, np.float64) for column in columns], 1)
+
+
+def _of_heads(operations: pl.DataFrame, sms: int) -> list[Floats]:
+    """Of attention: queries that share keys, and how full the last wave is if each head is a block.
+
+    Heads and sequences alone would be numbers of their own to each tree; blocks are what a device sees.
+    """
+    batch, heads, kv_heads = (operations[name].to_numpy() for name in ("batch", "heads", "kv_heads"))
+    shared, blocks = batch * kv_heads, batch * heads
+    columns = [_log2(heads / np.maximum(kv_heads, 1)), _log2(shared), _log2(blocks)]
+    for count in (shared, blocks):
+        waves = np.maximum(count / sms, 1e-6)
+        columns += [np.ceil(waves) / waves]
+    return [*columns, np.log2(np.maximum(shared / sms, 1e-6))]
+
+
+def _log2(values: Floats) -> Floats:
+    return np.log2(np.maximum(values, 1.0))
+
+
+def kept_out(table: DeviceTable, part: int = 0, parts: int = KEPT_OUT) -> Bools:
+    """[N] the operations of one part of a table's shapes; operations of one group are in one part."""
+    group = table.shapes.select(pl.struct(GROUPS[table.kind]).rank("dense").cast(pl.Int64) - 1).to_series()
+    number = group.to_numpy()
+    turn = np.random.default_rng(7).permutation(int(number.max(initial=0)) + 1)
+    chosen: Bools = turn[number] % parts == part
+    return chosen
+
+
+def _grown(columns: Floats, missed: Floats) -> Any:
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError as error:
+        raise DproError("trees need scikit-learn: pip install 'dpro-toolkit[devices]'") from error
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # its threads wait for each other where other processes run
+        return HistGradientBoostingRegressor(**TREES).fit(columns, missed)
+
+
+def _evaluated(trees: Any, columns: Floats) -> Floats:
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        predicted: Floats = trees.predict(columns)
+    return predicted

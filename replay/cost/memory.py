@@ -1,0 +1,148 @@
+"""How much memory a step takes, by what the job's allocator reported.
+
+In: a run recorded with `--memory`, or a trace of torch.profiler with its memory. Out: what steps allocate on
+top of what they find, and how much is left. What stays between steps is in the totals of a GPU's
+allocator; that of a CPU counts from the beginning of its window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.arrays import Ints
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph
+from dpro.schema import COUNTERS, SPANS, STEPS
+from dpro.store import Run
+
+ALLOCATED = "memory_allocated_bytes"
+FREE = {"gpu": "memory_total_bytes", "cpu": "memory_available_bytes"}
+MODULE = "nn.Module: "
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of the rank that takes most.
+
+    Attributes:
+        within_step_bytes: the most that a step had allocated beyond what it found: activations and gradients.
+        free_bytes: what is left of the device at the peak; of a CPU, what its host had to spare. None where
+            the run does not say.
+    """
+
+    within_step_bytes: int
+    free_bytes: int | None
+
+
+def footprint_of(run: Run | None) -> Footprint:
+    """The footprint of a run's steps.
+
+    Raises:
+        Unanswerable: the run holds no allocations within whole steps.
+    """
+    allocated = _allocated(run)
+    assert run is not None
+    steps = run.table(STEPS).filter(pl.col("window") >= 0)["rank", "start_ns", "duration_ns"]
+    within, peak = [], 0
+    for rank, start, duration in steps.iter_rows():
+        time, value = allocated.get(rank, (np.empty(0, np.int64), np.empty(0)))
+        inside = (time >= start) & (time < start + duration)
+        if inside.any():
+            within.append(int(value[inside].max() - value[inside].min()))
+            peak = max(peak, int(value[inside].max()))
+    if not within:
+        raise Unanswerable(
+            "the run holds no allocations within whole steps: record with `dpro record --memory`"
+        )
+    return Footprint(max(within), _free_bytes(run, peak))
+
+
+def step_bytes_of(graph: Graph, footprint: Footprint | None = None) -> int:
+    """The most that a step allocates beyond what it found, as edits so far have left it.
+
+    Args:
+        footprint: of its run, where that is known already.
+
+    Raises:
+        Unanswerable: its run holds no allocations within whole steps.
+    """
+    if graph.step_bytes is not None:
+        return graph.step_bytes
+    return (footprint or footprint_of(graph.run)).within_step_bytes
+
+
+def peaks_of(run: Run | None) -> dict[int, int]:
+    """The most bytes that the allocator of each rank had given out at once.
+
+    Raises:
+        Unanswerable: the run holds no allocations.
+    """
+    return {rank: int(value.max()) for rank, (_, value) in _allocated(run).items()}
+
+
+def freed_by_recomputing(run: Run | None, names: list[str]) -> int:
+    """What a step would have less at its peak if backward computed modules again, one after the other.
+
+    Of all that their forward passes leave allocated, that of one is needed at a time.
+
+    Raises:
+        Unanswerable: the run holds no allocations.
+    """
+    allocated = _allocated(run)
+    assert run is not None
+    rank = min(allocated)
+    time, value = allocated[rank]
+    of_rank = pl.col("rank") == rank
+    calls = run.table(SPANS, ["rank", "name", "start_ns", "duration_ns"]).filter(
+        of_rank & pl.col("name").is_in([MODULE + name for name in names])
+    )
+    begins = calls["start_ns"].to_numpy()
+    samples = [
+        np.searchsorted(time, moment, side="right") - 1 for moment in (begins, begins + calls["duration_ns"])
+    ]
+    kept = np.where(samples[0] >= 0, np.maximum(value[samples[1]] - value[samples[0]], 0), 0)
+    freed = []
+    for start, lasts in (
+        run.table(STEPS).filter(of_rank & (pl.col("window") >= 0))["start_ns", "duration_ns"].iter_rows()
+    ):
+        inside = kept[(begins >= start) & (begins < start + lasts)]
+        freed.append(float(inside.sum() - inside.max(initial=0)))
+    return round(float(np.median(freed))) if freed else 0
+
+
+def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
+    """Of each rank when its allocator's total changed, and to what; of the GPU where there is one."""
+    rows = run.table(COUNTERS) if run is not None else COUNTERS.empty()
+    rows = rows.filter((pl.col("counter") == ALLOCATED) & (pl.col("rank") >= 0))
+    if rows.is_empty():
+        raise Unanswerable(
+            "the run does not hold what its allocator gave out: record with `dpro record --memory`"
+        )
+    if (rows["device"] != "").any():
+        rows = rows.filter(pl.col("device") != "")
+    return {
+        int(rank): (of_rank["time_ns"].to_numpy(), of_rank["value"].to_numpy())
+        for (rank,), of_rank in rows.sort("time_ns").group_by("rank", maintain_order=True)
+    }
+
+
+def total_bytes_of(run: Run | None) -> int | None:
+    """How much memory the smallest GPU of the run has; without GPUs, what its hosts had to spare."""
+    rows = run.table(COUNTERS) if run is not None else COUNTERS.empty()
+    on_gpu = (rows.filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
+    reported = rows.filter(
+        (pl.col("counter") == FREE["gpu" if on_gpu else "cpu"])
+        & ((pl.col("device") != "") if on_gpu else (pl.col("device") == ""))
+    )
+    return None if reported.is_empty() else int(reported["value"].to_numpy().min())
+
+
+def _free_bytes(run: Run, peak: int) -> int | None:
+    """What is left at the peak of the smallest GPU of the run; without GPUs, of the host's memory."""
+    total = total_bytes_of(run)
+    on_gpu = (run.table(COUNTERS).filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
+    return max(total - peak, 0) if on_gpu and total is not None else total

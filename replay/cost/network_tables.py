@@ -1,0 +1,204 @@
+"""Tables of what communication takes, measured by whoever ran them: read, and made into curves.
+
+In: Parquet or CSV files, one row per measurement. Out: a `NetworkTable`, one curve per operation, group and
+software, of what the library chose by itself. What to say where a table has no curve of its own is decided in
+`transfers.py`.
+
+Columns of a file, by the first name that it has:
+
+| column | names | meaning |
+|---|---|---|
+| op | `op` | all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv |
+| bytes | `bytes`, `message_bytes`; `message_mb` | payload: of a gather and a scatter the whole buffer |
+| time | `time_ns`, `time_us`, `latency_us`, `time_ms`; `bandwidth_gb_s` | of one collective |
+| ranks | `num_ranks`, `gpus` | in the group |
+| ranks on a host | `ranks_per_host`, `gpus_per_node`; `hosts`, `nodes` | without any: all on one host |
+| device | `device`, `machine` | may be left out, as may all that follow |
+| software | `library`, `library_version`, `implementation` | curves of different software are not mixed |
+| protocol | `protocol` | `ll`, `ll128`, `simple`, where NCCL was held to it (NCCL_PROTO); else empty |
+| link | `link` | `nvlink`, `pcie`, …; without it, from the name of the device |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import InputError
+from dpro.replay.cost.curves import LinkCost, fit_curve, left_out, medians, scores
+from dpro.replay.cost.measured import read_measured
+from dpro.words import few
+
+FEW = 2.0  # times the scale, where too few sizes were measured to find out
+NVLINK = "nvlink"
+# GPUs whose NVLink joins all of a host with each other, by the makers' sheets of their SXM and NVL72 boards.
+SWITCHED = re.compile(r"sxm|dgx|hgx|nvl72|\b(h200|h20|h800|b200|b300|gb200|gb300)\b")
+NOT_SWITCHED = re.compile(r"pcie|pairwise|\bnvl\b")
+OPS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+       "alltoall": "all_to_all", "sendrecv": "send_recv"}  # fmt: skip
+KNOWN = (*OPS.values(), "broadcast", "reduce")
+# What a file may call a column, and by what to multiply it.
+BYTES = {"bytes": 1.0, "message_bytes": 1.0, "message_mb": 1e6}
+TIMES = {"time_ns": 1.0, "time_us": 1e3, "latency_us": 1e3, "time_ms": 1e6}
+BANDWIDTH = "bandwidth_gb_s"
+RANKS = {"num_ranks": 1.0, "gpus": 1.0}
+HOSTS, RANKS_PER_HOST = ("hosts", "nodes"), ("ranks_per_host", "gpus_per_node")
+DEVICES = ("device", "machine")
+SHORTEST_NS, LONGEST_NS = 100.0, 3.6e12  # of the usual collective; beyond, a column is in another unit
+FASTEST_GBPS = 20_000.0
+WORDS = ("library", "library_version", "implementation", "link", "protocol")
+
+
+class CurveGroup(NamedTuple):
+    """Whose curve it is.
+
+    Attributes:
+        op: as in the `collectives` table.
+        num_ranks: in the group.
+        hosts: that they are on.
+        device: GPU model; empty where not given.
+        library: and its implementation; empty where not given.
+        version: of the library.
+    """
+
+    op: str
+    num_ranks: int
+    hosts: int = 1
+    device: str = ""
+    library: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkTable:
+    """Curves of measured times.
+
+    Attributes:
+        curves: by group.
+        links: of each device what joins the GPUs of a host; `NVLINK` where all are joined by a switch.
+        name: of the file.
+        times_scale: by how many times its scale 80% of the sizes left out are missed (`curves.scale`).
+    """
+
+    curves: Mapping[CurveGroup, LinkCost]
+    links: Mapping[str, str]
+    name: str
+    times_scale: float
+
+
+def read_frame(path: Path | str) -> pl.DataFrame:
+    """The measurements of a file: the columns of `CurveGroup`, and `link`, `protocol`, `bytes` and `time_ns`.
+
+    Raises:
+        InputError: it cannot be read, or lacks a column; the message says which.
+    """
+    numbers = (*BYTES, *TIMES, BANDWIDTH, *RANKS, *HOSTS, *RANKS_PER_HOST)
+    return _declared(read_measured(Path(path), numbers, ("op", *DEVICES, *WORDS)), str(path))
+
+
+def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
+    """The curves of measurements.
+
+    Args:
+        rows: as from `read_frame`.
+    """
+    curves, scores_of_curves = {}, []
+    chosen = rows.filter(protocol="") if "protocol" in rows.columns else rows
+    chosen = chosen.sort(*CurveGroup._fields, "bytes")
+    for key, part in chosen.group_by(CurveGroup._fields, maintain_order=True):
+        sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
+        curve = curves[CurveGroup(*key)] = fit_curve(sizes, times)
+        scores_of_curves.append(scores(sizes, left_out(sizes, times, curve.line_ns(sizes))))
+    all_scores = np.concatenate(scores_of_curves) if scores_of_curves else np.empty(0)
+    links = dict(rows.select("device", "link").unique().sort("device", "link").iter_rows())
+    return NetworkTable(curves, links, name, float(np.quantile(all_scores, 0.8)) if all_scores.size else FEW)
+
+
+def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """The rows with declared columns: those of `CurveGroup`, `link`, `protocol`, `bytes` and `time_ns`."""
+    if "op" not in frame.columns:
+        raise InputError(f"{name}: no column op; docs/curves.md lists the columns of a network table")
+    size = _first(frame, BYTES, name)
+    time = size / pl.col(BANDWIDTH) if BANDWIDTH in frame.columns else _first(frame, TIMES, name)
+    ranks = _first(frame, RANKS, name)
+    words = {word: pl.col(word) if word in frame.columns else pl.lit("") for word in WORDS}
+    device = next((pl.col(each) for each in DEVICES if each in frame.columns), pl.lit(""))
+    op = pl.col("op").str.to_lowercase().str.replace_all(r"[_\- ]", "")
+    rows = frame.select(
+        op=op.replace(OPS),
+        num_ranks=ranks,
+        hosts=_hosts(frame, ranks),
+        device=device,
+        library=pl.concat_str(words["library"], words["implementation"], separator=" ").str.strip_chars(),
+        version=words["library_version"],
+        link=words["link"],
+        protocol=words["protocol"].str.to_lowercase().fill_null(""),
+        bytes=size,
+        time_ns=time,
+    ).filter(
+        *((pl.col(each) > 0) & pl.col(each).is_finite() for each in ("bytes", "time_ns")),
+        *((pl.col(each) >= 1) & pl.col(each).is_finite() for each in ("num_ranks", "hosts")),
+        *(pl.col(each) == pl.col(each).round() for each in ("num_ranks", "hosts")),
+    )
+    if rows.is_empty():
+        raise InputError(f"{name}: holds no row with bytes and time above 0, of a whole number of ranks")
+    rows = rows.cast({"num_ranks": pl.Int64, "hosts": pl.Int64})
+    ops = few(rows["op"].drop_nulls().unique().sort().to_list(), 3) or "none"
+    rows = rows.filter(pl.col("op").is_in(KNOWN))
+    if rows.is_empty():
+        raise InputError(f"{name}: holds no operation that dpro knows ({ops}), as {', '.join(KNOWN)} are")
+    _refuse_other_unit(rows, name)
+    guessed = pl.col("device").map_elements(link_of_device, pl.String)
+    return rows.with_columns(
+        link=pl.when(pl.col("link").fill_null("") == "")
+        .then(guessed)
+        .otherwise(pl.col("link").str.to_lowercase())
+    ).with_columns(pl.col("device", "library", "version").fill_null(""))
+
+
+def _first(frame: pl.DataFrame, names: Mapping[str, float], table: str) -> pl.Expr:
+    """The first of some columns that there is, in its unit."""
+    for column, times in names.items():
+        if column in frame.columns:
+            return pl.col(column) * times
+    raise InputError(
+        f"{table}: no column {' or '.join(names)}; docs/curves.md lists those of a network table"
+    )
+
+
+def _hosts(frame: pl.DataFrame, ranks: pl.Expr) -> pl.Expr:
+    for column in HOSTS:
+        if column in frame.columns:
+            return pl.col(column)
+    for column in RANKS_PER_HOST:
+        if column in frame.columns:
+            return (ranks / pl.col(column)).ceil()
+    return pl.lit(1.0)
+
+
+def _refuse_other_unit(rows: pl.DataFrame, name: str) -> None:
+    """Refuse a table of which half of the times are shorter than any, or longer than any that one waits for.
+
+    Raises:
+        InputError: so they are.
+    """
+    usual = float(np.median(rows["time_ns"].to_numpy()))
+    moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
+    if usual < SHORTEST_NS or moved > FASTEST_GBPS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are below {usual:.2g} ns")
+    if usual > LONGEST_NS:
+        raise InputError(f"{name}: times are not in the unit of their column: half are above an hour")
+
+
+def link_of_device(name: str) -> str:
+    """What joins the GPUs of a host with a device of such a name; empty where the name does not say."""
+    words = name.lower().replace("_", " ")
+    if NOT_SWITCHED.search(words):
+        return "pcie"
+    return NVLINK if SWITCHED.search(words) else ""
