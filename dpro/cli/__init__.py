@@ -8,6 +8,7 @@ its exit code; nothing else is caught.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -81,7 +82,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; of one that does not exist, what comes nearest."""
+        """The command that is meant: `explain` for a path; of one that does not exist, what comes nearest."""
+        if args and args[0] not in COMMANDS and os.path.exists(args[0]):
+            args = ["explain", *args]
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
@@ -109,6 +112,7 @@ def cli() -> None:
 
     \b
     dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
+    dpro RUN                             what limits it, who is at fault, what to do (`dpro explain`)
     dpro diagnose RUN
     dpro whatif RUN
 

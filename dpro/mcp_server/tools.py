@@ -46,6 +46,7 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_selection
 from dpro.serving.answers import ServerDiagnosis, ServerReport, diagnosis_with_server, report_with_server
 from dpro.trial.calibrate import as_tried
+from dpro.verdict.verdict import Verdict, verdict_of
 
 KEPT = 4  # analyses of the runs that were asked about last
 KERNELS = 15
@@ -211,6 +212,10 @@ def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
     return info_document(_analysis(asked.run, folders))
 
 
+def _explain(asked: OfRun, folders: Sequence[Path]) -> Verdict:
+    return verdict_of(_analysis(asked.run, folders))
+
+
 def _report(asked: OfReport, folders: Sequence[Path]) -> ServerReport:
     if asked.top < 1:
         raise UsageError("report: top is at least 1")
@@ -266,6 +271,12 @@ def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
 TOOLS: dict[str, Tool] = {
     "runs": Tool("List the runs that can be asked about.", NoArguments, RunsDocument, _runs),
     "info": Tool("What a run holds and what it lacks.", OfRun, InfoDocument, _info),
+    "explain": Tool(
+        "What limits the job, who is at fault, and what to do first: ask this before anything else.",
+        OfRun,
+        Verdict,
+        _explain,
+    ),
     "diagnose": Tool(
         "Name what hangs or is slow, why, and what it costs per step.", OfRun, ServerDiagnosis, _diagnose
     ),

@@ -6,6 +6,7 @@ looks for its own reason in the run, and gives nothing where there is none.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,7 +17,7 @@ from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.cost.kernels.roofline import GPUS
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import format_bytes, format_duration
@@ -77,15 +78,19 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     """
     wanted = [advice for source in _SOURCES for advice in source(facts, limit)]
     worth = [advice for advice in wanted if advice.gain_high is None or advice.gain_high >= WORTH]
-    order = {kind: place for place, kind in enumerate(_FIRST.get(limit, ()))}
-    ranked = sorted(worth, key=lambda advice: (order.get(advice.kind, len(order)), -_merit(advice)))
+    first = _FIRST.get(limit, ())
+    ranked = sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
     # A rank at fault is always named, whatever limits the job.
     healing = [advice for advice in ranked[MAX_ADVICE:] if advice.kind == "heal"][:1]
     return [*ranked[: MAX_ADVICE - len(healing)], *healing]
 
 
 def _merit(advice: Advice) -> float:
-    return float(np.log(advice.gain_low or 1.0) + np.log(min(advice.gain_high or 1.0, MUCH))) / 2
+    """The middle of its gain, as a power: twice for what names its own cause, most where it is not known."""
+    if advice.gain_low is None or advice.gain_high is None:
+        return math.inf
+    middle = (math.log(min(advice.gain_low, MUCH)) + math.log(min(advice.gain_high, MUCH))) / 2
+    return 2 * middle if advice.kind in ("cores", "launch-one") else middle
 
 
 # What treats each limit itself, before what merely helps.
@@ -237,8 +242,9 @@ def _longest_names(facts: JobFacts) -> str:
 
 
 def _prepared(graph: Graph) -> pl.DataFrame:
-    """What the host does before the first launch of a step: `name`, `took_ns`."""
-    before = np.flatnonzero(before_first_launch(graph) & (graph.nodes.duration > 0))
+    """What the host does before the first launch of a step, as far as it has a name: `name`, `took_ns`."""
+    named = graph.nodes.kind != NodeKind.GAP
+    before = np.flatnonzero(before_first_launch(graph) & named & (graph.nodes.duration > 0))
     names = pl.Series("name", graph.names, dtype=pl.String).gather(graph.nodes.name[before])
     return pl.DataFrame({"name": names, "took_ns": graph.nodes.duration[before]})
 

@@ -146,7 +146,7 @@ def stand_still(facts: JobFacts) -> StandStill | None:
     )
     paused_ns, ranks = float(pauses["took_ns"].sum()), len(facts.job.graph.ranks)
     share = paused_ns / max(facts.step_ns * facts.ends.height * ranks, 1.0)
-    if share < STILL or pauses["rank"].n_unique() <= ranks / 2:
+    if share < STILL or ranks < 2 or pauses["rank"].n_unique() <= ranks / 2:
         return None
     of_one_name = pauses.group_by("name").agg(pl.col("took_ns").sum())["took_ns"].max()
     if float(of_one_name or 0) > MOSTLY * paused_ns:  # type: ignore[arg-type]

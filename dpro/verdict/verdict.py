@@ -18,6 +18,7 @@ from dpro.analysis.mean_step import PARTS, mfu_of
 from dpro.analysis.step_time import step_time_document
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
+from dpro.detect.host_bound import THE_HOST
 from dpro.documents import Document, DocumentPart
 from dpro.errors import DproError
 from dpro.schema import SPANS
@@ -41,6 +42,8 @@ from dpro.words import shortened
 
 NAMING = ("rank", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication that takes so much is tempting
+NOT_RECORDED = "devices idle for a reason that was not recorded: record launches, the host and all ranks"
+SEEN = 1.05  # gain, below which nothing that was recorded limits devices that mostly idle
 ALONE = 1.3  # gain of one thing, below which two are tried together where devices are mostly idle
 SHORT_NAMES = {
     "waiting for others": "waiting",
@@ -127,13 +130,13 @@ def _by_replay(facts: JobFacts) -> Verdict:
         steps=counted,
         left_out=facts.ends.height - counted,
         shares=_shares(facts),
-        limit=replace(limit, cause=cause_of(facts, limit.kind)),
+        limit=limit and replace(limit, cause=cause_of(facts, limit.kind)),
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
-        fault=_fault(facts.findings),
+        fault=_fault([finding for finding in facts.findings if finding.component_id != THE_HOST]),
         faulty_ranks=_ranks_of(facts.findings),
-        advice=advise(facts, limit.kind),
+        advice=advise(facts, limit.kind) if limit else [],
         tempting=_tempting(facts, limit),
-        unsure=_unsure(facts, counted),
+        unsure=[*([] if limit else [NOT_RECORDED]), *_unsure(facts, counted)],
     )
 
 
@@ -207,8 +210,8 @@ def _part_of(finding: Finding) -> str:
     return f"{finding.component} ({finding.cause or finding.class_})"
 
 
-def limit_of(facts: JobFacts) -> Limit:
-    """What gives most when it alone costs nothing.
+def limit_of(facts: JobFacts) -> Limit | None:
+    """What gives most when it alone costs nothing; None where devices idle for what was not recorded.
 
     Devices that compute most of the time are the limit where nothing else gives much. A part of what the host
     does (that a rank is later than its peers, waits for the GPU, preparing the input) is the limit itself
@@ -217,8 +220,12 @@ def limit_of(facts: JobFacts) -> Limit:
     gains = facts.gains_by_limit()
     kind = max(gains, key=gains.__getitem__, default=COMPUTE)
     computing = facts.computing >= BUSY and not facts.analysis.outline.of_operations
+    if not gains and not computing:
+        return None
     if kind == COMPUTE or (computing and gains[kind] < max(CLEAR, _faster_matmuls(facts))):
         return Limit(COMPUTE, 1.0, facts.computing)
+    if gains[kind] < SEEN:
+        return None
     if kind in (HOST, INPUT, SYNCHRONISATION):
         parts = {part: math.log(gains.get(part, 1.0)) for part in (INPUT, SYNCHRONISATION)}
         part = max(parts, key=parts.__getitem__)
@@ -240,11 +247,11 @@ def _faster_matmuls(facts: JobFacts) -> float:
     return facts.gain_of_faster(names, 1 / 3) if names else 1.0
 
 
-def _tempting(facts: JobFacts, limit: Limit) -> list[str]:
+def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
     """What has a large share of the time and gives nothing."""
     kernels = facts.kernels
     whole = float(kernels["total_ns"].sum())
-    if not whole or COMMUNICATION in (limit.kind, limit.together):
+    if not whole or limit is None or COMMUNICATION in (limit.kind, limit.together):
         return []
     communicating = kernels.filter(pl.col("family") == "communication")["total_ns"].sum()
     share = float(communicating) / whole
@@ -264,7 +271,7 @@ def _unsure(facts: JobFacts, counted: int) -> list[str]:
     why = next(iter(trust.reasons), trust.grade)
     reasons = {
         f"the replay does not fit, so take no figure at its word: {why}": not trust.answerable,
-        f"{missing} of {manifest.world_size} ranks are missing": missing > 0,
+        f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         "one step: whether it persists is not known": counted == 1,
         f"{left_out} unusual step{'s' * (left_out != 1)} left out": left_out > 0,
         "Python stacks were recorded, which slow the host": facts.has_stacks,

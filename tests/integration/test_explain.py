@@ -45,6 +45,11 @@ def test_an_explanation_is_a_screen_of_labelled_lines(sample):
     assert all(line.split()[0] in LABELS for line in lines[2:] if not line.startswith(" "))
 
 
+def test_a_path_in_place_of_a_command_is_explained():
+    explained = dpro("explain", SAMPLES / "slow_rank")
+    assert dpro(SAMPLES / "slow_rank").stdout == explained.stdout
+
+
 @pytest.fixture(scope="module")
 def verdicts(traces) -> list[tuple[dict, object]]:
     if not VERDICTS.is_file():

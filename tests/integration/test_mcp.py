@@ -22,6 +22,7 @@ TIMEOUT_S = 300  # instead of a test that hangs
 HEALTHY, SLOW = "healthy", "slow_rank"
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {  # tool -> the same question on the command line, arguments
     "info": ("info RUN", {"run": SLOW}),
+    "explain": ("explain RUN", {"run": SLOW}),
     "diagnose": ("diagnose RUN", {"run": SLOW}),
     "replay": ("replay RUN", {"run": SLOW}),
     "report": ("report RUN --top 3", {"run": SLOW, "top": 3}),
