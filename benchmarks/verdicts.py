@@ -23,7 +23,7 @@ from typing import Any
 
 from dpro.cli.analysis import analyse
 from dpro.errors import DproError
-from dpro.verdict.verdict import Verdict, verdict_of
+from dpro.verdict.verdict import Explanation, explain
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TRACES = Path(os.environ.get("DPRO_TRACES", SHARED / "traces"))
@@ -45,7 +45,7 @@ WARNINGS = {
 Differences = dict[str, list[str]]
 
 
-def graded(verdict: Verdict, expert: dict[str, Any]) -> dict[str, list[tuple[bool, str]]]:
+def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple[bool, str]]]:
     """By check: whether each thing agrees, and what differs in words."""
     accepted = [expert["limit"], *expert.get("limit_also_acceptable", ())]
     limit = verdict.limit.kind if verdict.limit else "none"
@@ -95,7 +95,7 @@ def main() -> int:
     grades: dict[str, list[bool]] = {check: [] for check in BARS}
     for expert in experts:
         try:
-            results = graded(verdict_of(analyse(str(options.traces / expert["source"]))), expert)
+            results = graded(explain(analyse(str(options.traces / expert["source"]))), expert)
         except DproError as error:
             results = {check: [(False, str(error))] for check in ("limit", "ranks", "first advice")}
         for check, things in results.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = 1  # of all documents; new keys do not change it
+SCHEMA_VERSION = 2  # of all documents; new keys do not change it
 _ATTRIBUTE = re.compile(r"(?ms)^ {4}((?:\w+(?:, )?)+): (.*?)(?=^ {4}\w|\Z)")
 
 

@@ -38,13 +38,13 @@ from dpro.serving.answers import ServerDiagnosis, ServerReport
 from dpro.serving.document import ServingDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 from dpro.trial.probes import ProbeDocument
-from dpro.verdict.verdict import Verdict
+from dpro.verdict.verdict import Explanation
 
 COMMANDS: dict[str, type[Struct]] = {
     "dpro demo": DemoDocument,
     "dpro import SOURCE... -o RUN": ContentsDocument,
     "dpro import SOURCE... -o RUN --shard I/N": ShardDocument,
-    "dpro explain RUN": Verdict,
+    "dpro explain RUN": Explanation,
     "dpro info RUN": InfoDocument,
     "dpro report RUN": ServerReport,
     "dpro report RUN --html FILE": ReportFilesDocument,

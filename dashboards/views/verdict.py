@@ -14,7 +14,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.mean_step import facts_of, legend, what_binds
+from dpro.analysis.mean_step import facts_of, legend
 from dpro.analysis.summary import (
     Gains,
     Improvement,
@@ -38,6 +38,7 @@ from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, format_ms
+from dpro.verdict.words import limit_of_run
 
 NAME = "verdict"
 _DOING = "adding up where the time went"
@@ -141,7 +142,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.num_rows(SPANS) > 0
     trust, unrecorded = loaded.trust if replayed else None, loaded.run.manifest.unrecorded
-    state, sentence = health_info(findings, unknown, trust, loaded.end, what_binds(loaded), unrecorded)
+    state, sentence = health_info(findings, unknown, trust, loaded.end, limit_of_run(loaded), unrecorded)
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = describe_logged(logged_findings(loaded.run.path))
     listed = [

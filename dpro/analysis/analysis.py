@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dpro.replay.pretended import PretendedStep
     from dpro.replay.timeline import Timeline
     from dpro.replay.whatif.predict import Prediction, Refusal
+    from dpro.verdict.verdict import Explanation
 
 
 Verdict = tuple[list["Finding"], list[str]]  # findings, and what the run cannot show
@@ -327,6 +328,13 @@ class Analysis(Cached):
         from dpro.replay.alignment.pretended import answers_of, without_answers
 
         return without_answers(table, answers_of(self.collectives))
+
+    @cached
+    def explanation(self) -> Explanation:
+        """What limits the job, who is at fault, and what to do first."""
+        from dpro.verdict.verdict import explain
+
+        return explain(self)
 
     @cached
     def mean_step(self) -> MeanStep:

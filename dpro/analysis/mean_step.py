@@ -2,13 +2,12 @@
 
 In: an `Analysis`, or the split of steps, as `breakdown.step_breakdown` gives it. Out: the parts of the mean
 step in deep windows (of the job, of each rank, or of each step), which add up to it; how busy the GPUs are,
-what they reach of their peak, how much input a second is worked on, and what binds the step.
+what they reach of their peak, and how much input a second is worked on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
@@ -27,7 +26,6 @@ from dpro.replay.cost.work import (
     inputs_of_calls,
     operations_of_calls,
 )
-from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
 from dpro.replay.steps.durations import step_series
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration, ms
@@ -46,8 +44,6 @@ PARTS: Mapping[str, str] = {
 }
 # Column -> attribute of `MeanStep`.
 _KEYS = {name: f"{name.removeprefix('exposed_').removesuffix('_ns')}_ms" for name in PARTS}
-MAX_COMPUTE = 0.5  # of the step: where compute is less, something else binds it
-MIN_BINDING = 0.25  # of the step that a part takes which binds it
 COUNTED = {  # what operations of matmuls are counted by -> what that means
     SHAPES: "matmuls as executed",
     PARAMETERS: "estimated: per weight and token 2 operations forward and 4 backward; attention and "
@@ -61,41 +57,6 @@ GLYPHS = {  # part -> how a bar in text shows it
     "host_bound_ns": "░",
     "idle_ns": "·",
 }
-_BINDS = {  # part -> what binds the step, and what to do
-    "exposed_transfer_ns": (
-        "data move between ranks while nothing computes",
-        "overlap it with compute, use larger buckets, send fewer bytes; `dpro whatif RUN --edit no-comm` "
-        "shows the most that can be gained",
-    ),
-    "exposed_wait_ns": (
-        "ranks wait for others in collectives",
-        "find the rank that comes last (`dpro diagnose RUN`; in the dashboard: Collectives), and even out "
-        "the work",
-    ),
-    "unsplit_comm_ns": (
-        "ranks are in collectives while nothing computes; how much of that is waiting is not known",
-        "record all ranks of the group",
-    ),
-    "host_bound_ns": (
-        "GPUs wait for the host to launch work",
-        "launch less often: torch.compile, CUDA graphs, fewer synchronisations; `dpro whatif RUN --edit "
-        "free-host` shows the most that can be gained, `--edit cuda-graph` what graphs would",
-    ),
-    "idle_ns": (
-        "GPUs have no work, for a reason that was not recorded",
-        "record launches and all ranks",
-    ),
-}
-_BINDS_PIPELINE = (
-    "GPUs have no work: they wait for other stages of the pipeline (its bubble), or for what was not "
-    "recorded",
-    "use more micro-batches or an interleaved schedule, and distribute layers evenly: "
-    "`dpro whatif RUN --edit balance`; `dpro report RUN` has the bubble of each stage",
-)
-_BINDS_CPU = (
-    "the main thread runs no operator: Python, the input pipeline, or the optimizer's own code",
-    "`dpro diagnose RUN` names a slow input pipeline; `dpro record --stacks` shows the code",
-)
 
 
 class StepShare(NamedTuple):
@@ -154,7 +115,6 @@ class MeanStep(DocumentPart, frozen=True):
         samples_per_s: samples per second, all recorded ranks; null where not known.
         tokens_per_s: tokens per second, all recorded ranks; null where not known, or where inputs are images.
         rate_unknown: why samples are not known; empty where they are.
-        binds: what binds the step where that is not compute; else empty.
     """
 
     duration_ms: float
@@ -171,7 +131,6 @@ class MeanStep(DocumentPart, frozen=True):
     samples_per_s: float | None
     tokens_per_s: float | None
     rate_unknown: str
-    binds: str
 
     @property
     def shares(self) -> list[StepShare]:
@@ -182,12 +141,6 @@ class MeanStep(DocumentPart, frozen=True):
             for name, title, took_ms in parts
             if took_ms > 0
         ]
-
-    @property
-    def advice(self) -> str:
-        """What would help against what binds it; empty where that is compute."""
-        reasons = (*_BINDS.values(), _BINDS_PIPELINE, _BINDS_CPU)
-        return next((advice for why, advice in reasons if self.binds.endswith(why)), "")
 
 
 def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
@@ -246,17 +199,7 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
         samples_per_s=rate.samples if rate else None,
         tokens_per_s=rate.tokens or None if rate else None,
         rate_unknown=no_rate,
-        binds=_binding(of, on_gpu, consists_of_operations(analysis.spans)),
     )
-
-
-def what_binds(analysis: Analysis) -> str:
-    """What binds the step where compute does not, or that no rank was recorded; empty where unknown."""
-    try:
-        ranks = analysis.run.manifest.ranks
-        return analysis.mean_step.binds if ranks else "Only requests of a server were recorded"
-    except DproError:
-        return ""
 
 
 def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
@@ -344,19 +287,6 @@ def _of_replicas(analysis: Analysis, of_rank: pl.DataFrame, column: str) -> floa
     return float(largest[column].sum())
 
 
-def _binding(of: Mapping[str, float], on_gpu: bool, of_operations: bool) -> str:
-    """What binds the step where compute does not."""
-    compute = of["compute_ns"]
-    part, share = max(((part, share) for part, share in of.items() if part in _BINDS), key=itemgetter(1))
-    if compute >= MAX_COMPUTE or share < MIN_BINDING:
-        return ""
-    why, _ = _BINDS_CPU if part == "host_bound_ns" and not on_gpu else _BINDS[part]
-    if part == "idle_ns" and of_operations:
-        why, _ = _BINDS_PIPELINE
-    who = "GPUs compute" if on_gpu else "The ranks compute"
-    return f"{who} {compute:.0%} of the step; for {share:.0%} of it {why}"
-
-
 def bar_in_text(mean: MeanStep, width: int) -> str:
     """Draw the parts as a line of characters.
 
@@ -395,8 +325,6 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
         rows.append(("input", f"{elements}; samples and tokens are not known: {mean.rate_unknown}"))
     else:
         rows.append(("throughput", f"not known: {mean.rate_unknown}"))
-    if mean.binds:
-        rows += [("what binds it", mean.binds), ("would help", mean.advice)]
     return rows
 
 

@@ -21,7 +21,6 @@ from dpro.analysis.mean_step import (
     legend,
     mean_steps,
     shown_parts,
-    what_binds,
 )
 from dpro.analysis.summary import (
     Gains,
@@ -103,6 +102,8 @@ class RunReport:
 
 def make_report(analysis: Analysis) -> RunReport:
     """Compute the content of a report; where the run cannot answer, the report gives the reason."""
+    from dpro.verdict.words import limit_of_run
+
     try:
         findings, unknown = analysis.verdict
     except DproError as error:
@@ -118,7 +119,7 @@ def make_report(analysis: Analysis) -> RunReport:
     except DproError:
         mean = None
     state, verdict = health_info(
-        findings, unknown, trust, analysis.end, what_binds(analysis), analysis.run.manifest.unrecorded
+        findings, unknown, trust, analysis.end, limit_of_run(analysis), analysis.run.manifest.unrecorded
     )
     gains, of_step, refused = _gains(analysis, findings)
     if trust is not None:

@@ -57,7 +57,7 @@ def health_info(
 
     Args:
         trust: the fit of the replay; None where findings rest on calls alone.
-        binds: what binds the step where that is not compute.
+        binds: what limits the job where that is not compute, as a sentence.
         end: how the job ended, which comes first where that was early; None where nothing is known of it.
         unrecorded: why the run has no step; empty where it has one.
     """
@@ -77,7 +77,7 @@ def health_info(
     if unrecorded:
         return "unknown", f"{unrecorded[:1].upper()}{unrecorded[1:]}"
     if binds:
-        return "unknown", f"{binds}. No rank is named as the cause"
+        return "unknown", f"No rank or part stands out. {binds}"
     if unknown:
         return "unknown", "Nothing is wrong that this run can show; it cannot show everything"
     return "good", "Healthy: no rank and no input pipeline holds the job up"

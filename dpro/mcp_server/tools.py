@@ -46,7 +46,7 @@ from dpro.replay.whatif.registry import parse_edit
 from dpro.selection import parse_selection
 from dpro.serving.answers import ServerDiagnosis, ServerReport, diagnosis_with_server, report_with_server
 from dpro.trial.calibrate import as_tried
-from dpro.verdict.verdict import Verdict, verdict_of
+from dpro.verdict.verdict import Explanation
 
 KEPT = 4  # analyses of the runs that were asked about last
 KERNELS = 15
@@ -212,8 +212,8 @@ def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
     return info_document(_analysis(asked.run, folders))
 
 
-def _explain(asked: OfRun, folders: Sequence[Path]) -> Verdict:
-    return verdict_of(_analysis(asked.run, folders))
+def _explain(asked: OfRun, folders: Sequence[Path]) -> Explanation:
+    return _analysis(asked.run, folders).explanation
 
 
 def _report(asked: OfReport, folders: Sequence[Path]) -> ServerReport:
@@ -274,7 +274,7 @@ TOOLS: dict[str, Tool] = {
     "explain": Tool(
         "What limits the job, who is at fault, and what to do first: ask this before anything else.",
         OfRun,
-        Verdict,
+        Explanation,
         _explain,
     ),
     "diagnose": Tool(

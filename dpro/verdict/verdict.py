@@ -1,7 +1,7 @@
 """What limits a job, who is at fault, what to do first: computed once, for every face of dpro.
 
-In: an `Analysis`. Out: a `Verdict`. Of a job that hangs, that comes first, and no limit is looked for. A run
-without deep windows has no limit, but what its steps and calls show of faults.
+In: an `Analysis`. Out: an `Explanation`. Of a job that hangs, that comes first, and no limit is looked for. Of
+a run without deep windows no limit is known, but what its steps and calls show of faults.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Limit(DocumentPart, frozen=True):
     gain_together: float = 1.0
 
 
-class Verdict(Document, frozen=True, kw_only=True):
+class Explanation(Document, frozen=True, kw_only=True):
     """What an expert would say first.
 
     Attributes:
@@ -105,7 +105,7 @@ class Verdict(Document, frozen=True, kw_only=True):
     unsure: list[str] = field(default_factory=list)
 
 
-def verdict_of(analysis: Analysis) -> Verdict:
+def explain(analysis: Analysis) -> Explanation:
     """The verdict on any run."""
     if analysis.verdict_on_hangs is not None or not analysis.run.num_rows(SPANS):
         return _by_calls(analysis)
@@ -117,11 +117,11 @@ def verdict_of(analysis: Analysis) -> Verdict:
         return replace(verdict, unsure=[str(error), *verdict.unsure])
 
 
-def _by_replay(facts: JobFacts) -> Verdict:
+def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     limit = limit_of(facts)
     counted = int(facts.ends["counted"].sum())
-    return Verdict(
+    return Explanation(
         run=analysis.run.label,
         job=_job(
             analysis, f"{counted} step{'s' * (counted != 1)} of {format_duration(facts.step_ns)}", facts.gpu
@@ -140,7 +140,7 @@ def _by_replay(facts: JobFacts) -> Verdict:
     )
 
 
-def _by_calls(analysis: Analysis) -> Verdict:
+def _by_calls(analysis: Analysis) -> Explanation:
     """What is known of a job without its graph: what hangs, or what steps and calls show."""
     try:
         findings, unknown = analysis.verdict
@@ -160,7 +160,7 @@ def _by_calls(analysis: Analysis) -> Verdict:
     else:
         fault, advice = _fault(findings), []
     end = analysis.end
-    return Verdict(
+    return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),
         step_ms=series.typical_ms if series else None,

@@ -1,6 +1,6 @@
 """A verdict in twelve lines of 80 characters: the same on every screen.
 
-In: a `Verdict`. Out: lines of text without markup.
+In: a `Explanation`. Out: lines of text without markup.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from dpro.analysis.analysis import Analysis
 from dpro.units import format_ms
 from dpro.verdict.advice import Advice
 from dpro.verdict.limits import (
@@ -20,7 +21,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
 )
-from dpro.verdict.verdict import Limit, Verdict
+from dpro.verdict.verdict import Explanation, Limit
 
 WIDTH = 80
 MARGIN = 7  # columns of the labels
@@ -48,7 +49,7 @@ _WITHOUT = {
 }
 
 
-def lines_of(verdict: Verdict, width: int = WIDTH) -> list[str]:
+def lines_of(verdict: Explanation, width: int = WIDTH) -> list[str]:
     """The verdict, at most a screen of it."""
     shares = " | ".join(f"{share:.0%} {part}" for part, share in verdict.shares.items() if share >= SHOWN)
     lines = [verdict.job, *([shares] if shares else [])]
@@ -87,6 +88,18 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
 
 def _from_to(step_ms: float, gain: float) -> str:
     return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} ({_factor(gain)})"
+
+
+def limit_of_run(analysis: Analysis) -> str:
+    """What limits a run where that is not compute, or that no rank was recorded; empty where unknown."""
+    if not analysis.run.manifest.ranks:
+        return "Only requests of a server were recorded"
+    explanation = analysis.explanation
+    if explanation.limit is None or explanation.limit.kind == COMPUTE:
+        return ""
+    return f"What limits the job is {limit_in_words(explanation.limit, explanation.step_ms or 0.0)}".rstrip(
+        "."
+    )
 
 
 def times(low: float, high: float) -> str:

@@ -138,7 +138,7 @@ def damaged(imported: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_one_object_with_what_programs_rely_on(command, source, request):
     found = one_object(answer(command, request.getfixturevalue(source)))
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert misfits(found, SHAPES[command], command) == []
 
 

@@ -42,7 +42,7 @@ def test_a_hang_is_one_object_for_programs(tmp_path, diagnose):
     guilty = dumps_of(tmp_path / "dumps", "host")
     document = json.loads(diagnose(tmp_path / "dumps", "--json").stdout)
     (finding,) = document["findings"]
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["healthy"] is False
     assert finding["class"] == "hang.host"
     assert finding["component"] == {"kind": "rank", "id": str(guilty[0])}

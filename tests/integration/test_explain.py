@@ -13,7 +13,7 @@ from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.store import open_run
-from dpro.verdict.verdict import verdict_of
+from dpro.verdict.verdict import explain
 from tests.commands import dpro
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -56,7 +56,7 @@ def verdicts(traces) -> list[tuple[dict, object]]:
         pytest.skip(f"no verdicts of an expert at {VERDICTS}")
     experts = json.loads(VERDICTS.read_text())
     experts = experts["verdicts"] if isinstance(experts, dict) else experts
-    return [(expert, verdict_of(analyse(str(traces / expert["source"])))) for expert in experts]
+    return [(expert, explain(analyse(str(traces / expert["source"])))) for expert in experts]
 
 
 def test_verdicts_on_real_traces_are_those_of_an_expert(verdicts):
@@ -81,9 +81,9 @@ def test_no_verdict_contradicts_itself(verdicts):
 
 def test_a_large_run_is_explained_as_any_other(monkeypatch, tmp_path):
     monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
-    whole = verdict_of(Analysis(open_run(SAMPLES / "slow_rank")))
+    whole = explain(Analysis(open_run(SAMPLES / "slow_rank")))
     monkeypatch.setattr(graphs, "LARGE", 0)
-    by_rank = verdict_of(Analysis(open_run(SAMPLES / "slow_rank")))
+    by_rank = explain(Analysis(open_run(SAMPLES / "slow_rank")))
     assert by_rank.limit.kind == whole.limit.kind
     assert by_rank.limit.gain == pytest.approx(whole.limit.gain, rel=0.02)
     assert by_rank.faulty_ranks == whole.faulty_ranks
@@ -91,7 +91,7 @@ def test_a_large_run_is_explained_as_any_other(monkeypatch, tmp_path):
 
 
 def test_a_job_that_hangs_is_explained_by_what_hangs(traces):
-    verdict = verdict_of(Analysis(_dumps(traces / "flight_recorder" / "lock_gil_1st")))
+    verdict = explain(Analysis(_dumps(traces / "flight_recorder" / "lock_gil_1st")))
     assert verdict.limit is None
     assert verdict.faulty_ranks == [9, 14]  # the ranks that were hit
     assert verdict.fault.startswith("The job stands still")

@@ -28,13 +28,12 @@ def explain(run: str, as_json: bool) -> None:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.graphs import ranks_built_once
-    from dpro.verdict.verdict import verdict_of
     from dpro.verdict.words import lines_of
 
     click.get_current_context().with_resource(ranks_built_once())
-    verdict = verdict_of(Analysis(open_or_import(run)))
+    explanation = Analysis(open_or_import(run)).explanation
     if as_json:
-        print_json(verdict)
+        print_json(explanation)
         return
-    for line in lines_of(verdict):
+    for line in lines_of(explanation):
         click.echo(line)

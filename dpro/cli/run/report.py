@@ -195,12 +195,17 @@ def _print_mean_step(analysis: Analysis) -> None:
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
     from dpro.analysis.unanswered import pretended_lines, pretended_step
+    from dpro.verdict.words import lines_of
 
     ranks = "selected ranks" if selection.ranks else "all ranks"
     steps = "selected steps" if selection.steps else "all steps"
     out = console()
     for line in pretended_lines(analysis.run.manifest, pretended_step(analysis)):
         out.print(line)
+    if not selection:
+        for line in lines_of(analysis.explanation):
+            click.echo(line)
+        click.echo()
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
     if tables.stages.height:

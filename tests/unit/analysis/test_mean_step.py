@@ -1,4 +1,4 @@
-"""Where the mean step goes, in words, in a bar of text, and what binds it."""
+"""Where the mean step goes, in words, in a bar of text, and how busy the GPUs are."""
 
 from __future__ import annotations
 
@@ -39,17 +39,8 @@ def test_the_parts_add_up_to_the_mean_step(tmp_path):
     assert sum(share.share for share in mean.shares) == pytest.approx(1)
 
 
-def test_a_gpu_that_stands_still_is_said_to_and_what_would_help(tmp_path):
-    mean = mean_step_of(_gpu_run(tmp_path, 200))
-    assert mean.gpu_busy == pytest.approx(0.2)
-    assert mean.binds.startswith("GPUs compute 20% of the step; for ")
-    assert mean.advice
-    assert dict(facts_of(mean))["what binds it"] == mean.binds
-
-
-def test_a_gpu_that_computes_most_of_the_time_is_bound_by_nothing_else(tmp_path):
-    mean = mean_step_of(_gpu_run(tmp_path, 600))
-    assert (mean.binds, mean.advice) == ("", "")
+def test_a_gpu_that_stands_still_is_said_to(tmp_path):
+    assert mean_step_of(_gpu_run(tmp_path, 200)).gpu_busy == pytest.approx(0.2)
 
 
 def test_why_the_utilisation_is_not_known_is_said(tmp_path):

@@ -10,7 +10,7 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.verdict.causes import dear_launches, stand_still
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.limits import COMPUTE, HOST
-from dpro.verdict.verdict import Verdict, verdict_of
+from dpro.verdict.verdict import Explanation, explain
 from tests.builders import TinyRun
 
 
@@ -24,11 +24,11 @@ def facts_of(run: TinyRun, folder) -> JobFacts:
     return JobFacts(analysis, ReplayedJob(analysis.built.predictive))
 
 
-def explained(run: TinyRun, folder) -> Verdict:
-    return verdict_of(Analysis(run.write(folder / "run")))
+def explained(run: TinyRun, folder) -> Explanation:
+    return explain(Analysis(run.write(folder / "run")))
 
 
-def kinds(verdict: Verdict) -> list[str]:
+def kinds(verdict: Explanation) -> list[str]:
     return [advice.kind for advice in verdict.advice]
 
 

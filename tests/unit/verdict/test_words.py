@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dpro.verdict.advice import Advice
-from dpro.verdict.verdict import Limit, Verdict
+from dpro.verdict.verdict import Explanation, Limit
 from dpro.verdict.words import lines_of, times
 
 
-def verdict(**more) -> Verdict:
+def verdict(**more) -> Explanation:
     known = {
         "run": "run",
         "job": "run   8 x H100",
         "fault": "no rank or part stands out.",
         "faulty_ranks": [],
     }
-    return Verdict(**known | more)
+    return Explanation(**known | more)
 
 
 @pytest.mark.parametrize(

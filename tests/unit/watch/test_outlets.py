@@ -64,7 +64,7 @@ def test_findings_are_posted_in_order_and_again_where_the_other_side_fails(monke
         hook.post(Number(1))
         hook.post(Number(2))
         hook.close()
-        assert got == [{"schema_version": 1, "number": 1}, {"schema_version": 1, "number": 2}]
+        assert got == [{"schema_version": 2, "number": 1}, {"schema_version": 2, "number": 2}]
         assert hook.lost == 0
 
 
@@ -86,7 +86,7 @@ def test_a_document_that_cannot_be_sent_is_dropped_and_the_next_one_is_posted(mo
         for number in (math.nan, math.inf, 3):
             hook.post(Number(number))
         hook.close()
-        assert got == [{"schema_version": 1, "number": 3}]
+        assert got == [{"schema_version": 2, "number": 3}]
         assert hook.lost == 2
 
 

@@ -36,7 +36,7 @@ def test_stacks_are_listed_by_rank(replies, tmp_path):
     replies(Answers(STACKS, [1]))
     printed = json.loads(dpro("attach", tmp_path, "--stacks", "--json").stdout)
     assert printed == {
-        "schema_version": 1, "run": str(tmp_path), "ranks": list(STACKS.values()), "silent_ranks": [1],
+        "schema_version": 2, "run": str(tmp_path), "ranks": list(STACKS.values()), "silent_ranks": [1],
     }  # fmt: skip
     assert plain(msgspec.convert(printed, StacksDocument)) == printed
     assert dpro("attach", tmp_path, "--stacks").stdout.splitlines() == [

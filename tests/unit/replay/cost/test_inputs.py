@@ -77,12 +77,6 @@ def test_the_sample_without_shapes_has_elements_of_batches_and_says_why_no_more(
     assert "samples and tokens are not known: no shapes" in dict(facts_of(mean))["input"]
 
 
-def test_a_pipeline_that_stands_still_is_bound_by_its_bubble(traces):
-    mean = mean_step_of(Analysis(open_path(traces / "pp_timeline" / "megatronapp_pp4")))
-    assert "other stages of the pipeline" in mean.binds
-    assert "micro-batches" in mean.advice
-
-
 def test_a_real_model_of_language_has_tokens_per_second(traces):
     document = mean_step_document(Analysis(open_path(traces / "single" / "h100_bert_pystack.json.gz")))
     assert document.rate_unknown == ""
