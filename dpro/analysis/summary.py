@@ -77,7 +77,7 @@ def health_info(
     if unrecorded:
         return "unknown", f"{unrecorded[:1].upper()}{unrecorded[1:]}"
     if binds:
-        return "unknown", f"No rank or part stands out. {binds}"
+        return "unknown", binds
     if unknown:
         return "unknown", "Nothing is wrong that this run can show; it cannot show everything"
     return "good", "Healthy: no rank and no input pipeline holds the job up"
