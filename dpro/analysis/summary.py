@@ -79,7 +79,7 @@ def health_info(
     if binds:
         return "unknown", binds
     if unknown:
-        return "unknown", "Nothing is wrong that this run can show; it cannot show everything"
+        return "unknown", "No rank or part stands out that this run can show; it cannot show everything"
     return "good", "Healthy: no rank and no input pipeline holds the job up"
 
 

@@ -1,7 +1,7 @@
 """What limits a job, who is at fault, what to do first: computed once, for every face of dpro.
 
-In: an `Analysis`. Out: an `Explanation`. Of a job that hangs, that comes first, and no limit is looked for. Of
-a run without deep windows no limit is known, only what its steps and calls show of faults.
+In: an `Analysis`. Out: an `Explanation`. Of a job that hangs, that comes first, and no limit is looked for.
+Of a run without deep windows no limit is known, only what its steps and calls show of faults.
 """
 
 from __future__ import annotations

@@ -97,9 +97,8 @@ def limit_of_run(analysis: Analysis) -> str:
     explanation = analysis.explanation
     if explanation.limit is None or explanation.limit.kind == COMPUTE:
         return ""
-    return f"What limits the job is {limit_in_words(explanation.limit, explanation.step_ms or 0.0)}".rstrip(
-        "."
-    )
+    limits = limit_in_words(explanation.limit, explanation.step_ms or 0.0).rstrip(".")
+    return f"No rank or part stands out. What limits the job is {limits}"
 
 
 def times(low: float, high: float) -> str:

@@ -14,6 +14,7 @@ from dpro.opening import holds_traces
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.diagnosis import Diagnosis
     from dpro.detect.findings import Finding
     from dpro.detect.pipeline_slowdown import Slowdown
@@ -59,9 +60,18 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
 
         print_json(diagnosis_with_server(diagnosis_document(diagnosis), analysis.run))
         return
-    print_diagnosis(diagnosis)
+    print_diagnosis(diagnosis, _limits(analysis, diagnosis))
     _print_rest(diagnosis)
     print_serving_of(analysis.run)
+
+
+def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
+    """What limits a job in which nothing is at fault; empty where something is, or the run does not show it."""
+    from dpro.verdict.words import limit_of_run
+
+    if diagnosis.findings or not diagnosis.answerable or diagnosis.end.early:
+        return ""
+    return limit_of_run(analysis)
 
 
 def _with_history(diagnosis: Diagnosis, run: Path) -> Diagnosis:
@@ -97,14 +107,18 @@ def _print_rest(diagnosis: Diagnosis) -> None:
         console().print(f"still known: {line}")
 
 
-def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """A diagnosis for people."""
+def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
+    """A diagnosis for people.
+
+    Args:
+        limits: what limits the job, to be said where nothing is at fault.
+    """
     from dpro.analysis.answers.diagnosis import CALLS
 
     if diagnosis.basis == CALLS:
         _print_hangs(diagnosis)
     else:
-        _print_findings(diagnosis)
+        _print_findings(diagnosis, limits)
         _print_slowdown(diagnosis.slowdown)
 
 
@@ -124,10 +138,10 @@ def _print_hangs(diagnosis: Diagnosis) -> None:
         out.print(f"  not known: {reason}")
 
 
-def _print_findings(diagnosis: Diagnosis) -> None:
+def _print_findings(diagnosis: Diagnosis, limits: str) -> None:
     out = console()
     if not diagnosis.findings:
-        out.print(_nothing_wrong(diagnosis))
+        out.print(_nothing_wrong(diagnosis, limits))
     for finding in diagnosis.findings:
         for line in _in_words(finding, diagnosis.basis):
             out.print(line)
@@ -139,7 +153,7 @@ def _print_findings(diagnosis: Diagnosis) -> None:
         out.print(f"  not known: {reason}")
 
 
-def _nothing_wrong(diagnosis: Diagnosis) -> str:
+def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
     from dpro.analysis.answers.diagnosis import REPLAY
 
     if not diagnosis.answerable:
@@ -147,7 +161,7 @@ def _nothing_wrong(diagnosis: Diagnosis) -> str:
     if diagnosis.end.early:
         return "Until then nothing slow shows in what was recorded."
     shown = "this run" if diagnosis.basis == REPLAY else "the steps and calls of this run"
-    return f"Nothing is wrong that {shown} can show."
+    return f"{limits}." if limits else f"No rank or part stands out that {shown} can show."
 
 
 def _in_words(finding: Finding, basis: str) -> list[str]:
