@@ -24,13 +24,11 @@ from dpro.units import ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
-    from dpro.replay.whatif.predict import Prediction
     from dpro.store import Run
 
 STEPS = 60
 SLOW_RANK, SLOW_MS_PER_SAMPLE = 1, 6
 WINDOWS = ("--every", "20", "--window-steps", "4")
-SHOWN_ALONE = 2  # changes, beside what saves most together
 SAMPLE = "slow_rank"
 FURTHER = {
     "report": "where the time of each step went",
@@ -57,6 +55,7 @@ def demo(output: Path | None, as_json: bool) -> None:
     Where PyTorch is not installed, a run that ships with dpro is explained instead.
     """
     from dpro.analysis.answers.diagnosis import diagnose_replay
+    from dpro.verdict.words import lines_of
 
     if find_spec("torch") is None:
         click.echo("PyTorch is not installed here: explaining a run that ships with dpro.\n", err=as_json)
@@ -68,19 +67,18 @@ def demo(output: Path | None, as_json: bool) -> None:
         )
         healthy = _record(folder / "healthy")
     analysis = analyse(str(faulty))
-    diagnosis, predictions = diagnose_replay(analysis), _predictions(analysis)
+    diagnosis = diagnose_replay(analysis)
     saved = _really_saved(analysis, healthy) if healthy else None
     if as_json:
         from dpro.analysis.answers.demo import DemoDocument
         from dpro.analysis.answers.diagnosis import diagnosis_document
         from dpro.analysis.answers.replay import replay_document
-        from dpro.replay.whatif.documents import prediction_document
 
         document = DemoDocument(
             run=analysis.run.label,
             replay=replay_document(analysis),
             diagnose=diagnosis_document(diagnosis),
-            predictions=list(map(prediction_document, predictions)),
+            explain=analysis.explanation,
             really_saved_ms=saved,
         )
         print_json(document)
@@ -89,15 +87,15 @@ def demo(output: Path | None, as_json: bool) -> None:
     _print_recorded(analysis)
     _section("How well the replay matches what was measured")
     _print_fit(analysis)
-    _section("What is wrong")
+    _section("In short")
+    for line in lines_of(analysis.explanation):
+        click.echo(line)
+    _section("What is wrong, and the evidence")
     print_diagnosis(diagnosis)
     if saved is not None and diagnosis.findings:
         click.echo(
             f"  Checked: recorded without the fault, the same job really takes {saved:.1f} ms less per step."
         )
-    _section("What would help most")
-    for prediction in predictions:
-        _print_prediction(prediction, faulty)
     _section("Look further")
     for command, what in FURTHER.items():
         click.echo(f"  {_dpro()} {command} {faulty}  # {what}")
@@ -140,13 +138,6 @@ def _record(run: Path, *arguments: str) -> Path:
     return run
 
 
-def _predictions(analysis: Analysis) -> list[Prediction]:
-    """What saves most, and the best single changes: several together easily fill the first places."""
-    every = [prediction for prediction in analysis.search[0] if prediction.is_advice]
-    alone = [prediction for prediction in every if len(prediction.edits) == 1][:SHOWN_ALONE]
-    return [*(prediction for prediction in every[:1] if prediction not in alone), *alone]
-
-
 def _really_saved(analysis: Analysis, healthy: Path) -> float:
     """Difference of the two jobs' typical steps, ms; only steps that no deep window slowed down."""
     from dpro.cli.analysis import open_or_import
@@ -180,16 +171,6 @@ def _print_fit(analysis: Analysis) -> None:
 
 def _section(title: str) -> None:
     click.secho(f"\n{title}", bold=True)
-
-
-def _print_prediction(prediction: Prediction, run: Path) -> None:
-    edits = " ".join(f"--edit '{edit}'" for edit in prediction.edits)
-    what = prediction.what()
-    click.echo(
-        f"  x{prediction.speedup:.2f}  {ms(prediction.predicted_ns):.1f} ms per step "
-        f"({ms(prediction.low_ns):.1f} to {ms(prediction.high_ns):.1f}) if {what}"
-    )
-    click.echo(f"         {_dpro()} whatif {run} {edits}")
 
 
 def _dpro() -> str:

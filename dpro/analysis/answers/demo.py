@@ -5,17 +5,17 @@ from __future__ import annotations
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.documents import Document
-from dpro.replay.whatif.documents import PredictionDocument
+from dpro.verdict.verdict import Explanation
 
 
 class DemoDocument(Document, frozen=True, kw_only=True):
-    """What was recorded, what is wrong with it, and what would help.
+    """What was recorded, what limits it, and what is wrong with it.
 
     Attributes:
         run: of the job with the fault.
         replay: as `dpro replay` answers.
         diagnose: as `dpro diagnose` answers.
-        predictions: of the changes that would help most.
+        explain: as `dpro explain` answers.
         really_saved_ms: by how much a step of the job without the fault is shorter, as recorded; null where
             no job was recorded.
     """
@@ -23,5 +23,5 @@ class DemoDocument(Document, frozen=True, kw_only=True):
     run: str
     replay: ReplayDocument
     diagnose: DiagnosisDocument
-    predictions: list[PredictionDocument]
+    explain: Explanation
     really_saved_ms: float | None

@@ -66,7 +66,7 @@ def diagnose(run: str, history: bool, as_json: bool) -> None:
 
 
 def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
-    """What limits a job in which nothing is at fault; empty where something is, or the run does not show it."""
+    """What limits a job in which nothing is at fault; empty where something is, or nothing shows it."""
     from dpro.verdict.words import limit_of_run
 
     if diagnosis.findings or not diagnosis.answerable or diagnosis.end.early:
