@@ -203,15 +203,12 @@ def recurrence(now: Remembered, before: Iterable[Remembered]) -> str:
     if not earlier:
         return ""
     of_class = Counter(row.class_ for row in earlier)
-    nth = _nth(of_class.pop(now.class_, 0) + 1)
+    number = of_class.pop(now.class_, 0) + 1
+    nth = _ORDINALS[number] if number < len(_ORDINALS) else ordinal(number)
     days = _days(now.time_ns - min(row.time_ns for row in earlier))
-    more = ", ".join(f"{number} of {class_}" for class_, number in sorted(of_class.items()))
+    more = ", ".join(f"{count} of {class_}" for class_, count in sorted(of_class.items()))
     line = f"host {now.host}: {nth} finding of {now.class_} in {days}"
     return f"{line}, after {more}" if more else line
-
-
-def _nth(number: int) -> str:
-    return _ORDINALS[number] if number < len(_ORDINALS) else ordinal(number)
 
 
 def _days(ns: int) -> str:

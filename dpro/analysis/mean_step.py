@@ -28,7 +28,7 @@ from dpro.replay.cost.work import (
 )
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
 from dpro.replay.steps.durations import step_series
-from dpro.units import NS_PER_MS, NS_PER_S, format_duration, ms
+from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_ms, ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -298,6 +298,11 @@ def bar_in_text(mean: MeanStep, width: int) -> str:
         ends += share.share * width
         cells += GLYPHS[share.name] * max(1, round(ends) - len(cells))
     return cells[:width]
+
+
+def title_of(mean: MeanStep) -> str:
+    """What the bar shows."""
+    return f"Where the mean step of a rank in deep windows ({format_ms(mean.duration_ms)}) goes"
 
 
 def legend(mean: MeanStep, *, glyphs: bool = True) -> list[str]:

@@ -21,6 +21,7 @@ from dpro.analysis.mean_step import (
     legend,
     mean_steps,
     shown_parts,
+    title_of,
 )
 from dpro.analysis.summary import (
     Gains,
@@ -34,7 +35,7 @@ from dpro.analysis.summary import (
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 from dpro.errors import DproError
-from dpro.units import format_duration, format_ms, ms
+from dpro.units import format_duration, ms
 from dpro.words import printable, shortened
 
 MAX_PREDICTIONS = 5
@@ -278,8 +279,7 @@ def _lines(report: RunReport) -> Iterator[str]:
 
 def _mean_step_lines(mean: MeanStep) -> Iterator[str]:
     """Yield the bar of the mean step in fixed width, its legend and its facts."""
-    title = f"Where the mean step of a rank in deep windows ({format_ms(mean.duration_ms)}) goes"
-    yield from _titled(title)
+    yield from _titled(title_of(mean))
     yield "```text"
     yield bar_in_text(mean, _BAR)
     yield from legend(mean)

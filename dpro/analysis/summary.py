@@ -237,7 +237,8 @@ def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], b
         predictions: as `dpro.replay.whatif.search` ranks them.
     """
     advice = [prediction for prediction in predictions if prediction.is_advice and prediction.speedup > 1]
-    fixes = [_fix(finding, advice, base_ns) for finding in findings if _has_cost(finding)]
+    costly = [finding for finding in findings if finding.cost_ns > 0 and not finding.of_hang]
+    fixes = [_fix(finding, advice, base_ns) for finding in costly]
     used = {row.edits for row in fixes if row.edits}
     others = [prediction for prediction in advice if tuple(map(str, prediction.edits)) not in used]
     clear = [_row(prediction) for prediction in others if stands_out(prediction)]
@@ -247,10 +248,6 @@ def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], b
 def stands_out(prediction: Prediction) -> bool:
     """Whether an edit shortens the step by more than its noise, and by more than ×1.00."""
     return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
-
-
-def _has_cost(finding: Finding) -> bool:
-    return not finding.of_hang and finding.cost_ns > 0
 
 
 def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Improvement:

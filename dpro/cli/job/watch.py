@@ -290,17 +290,13 @@ def _complainer() -> Callable[[Exception], None]:
     said: set[str] = set()
 
     def complain(error: Exception) -> None:
-        line = str(error) if isinstance(error, Unanswerable) else f"a look failed: {_kind(error)}: {error}"
-        line = line.partition("\n")[0]
+        failed = "" if isinstance(error, Unanswerable) else f"a look failed: {type(error).__name__}: "
+        line = f"{failed}{error}".partition("\n")[0]
         if line not in said:
             said.add(line)
             warn(line)
 
     return complain
-
-
-def _kind(error: Exception) -> str:
-    return type(error).__name__
 
 
 def _say(line: str) -> None:

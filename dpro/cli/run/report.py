@@ -171,19 +171,13 @@ def _print_mean_step(analysis: Analysis) -> None:
     """The step time, and where the mean step goes, as a bar."""
     from rich.text import Text
 
-    from dpro.analysis.mean_step import bar_in_text, facts_of, legend
+    from dpro.analysis.mean_step import bar_in_text, facts_of, legend, title_of
     from dpro.analysis.step_time import step_time_in_words
-    from dpro.units import format_ms
 
     out = console()
     out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
     mean = analysis.mean_step
-    out.print(
-        Text(
-            f"Where the mean step of a rank in deep windows ({format_ms(mean.duration_ms)}) goes",
-            "bold",
-        )
-    )
+    out.print(Text(title_of(mean), "bold"))
     out.print(Text(bar_in_text(mean, BAR)))
     for line in legend(mean):
         out.print(Text(f"  {line}"))

@@ -137,15 +137,11 @@ def last_call(rank: int, root: Root, case: Case) -> str:
 
 def no_dump(ranks: Sequence[int], case: Case) -> str:
     """Return why the last calls of some ranks are not known."""
-    old = [rank for rank in ranks if rank in case.known.outdated or _has_dump(rank, case)]
+    old = [rank for rank in ranks if rank in case.known.outdated or rank in case.known.current]
     none = [rank for rank in ranks if rank not in old]
     said = [f"the dump of {ranks_in_words(none)} is missing"] if none else []
     said += [f"the dump of {ranks_in_words(old)} is older than what its peers wait for"] if old else []
     return "; ".join(said)
-
-
-def _has_dump(rank: int, case: Case) -> bool:
-    return rank in case.known.current
 
 
 def last_state(ranks: Sequence[int], case: Case) -> list[str]:

@@ -182,7 +182,8 @@ def additive_effects(
         `MIN_PAIRS` others that way.
     """
     num_ranks = int(max(source.max(), target.max())) + 1
-    enough = [_partners(ends, others, num_ranks) >= MIN_PAIRS for ends, others in _both(source, target)]
+    directions = (source, target), (target, source)
+    enough = [_partners(ends, others, num_ranks) >= MIN_PAIRS for ends, others in directions]
     middle = np.zeros(int(kind.max()) + 1)
     effects = np.zeros((2, num_ranks))
     left = log_time.copy()
@@ -197,10 +198,6 @@ def additive_effects(
             break
     sender, receiver = (np.where(is_known, effect, np.nan) for is_known, effect in zip(enough, effects))
     return middle, sender, receiver
-
-
-def _both(source: Ints, target: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-    return (source, target), (target, source)
 
 
 def _partners(ends: Ints, others: Ints, num_ranks: int) -> Ints:

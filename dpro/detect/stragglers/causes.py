@@ -24,6 +24,7 @@ from dpro.units import format_duration
 CPU = "step_training_thread_cpu_ns"
 EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
 INPUT_PIPELINE = "the input pipeline"
+NEARLY_AS_LATE = "other ranks are nearly as late: healing this one alone saves less than it lost"
 OPERATORS = "operators"  # of a host that has no GPU
 HOST_OPERATORS, RUNTIME_CALLS, LATE_LAUNCHES = "the host's operators", "GPU runtime calls", "late launches"
 OUTSIDE_OPERATORS, KERNELS = "host code outside any operator", "kernels"

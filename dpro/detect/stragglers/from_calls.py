@@ -16,7 +16,14 @@ from dpro.arrays import Floats
 from dpro.detect.findings import Finding, costliest_first
 from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
 from dpro.detect.significance import MIN_COST
-from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
+from dpro.detect.stragglers.causes import (
+    CPU,
+    HOST_CAUSES,
+    NEARLY_AS_LATE,
+    counted_more,
+    host_cause,
+    idle_cause,
+)
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, teams, usual_ones
 from dpro.schema.members import num_members
@@ -174,7 +181,7 @@ def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.D
         waits_for_it = f"{waiting}, {format_duration(cost)} of it for rank {rank} alone; {itself}"
     evidence = [*_slower(team, excess, longer), waits_for_it, how]
     if cost < longer / 2:
-        evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
+        evidence.append(NEARLY_AS_LATE)
     confidence = excess.persistent * (1 - excess.error / excess.effect) * sure
     severity = round(cost / cycle, 4) if cycle else 0.0
     return Finding(

@@ -33,6 +33,7 @@ from dpro.detect.significance import (
 from dpro.detect.stragglers.causes import (
     CPU,
     HOST_CAUSES,
+    NEARLY_AS_LATE,
     OPERATORS,
     counted_more,
     excess_by_cause,
@@ -226,7 +227,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
         evidence[0] = evidence[0].replace(who, _names(ranks[:1]), 1)
         evidence.append("healing one of them alone saves little: the others are as late")
     elif total and cost < 0.5 * total:
-        evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
+        evidence.append(NEARLY_AS_LATE)
     kind, name = ("rank", str(ranks[0])) if len(ranks) == 1 else ("ranks", ", ".join(map(str, ranks)))
     return Finding(
         class_, kind, name, tuple(ranks), round(cost / step, 4), confidence(saved, gains.base),
