@@ -23,7 +23,7 @@ from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.kernels.roofline import model_named
 from dpro.replay.cost.machine import SPREADS, Machine, machine_of, one_way_us
-from dpro.replay.cost.network_tables import CurveGroup, NetworkTable, network_table
+from dpro.replay.cost.tables import CurveGroup, NetworkTable, network_table
 from dpro.replay.cost.transfers import estimate
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind

@@ -14,8 +14,7 @@ from enum import IntEnum
 import polars as pl
 
 from dpro.replay.graph import MeshPosition
-from dpro.replay.mesh import places_along
-from dpro.replay.run_mesh import mesh_of_run
+from dpro.replay.mesh import mesh_of_run, places_along
 from dpro.schema import COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.table import complete

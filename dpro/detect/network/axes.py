@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from dpro.detect.findings import Finding
 from dpro.detect.network.traffic import Traffic
-from dpro.replay.mesh import axis_of_group
-from dpro.replay.run_mesh import mesh_of_run
+from dpro.replay.mesh import axis_of_group, mesh_of_run
 
 
 def with_axis(finding: Finding, traffic: Traffic, groups: Iterable[str]) -> Finding:

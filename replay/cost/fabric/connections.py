@@ -18,8 +18,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.fairness import max_min_rates
 from dpro.replay.cost.fabric.flows import Flows, Load, crossed, inside, loaded, sprayed
-from dpro.replay.cost.fabric.network import SWITCH, between_switches
-from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes, hashed
+from dpro.replay.cost.fabric.network import NO_LINK, SWITCH, Choice, Routes, between_switches, hashed
 from dpro.topology.kept import PathEntry
 
 if TYPE_CHECKING:  # else every command that knows the edits would load scipy

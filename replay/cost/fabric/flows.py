@@ -20,8 +20,7 @@ import numpy as np
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.cost.fabric.network import Fabric
-from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes, paths
+from dpro.replay.cost.fabric.network import NO_LINK, Choice, Fabric, Routes, paths
 
 PAIRWISE = ("all_to_all",)
 MESSAGES = ("send", "recv")

@@ -21,7 +21,6 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.members import members_of
-from dpro.replay.cost.algorithms import RING, cost
 from dpro.replay.cost.fabric.connections import hashed_loads, known_paths
 from dpro.replay.cost.fabric.flows import (
     MESSAGES,
@@ -34,8 +33,8 @@ from dpro.replay.cost.fabric.flows import (
     Load,
     flows_of,
 )
-from dpro.replay.cost.fabric.network import NIC, Fabric, fabric_of
-from dpro.replay.cost.fabric.routes import Routes, routes_of
+from dpro.replay.cost.fabric.network import NIC, Fabric, Routes, fabric_of, routes_of
+from dpro.replay.cost.transfers import RING, cost
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.schema import COLLECTIVES, SENDS, WORKERS
 from dpro.store import Run

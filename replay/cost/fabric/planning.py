@@ -21,7 +21,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.connections import connections_of
 from dpro.replay.cost.fabric.flows import Flows, inside
-from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes
+from dpro.replay.cost.fabric.network import NO_LINK, Choice, Routes
 
 PART = 48  # bit of a key from which on it says which part of a flow it is
 MAX_TRIED = 256  # paths of a flow that are compared

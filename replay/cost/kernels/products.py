@@ -33,7 +33,7 @@ from dpro.replay.cost.kernels.formula import (
 from dpro.replay.cost.kernels.learned import KEPT_OUT, LearnedTrees, learn
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS
-from dpro.replay.cost.measured import read_measured
+from dpro.replay.cost.tables import read_measured
 from dpro.words import few
 
 # Products as a user has them measured; `device` is a key of `roofline.GPUS`.

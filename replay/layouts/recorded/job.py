@@ -20,12 +20,11 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.cost.algorithms import RING, cost
 from dpro.replay.cost.kernels.estimate import Sources
 from dpro.replay.cost.kernels.roofline import GpuModel, common_model, product_of, stored_as
 from dpro.replay.cost.machine import Machine, machine_of
 from dpro.replay.cost.memory import footprint_of
-from dpro.replay.cost.transfers import fit_costs
+from dpro.replay.cost.transfers import RING, cost, fit_costs
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work, traffic
@@ -53,8 +52,7 @@ from dpro.replay.layouts.recorded.stack import (
     works_on_gpu,
 )
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
-from dpro.replay.mesh import Mesh
-from dpro.replay.run_mesh import groups_of, mesh_of_run
+from dpro.replay.mesh import Mesh, groups_of, mesh_of_run
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.timeline import step_times as replayed_steps
 from dpro.schema import COLLECTIVES, SPANS
