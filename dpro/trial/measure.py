@@ -109,7 +109,7 @@ class MeasuredChange:
         low, high: interval of it, of 95% in all.
         noise: by how much one recording of the unchanged job typically differs from the next, as a share;
             None for one alone.
-        baseline_ns, changed_ns: typical steps, median over recordings.
+        baseline_ns: typical step of the unchanged job, median over recordings.
         num_pairs: pairs of recordings.
         num_steps: steps that the shortest recording is judged by.
         samples: samples of a step of the changed job over those of one as it is.
@@ -120,7 +120,6 @@ class MeasuredChange:
     high: float
     noise: float | None
     baseline_ns: float
-    changed_ns: float
     num_pairs: int
     num_steps: int
     samples: float = 1.0
@@ -205,7 +204,6 @@ def compare(
     """
     typical = _mean if uneven else _median
     before = np.array([typical(times) for times in baseline])
-    after = np.array([typical(times) for times in changed])
     logs = np.log(ratios(baseline, changed, uneven))
     middle = float(np.median(logs))
     if logs.size > 1:
@@ -221,7 +219,6 @@ def compare(
         math.exp(high),
         noise,
         float(np.median(before)),
-        float(np.median(after)),
         logs.size,
         min(times.size for times in (*baseline, *changed)),
         samples,
