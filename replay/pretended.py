@@ -280,7 +280,7 @@ def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_byte
 
 
 def _by_sheet(machine: Machine, op: str, num_ranks: int, hosts: int, stride: int, num_bytes: Floats) -> Times:
-    """By the data sheet of links, as `dpro plan` does."""
+    """By the data sheet of links, as `dpro plan` does, except that a message has all of its links."""
     ranks, strides = np.full(num_bytes.size, num_ranks), np.full(num_bytes.size, stride)
     if op == "send_recv":
         gbps = machine.inside_gbps if hosts == 1 else machine.outside_gbps / machine.per_host
