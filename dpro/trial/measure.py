@@ -281,11 +281,11 @@ class Training(DocumentPart, frozen=True):
 def losses_of(run: Run) -> Floats:
     """Return the losses of a run in order, the mean over its ranks; none where they were not recorded."""
     rows = run.table(COUNTERS, ["rank", "counter", "time_ns", "value"]).filter(pl.col("counter") == LOSS)
-    by_rank = [each["value"].to_numpy() for each in rows.sort("rank", "time_ns").partition_by("rank")]
+    by_rank = [losses["value"].to_numpy() for losses in rows.sort("rank", "time_ns").partition_by("rank")]
     if not by_rank:
         return np.empty(0)
-    shortest = min(each.size for each in by_rank)
-    mean: Floats = np.mean([each[:shortest] for each in by_rank], axis=0)
+    shortest = min(losses.size for losses in by_rank)
+    mean: Floats = np.mean([losses[:shortest] for losses in by_rank], axis=0)
     return mean
 
 
@@ -300,13 +300,13 @@ def compare_losses(
     Returns:
         The comparison; None where a recording has too few.
     """
-    common = min(*(each.size for each in baseline), *(int(each.size * passes) for each in changed))
+    common = min(*(losses.size for losses in baseline), *(int(losses.size * passes) for losses in changed))
     if common < MIN_PASSES or common / passes < 2:
         return None
-    before = np.array([_late(each, common) for each in baseline])
-    after = np.array([_late(each, round(common / passes)) for each in changed])
+    before = np.array([_late(losses, common) for losses in baseline])
+    after = np.array([_late(losses, round(common / passes)) for losses in changed])
     base = float(before.mean())
-    fall = float(np.mean([each[: common // 2].mean() for each in baseline])) - base
+    fall = float(np.mean([losses[: common // 2].mean() for losses in baseline])) - base
     spread = float(np.ptp(before)) if before.size > 1 else None
     tolerance = max(_noise(before, after), SHARE * max(abs(base), abs(fall)))
     learnt = float(after.mean())

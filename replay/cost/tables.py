@@ -185,7 +185,7 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     time = size / pl.col(BANDWIDTH) if BANDWIDTH in frame.columns else _first(frame, TIMES, name)
     ranks = _first(frame, RANKS, name)
     words = {word: pl.col(word) if word in frame.columns else pl.lit("") for word in WORDS}
-    device = next((pl.col(each) for each in DEVICES if each in frame.columns), pl.lit(""))
+    device = next((pl.col(column) for column in DEVICES if column in frame.columns), pl.lit(""))
     op = pl.col("op").str.to_lowercase().str.replace_all(r"[_\- ]", "")
     rows = frame.select(
         op=op.replace(OPS),
@@ -199,9 +199,9 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
         bytes=size,
         time_ns=time,
     ).filter(
-        *((pl.col(each) > 0) & pl.col(each).is_finite() for each in ("bytes", "time_ns")),
-        *((pl.col(each) >= 1) & pl.col(each).is_finite() for each in ("num_ranks", "hosts")),
-        *(pl.col(each) == pl.col(each).round() for each in ("num_ranks", "hosts")),
+        *((pl.col(column) > 0) & pl.col(column).is_finite() for column in ("bytes", "time_ns")),
+        *((pl.col(column) >= 1) & pl.col(column).is_finite() for column in ("num_ranks", "hosts")),
+        *(pl.col(column) == pl.col(column).round() for column in ("num_ranks", "hosts")),
     )
     if rows.is_empty():
         raise InputError(f"{name}: holds no row with bytes and time above 0, of a whole number of ranks")

@@ -171,7 +171,7 @@ def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
     one, other = graph.nodes, changed.nodes
     if one.bytes is other.bytes and one.message is other.message:
         return ()
-    before, after = (_sizes(each) for each in (graph, changed))
+    before, after = (_sizes(graph_of) for graph_of in (graph, changed))
     lines = []
     for (op, ranks), (least, most) in after.items():
         seen = before.get((op, ranks))
@@ -289,9 +289,9 @@ def _levels(start: Floats, end: Floats, height: Floats) -> tuple[Floats, Floats]
     return moments[order], np.cumsum(change[order])
 
 
-def _integral(at: Floats, level: Floats) -> Floats:
+def _integral(moments: Floats, level: Floats) -> Floats:
     """The integral of a step function from the first of its times to each."""
-    return np.append(0.0, np.cumsum(level[:-1] * np.diff(at)))
+    return np.append(0.0, np.cumsum(level[:-1] * np.diff(moments)))
 
 
 # By a table alone.
@@ -413,7 +413,7 @@ def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     return None
 
 
-def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, at: Floats) -> Iterator[Floats]:
+def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, sizes: Floats) -> Iterator[Floats]:
     """How much longer groups take with this one's ranks than with others', in logarithm.
 
     By the other half of an all-reduce on the same device, else by the same operation on other devices.
@@ -423,12 +423,12 @@ def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, at: Floats) -> I
         other for other in table.curves if (other.library, other.hosts) == same and other.num_ranks == ranks
     ]
     nearby = [other for other in others if other.op == group.op and other.device != group.device]
-    nearby = [each for each in nearby if table.links.get(each.device) == NVLINK]
+    nearby = [other for other in nearby if table.links.get(other.device) == NVLINK]
     half = [other for other in others if other.device == group.device and other.op == HALVES.get(group.op)]
-    for each in half or nearby:
-        target = each._replace(num_ranks=group.num_ranks)
+    for nearest in half or nearby:
+        target = nearest._replace(num_ranks=group.num_ranks)
         if target in table.curves and target != group:
-            yield np.log(table.curves[target].time_ns(at) / table.curves[each].time_ns(at))
+            yield np.log(table.curves[target].time_ns(sizes) / table.curves[nearest].time_ns(sizes))
 
 
 def _moved(curve: LinkCost, by: Floats) -> LinkCost:
@@ -448,13 +448,13 @@ def _nearest_version(
     ]
     if not groups:
         return None
-    return table.curves[min(groups, key=lambda each: (_apart(each.version, version), each.version))]
+    return table.curves[min(groups, key=lambda near: (_apart(near.version, version), near.version))]
 
 
 def _apart(one: str, other: str) -> tuple[float, ...]:
     """How far two versions are apart, part by part."""
     numbers = [map(whole_number, text.split(".")) for text in (one, other)]
-    parts = [[number for number in each if number >= 0] for each in numbers]
+    parts = [[number for number in version if number >= 0] for version in numbers]
     longest = max(map(len, parts))
     first, second = (part + [0] * (longest - len(part)) for part in parts)
     return tuple(float(abs(a - b)) for a, b in zip(first, second))
@@ -472,9 +472,9 @@ def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
     for device, link in table.links.items():
         if device != group.device and link == NVLINK:
             apart = [
-                each
+                difference
                 for curve_here in groups_here
-                if (each := _difference(table, curve_here, device)) is not None
+                if (difference := _difference(table, curve_here, device)) is not None
             ]
             if apart and np.median(apart) <= SISTERS_DIFFER:
                 near[device] = float(np.median(apart))
@@ -482,12 +482,12 @@ def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
 
 
 @cache
-def _difference(table: NetworkTable, mine: CurveGroup, device: str) -> float | None:
+def _difference(table: NetworkTable, group: CurveGroup, device: str) -> float | None:
     """How far the curve of a group is from that on another device, in logarithm; None without one."""
-    theirs = _nearest_version(table, mine._replace(device=device), mine.version)
+    theirs = _nearest_version(table, group._replace(device=device), group.version)
     if theirs is None:
         return None
-    sizes, times = table.curves[mine].knots
+    sizes, times = table.curves[group].knots
     return float(np.median(np.abs(np.log(theirs.time_ns(sizes) / times))))
 
 

@@ -33,6 +33,7 @@ from dpro.replay.gradients.passes import (
     Parameters,
     Pass,
     calls_of,
+    in_order,
     parameters_of,
     passes_at,
     passes_of,
@@ -86,19 +87,19 @@ def buffered_passes(graph: Graph) -> list[Pass]:
     ready = spans.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
     ready = ready.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     issued = calls_of(graph)
-    found: list[Pass] = []
+    passes: list[Pass] = []
     for place, of_thread in calls.group_by(PLACE, maintain_order=True):
-        here = ready.filter(pl.all_horizontal(pl.col(name) == at for name, at in zip(PLACE, place)))
+        here = ready.filter(pl.all_horizontal(pl.col(name) == value for name, value in zip(PLACE, place)))
         turns = turns_of(of_thread.sort("at"), buffers)
         moments = pl.concat([gradient_moments(turn, here, buffers) for turn in turns])
         moments = moments.with_columns(**dict(zip(PLACE, map(pl.lit, place))))
         given = [
             (number * buffers.num_gradients, _parameters(turn, buffers)) for number, turn in enumerate(turns)
         ]
-        found += passes_at(graph, launches, issued, moments, partial(given_passes, given))
-    if not found:
+        passes += passes_at(graph, launches, issued, moments, partial(given_passes, given))
+    if not passes:
         raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
-    return sorted(found, key=lambda each: (each.rank, each.window, each.step, int(each.ready[0])))
+    return in_order(passes)
 
 
 def buffers_of(run: Run) -> Buffers:
@@ -113,8 +114,8 @@ def buffers_of(run: Run) -> Buffers:
     of_rank = rows.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
     if of_rank["module"].n_unique() > 1:
         raise Unanswerable("DeepSpeed reduces experts or several models apart")
-    shapes = tuple(tuple(shape) for each in of_rank["shapes"].to_list() for shape in each)
-    sizes = [[int(size) for size in each] for each in of_rank["parameter_bytes"].to_list()]
+    shapes = tuple(tuple(shape) for listed in of_rank["shapes"].to_list() for shape in listed)
+    sizes = [[int(size) for size in buffer] for buffer in of_rank["parameter_bytes"].to_list()]
     source = str(of_rank["source"][0])
     is_zero = source.startswith(f"{SOURCE} ZeRO")
     return Buffers(of_rank["bytes"].to_list(), sizes, shapes, source.endswith(AFTER_BACKWARD), is_zero)
@@ -131,9 +132,9 @@ def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
     """
     count = len(buffers.num_bytes)
     turns = [
-        each.slice(first, count)
-        for each in calls.partition_by("step", maintain_order=True)
-        for first in range(0, each.height, count)
+        of_step.slice(first, count)
+        for of_step in calls.partition_by("step", maintain_order=True)
+        for first in range(0, of_step.height, count)
     ]
     for turn in turns:
         moved = turn["bytes"].to_list()
@@ -200,7 +201,7 @@ def _parameters(turn: pl.DataFrame, buffers: Buffers) -> Parameters:
         divided(moved, sizes) if moved > 0 else sizes
         for moved, sizes in zip(turn["bytes"].to_list(), buffers.sizes)
     ]
-    whole = np.array([size for each in sizes for size in each], np.int64)
+    whole = np.array([size for buffer in sizes for size in buffer], np.int64)
     return Parameters(whole, buffers.shapes, closes_before=True, is_update_shared_out=buffers.is_zero)
 
 
@@ -248,8 +249,8 @@ def dtype_of(graph: Graph, transfer: int) -> str:
     if said:
         return said
     name = graph.names[int(graph.nodes.name[transfer])]
-    found = [dtype for dtype, marks in NAMED_TYPES.items() if any(mark in name for mark in marks)]
-    return found[0] if len(found) == 1 else ""
+    dtypes = [dtype for dtype, marks in NAMED_TYPES.items() if any(mark in name for mark in marks)]
+    return dtypes[0] if len(dtypes) == 1 else ""
 
 
 # Which framework reduces the gradients of a run, and what to write in it for a change of its reductions.

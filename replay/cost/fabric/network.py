@@ -250,8 +250,8 @@ def _group_sizes(
 ) -> None:
     for flow in range(here.size):
         at, to = place[here[flow]], column[flow]
-        for each in range(indptr[at], indptr[at + 1]):
-            nearer = far[place[target[links[each]]], to]
+        for cable in range(indptr[at], indptr[at + 1]):
+            nearer = far[place[target[links[cable]]], to]
             if nearer >= 0 and nearer == far[at, to] - 1:
                 number[flow] += 1
 
@@ -272,11 +272,11 @@ def _members(
     for flow in range(here.size):
         at, to = place[here[flow]], column[flow]
         left = chosen[flow]
-        for each in range(indptr[at], indptr[at + 1]):
-            nearer = far[place[target[links[each]]], to]
+        for cable in range(indptr[at], indptr[at + 1]):
+            nearer = far[place[target[links[cable]]], to]
             if nearer >= 0 and nearer == far[at, to] - 1:
                 if left == 0:
-                    found[flow] = links[each]
+                    found[flow] = links[cable]
                     break
                 left -= 1
 
