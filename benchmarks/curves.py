@@ -24,7 +24,7 @@ import polars as pl
 
 from dpro.errors import InputError, Unanswerable
 from dpro.replay.cost.curves import fit_curve, medians
-from dpro.replay.cost.network_tables import NVLINK, CurveGroup, NetworkTable, network_table, read_frame
+from dpro.replay.cost.tables import NVLINK, CurveGroup, NetworkTable, network_table, read_frame
 from dpro.replay.cost.transfers import Estimate, estimate
 
 REALITY = Path(os.environ.get("DPRO_REALITY", Path(__file__).resolve().parents[2] / "shared" / "reality"))

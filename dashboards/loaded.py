@@ -32,10 +32,9 @@ from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.difference import DifferenceDocument, explain
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.layouts.recorded.job import RecordedJob, recorded_job
-from dpro.replay.mesh import Mesh
+from dpro.replay.mesh import Mesh, mesh_of_run
 from dpro.replay.pipeline.operations import Operations
 from dpro.replay.pipeline.recorded import operations_of
-from dpro.replay.run_mesh import mesh_of_run
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob

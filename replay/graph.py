@@ -192,7 +192,7 @@ class Graph:
         places: of ranks, where the run says.
         run: what the graph was made from: edits ask its tables for what nodes do not hold (shapes, buckets).
             None where it was made by hand.
-        network: what communication takes by a measured table, as `network_tables.read_frame` has it.
+        network: what communication takes by a measured table, as `tables.read_frame` has it.
         known: what `once` keeps; graphs that differ in some columns alone share it.
         products: what matrix products take on devices where a user measured them, as
             `devices.sources.PRODUCTS` has them.

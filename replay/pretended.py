@@ -23,7 +23,7 @@ from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.kernels.roofline import model_named
 from dpro.replay.cost.machine import SPREADS, Machine, machine_of, one_way_us
-from dpro.replay.cost.network_tables import CurveGroup, NetworkTable, network_table
+from dpro.replay.cost.tables import CurveGroup, NetworkTable, network_table
 from dpro.replay.cost.transfers import estimate
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
@@ -280,7 +280,7 @@ def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_byte
 
 
 def _by_sheet(machine: Machine, op: str, num_ranks: int, hosts: int, stride: int, num_bytes: Floats) -> Times:
-    """By the data sheet of links, as `dpro plan` does."""
+    """By the data sheet of links, as `dpro plan` does, except that a message has all of its links."""
     ranks, strides = np.full(num_bytes.size, num_ranks), np.full(num_bytes.size, stride)
     if op == "send_recv":
         gbps = machine.inside_gbps if hosts == 1 else machine.outside_gbps / machine.per_host

@@ -19,9 +19,8 @@ from benchmarks.fabric_lab.traffic import Flow, goodput
 from dpro.arrays import Floats
 from dpro.replay.cost.fabric.fairness import max_min_rates
 from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded
-from dpro.replay.cost.fabric.network import Fabric, fabric_of
+from dpro.replay.cost.fabric.network import NO_LINK, Choice, Fabric, Routes, fabric_of, paths, routes_of
 from dpro.replay.cost.fabric.planning import planned
-from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes, paths, routes_of
 
 HEADERS = 66  # bytes: TCP with timestamps, IP, Ethernet; all that an acknowledgement has
 PAYLOAD = (MTU - HEADERS + 14) / (MTU + 14)  # of what a cable carries

@@ -20,9 +20,8 @@ import numpy as np
 from dpro.replay.cost.fabric.connections import hashed_loads
 from dpro.replay.cost.fabric.fairness import ends_of
 from dpro.replay.cost.fabric.flows import Flows, flows_of, repeated
-from dpro.replay.cost.fabric.network import Fabric, fabric_of
+from dpro.replay.cost.fabric.network import Fabric, fabric_of, routes_of
 from dpro.replay.cost.fabric.planning import planned_connections
-from dpro.replay.cost.fabric.routes import routes_of
 from dpro.topology.fabrics import FabricSize, fat_tree
 
 IN_HOST, RINGS, EXCHANGES = 40, 24, 6  # times that each kind happens in a step

@@ -23,10 +23,9 @@ from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
 from dpro.replay.cost.fabric.connections import Usage, connections_of, known_paths
 from dpro.replay.cost.fabric.flows import crossed
-from dpro.replay.cost.fabric.network import NIC, SWITCH, Fabric
+from dpro.replay.cost.fabric.network import NIC, SWITCH, Choice, Fabric, hashed
 from dpro.replay.cost.fabric.placement import Placed, placed
 from dpro.replay.cost.fabric.planning import planned_connections
-from dpro.replay.cost.fabric.routes import Choice, hashed
 from dpro.replay.whatif.edits.paths import loads_by
 from dpro.units import format_bytes
 

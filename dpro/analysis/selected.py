@@ -13,8 +13,7 @@ import polars as pl
 from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
 from dpro.errors import UsageError
-from dpro.replay.mesh import in_words, named_axes, places_along
-from dpro.replay.run_mesh import mesh_of_run
+from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
 from dpro.replay.steps.breakdown import collective_totals, recorded_steps, within_stretches
 from dpro.selection import (
     Ranges,

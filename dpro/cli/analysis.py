@@ -103,7 +103,7 @@ def read_network(path: str | None) -> DataFrame | None:
     """
     if path is None:
         return None
-    from dpro.replay.cost.network_tables import read_frame
+    from dpro.replay.cost.tables import read_frame
 
     return read_frame(path)
 

@@ -392,7 +392,7 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
     ended = steps.select("rank", *_mark(attempt.number, BETWEEN), start_ns=end_ns)
     stepping = pl.concat([ended, stepped]).sort("rank", "start_ns", maintain_order=True)
     gone = attempt.workers.select("rank", *_mark(attempt.number, DOWN), start_ns="ended_ns")
-    marks = pl.concat([each.select(columns) for each in (*starts, stepping, gone)])
+    marks = pl.concat([rows.select(columns) for rows in (*starts, stepping, gone)])
     return marks.sort("rank", maintain_order=True)
 
 

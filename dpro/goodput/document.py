@@ -144,10 +144,10 @@ def in_words(document: GoodputDocument) -> str:
     if not document.classes:
         return "No moment of any rank was recorded."
     lost: dict[str, float] = {}
-    for each in document.classes:
-        if each.class_ != PRODUCTIVE:
-            lost[IN_WORDS[each.class_]] = lost.get(IN_WORDS[each.class_], 0.0) + each.share
-    named = [each for each in sorted(lost.items(), key=lambda item: -item[1]) if each[1] >= MIN_NAMED]
+    for part in document.classes:
+        if part.class_ != PRODUCTIVE:
+            lost[IN_WORDS[part.class_]] = lost.get(IN_WORDS[part.class_], 0.0) + part.share
+    named = [part for part in sorted(lost.items(), key=lambda item: -item[1]) if part[1] >= MIN_NAMED]
     most = ", ".join(f"{what} {share:.0%} ({_time(document, share)})" for what, share in named[:MAX_NAMED])
     wall = format_duration(document.wall_s * NS_PER_S)
     said = [

@@ -111,13 +111,13 @@ def throughput_of(done: Sequence[DoneSteps], wall_s: float, rank_s: float) -> Th
         wall_s: from the start of the job to its end, s.
         rank_s: wall time of all ranks, s.
     """
-    stepped = [each for each in done if each.steps]
-    rates = [each for each in stepped if each.amount.rate is not None and each.amount.step_s]
+    stepped = [attempt for attempt in done if attempt.steps]
+    rates = [attempt for attempt in stepped if attempt.amount.rate is not None and attempt.amount.step_s]
     samples, samples_overall = _inputs_per_s(stepped, rates, "samples", wall_s)
     tokens, tokens_overall = _inputs_per_s(stepped, rates, "tokens", wall_s)
     mfu, mfu_overall = _mfu(stepped, rank_s)
-    measured = sum(each.amount.mfu is not None or each in rates for each in stepped)
-    unknown = [each.amount for each in stepped] or [StepAmount(None, "no step", None, "no step", 0.0)]
+    measured = sum(attempt.amount.mfu is not None or attempt in rates for attempt in stepped)
+    unknown = [attempt.amount for attempt in stepped] or [StepAmount(None, "no step", None, "no step", 0.0)]
     return ThroughputDocument(
         mfu=mfu,
         mfu_overall=mfu_overall,
@@ -153,13 +153,13 @@ def _mfu(stepped: Sequence[DoneSteps], rank_s: float) -> tuple[float | None, flo
     at_peak_s, in_steps_s, ranks_steps = 0.0, 0.0, 0
     for steps, ranks, amount in stepped:
         if amount.mfu is not None:
-            each_s = amount.mfu.operations / (amount.mfu.peak_tflops * 1e12)
-            at_peak_s += steps * ranks * each_s
-            in_steps_s += steps * ranks * each_s / amount.mfu.share
+            step_at_peak_s = amount.mfu.operations / (amount.mfu.peak_tflops * 1e12)
+            at_peak_s += steps * ranks * step_at_peak_s
+            in_steps_s += steps * ranks * step_at_peak_s / amount.mfu.share
             ranks_steps += steps * ranks
     if not ranks_steps or rank_s <= 0:
         return None, None
-    whole = sum(each.steps * each.ranks for each in stepped)
+    whole = sum(attempt.steps * attempt.ranks for attempt in stepped)
     return at_peak_s / in_steps_s, at_peak_s / ranks_steps * whole / rank_s
 
 
@@ -220,5 +220,5 @@ def lost_to_stragglers(analysis: Analysis) -> float:
     with suppress(DproError):
         findings, _ = analysis.verdict
         slow = [f for f in findings if f.class_.startswith("slow.") and f.component_kind in WITHIN_RANKS]
-        return min(max((each.severity for each in slow), default=0.0), MAX_LOST)
+        return min(max((finding.severity for finding in slow), default=0.0), MAX_LOST)
     return 0.0

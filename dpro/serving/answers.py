@@ -73,8 +73,8 @@ def sent_with_server(report: RunReport, run: Run) -> RunReport:
         ),
     ]
     rows = [
-        [name.removesuffix("_ms"), *map(number, (each.requests, each.mean, each.p50, each.p90, each.p99))]
-        for name, each in document.latency.items()
+        [name.removesuffix("_ms"), *map(number, (row.requests, row.mean, row.p50, row.p90, row.p99))]
+        for name, row in document.latency.items()
     ]
     header = ("ms", "requests", "mean", "p50", "p90", "p99")
     tables = [ReportTable("Latency of requests", header, rows)] if rows else []

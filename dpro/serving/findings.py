@@ -137,10 +137,12 @@ def findings_of(seen: SeenServer) -> list[ServingFinding]:
     made = seen.timed.filter(pl.col("output_tokens") > 1)["output_tokens"]
     tokens = max(mean(made) - 1, 1.0)  # after the first
 
-    def cost(each: ServingFinding) -> float:
-        return (each.cost_tpot_ms or 0.0) * tokens + (each.cost_ttft_ms or 0.0)
+    def cost(finding: ServingFinding) -> float:
+        return (finding.cost_tpot_ms or 0.0) * tokens + (finding.cost_ttft_ms or 0.0)
 
-    return sorted(kept, key=lambda each: (-cost(each), -(each.gain_tokens_per_s or 0.0), each.class_))
+    return sorted(
+        kept, key=lambda finding: (-cost(finding), -(finding.gain_tokens_per_s or 0.0), finding.class_)
+    )
 
 
 def _queue(seen: SeenServer) -> ServingFinding | None:
@@ -184,10 +186,10 @@ def _kv_cache(seen: SeenServer) -> ServingFinding | None:
     lost = seen.timed.filter(pl.col("evictions") > 0)
     if lost.height:
         times = int(lost["evictions"].sum())
-        each = float(lost["evicted_ns"].sum()) / NS_PER_MS / times
+        evicted_ms = float(lost["evicted_ns"].sum()) / NS_PER_MS / times
         evidence.append(
             f"{lost.height:,} of {counted(seen.timed.height, 'request')} lost their blocks, "
-            f"{counted(times, 'time')} in all, and ran again after {format_ms(each)}, mean"
+            f"{counted(times, 'time')} in all, and ran again after {format_ms(evicted_ms)}, mean"
         )
     return ServingFinding(
         "kv_cache", per_token or None, to_first or None, gain_of_blocks(seen), evidence,

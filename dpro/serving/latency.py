@@ -213,7 +213,7 @@ def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.D
         for replica, engine in by_replica.items()
         if engine.starts.size
     ]
-    rows = [each for each in by_engine if each.height]
+    rows = [waited for waited in by_engine if waited.height]
     return pl.concat(rows) if rows else timed.clear().with_columns(_NO_PARTS)
 
 
@@ -234,7 +234,7 @@ def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
     scheduled = np.where(inside["scheduled_ns"] >= 0, inside["scheduled_ns"].to_numpy(), arrival)
     lacks = engine.durations * engine.lacks_blocks
     full = (engine.durations - lacks) * (engine.iterations["num_requests"].to_numpy() >= max(engine.limit, 1))
-    place, blocks = (engine.until(each, scheduled) - engine.until(each, arrival) for each in (full, lacks))
+    place, blocks = (engine.until(step, scheduled) - engine.until(step, arrival) for step in (full, lacks))
     busy = engine.until(engine.durations, last) - engine.until(engine.durations, first)
     stall = engine.until(engine.stalls, last) - engine.until(engine.stalls, first)
     evicted = inside["evicted_ns"].clip(0).to_numpy()
@@ -255,14 +255,14 @@ def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
     return inside.with_columns(*columns, pl.Series("stalled_by", _stalled_by(inside, engine), pl.Int64))
 
 
-def _stalled_by(known: pl.DataFrame, engine: RecordedEngine) -> list[int]:
+def _stalled_by(requests: pl.DataFrame, engine: RecordedEngine) -> list[int]:
     """The number of the request that was begun in the iteration that stalled each one most; -1 for none."""
     stalling_iterations = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
     starts, stalls = engine.starts[stalling_iterations], engine.stalls[stalling_iterations]
-    begun = known.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")
+    begun = requests.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")
     moments, numbers = begun["scheduled_ns"].to_numpy(), begun["request"].to_numpy()
     stalling = []
-    for first, last in known.select("first_token_ns", "end_ns").iter_rows():
+    for first, last in requests.select("first_token_ns", "end_ns").iter_rows():
         low, high = np.searchsorted(starts, (first, last))
         if low == high or not moments.size:
             stalling.append(-1)

@@ -106,8 +106,8 @@ def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
     requests, fitted = _server(run, limits)
     ensure_served_as_recorded(requests, fitted)
     return [
-        ServingPrediction(list(each.changes), [], each.requests_per_s, _proven(each.changes))
-        for each in most_requests(requests, fitted, goal)
+        ServingPrediction(list(sustained.changes), [], sustained.requests_per_s, _proven(sustained.changes))
+        for sustained in most_requests(requests, fitted, goal)
     ]
 
 

@@ -230,18 +230,18 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
 
 
 def _checked_switches(topology: TopologyFile) -> set[str]:
-    found: set[str] = set()
+    seen: set[str] = set()
     characters = 0
     for number, entry in enumerate(topology.switches):
         names = _names(entry.names, f"switches[{number}]")
         characters += sum(map(len, names))
-        if len(found) + len(names) > MAX_PARTS or characters > MAX_TEXT:
+        if len(seen) + len(names) > MAX_PARTS or characters > MAX_TEXT:
             raise UsageError(f"switches[{number}]: more than {MAX_PARTS:,} switches, or too long names")
         for name in names:
-            if name in found:
+            if name in seen:
                 raise UsageError(f"switches[{number}]: switch {name!r} is described twice")
-            found.add(name)
-    return found
+            seen.add(name)
+    return seen
 
 
 def _names(text: str, place: str) -> list[str]:

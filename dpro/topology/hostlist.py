@@ -30,8 +30,8 @@ def expand(text: str) -> list[str]:
     """
     expanded: list[str] = []
     characters = 0
-    for each in _lists(text):
-        names = _expand_one(each)
+    for part in _lists(text):
+        names = _expand_one(part)
         expanded += names
         characters += sum(map(len, names))
         _refuse_many(text, len(expanded), characters)
@@ -56,7 +56,7 @@ def _lists(text: str) -> list[str]:
             begin = place + 1
     if depth:
         raise UsageError(f"{_shown(text)}: brackets do not match")
-    return [each.strip() for each in (*lists, text[begin:]) if each.strip()]
+    return [part.strip() for part in (*lists, text[begin:]) if part.strip()]
 
 
 def _shown(text: str) -> str:
@@ -73,13 +73,13 @@ def _expand_one(text: str) -> list[str]:
 
 def _numbers(ranges: str, text: str) -> list[str]:
     numbers: list[str] = []
-    for each in ranges.split(","):
-        match = _RANGE.match(each.strip())
+    for part in ranges.split(","):
+        match = _RANGE.match(part.strip())
         if not match:
-            raise UsageError(f"{_shown(text)}: {_shown(each.strip())} is no number and no range as 1-8")
+            raise UsageError(f"{_shown(text)}: {_shown(part.strip())} is no number and no range as 1-8")
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
-            raise UsageError(f"{_shown(text)}: {_shown(each.strip())} ends before it begins")
+            raise UsageError(f"{_shown(text)}: {_shown(part.strip())} ends before it begins")
         _refuse_many(text, len(numbers) + int(last) - int(first) + 1)
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
@@ -117,5 +117,5 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _range(run: tuple[int, int], width: int) -> str:
-    first, last = (str(each).zfill(width) for each in run)
+    first, last = (str(number).zfill(width) for number in run)
     return first if first == last else f"{first}-{last}"

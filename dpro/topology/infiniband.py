@@ -95,9 +95,9 @@ def _add(
 ) -> None:
     """Add a cable, which the text has once from each end; the slowest of several between two ends counts."""
     first, second = sorted((begin, end))
-    known, numbers = cables.get((first[0], second[0]), (gbit, set()))
+    slowest, numbers = cables.get((first[0], second[0]), (gbit, set()))
     numbers.add((first[1], second[1]))
-    cables[first[0], second[0]] = (min(known, gbit), numbers)
+    cables[first[0], second[0]] = (min(slowest, gbit), numbers)
 
 
 def _topology(
@@ -109,26 +109,26 @@ def _topology(
     adapters: dict[str, list[tuple[str, str, int]]] = defaultdict(list)  # by host: adapter, its id, its port
     speeds: dict[str, float] = {}
     for (first, second), (gbit, numbers) in cables.items():
-        for own, other, at in ((first, second, 0), (second, first, 1)):
-            if own.startswith("H-") and other.startswith("S-"):
-                machine, _, adapter = described[own].partition(" ")
-                adapters[machine] += [(adapter, own, pair[at]) for pair in numbers]
+        for near, far, side in ((first, second, 0), (second, first, 1)):
+            if near.startswith("H-") and far.startswith("S-"):
+                machine, _, adapter = described[near].partition(" ")
+                adapters[machine] += [(adapter, near, pair[side]) for pair in numbers]
                 speeds[machine] = min(gbit, speeds.get(machine, gbit))
     port_of = {}
     for machine, ports in adapters.items():
-        for number, (_, own, port) in enumerate(sorted(ports, key=_in_order)):
-            port_of[own, port] = f"{machine}{PORT}nic{number}"
+        for number, (_, near, port) in enumerate(sorted(ports, key=_in_order)):
+            port_of[near, port] = f"{machine}{PORT}nic{number}"
     links = []
     for (first, second), (gbit, numbers) in sorted(cables.items()):
         if first.startswith("S-") and second.startswith("S-"):
             links.append(LinkEntry(names[first], names[second], gbit, len(numbers)))
             continue
-        at = 0 if first.startswith("H-") else 1
-        own, other = ((first, second), (second, first))[at]
+        side = 0 if first.startswith("H-") else 1
+        near, far = ((first, second), (second, first))[side]
         links += [
-            LinkEntry(port_of[own, pair[at]], names[other], gbit)
+            LinkEntry(port_of[near, pair[side]], names[far], gbit)
             for pair in sorted(numbers)
-            if (own, pair[at]) in port_of
+            if (near, pair[side]) in port_of
         ]
     groups = defaultdict(list)
     for machine in sorted(adapters, key=_in_order):
@@ -174,14 +174,15 @@ def _switches(
         edge = {other for end in edge for other in beside[end] if other in names and other not in tiers}
         tier += 1
     apart = [end for end in names if end not in tiers]
-    found = [
+    switches = [
         SwitchEntry(
-            fold(sorted((names[end] for end, each in tiers.items() if each == at), key=_in_order)), _tier(at)
+            fold(sorted((names[end] for end, level in tiers.items() if level == height), key=_in_order)),
+            _tier(height),
         )
-        for at in range(tier)
-        if any(each == at for each in tiers.values())
+        for height in range(tier)
+        if any(level == height for level in tiers.values())
     ]
-    return found + ([SwitchEntry(fold(names[end] for end in apart), "apart")] if apart else [])
+    return switches + ([SwitchEntry(fold(names[end] for end in apart), "apart")] if apart else [])
 
 
 def _tier(number: int) -> str:

@@ -52,8 +52,8 @@ def read_inside(path: Path, names: str) -> HostEntry:
         raise InputError(f"{path}: names no GPU")
     if max(len(gpus), len(ports)) > MAX_DEVICES:
         raise InputError(f"{path}: has more than {MAX_DEVICES:,} GPUs or ports, as no host has")
-    gpus.sort(key=lambda each: _number(path, each[1], "dev", 0))
-    ports.sort(key=lambda each: _number(path, each[1], "dev", 0))
+    gpus.sort(key=lambda gpu: _number(path, gpu[1], "dev", 0))
+    ports.sort(key=lambda port: _number(path, port[1], "dev", 0))
     gbit = min((_number(path, port, "speed", 0) / 1e3 for _, port in ports), default=0.0)
     return HostEntry(
         names,
@@ -105,15 +105,15 @@ def _number(path: Path, element: ElementTree.Element, name: str, usual: float) -
 
 def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | None) -> float:
     """What a GPU sends to others: over its NVLinks or AMD's links, or over PCI where it has none."""
-    between = sum(_number(path, each, "count", 1) for each in gpu.iter("xgmi") if each.get("target"))
+    between = sum(_number(path, link, "count", 1) for link in gpu.iter("xgmi") if link.get("target"))
     if between:
         model = (gpu.get("gcn") or "").removeprefix("gfx").partition(":")[0]
         number = int(model) if re.fullmatch(r"[0-9]{1,9}", model) else max(XGMI_GBPS)
-        return between * XGMI_GBPS[max((each for each in XGMI_GBPS if each <= number), default=906)]
-    links = sum(_number(path, each, "count", 1) for each in gpu.iter("nvlink"))
+        return between * XGMI_GBPS[max((version for version in XGMI_GBPS if version <= number), default=906)]
+    links = sum(_number(path, link, "count", 1) for link in gpu.iter("nvlink"))
     capability = int(_number(path, gpu, "sm", 90))
     if links:
-        at_most = max((each for each in NVLINK_GBPS if each <= capability), default=70)
+        at_most = max((version for version in NVLINK_GBPS if version <= capability), default=70)
         return links * NVLINK_GBPS[at_most]
     if pci is None:
         return USUAL_GBPS

@@ -80,14 +80,14 @@ def read_nccl_logs(paths: Sequence[Path]) -> list[LoggedCommunicator]:
                     parts.setdefault(part.key, {})[part.member] = part
         except OSError as error:
             raise InputError(f"{file}: {error.strerror}") from error
-    found = [_joined(list(members.values())) for members in parts.values()]
-    if not any(each.rings or each.trees for each in found):
+    joined = [_joined(list(members.values())) for members in parts.values()]
+    if not any(communicator.rings or communicator.trees for communicator in joined):
         names = ", ".join(map(str, paths))
         raise InputError(
             f"{names}: no rings or trees of NCCL's: set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,GRAPH, "
             "and give what all ranks print"
         )
-    return found
+    return joined
 
 
 def _parts(lines: Iterable[str]) -> Iterator[_Part]:

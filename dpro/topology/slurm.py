@@ -76,7 +76,7 @@ def _topology(
     by_tier: dict[int, list[str]] = defaultdict(list)
     for name, tier in _tiers(path, switches).items():
         by_tier[tier].append(name)
-    names = [each for hosts, _ in switches.values() for each in hosts]
+    names = [host for hosts, _ in switches.values() for host in hosts]
     entry = HostEntry(fold(names), host.gpus, host.gpu_gbps, host.nics, host.nic_gbit, host.near)
     ports = f"nic[0-{host.nics - 1}]"
     links = [
@@ -105,7 +105,7 @@ def _tiers(path: Path, switches: dict[str, tuple[list[str], list[str]]]) -> dict
     tiers: dict[str, int] = {}
     try:
         for name in TopologicalSorter({name: lower for name, (_, lower) in switches.items()}).static_order():
-            tiers[name] = 1 + max((tiers[each] for each in switches[name][1]), default=-1)
+            tiers[name] = 1 + max((tiers[below] for below in switches[name][1]), default=-1)
     except CycleError as error:
         raise InputError(f"{path}: switch {error.args[1][0]!r} is below itself") from error
     return tiers

@@ -170,7 +170,7 @@ def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
 def held(entries: Sequence[LedgerEntry], kind: str) -> bool:
     """Return whether most tries of a kind took as long as was predicted; False without any."""
     inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
-    judged = [each for each in inside if each is not None]
+    judged = [is_inside for is_inside in inside if is_inside is not None]
     return bool(judged) and 2 * sum(judged) > len(judged)
 
 

@@ -109,7 +109,7 @@ class MeasuredChange:
         low, high: interval of it, of 95% in all.
         noise: by how much one recording of the unchanged job typically differs from the next, as a share;
             None for one alone.
-        baseline_ns, changed_ns: typical steps, median over recordings.
+        baseline_ns: typical step of the unchanged job, median over recordings.
         num_pairs: pairs of recordings.
         num_steps: steps that the shortest recording is judged by.
         samples: samples of a step of the changed job over those of one as it is.
@@ -120,7 +120,6 @@ class MeasuredChange:
     high: float
     noise: float | None
     baseline_ns: float
-    changed_ns: float
     num_pairs: int
     num_steps: int
     samples: float = 1.0
@@ -205,7 +204,6 @@ def compare(
     """
     typical = _mean if uneven else _median
     before = np.array([typical(times) for times in baseline])
-    after = np.array([typical(times) for times in changed])
     logs = np.log(ratios(baseline, changed, uneven))
     middle = float(np.median(logs))
     if logs.size > 1:
@@ -221,7 +219,6 @@ def compare(
         math.exp(high),
         noise,
         float(np.median(before)),
-        float(np.median(after)),
         logs.size,
         min(times.size for times in (*baseline, *changed)),
         samples,
@@ -284,11 +281,11 @@ class Training(DocumentPart, frozen=True):
 def losses_of(run: Run) -> Floats:
     """Return the losses of a run in order, the mean over its ranks; none where they were not recorded."""
     rows = run.table(COUNTERS, ["rank", "counter", "time_ns", "value"]).filter(pl.col("counter") == LOSS)
-    by_rank = [each["value"].to_numpy() for each in rows.sort("rank", "time_ns").partition_by("rank")]
+    by_rank = [losses["value"].to_numpy() for losses in rows.sort("rank", "time_ns").partition_by("rank")]
     if not by_rank:
         return np.empty(0)
-    shortest = min(each.size for each in by_rank)
-    mean: Floats = np.mean([each[:shortest] for each in by_rank], axis=0)
+    shortest = min(losses.size for losses in by_rank)
+    mean: Floats = np.mean([losses[:shortest] for losses in by_rank], axis=0)
     return mean
 
 
@@ -303,13 +300,13 @@ def compare_losses(
     Returns:
         The comparison; None where a recording has too few.
     """
-    common = min(*(each.size for each in baseline), *(int(each.size * passes) for each in changed))
+    common = min(*(losses.size for losses in baseline), *(int(losses.size * passes) for losses in changed))
     if common < MIN_PASSES or common / passes < 2:
         return None
-    before = np.array([_late(each, common) for each in baseline])
-    after = np.array([_late(each, round(common / passes)) for each in changed])
+    before = np.array([_late(losses, common) for losses in baseline])
+    after = np.array([_late(losses, round(common / passes)) for losses in changed])
     base = float(before.mean())
-    fall = float(np.mean([each[: common // 2].mean() for each in baseline])) - base
+    fall = float(np.mean([losses[: common // 2].mean() for losses in baseline])) - base
     spread = float(np.ptp(before)) if before.size > 1 else None
     tolerance = max(_noise(before, after), SHARE * max(abs(base), abs(fall)))
     learnt = float(after.mean())

@@ -83,11 +83,11 @@ def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
 
 def _by_bucket(graph: Graph, change: Change) -> dict[str, Any]:
     chosen = choose(reduced(graph), change.arguments[BUDGET])
-    if all(each.option.codec is None for each in chosen):
+    if all(bucket.option.codec is None for bucket in chosen):
         raise Unanswerable(
             f"{change.text}: no codec that loses so little makes the step shorter: nothing to change"
         )
-    return {"buckets": [{"names": list(each.names), **_hook(each)} for each in chosen]}
+    return {"buckets": [{"names": list(bucket.names), **_hook(bucket)} for bucket in chosen]}
 
 
 def _hook(chosen: BucketChoice) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _by_module(graph: Graph, change: Change) -> dict[str, Any]:
             f"{change.text}: no GPU kernel in the run: what fewer bits gain on a CPU is not known"
         )
     chosen = choose_precisions(graph, kernels, dtype, change.arguments[BUDGET])
-    layers = [each.module for each in chosen if each.precision]
+    layers = [layer.module for layer in chosen if layer.precision]
     if not layers:
         raise Unanswerable(f"{change.text}: no module gains anything with fewer bits within it")
     return {"dtype": dtype, "layers": layers}

@@ -1,10 +1,9 @@
 """What things cost: transfers, kernels, memory, the work of a step.
 
-What a transfer takes says, for a run with transfers of its own, or a measured table, `transfers.py`; for
-links of which nothing was recorded, `machine.py`; for another algorithm or number of ranks than ran,
-`algorithms.py`, as ratios to what ran; for transfers that share the links of a known fabric, `fabric/`. What
-an operation takes on a device says `kernels/estimate.py`, and by it `kernels/recorded.py` of the kernels of a
-trace.
+What a transfer takes says, for a run with transfers of its own, a measured table, or another algorithm than
+ran, `transfers.py`; for links of which nothing was recorded, `machine.py`; for transfers that share the links
+of a known fabric, `fabric/`. What an operation takes on a device says `kernels/estimate.py`, and by it
+`kernels/recorded.py` of the kernels of a trace.
 
 Some are asked twice, and answer differently. Products with fewer bits are a roofline (`kernels/roofline.py`)
 for `precision:dtype=`, which knows the run's GPU and shapes alone, and an estimate for `precision:budget=`,

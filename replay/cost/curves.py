@@ -214,13 +214,13 @@ def through(sizes: Floats, times: Floats, line: Floats) -> Between:
         return lambda at, line_at: np.asarray(line_at * np.exp(ratio[0]), np.float64)
     bend = monotone(np.log(sizes), ratio)
 
-    def curve(at: Floats, line_at: Floats) -> Floats:
-        inside = np.clip(at, sizes[0], sizes[-1])
+    def curve(num_bytes: Floats, line_at: Floats) -> Floats:
+        inside = np.clip(num_bytes, sizes[0], sizes[-1])
         bent = line_at * np.exp(bend(np.log(inside)))
         right = np.clip(np.searchsorted(sizes, inside), 1, sizes.size - 1)
         least = np.minimum(times[right - 1], times[right])
         most = np.maximum(times[right - 1], times[right])
-        return np.asarray(np.where(inside == at, np.clip(bent, least, most), bent), np.float64)
+        return np.asarray(np.where(inside == num_bytes, np.clip(bent, least, most), bent), np.float64)
 
     return curve
 
@@ -312,16 +312,16 @@ def growth(sizes: Floats, missed: Floats) -> Floats:
     return rate
 
 
-def scale(sizes: Floats, rate: Floats, at: Floats) -> Floats:
+def scale(sizes: Floats, rate: Floats, num_bytes: Floats) -> Floats:
     """[T] how far times may be off in logarithm, up to a factor that `calibrated` finds.
 
     Args:
         sizes: [K] bytes, ascending.
         rate: [K] as from `growth`.
-        at: [T] bytes.
+        num_bytes: [T] of the transfers.
     """
-    where, measured = np.log(at), np.log(sizes)
-    right = np.clip(np.searchsorted(sizes, at), 1, max(sizes.size - 1, 1))
+    where, measured = np.log(num_bytes), np.log(sizes)
+    right = np.clip(np.searchsorted(sizes, num_bytes), 1, max(sizes.size - 1, 1))
     left = right - 1
     right = np.minimum(right, sizes.size - 1)
     distance = np.minimum(np.abs(where - measured[left]), np.abs(where - measured[right]))

@@ -14,8 +14,13 @@ itself: groups that it has are predicted from the others. Stand-ins are for grou
 switch joins. Behind PCIe, pairs of GPUs differ in their paths and the rule does not hold: refused. On more
 hosts than were measured only an interval is given.
 
-What an algorithm would cost that did not run, `algorithms.py` says; what links take of which nothing was
-recorded, `machine.py`; who shares a link in a known fabric, `fabric/`.
+`cost` says what an algorithm would cost that did not run: messages one after the other, and bytes on a link.
+Of a fitted curve the latency is messages * alpha, and what depends on bytes share * beta(bytes) * bytes, of
+the algorithm that ran, so that it predicts what another one, or another number of ranks, would cost. Ring and
+halving (recursive halving and doubling): Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). Tree, for
+all-reduces: two binary trees at once (Sanders, Speck and Traeff, Parallel Computing 35, 2009), as NCCL does
+it, in a pipeline of pieces. In two levels: reduce-scatter within hosts, all-reduce between them, all-gather
+within (Cho et al., BlueConnect, MLSys 2019), with one port per host.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from math import ceil, log2
 
 import numpy as np
 
@@ -40,7 +46,7 @@ from dpro.replay.cost.curves import (
     medians,
     scale,
 )
-from dpro.replay.cost.network_tables import NVLINK, CurveGroup, NetworkTable
+from dpro.replay.cost.tables import NVLINK, CurveGroup, NetworkTable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.kept import kept
 from dpro.replay.timeline import Timeline, replayed
@@ -165,7 +171,7 @@ def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
     one, other = graph.nodes, changed.nodes
     if one.bytes is other.bytes and one.message is other.message:
         return ()
-    before, after = (_sizes(each) for each in (graph, changed))
+    before, after = (_sizes(graph_of) for graph_of in (graph, changed))
     lines = []
     for (op, ranks), (least, most) in after.items():
         seen = before.get((op, ranks))
@@ -283,9 +289,9 @@ def _levels(start: Floats, end: Floats, height: Floats) -> tuple[Floats, Floats]
     return moments[order], np.cumsum(change[order])
 
 
-def _integral(at: Floats, level: Floats) -> Floats:
+def _integral(moments: Floats, level: Floats) -> Floats:
     """The integral of a step function from the first of its times to each."""
-    return np.append(0.0, np.cumsum(level[:-1] * np.diff(at)))
+    return np.append(0.0, np.cumsum(level[:-1] * np.diff(moments)))
 
 
 # By a table alone.
@@ -407,7 +413,7 @@ def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     return None
 
 
-def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, at: Floats) -> Iterator[Floats]:
+def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, sizes: Floats) -> Iterator[Floats]:
     """How much longer groups take with this one's ranks than with others', in logarithm.
 
     By the other half of an all-reduce on the same device, else by the same operation on other devices.
@@ -417,12 +423,12 @@ def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, at: Floats) -> I
         other for other in table.curves if (other.library, other.hosts) == same and other.num_ranks == ranks
     ]
     nearby = [other for other in others if other.op == group.op and other.device != group.device]
-    nearby = [each for each in nearby if table.links.get(each.device) == NVLINK]
+    nearby = [other for other in nearby if table.links.get(other.device) == NVLINK]
     half = [other for other in others if other.device == group.device and other.op == HALVES.get(group.op)]
-    for each in half or nearby:
-        target = each._replace(num_ranks=group.num_ranks)
+    for nearest in half or nearby:
+        target = nearest._replace(num_ranks=group.num_ranks)
         if target in table.curves and target != group:
-            yield np.log(table.curves[target].time_ns(at) / table.curves[each].time_ns(at))
+            yield np.log(table.curves[target].time_ns(sizes) / table.curves[nearest].time_ns(sizes))
 
 
 def _moved(curve: LinkCost, by: Floats) -> LinkCost:
@@ -442,13 +448,13 @@ def _nearest_version(
     ]
     if not groups:
         return None
-    return table.curves[min(groups, key=lambda each: (_apart(each.version, version), each.version))]
+    return table.curves[min(groups, key=lambda near: (_apart(near.version, version), near.version))]
 
 
 def _apart(one: str, other: str) -> tuple[float, ...]:
     """How far two versions are apart, part by part."""
     numbers = [map(whole_number, text.split(".")) for text in (one, other)]
-    parts = [[number for number in each if number >= 0] for each in numbers]
+    parts = [[number for number in version if number >= 0] for version in numbers]
     longest = max(map(len, parts))
     first, second = (part + [0] * (longest - len(part)) for part in parts)
     return tuple(float(abs(a - b)) for a, b in zip(first, second))
@@ -466,9 +472,9 @@ def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
     for device, link in table.links.items():
         if device != group.device and link == NVLINK:
             apart = [
-                each
+                difference
                 for curve_here in groups_here
-                if (each := _difference(table, curve_here, device)) is not None
+                if (difference := _difference(table, curve_here, device)) is not None
             ]
             if apart and np.median(apart) <= SISTERS_DIFFER:
                 near[device] = float(np.median(apart))
@@ -476,12 +482,12 @@ def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
 
 
 @cache
-def _difference(table: NetworkTable, mine: CurveGroup, device: str) -> float | None:
+def _difference(table: NetworkTable, group: CurveGroup, device: str) -> float | None:
     """How far the curve of a group is from that on another device, in logarithm; None without one."""
-    theirs = _nearest_version(table, mine._replace(device=device), mine.version)
+    theirs = _nearest_version(table, group._replace(device=device), group.version)
     if theirs is None:
         return None
-    sizes, times = table.curves[mine].knots
+    sizes, times = table.curves[group].knots
     return float(np.median(np.abs(np.log(theirs.time_ns(sizes) / times))))
 
 
@@ -541,3 +547,90 @@ def _on_more_hosts(table: NetworkTable, group: CurveGroup, num_bytes: Floats) ->
         grew.append(float(ratio.max()) ** (1 / np.log2(more / hosts)))
     how = f"from {most.hosts} hosts: no less, and at most x{max(grew):.1f} for each doubling"
     return Estimate(None, predicted.low_ns, predicted.high_ns * max(grew) ** doublings, how)
+
+
+# By the algorithm.
+
+RING, TREE, HALVING = "ring", "tree", "halving"
+FLAT = (RING, TREE, HALVING)
+ONE_WAY = ("all_gather", "reduce_scatter")  # an all-reduce is one of each, one after the other
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one collective: `messages` * alpha + `share` * bytes * beta."""
+
+    messages: float
+    share: float
+
+
+@dataclass(frozen=True)
+class LinkModel:
+    """What a message costs on a link, ns, and a byte of each of some payloads, [T] ns, or of any."""
+
+    alpha: float
+    beta: Floats | float
+
+
+def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
+    """What an operation of this many ranks costs.
+
+    Args:
+        op: as in the `collectives` table.
+        algorithm: one of `FLAT`.
+
+    Raises:
+        Unanswerable: there is no formula for it.
+    """
+    if num_ranks < 2:
+        return Cost(0.0, 0.0)
+    share, rounds = (num_ranks - 1) / num_ranks, float(ceil(log2(num_ranks)))
+    one_way = {RING: Cost(num_ranks - 1.0, share), HALVING: Cost(rounds, share)}
+    if op in ONE_WAY and algorithm in one_way:
+        return one_way[algorithm]
+    if op == "all_to_all":  # pairwise, whatever runs the others
+        return Cost(num_ranks - 1.0, share)
+    if op == "all_reduce" and algorithm in FLAT:
+        half = one_way.get(algorithm, Cost(rounds, 1.0))
+        return Cost(2 * half.messages, 2 * half.share)
+    raise Unanswerable(f"there is no formula for {op} by {algorithm}")
+
+
+def link_of(curve: LinkCost, spent: Cost, num_bytes: Floats) -> LinkModel:
+    """The link on which collectives of this cost take what their curve says.
+
+    Args:
+        num_bytes: [T] payloads above 0.
+    """
+    beta = curve.moving_ns(num_bytes) / num_bytes / spent.share
+    return LinkModel(curve.latency_ns / spent.messages, beta)
+
+
+def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:
+    """[T] ns for payloads.
+
+    Args:
+        num_bytes: [T] payloads.
+    """
+    return spent.messages * link.alpha + spent.share * link.beta * num_bytes
+
+
+def two_level_ns(
+    op: str, hosts: int, per_host: int, outside: LinkModel, inside: LinkModel, num_bytes: Floats
+) -> Floats:
+    """[T] ns of a collective that runs within hosts first, then between them; each ring by ring.
+
+    Each rank of a host takes its share of the payload to its counterparts: the host's one port moves all
+    shares.
+
+    Args:
+        op: as in the `collectives` table.
+        num_bytes: [T] payloads.
+
+    Raises:
+        Unanswerable: there is no formula for it.
+    """
+    if op not in (*ONE_WAY, "all_reduce"):
+        raise Unanswerable(f"there is no formula for {op} in two levels")
+    within, between = cost(op, RING, per_host), cost(op, RING, hosts)
+    return time_ns(within, inside, num_bytes) + time_ns(between, outside, num_bytes)

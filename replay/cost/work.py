@@ -168,7 +168,7 @@ def _sizes(shapes: str) -> Sequence[list[int]]:
         read = json.loads(shapes)
     except ValueError:
         return []
-    lists = [each if isinstance(each, list) else [] for each in read] if isinstance(read, list) else []
+    lists = [value if isinstance(value, list) else [] for value in read] if isinstance(read, list) else []
     return [sizes if all(isinstance(size, int) for size in sizes) else [] for sizes in lists]
 
 
@@ -267,7 +267,7 @@ def _operations(spans: pl.DataFrame, stretches: pl.DataFrame) -> float:
     return float(sum(matmul.operations * count for matmul, count in asked if matmul is not None))
 
 
-def _precision(spans: pl.DataFrame, known: Collection[str]) -> str:
+def _precision(spans: pl.DataFrame, dtypes: Collection[str]) -> str:
     """Return the element type that matmul kernels spend most of their time on, by their names.
 
     Raises:
@@ -278,7 +278,7 @@ def _precision(spans: pl.DataFrame, known: Collection[str]) -> str:
     for name, ns in kernels.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
         dtype = stored_as(name)
         times[dtype] = times.get(dtype, 0) + ns
-    known_types = {dtype: ns for dtype, ns in times.items() if dtype in known}
+    known_types = {dtype: ns for dtype, ns in times.items() if dtype in dtypes}
     if not known_types:
         raise Unanswerable("the precision of its matmuls is not in the names of its kernels")
     return max(known_types, key=lambda dtype: (known_types[dtype], dtype))

@@ -28,7 +28,7 @@ from dpro.arrays import Ints
 from dpro.classify import REDUCTIONS
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.match import group_label
-from dpro.replay.gradients.passes import ACCUMULATE, Launches, Parameters, Pass, calls_of, passes_at
+from dpro.replay.gradients.passes import ACCUMULATE, Launches, Parameters, Pass, calls_of, in_order, passes_at
 from dpro.replay.graph import Graph, once
 from dpro.schema import BUCKETS, COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
@@ -61,17 +61,17 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     kinds = set(calls.select("op", "group").iter_rows())
     launches = Launches(graph, np.array([(message.op, message.group) in kinds for message in graph.messages]))
     issued = calls_of(graph)
-    found = []
+    reduced = []
     for _, of_thread in moments.group_by(PLACE, maintain_order=True):
         of_thread = of_thread.sort("start_ns")
         passes = [
-            (int(each["first"][0]), _parameters(each))
-            for each in of_thread.with_row_index("first").partition_by("step", maintain_order=True)
+            (int(of_step["first"][0]), _parameters(of_step))
+            for of_step in of_thread.with_row_index("first").partition_by("step", maintain_order=True)
         ]
-        found += passes_at(graph, launches, issued, of_thread, partial(given_passes, passes))
-    if not found:
+        reduced += passes_at(graph, launches, issued, of_thread, partial(given_passes, passes))
+    if not reduced:
         raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
-    return sorted(found, key=lambda each: (each.rank, each.window, each.step, int(each.ready[0])))
+    return in_order(reduced)
 
 
 def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
@@ -219,8 +219,8 @@ def _moments(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
     moved = [_shape_of_bytes(*row) for row in alone.select("shapes", "bytes", "dtype").iter_rows()]
     alone = alone.with_columns(shape=pl.Series(moved, dtype=pl.String))
     columns = [*PLACE, "step", "span_id", "start_ns", "end_ns", "call", "bytes", "dtype", "shape"]
-    found = pl.concat([members.select(columns), alone.select(columns)]).sort(*PLACE, "start_ns")
-    return _with_recorded(run, found)
+    moments = pl.concat([members.select(columns), alone.select(columns)]).sort(*PLACE, "start_ns")
+    return _with_recorded(run, moments)
 
 
 def _shape_of_bytes(text: str, num_bytes: int, dtype: str) -> str | None:
@@ -274,20 +274,22 @@ def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
         moments.group_by("call").agg(pl.col("bytes").first(), pl.len())["bytes", "len"].iter_rows()
     ):
         sizes = {
-            tuple(each) for total, each in buckets if len(each) == count and is_same_bucket(num_bytes, total)
+            tuple(bucket)
+            for total, bucket in buckets
+            if len(bucket) == count and is_same_bucket(num_bytes, total)
         }
         if len(sizes) == 1:
             fitting[num_bytes, count] = list(sizes.pop())
-    known = [
+    recorded = [
         size
         for _, of_call in groupby(moments.select("call", "bytes").iter_rows(), key=lambda row: row[0])
         for size in _sizes_of(list(of_call), fitting)
     ]
-    return moments.with_columns(known=pl.Series(known, dtype=pl.Int64))
+    return moments.with_columns(known=pl.Series(recorded, dtype=pl.Int64))
 
 
-def _sizes_of(own: list[tuple[int, int]], fitting: dict[tuple[int, int], list[int]]) -> list[int]:
-    return fitting.get((own[0][1], len(own)), [-1] * len(own))
+def _sizes_of(of_call: list[tuple[int, int]], fitting: dict[tuple[int, int], list[int]]) -> list[int]:
+    return fitting.get((of_call[0][1], len(of_call)), [-1] * len(of_call))
 
 
 def is_same_bucket(num_bytes: int, recorded: int) -> bool:
@@ -303,13 +305,13 @@ def _parameters(moments: pl.DataFrame) -> Parameters:
     calls: dict[int, list[_Moment]] = {}
     for call, *rest in moments.select("call", *_Moment._fields).iter_rows():
         calls.setdefault(call, []).append(_Moment(*rest))
-    for own in calls.values():
-        num_bytes = own[0].bytes
-        found = _known_sizes(own, num_bytes)
-        are_known &= found is not None
-        given = found or [1] * len(own)
-        sizes += divided(max(num_bytes, len(own)), given)
-        shapes += _shapes_of(own)
+    for of_call in calls.values():
+        num_bytes = of_call[0].bytes
+        weights = _known_sizes(of_call, num_bytes)
+        are_known &= weights is not None
+        given = weights or [1] * len(of_call)
+        sizes += divided(max(num_bytes, len(of_call)), given)
+        shapes += _shapes_of(of_call)
     complete = len(shapes) == len(sizes)
     return Parameters(np.array(sizes, np.int64), tuple(shapes) if complete else (), "", False, are_known)
 
@@ -323,23 +325,23 @@ class _Moment(NamedTuple):
     known: int
 
 
-def _known_sizes(own: list[_Moment], num_bytes: int) -> list[int] | None:
+def _known_sizes(of_call: list[_Moment], num_bytes: int) -> list[int] | None:
     """Sizes of the gradients of one reduction, in proportion; None where they are not known."""
-    if len(own) == 1:
+    if len(of_call) == 1:
         return [1]
-    if all(each.known >= 0 for each in own):
-        return [each.known for each in own]
-    shapes = _shapes_of(own)
+    if all(moment.known >= 0 for moment in of_call):
+        return [moment.known for moment in of_call]
+    shapes = _shapes_of(of_call)
     elements = [math.prod(shape) for shape in shapes]
-    item = ITEM_BYTES.get(own[0].dtype)
-    if len(elements) < len(own) or item is None or num_bytes <= 0:
+    item = ITEM_BYTES.get(of_call[0].dtype)
+    if len(elements) < len(of_call) or item is None or num_bytes <= 0:
         return None
     return elements if 0 <= num_bytes / max(sum(elements) * item, 1) - 1 <= PADDING else None
 
 
-def _shapes_of(own: list[_Moment]) -> list[tuple[int, ...]]:
+def _shapes_of(of_call: list[_Moment]) -> list[tuple[int, ...]]:
     """Shapes of gradients; fewer than there are where some are not known."""
-    read = [_shape(each.shape) for each in own if each.shape is not None]
+    read = [_shape(moment.shape) for moment in of_call if moment.shape is not None]
     return [shape for shape in read if shape is not None]
 
 
@@ -361,18 +363,18 @@ def divided(total: int, parts: list[int]) -> list[int]:
     return [int(size) for size in np.diff(ends, prepend=0)]
 
 
-def with_other_sizes(each: Pass, where: int) -> Pass:
+def with_other_sizes(inferred: Pass, where: int) -> Pass:
     """A pass whose unknown sizes are as uneven as can be.
 
     Args:
         where: 0: all bytes of each reduction are those of its first gradient; -1: of its last.
     """
-    if each.parameters.are_sizes_known:
-        return each
-    sizes: Ints = np.ones_like(each.parameters.num_bytes)
+    if inferred.parameters.are_sizes_known:
+        return inferred
+    sizes: Ints = np.ones_like(inferred.parameters.num_bytes)
     first = 0
-    for last in each.closes.tolist():
-        total = int(each.parameters.num_bytes[first : last + 1].sum())
+    for last in inferred.closes.tolist():
+        total = int(inferred.parameters.num_bytes[first : last + 1].sum())
         sizes[first if where == 0 else last] += max(total - (last + 1 - first), 0)
         first = last + 1
-    return replace(each, parameters=replace(each.parameters, num_bytes=sizes))
+    return replace(inferred, parameters=replace(inferred.parameters, num_bytes=sizes))

@@ -103,7 +103,7 @@ def parameters_of(run: Run | None) -> Parameters:
             "sizes of single parameters are not in the run: DDP did not rebuild its buckets "
             "(find_unused_parameters), or an older dpro recorded it"
         )
-    shapes = [tuple(shape) for each in of_rank["shapes"].to_list() for shape in each]
+    shapes = [tuple(shape) for listed in of_rank["shapes"].to_list() for shape in listed]
     return Parameters(sizes.to_numpy(), tuple(shapes), str(of_rank["hook"][0]))
 
 
@@ -149,7 +149,7 @@ def _each_whole(step: Ints, parameters: Parameters) -> list[tuple[int, Parameter
                 f"step {number} has {of_step.size} gradients of {num_parameters} parameters: not all are used"
             )
         first += of_step[::num_parameters].tolist()
-    return [(each, parameters) for each in first]
+    return [(gradient, parameters) for gradient in first]
 
 
 class Launches:
@@ -180,8 +180,13 @@ class Launches:
         if of is not None:
             kept = (self.transfer >= 0) & np.append(of, False)[nodes.message[self.transfer]]
             self.source, self.arrive, self.transfer = (
-                each[kept] for each in (self.source, self.arrive, self.transfer)
+                column[kept] for column in (self.source, self.arrive, self.transfer)
             )
+
+
+def in_order(passes: list[Pass]) -> list[Pass]:
+    """By rank, then in the order in which they ran."""
+    return sorted(passes, key=lambda one: (one.rank, one.window, one.step, int(one.ready[0])))
 
 
 def passes_at(
@@ -283,8 +288,8 @@ def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, 
 
 def _pieces(thread: Ints, start: Ints, source: int, call_start: Ints, call_end: Ints) -> Ints:
     """Nodes of a thread in the call that holds a node; that one alone where no call does."""
-    at = start[source]
-    around = np.flatnonzero((call_start <= at) & (at < np.maximum(call_end, call_start + 1)))
+    start_ns = start[source]
+    around = np.flatnonzero((call_start <= start_ns) & (start_ns < np.maximum(call_end, call_start + 1)))
     if around.size == 0:
         return np.array([source])
     begin, end = call_start[around[0]], call_end[around[0]]

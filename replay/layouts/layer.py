@@ -45,7 +45,7 @@ class LayerTimes:
 
     def __add__(self, other: LayerTimes) -> LayerTimes:
         """Both, one after the other."""
-        return LayerTimes(*(mine + its for mine, its in zip(self.parts(), other.parts())))
+        return LayerTimes(*(us + other_us for us, other_us in zip(self.parts(), other.parts())))
 
     def __getitem__(self, rows: Ints) -> LayerTimes:
         """Some rows of it."""
@@ -83,9 +83,9 @@ class LayerWork:
 def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> LayerWork:
     """What each layout makes a GPU compute, of one micro-batch."""
     unique = rows.select(KEYS).unique(maintain_order=True).with_row_index("at")
-    at = rows.select(KEYS).join(unique, on=KEYS, how="left", maintain_order="left")["at"].to_numpy()
+    kind = rows.select(KEYS).join(unique, on=KEYS, how="left", maintain_order="left")["at"].to_numpy()
     work = _unique_work(model, unique, machine, software)
-    return work[at]
+    return work[kind]
 
 
 class _Clock:
@@ -235,11 +235,11 @@ def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Float
 def _add_experts(clock: _Clock, model: Model, tokens: Floats, tp: Floats, ep: Floats) -> None:
     """Experts of one GPU with an even share of the tokens, shared experts, the router, moving to and fro."""
     local = model.experts / ep
-    each = np.maximum(tokens * model.experts_per_token / local, 1)
+    tokens_each = np.maximum(tokens * model.experts_per_token / local, 1)
     wide = model.expert_ffn * (2 if model.gated else 1)
     hidden = np.full_like(tokens, model.hidden)
-    clock.product("experts", each, wide / tp, hidden, local)
-    clock.product("experts", each, hidden, model.expert_ffn / tp, local)
+    clock.product("experts", tokens_each, wide / tp, hidden, local)
+    clock.product("experts", tokens_each, hidden, model.expert_ffn / tp, local)
     clock.product("experts", tokens, np.full_like(tokens, model.experts), hidden)
     clock.moved("experts", SIZE * tokens * model.experts_per_token * (wide + model.expert_ffn) / tp, 1.5)
     clock.moved("experts", SIZE * tokens * model.experts_per_token * 6.0 * model.hidden, 1.0)

@@ -192,8 +192,8 @@ def candidates(
 
 
 def _divisors(number: int) -> list[int]:
-    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _choices(keep: Mapping[str, int], key: str, among: Sequence[int]) -> Sequence[int]:
@@ -215,7 +215,7 @@ def _degrees(model: Model, gpus: int, per_host: int, keep: Mapping[str, int]) ->
         if ("dp" in keep and keep["dp"] != dp) or undividable(model, {**keep, "tp": tp, "pp": pp, "cp": cp}):
             continue
         eps = [e for e in _divisors(model.experts) if (dp * cp) % e == 0] if model.experts else [1]
-        for ep in [each for each in _choices(keep, "ep", eps) if (dp * cp) % each == 0]:
+        for ep in [choice for choice in _choices(keep, "ep", eps) if (dp * cp) % choice == 0]:
             yield {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep}
 
 

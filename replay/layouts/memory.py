@@ -60,7 +60,7 @@ def _at_stage(
     layers = _layers_at(model, rows, software, schedule, stage)
     has_head, has_table = _ends_at(pp, stage, schedule)
     copies = SCHEDULES[schedule].copies
-    replicated, experts = (copies * each for each in _weights(model, layers, stage, tp, ep))
+    replicated, experts = (copies * weights for weights in _weights(model, layers, stage, tp, ep))
     table = model.vocabulary * model.hidden / tp
     tables = np.where(has_table & has_head & (not model.tied), 2.0, (has_table | has_head).astype(float))
     replicated = replicated + tables * table

@@ -55,7 +55,7 @@ def plan(
     Raises:
         UsageError: a measured step is no positive number of milliseconds.
     """
-    layouts_measured = layouts([each.layout for each in measured]) if measured else rows.clear()
+    layouts_measured = layouts([step.layout for step in measured]) if measured else rows.clear()
     every = pl.concat([rows.select(list(COLUMNS)), layouts_measured])
     job = timed(every) if timed else job_of(model, every, machine, software)
     parts = memory_of(model, rows, software)
@@ -118,8 +118,8 @@ def _worth_replaying(ms_per_token: Floats, fits: Sequence[str]) -> Ints:
     return rows
 
 
-def _some(job: TimedLayouts, at: Ints) -> TimedLayouts:
-    return replace(job, rows=job.rows[at], work=job.work[at])
+def _some(job: TimedLayouts, indices: Ints) -> TimedLayouts:
+    return replace(job, rows=job.rows[indices], work=job.work[indices])
 
 
 def _calibrated(
@@ -127,10 +127,10 @@ def _calibrated(
 ) -> tuple[Floats, Floats, Floats]:
     """[height] factors on the prediction, and those that the interval begins and ends with."""
     missed = {}
-    for index, each in enumerate(measured):
-        if not (np.isfinite(each.step_ms) and each.step_ms > 0):
-            raise UsageError(f"a measured step of {each.step_ms} ms: a positive number is needed")
-        missed[height + index] = float(np.log(each.step_ms / said_ms[height + index]))
+    for index, step in enumerate(measured):
+        if not (np.isfinite(step.step_ms) and step.step_ms > 0):
+            raise UsageError(f"a measured step of {step.step_ms} ms: a positive number is needed")
+        missed[height + index] = float(np.log(step.step_ms / said_ms[height + index]))
     believed = beliefs(job.rows, sensitivities(job, machine), missed)
     low, high = believed.interval(HOLDS_90)
     return believed.factor[:height], low[:height], high[:height]
@@ -175,7 +175,7 @@ def sensitivities(job: TimedLayouts, machine: Machine) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def covariance(rows: pl.DataFrame, slopes: Floats, at: Ints) -> Floats:
+def covariance(rows: pl.DataFrame, slopes: Floats, columns: Ints) -> Floats:
     """[N, n] how misses of layouts go together with those of some, without what belongs to each alone.
 
     Args:
@@ -183,9 +183,9 @@ def covariance(rows: pl.DataFrame, slopes: Floats, at: Ints) -> Floats:
     """
     scaled = slopes * np.array(list(SPREADS.values()))
     tensor, batch = rows["tp"].to_numpy(), rows["micro_batch"].to_numpy()
-    same = tensor[:, None] == tensor[None, at]
-    cell = same & (batch[:, None] == batch[None, at])
-    together: Floats = scaled @ scaled[at].T + JOB**2 + TENSOR**2 * same + CELL**2 * cell
+    same = tensor[:, None] == tensor[None, columns]
+    cell = same & (batch[:, None] == batch[None, columns])
+    together: Floats = scaled @ scaled[columns].T + JOB**2 + TENSOR**2 * same + CELL**2 * cell
     return together
 
 

@@ -142,7 +142,7 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
     dense = _layer(work.forward, work.backward, again, sent, stalled, recompute, machine)
     sent = (links.expert_forward, links.expert_backward)
     mixed = _layer(work.expert_forward, work.expert_backward, again, sent, stalled, recompute, machine)
-    head = [_pass(each, links.head / 2, stalled, machine) for each in (work.head_forward, work.head_backward)]
+    head = [_pass(way, links.head / 2, stalled, machine) for way in (work.head_forward, work.head_backward)]
     stages = []
     shapes = rows.select("pp", "vpp").with_row_index("row").partition_by(["pp", "vpp"], as_dict=True)
     for (pp, vpp), group in shapes.items():
@@ -157,7 +157,12 @@ def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Sta
 
 
 def _chunks(
-    numbers: tuple[Floats, Floats], dense: _Pass, mixed: _Pass, head: _Pass, at: Ints, shape: tuple[int, int]
+    numbers: tuple[Floats, Floats],
+    dense: _Pass,
+    mixed: _Pass,
+    head: _Pass,
+    rows: Ints,
+    shape: tuple[int, int],
 ) -> tuple[Floats, Floats]:
     """[n, stages, chunks] of a pass over each chunk, and of the communication in it.
 
@@ -166,13 +171,13 @@ def _chunks(
     """
 
     def layers(part: str) -> Floats:
-        usual, other = (getattr(each, part)[at, None] for each in (dense, mixed))
+        usual, other = (getattr(timed, part)[rows, None] for timed in (dense, mixed))
         us: Floats = numbers[0][None, :] * usual + numbers[1][None, :] * other
         return us
 
     def placed(us: Floats, last: Floats) -> Floats:
-        us[:, -1] += last[at]
-        by_stage: Floats = us.reshape(len(at), *shape).transpose(
+        us[:, -1] += last[rows]
+        by_stage: Floats = us.reshape(len(rows), *shape).transpose(
             0, 2, 1
         )  # chunk c of stage s is c * stages + s
         return by_stage
@@ -232,12 +237,12 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
     working, busy, sent = (np.zeros(rows.height) for _ in range(3))
     for group in stages_of(job, machine, links):
         row_numbers = group.rows
-        each = (group.forward + group.backward).sum(2)  # [n, stages]
-        busy[row_numbers] = count[row_numbers] * each.mean(1)
+        stage_us = (group.forward + group.backward).sum(2)  # [n, stages]
+        busy[row_numbers] = count[row_numbers] * stage_us.mean(1)
         sent[row_numbers] = count[row_numbers] * group.sent.sum(2).mean(1)
         chosen = [schedules[row] for row in row_numbers.tolist()]
         working[row_numbers] = bound_us(
-            each, vpp[row_numbers], count[row_numbers], links.message[row_numbers], chosen
+            stage_us, vpp[row_numbers], count[row_numbers], links.message[row_numbers], chosen
         )
         if replay and group.forward.shape[1] > 1:
             for row, ahead, back in zip(row_numbers.tolist(), group.forward, group.backward):
@@ -360,7 +365,7 @@ def replayed_us(
         message_us: from stage to stage.
     """
     forward, backward = (
-        np.rint(NS_PER_US * each).astype(np.int64).T.ravel()[pipe.place] for each in (forward_us, backward_us)
+        np.rint(NS_PER_US * us).astype(np.int64).T.ravel()[pipe.place] for us in (forward_us, backward_us)
     )
     weights = np.rint(HALF * backward).astype(np.int64)
     backward = np.where(pipe.apart, backward - weights, backward)
@@ -372,7 +377,7 @@ def replayed_us(
 
 
 def bound_us(
-    each: Floats, chunks: Floats, count: Floats, message_us: Floats, schedules: Sequence[str] = ()
+    stage_us: Floats, chunks: Floats, count: Floats, message_us: Floats, schedules: Sequence[str] = ()
 ) -> Floats:
     """[N] a closed form, which the replay of 1F1B of equal stages reaches where messages are free.
 
@@ -382,17 +387,17 @@ def bound_us(
     the bubble (`BUBBLE`); half of the micro-batches of DualPipe go the other way.
 
     Args:
-        each: [N, stages] microseconds of a micro-batch on each stage, forward and backward, all its chunks.
+        stage_us: [N, stages] of a micro-batch on each stage, forward and backward, all its chunks.
         chunks, count: [N] chunks of each stage, micro-batches.
         message_us: [N] from stage to stage.
         schedules: [N] names; all are 1F1B where none is given.
     """
     left = np.array([BUBBLE.get(name, 1.0) for name in schedules] or [1.0])[:, None]
     both_ways = np.array([name == "dualpipe" for name in schedules] or [False])[:, None]
-    stages = each.shape[1]
+    stages = stage_us.shape[1]
     left = np.where(both_ways, left * (stages - 2) / max(stages - 1, 1), left).clip(0)
-    each = np.where(both_ways, (each + each[:, ::-1]) / 2, each)
-    before = np.cumsum(each, axis=1) - each
-    slowest = (count[:, None] * each + left * before / chunks[:, None]).max(1)
+    stage_us = np.where(both_ways, (stage_us + stage_us[:, ::-1]) / 2, stage_us)
+    before = np.cumsum(stage_us, axis=1) - stage_us
+    slowest = (count[:, None] * stage_us + left * before / chunks[:, None]).max(1)
     bound: Floats = slowest + 2 * (stages - 1) * message_us
     return bound

@@ -144,10 +144,10 @@ def _messages_of_role(computes: pl.DataFrame, messages: pl.DataFrame, role: Role
         .when((pl.col("recorded") == pl.col("every") - 1) & (role == Role.RECEIVE))
         .then(pl.col("nth") - 1)
     )
-    found = wanted.with_columns(slot=slot.cast(pl.Int64)).join(
+    matched = wanted.with_columns(slot=slot.cast(pl.Int64)).join(
         messages.select(*by, pl.col("slot").cast(pl.Int64), message="span_id"), on=[*by, "slot"], how="left"
     )
-    return found.select(
+    return matched.select(
         *by,
         "stage",
         role=pl.lit(int(role), pl.Int64),
@@ -250,7 +250,7 @@ def _around_messages(rows: pl.DataFrame, messages: pl.DataFrame) -> pl.DataFrame
     served = received.select(source="id", target="compute")
     before = _of(rows, *COMPUTES).select(target="id", source=pl.col("id").shift(1).over(*STEP, "role"))
     posted = received.join(before, left_on="compute", right_on="target").select("source", target="id")
-    return pl.concat([_pairs(each, EdgeKind.EVENT) for each in (sent, served, posted, _first_backward(rows))])
+    return pl.concat([_pairs(ends, EdgeKind.EVENT) for ends in (sent, served, posted, _first_backward(rows))])
 
 
 def _first_backward(rows: pl.DataFrame) -> pl.DataFrame:
@@ -282,7 +282,7 @@ def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
     after_chunk = _last_before(waiting.filter(during), _of(rows, Role.BACKWARD), ["chunk"])
     work = _of(rows, *COMPUTES, Role.WEIGHTS, Role.WORK)
     after_all = _last_before(waiting.filter(~during), work, [])
-    return pl.concat([_pairs(each, EdgeKind.EVENT) for each in (to_forward, after_chunk, after_all)])
+    return pl.concat([_pairs(ends, EdgeKind.EVENT) for ends in (to_forward, after_chunk, after_all)])
 
 
 def _after_collectives(rows: pl.DataFrame) -> pl.DataFrame:
@@ -298,16 +298,16 @@ def _last_before(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.
     """For each row as `target` the one of the others that had ended last when it began, as `source`."""
     began = rows.select(*STEP, *by, target="id", at=pl.col("start") + CLOCK_SLACK_NS).sort("at")
     ended = others.select(*STEP, *by, source="id", at="end").sort("at")
-    found = began.join_asof(ended, on="at", by=[*STEP, *by], strategy="backward", check_sortedness=False)
-    return found.filter(pl.col("source") != pl.col("target")).select("source", "target")
+    joined = began.join_asof(ended, on="at", by=[*STEP, *by], strategy="backward", check_sortedness=False)
+    return joined.filter(pl.col("source") != pl.col("target")).select("source", "target")
 
 
 def _next_after(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """For each row as `source` the one of the others that began first when it had ended, as `target`."""
     ended = rows.select(*STEP, *by, source="id", at=pl.col("end") - CLOCK_SLACK_NS).sort("at")
     began = others.select(*STEP, *by, target="id", at="start").sort("at")
-    found = ended.join_asof(began, on="at", by=[*STEP, *by], strategy="forward", check_sortedness=False)
-    return found.filter(pl.col("target").is_not_null()).select("source", "target")
+    joined = ended.join_asof(began, on="at", by=[*STEP, *by], strategy="forward", check_sortedness=False)
+    return joined.filter(pl.col("target").is_not_null()).select("source", "target")
 
 
 def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:

@@ -72,7 +72,7 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     delays = _with_nodes(_delays(rows, direct, _begins(operations)), count)
     met = rows.filter(pl.col("members") > 1).unique("instance", maintain_order=True).sort("instance")
     met = _with_nodes(met.select("instance", "arrived"), count + delays.height)
-    steps = _with_nodes(steps, count + delays.height + met.height, each=2)
+    steps = _with_nodes(steps, count + delays.height + met.height, stride=2)
     nodes = [*_operation_nodes(rows), _delay_nodes(delays), _rendezvous_nodes(met), *_step_nodes(steps)]
     edges = [*_operation_edges(rows, direct), *_rendezvous_edges(rows, met)]
     doors = _doors(rows, direct, steps) if operations.begins is None else _own_doors(rows)
@@ -87,9 +87,9 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     )
 
 
-def _with_nodes(frame: pl.DataFrame, first: int, each: int = 1) -> pl.DataFrame:
+def _with_nodes(frame: pl.DataFrame, first: int, stride: int = 1) -> pl.DataFrame:
     """The rows with the number of their (first) node."""
-    return frame.with_columns(node=first + each * pl.int_range(pl.len(), dtype=pl.Int64))
+    return frame.with_columns(node=first + stride * pl.int_range(pl.len(), dtype=pl.Int64))
 
 
 def _numbered(rows: pl.DataFrame) -> pl.DataFrame:

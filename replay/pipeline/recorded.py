@@ -178,8 +178,8 @@ def on_device(run: Run, table: pl.DataFrame) -> OnDevice:
     owned = _within(computed, numbered.select("rank", "row", begin="start_ns", lasts="duration_ns"))
     extents = owned.group_by("row").agg(pl.col("start_ns").min(), pl.col("end").max())
     times = numbered.drop("start_ns", "duration_ns").join(extents, on="row")
-    found = times.with_columns(duration_ns=pl.col("end") - pl.col("start_ns")).drop("row", "end")
-    return OnDevice(found.select(table.columns), _steps(launched), _reductions(run, launched))
+    on_gpu = times.with_columns(duration_ns=pl.col("end") - pl.col("start_ns")).drop("row", "end")
+    return OnDevice(on_gpu.select(table.columns), _steps(launched), _reductions(run, launched))
 
 
 def _launched(spans: pl.DataFrame) -> pl.DataFrame:
@@ -326,8 +326,8 @@ def _places(run: Run, table: pl.DataFrame) -> dict[int, MeshPosition]:
     dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
     order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")
     places_of = stages.with_columns(order=order).join(dp, on="rank", how="left").sort("rank")
-    found = places_of.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
-    return {rank: MeshPosition(place, stage) for rank, place, stage in found.iter_rows()}
+    ordered = places_of.select("rank", pl.coalesce("dp", "order").cast(pl.Int64), "stage")
+    return {rank: MeshPosition(place, stage) for rank, place, stage in ordered.iter_rows()}
 
 
 def _whole_steps(table: pl.DataFrame, aligned: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
@@ -506,8 +506,8 @@ def _rest(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 def _moved(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Operations of steps that lie one behind the other."""
-    found = rows.join(steps.select(*STEP, "moved"), on=STEP, how="left")
-    return found.with_columns(pl.col("start", "end") + pl.col("moved")).drop("moved")
+    placed = rows.join(steps.select(*STEP, "moved"), on=STEP, how="left")
+    return placed.with_columns(pl.col("start", "end") + pl.col("moved")).drop("moved")
 
 
 # Operations of a pipeline by its messages and its backward passes: traces whose schedule marks no ranges.
@@ -537,7 +537,7 @@ def operations_by_backwards(run: Run) -> pl.DataFrame:
     operators = _outside(called.filter(~name.str.contains(f"{MESSAGE}|^autograd::")), functions)
     passes = _passes(functions, messages, operators)
     others = spans.filter((pl.col("kind") == "annotation") & name.str.contains(NO_FORWARD))
-    starts = [each.select(*PLACE, "start_ns") for each in (messages, functions, run.table(STEPS))]
+    starts = [events.select(*PLACE, "start_ns") for events in (messages, functions, run.table(STEPS))]
     bounds = pl.concat([*starts, others.select(*PLACE, start_ns="end")])
     operations = pl.concat([_backwards(passes), _forwards(passes, operators, bounds)])
     rows = _in_order(placed_in_steps(run, operations, SOURCE))
@@ -563,7 +563,7 @@ def _passes(functions: pl.DataFrame, messages: pl.DataFrame, operators: pl.DataF
     Those of one `batch` have numbers in common: they are of one forward.
     """
     breaks = pl.concat(
-        [each.select(*PLACE, "start_ns") for each in (messages, operators.filter(pl.col("number") >= 0))]
+        [events.select(*PLACE, "start_ns") for events in (messages, operators.filter(pl.col("number") >= 0))]
     )
     breaks = breaks.with_columns(since="start_ns").sort("start_ns")
     grouped = functions.join_asof(breaks, on="start_ns", by=PLACE, check_sortedness=False).group_by(PASS)
@@ -611,8 +611,8 @@ def _forwards(passes: pl.DataFrame, operators: pl.DataFrame, bounds: pl.DataFram
     ).filter(pl.col("number") <= pl.col("last"))
     final = owned.group_by(BATCH).agg(pl.col("since").sort_by("number", "start_ns").last())
     extents = inside.group_by(PASS).agg(pl.col("start_ns").min(), pl.col("end").max())
-    found = final.join(extents, on=PASS).unique(PASS, keep="first", maintain_order=True)
-    named = found.select("rank", "start_ns", "end", micro_batch="batch", kind=pl.lit("forward"))
+    forwards = final.join(extents, on=PASS).unique(PASS, keep="first", maintain_order=True)
+    named = forwards.select("rank", "start_ns", "end", micro_batch="batch", kind=pl.lit("forward"))
     return named.with_columns(_NO_PLACE)
 
 
@@ -635,8 +635,8 @@ def _is_pipeline(run: Run, rows: pl.DataFrame, messages: pl.DataFrame) -> bool:
     rows = rows.filter(pl.col("step") >= 0)
     if rows["stage"].n_unique() < 2:
         return False
-    each = rows.filter(pl.col("kind") == "forward").group_by(step)
-    forwards = each.agg(pl.col("stage").first(), first=pl.col("start_ns").min(), batches=pl.len())
+    of_step = rows.filter(pl.col("kind") == "forward").group_by(step)
+    forwards = of_step.agg(pl.col("stage").first(), first=pl.col("start_ns").min(), batches=pl.len())
     begun = run.table(STEPS).select(*step, begin="start_ns").sort("begin")
     inside = messages.select("rank", "name", "start_ns").join_asof(
         begun, left_on="start_ns", right_on="begin", by="rank", check_sortedness=False

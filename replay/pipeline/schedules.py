@@ -102,7 +102,7 @@ def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
     chunk = np.array([task.chunk for task in work], np.int64)
     places = np.array(
         [
-            [place(number, each, len(orders)) for each in range(int(chunk.max()) + 1)]
+            [place(number, chunk_number, len(orders)) for chunk_number in range(int(chunk.max()) + 1)]
             for number in range(len(orders))
         ]
     )
@@ -189,7 +189,7 @@ def _in_rounds(num_stages: int, num_batches: int, num_chunks: int, schedule: str
         places = [(batch, 0) for batch in range(num_batches)]
     else:
         rounds = [range(first, first + num_stages) for first in range(0, num_batches, num_stages)]
-        places = [(batch, chunk) for each in rounds for chunk in range(num_chunks) for batch in each]
+        places = [(batch, chunk) for batches in rounds for chunk in range(num_chunks) for batch in batches]
     forward = [PipelineTask(FORWARD, batch, chunk) for batch, chunk in places]
     return forward, [PipelineTask(BACKWARD, batch, num_chunks - 1 - chunk) for batch, chunk in places]
 
@@ -310,16 +310,16 @@ def dualpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
 class _Stage:
     """A stage while its order is made; its near direction begins at its half of the pipeline."""
 
-    def __init__(self, near: int, each: int) -> None:
+    def __init__(self, near: int, count: int) -> None:
         self.order: Order = []
-        self._near, self._each = near, each
+        self._near, self._count = near, count
         self._done = {(kind, chunk): 0 for kind in (FORWARD, BACKWARD) for chunk in (0, 1)}
         self._held_back: deque[tuple[int, int]] = deque()
 
     def _next(self, kind: str, chunk: int, beside: bool = False) -> PipelineTask:
         number = self._done[kind, chunk]
         self._done[kind, chunk] += 1
-        return PipelineTask(kind, chunk * self._each + number, chunk, beside)
+        return PipelineTask(kind, chunk * self._count + number, chunk, beside)
 
     def forward(self, far: int) -> None:
         self.order.append(self._next(FORWARD, self._near ^ far))
@@ -339,11 +339,11 @@ class _Stage:
         self.order.append(PipelineTask(WEIGHTS, *self._held_back.popleft()))
 
 
-def _of_stage(stage: int, num_stages: int, each: int) -> Order:
+def _of_stage(stage: int, num_stages: int, count: int) -> Order:
     """The eight phases of a stage; `each` micro-batches come from either end."""
     from_end = min(stage, num_stages - 1 - stage)
     inner = num_stages // 2 - from_end - 1
-    made = _Stage(int(stage >= num_stages // 2), each)
+    made = _Stage(int(stage >= num_stages // 2), count)
     for _ in range(2 * inner):
         made.forward(0)
     for _ in range(from_end + 1):
@@ -353,7 +353,7 @@ def _of_stage(stage: int, num_stages: int, each: int) -> Order:
         made.backward(1, only_inputs=True)
         made.weights()
         made.forward(1)
-    for turn in range(each - num_stages + from_end + 1):
+    for turn in range(count - num_stages + from_end + 1):
         if turn or inner:
             made.both(0)
         else:  # the middle stages hand the very first of each on one by one
@@ -449,7 +449,7 @@ def paths_of(num_stages: int, num_batches: int, num_skipped: int) -> list[Path]:
     enters = 0
     for _ in range(num_batches):
         late = {path: _wait(path, enters, taken) for path in choices}
-        path = min(choices, key=lambda each: (late[each] + used[each], choices.index(each)))
+        path = min(choices, key=lambda choice: (late[choice] + used[choice], choices.index(choice)))
         enters += late[path]
         taken |= {(stage, enters + slot) for slot, stage in enumerate(path)}
         used[path] += 1

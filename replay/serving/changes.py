@@ -97,8 +97,14 @@ class Server:
     doubt: float = 0.0
 
 
-def _max_batch(server: Server, values: Values) -> Server:
-    return replace(server, engine=replace(server.engine, max_requests=values["requests"]))
+def _engine(**keys: str) -> Callable[[Server, Values], Server]:
+    """A server whose engine has other limits, each as one of the keys says."""
+
+    def apply(server: Server, values: Values) -> Server:
+        limits = {limit: values[key] for limit, key in keys.items()}
+        return replace(server, engine=replace(server.engine, **limits))
+
+    return apply
 
 
 def _chunked(server: Server, values: Values) -> Server:
@@ -160,18 +166,6 @@ def _faster(server: Server, values: Values) -> Server:
         weights_s=cost.weights_s / values["memory"], context_s=cost.context_s / values["memory"],
         token_s=cost.token_s / values["compute"], pair_s=cost.pair_s / values["compute"],
     ))  # fmt: skip
-
-
-def _memory(server: Server, values: Values) -> Server:
-    return replace(server, engine=replace(server.engine, kv_tokens=values["tokens"]))
-
-
-def _replicas(server: Server, values: Values) -> Server:
-    return replace(server, engine=replace(server.engine, replicas=values["count"]))
-
-
-def _clients(server: Server, values: Values) -> Server:
-    return replace(server, engine=replace(server.engine, clients=values["count"]))
 
 
 def _device(server: Server, values: Values) -> Server:
@@ -261,7 +255,7 @@ def _share(name: str, default: Any = MISSING) -> Key:
 
 CHANGES: Mapping[str, KnownChange[Server]] = {
     "max-batch": KnownChange(
-        _max_batch,
+        _engine(max_requests="requests"),
         [count_key("requests", "at most")],
         "max-batch:requests=64",
         "At most this many requests in a batch.",
@@ -332,13 +326,13 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
         "A device that multiplies, and reads, this much faster; a host that is (CUDA graphs, more GPUs).",
     ),
     "kv-cache": KnownChange(
-        _memory,
+        _engine(kv_tokens="tokens"),
         [count_key("tokens", "that fit")],
         "kv-cache:tokens=80000",
         "Memory for keys and values of this many tokens.",
     ),
     "replicas": KnownChange(
-        _replicas,
+        _engine(replicas="count"),
         [count_key("count", "how many")],
         "replicas:count=2",
         "This many engines, which take turns.",
@@ -364,7 +358,7 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
         "Another GPU, likewise.",
     ),
     "clients": KnownChange(
-        _clients,
+        _engine(clients="count"),
         [count_key("count", "how many")],
         "clients:count=64",
         "This many clients send the requests, each its next one when the one before has ended; arrivals "

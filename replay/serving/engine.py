@@ -160,8 +160,8 @@ def _array(requests: pl.DataFrame) -> Ints:
     cached = pl.lit(0)
     if "cached_tokens" in requests.columns:  # at least one token is left to compute
         cached = pl.col("cached_tokens").clip(0, pl.col("prompt_tokens") - 1)
-    found = requests.select("arrival_ns", "prompt_tokens", "output_tokens", cached.alias("cached"))
-    return np.ascontiguousarray(found.cast(pl.Int64).to_numpy())
+    columns = requests.select("arrival_ns", "prompt_tokens", "output_tokens", cached.alias("cached"))
+    return np.ascontiguousarray(columns.cast(pl.Int64).to_numpy())
 
 
 def _limits(engine: Engine) -> Ints:

@@ -81,7 +81,7 @@ class FittedCost:
         rng = np.random.default_rng(seed)
         form = np.diag([FORM_ERROR**2] * len(COST_PARTS) + [0.0] * (len(PARTS) - len(COST_PARTS)))
         drawn = rng.multivariate_normal(self.center, self.covariance + form, size=count, method="eigh")
-        return [_cost(each) for each in drawn]
+        return [_cost(numbers) for numbers in drawn]
 
 
 def fit_requests(requests: pl.DataFrame, engine: Engine, fitted: pl.Series | None = None) -> FittedCost:
@@ -105,11 +105,11 @@ def fit_requests(requests: pl.DataFrame, engine: Engine, fitted: pl.Series | Non
     measured = requests.filter(pl.Series(chosen))
     usual = _usual(measured)
     variants = [(False, True)] * 2 if engine.kv_tokens else [(False, True), (False,)]
-    found = []
+    fits = []
     for ahead, keeps in product(*variants):
         variant = replace(engine, ahead=ahead, keeps_blocks=keeps)
-        found.append(_fitted(_moments(requests, chosen, variant), usual, variant, measured.height))
-    return min(found, key=lambda each: each.misfit)
+        fits.append(_fitted(_moments(requests, chosen, variant), usual, variant, measured.height))
+    return min(fits, key=lambda fit: fit.misfit)
 
 
 def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
@@ -136,17 +136,17 @@ def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
     )
     token_s = float(np.quantile(lasted[many] / tokens[many], 0.3)) if many.any() else decode_s / 100
     usual = _usual_parts(decode_s, token_s)
-    found = []
+    fits = []
     for masked in (False, True):
         moments = _durations(counted, lasted, masked)
-        found.append(_fitted(moments, usual, replace(engine, masked=masked), counted.height))
-    return min(found, key=lambda each: each.misfit)
+        fits.append(_fitted(moments, usual, replace(engine, masked=masked), counted.height))
+    return min(fits, key=lambda fit: fit.misfit)
 
 
-def _durations(known: pl.DataFrame, lasted: Floats, masked: bool) -> _Moments:
+def _durations(iterations: pl.DataFrame, lasted: Floats, masked: bool) -> _Moments:
     """Durations of iterations [N] s, as `_moments`."""
     tokens, decodes, keys = (
-        known[name].to_numpy() for name in ("prefill_tokens", "decode_tokens", "context_tokens")
+        iterations[name].to_numpy() for name in ("prefill_tokens", "decode_tokens", "context_tokens")
     )
     keys = np.maximum(keys, 0)
     # Of a batch with prompts and decodes the context of both is known, and the prompts are most of it.
@@ -303,17 +303,17 @@ def _fitted(moments: _Moments, usual: Floats, engine: Engine, count: int) -> Fit
     def slopes(parts: Floats) -> Floats:
         return np.concatenate([moments.slopes(parts), np.diag(1 / SPREAD)])
 
-    found = []
+    solutions = []
     for weights, token in STARTS:
         start = usual.copy()
         start[1] += np.log(weights)
         start[2] += np.log(token)
-        found.append(
+        solutions.append(
             least_squares(
                 residuals, start, slopes, bounds=bounds, loss="soft_l1", x_scale=SPREAD, max_nfev=ROUNDS
             )
         )
-    best = min(found, key=lambda each: float(each.cost))
+    best = min(solutions, key=lambda solution: float(solution.cost))
     covariance = np.linalg.inv(best.jac.T @ best.jac)
     cost, delay_s = _cost(best.x)
     return FittedCost(engine, cost, delay_s, best.x, covariance, float(best.cost), count)

@@ -143,7 +143,7 @@ def predict(
     after = changed_by_all(before, changes)
     whole = requests.filter(pl.col("end_ns") >= pl.col("first_token_ns"), pl.col("first_token_ns") >= 0)
     measured = figures_of(whole) if whole.height == requests.height else dict.fromkeys(FIGURES, np.nan)
-    same, other = (figures_of(answered(each, fitted.delay_s)) for each in (before, after))
+    same, other = (figures_of(answered(served, fitted.delay_s)) for served in (before, after))
     _ensure_as_recorded(measured, same)
     drawn = _drawn_ratios(before, fitted, changes)
     figures = []
@@ -255,8 +255,8 @@ def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> lis
         for changes in [(), *_fewest(gaining, rates)[:MAX_JUDGED]]
     ]
     unchanged = allowed[0].requests_per_s
-    kept = [each for each in allowed if each.requests_per_s > unchanged or not each.changes]
-    return sorted(kept, key=lambda each: (-each.requests_per_s, len(each.changes)))
+    kept = [change for change in allowed if change.requests_per_s > unchanged or not change.changes]
+    return sorted(kept, key=lambda change: (-change.requests_per_s, len(change.changes)))
 
 
 def _fewest(

@@ -58,9 +58,7 @@ def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decod
         UsageError: the model cannot be cut like this.
         Unanswerable: nothing is known of a device.
     """
-    computed = [
-        cost_of(each.model, machine_of(each.gpu), each.tp, each.dtype, decodes) for each in (here, there)
-    ]
+    computed = [cost_of(one.model, machine_of(one.gpu), one.tp, one.dtype, decodes) for one in (here, there)]
     return scaled(fitted, *computed)
 
 
@@ -134,11 +132,11 @@ def _token_us(model: Model, machine: Machine, tp: int, dtype: str) -> float:
     for width, layers in ((model.ffn, dense), (met, model.expert_layers)):
         products += [(wide * width / tp, model.hidden, layers), (model.hidden, width / tp, layers)]
     n, k, times = (np.array(column, dtype=float) for column in zip(*products, strict=True))
-    found = (n > 0) & (k > 0) & (times > 0)
-    operations = matmuls(dtype, np.full(int(found.sum()), float(MANY)), n[found], k[found])
+    counted = (n > 0) & (k > 0) & (times > 0)
+    operations = matmuls(dtype, np.full(int(counted.sum()), float(MANY)), n[counted], k[counted])
     us = estimate(operations, machine.gpu, machine.sheets)["us"].to_numpy()
     by_sheet = operations["operations"].to_numpy() / (OF_PEAK_MULTIPLIED * machine.sheet.tflops[dtype] * 1e6)
-    return float(np.where(np.isnan(us), by_sheet, us) @ times[found]) / MANY
+    return float(np.where(np.isnan(us), by_sheet, us) @ times[counted]) / MANY
 
 
 def _weights_read(model: Model, decodes: int) -> float:

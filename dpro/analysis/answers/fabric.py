@@ -49,9 +49,8 @@ from dpro.topology.kept import PathEntry
 from dpro.units import ms
 
 with needs_extra("replay"):
-    from dpro.replay.cost.fabric.network import NIC, SWITCH, Fabric, fabric_of
+    from dpro.replay.cost.fabric.network import NIC, SWITCH, Fabric, Routes, fabric_of, routes_of
     from dpro.replay.cost.fabric.placement import host_named
-    from dpro.replay.cost.fabric.routes import Routes, routes_of
 
 MAX_LEAVES = 64  # pairs of these are counted
 

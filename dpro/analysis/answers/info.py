@@ -21,8 +21,7 @@ from dpro.analysis.unanswered import pretended_in_words, why_no_window
 from dpro.classify import OTHER, classify, table_version
 from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.documents import Document, DocumentPart
-from dpro.replay.mesh import Axis, in_words
-from dpro.replay.run_mesh import mesh_of_run
+from dpro.replay.mesh import Axis, in_words, mesh_of_run
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
 from dpro.store import AppliedChange, Run
 from dpro.units import us

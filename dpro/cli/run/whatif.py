@@ -229,7 +229,7 @@ def how_to_try(predictions: Sequence[Prediction], run: Run) -> str:
 
 def _reduces_without_ddp(run: Run) -> bool:
     """Whether the job said that DeepSpeed reduces its gradients."""
-    from dpro.replay.gradients.buffers import SOURCE
+    from dpro.replay.gradients.buckets import SOURCE
     from dpro.schema import BUCKETS
 
     return any(source.startswith(SOURCE) for source in run.table(BUCKETS, ["source"])["source"].to_list())

@@ -16,8 +16,7 @@ from dpro.detect.findings import NETWORK, Finding
 from dpro.detect.network.wires import CLASSES, Blamed, Wires, blame_parts, votes_of_losses, wires_of
 from dpro.replay.cost.fabric.connections import crossings
 from dpro.replay.cost.fabric.flows import flows_of
-from dpro.replay.cost.fabric.network import fabric_of
-from dpro.replay.cost.fabric.routes import routes_of
+from dpro.replay.cost.fabric.network import fabric_of, routes_of
 from dpro.store import Run
 from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile
 

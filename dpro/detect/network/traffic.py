@@ -21,8 +21,7 @@ from dpro.detect.findings import Finding
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.cost.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.mesh import axis_of_group
-from dpro.replay.run_mesh import mesh_of_run
+from dpro.replay.mesh import axis_of_group, mesh_of_run
 from dpro.replay.steps.durations import job_steps
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.replay.whatif.graph_ops.shared_fabric import with_links_apart

@@ -21,7 +21,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.connections import crossings, hops_of
 from dpro.replay.cost.fabric.flows import NOT_RECORDED, PAIRWISE, Channels, Flows, flows_of
-from dpro.replay.cost.fabric.network import HUB, NIC, SWITCH, Fabric
+from dpro.replay.cost.fabric.network import HUB, NIC, SWITCH, Fabric, Routes, routes_of
 from dpro.replay.cost.fabric.placement import (
     Ranks,
     channels_of_run,
@@ -29,7 +29,6 @@ from dpro.replay.cost.fabric.placement import (
     gpus_of_ranks,
     paths_of_run,
 )
-from dpro.replay.cost.fabric.routes import Routes, routes_of
 from dpro.store import Run
 from dpro.topology.kept import PathEntry
 

@@ -50,9 +50,8 @@ from dpro.detect.stragglers.excess import (
     noise_of,
 )
 from dpro.replay.graph import Graph
-from dpro.replay.mesh import Mesh, named_axes, places_along
+from dpro.replay.mesh import Mesh, axes_of_messages, mesh_of_run, named_axes, places_along
 from dpro.replay.peers import ON_CPU, ON_GPU, median_of_others, peers_of, ranks_of_teams, teams
-from dpro.replay.run_mesh import axes_of_messages, mesh_of_run
 from dpro.replay.whatif.edits.heal import Shortened, healing, healing_in_each_step
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration

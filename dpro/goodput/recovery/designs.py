@@ -71,14 +71,6 @@ def _smaller(recovery: Recovery, values: Values) -> Recovery:
     )
 
 
-def _detect(recovery: Recovery, values: Values) -> Recovery:
-    return replace(recovery, detect_s=values["s"])
-
-
-def _start(recovery: Recovery, values: Values) -> Recovery:
-    return replace(recovery, start_s=values["s"])
-
-
 def _caches(recovery: Recovery, values: Values) -> Recovery:
     saved_s = (1.0 - values["left"]) * recovery.warm_s
     return replace(recovery, start_s=recovery.start_s - saved_s, warm_s=recovery.warm_s - saved_s)
@@ -147,10 +139,12 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
         "ElasWave, NTP",
     ),
     "detect": KnownChange(
-        _detect, [amount_key("s", "s")], "detect:s=30", "Processes that hang are ended after so long."
+        lambda recovery, values: replace(recovery, detect_s=values["s"]),
+        [amount_key("s", "s")], "detect:s=30", "Processes that hang are ended after so long.",
     ),
     "start": KnownChange(
-        _start, [amount_key("s", "s")], "start:s=60", "From the start of processes to the first step."
+        lambda recovery, values: replace(recovery, start_s=values["s"]),
+        [amount_key("s", "s")], "start:s=60", "From the start of processes to the first step.",
     ),
     "caches": KnownChange(
         _caches, [amount_key("left", "share", 0.1, 1)], "caches:left=0.1",

@@ -91,7 +91,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
     rate = rate or own_rate(seen_failures(life))
     changes = [_replayed(life, recovery, edits)] if edits else candidates(recovery, rate)
     base, *predictions = predict_goodput(recovery, rate, changes, hours)
-    ranked = sorted(predictions, key=lambda each: -(each.gain_h or 0.0))
+    ranked = sorted(predictions, key=lambda prediction: -(prediction.gain_h or 0.0))
     return OutlookDocument(
         hours=hours,
         rate=rate.source,

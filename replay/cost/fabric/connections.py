@@ -18,8 +18,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.fairness import max_min_rates
 from dpro.replay.cost.fabric.flows import Flows, Load, crossed, inside, loaded, sprayed
-from dpro.replay.cost.fabric.network import SWITCH, between_switches
-from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes, hashed
+from dpro.replay.cost.fabric.network import NO_LINK, SWITCH, Choice, Routes, between_switches, hashed
 from dpro.topology.kept import PathEntry
 
 if TYPE_CHECKING:  # else every command that knows the edits would load scipy
@@ -93,12 +92,12 @@ def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> K
     missing = []
     ends = zip(connections.flows.begin.tolist(), connections.flows.end.tolist(), connections.number.tolist())
     within = inside(connections.flows, routes.network)
-    for each, (begin, end, number) in enumerate(ends):
+    for row, (begin, end, number) in enumerate(ends):
         entry = entry_of.get((names[begin], names[end], number))
         if entry is not None:
-            steps |= {(each, switch): place for switch, place in _places(routes, end, entry).items()}
-        elif not within[each]:
-            missing.append(each)
+            steps |= {(row, switch): place for switch, place in _places(routes, end, entry).items()}
+        elif not within[row]:
+            missing.append(row)
     return KnownPaths(connections.of, steps, np.array(missing, np.int64))
 
 
@@ -129,13 +128,13 @@ def path_entries(flows: Flows, routes: Routes, choose: Choice) -> list[PathEntry
         connections.flows, routes, lambda rows, here, number: choose(first[rows], here, number)
     )
     between = between_switches(network)[links]
-    names: dict[int, list[str]] = {int(each): [] for each in row}
-    for each, link in zip(row[between].tolist(), links[between].tolist()):
-        names[each].append(network.link_name(link))
+    names: dict[int, list[str]] = {int(connection): [] for connection in row}
+    for connection, link in zip(row[between].tolist(), links[between].tolist()):
+        names[connection].append(network.link_name(link))
     begin, end = connections.flows.begin, connections.flows.end
     return [
-        PathEntry(network.names[begin[each]], network.names[end[each]], ways, int(connections.number[each]))
-        for each, ways in names.items()
+        PathEntry(network.names[begin[of]], network.names[end[of]], ways, int(connections.number[of]))
+        for of, ways in names.items()
     ]
 
 
@@ -154,8 +153,8 @@ def crossings(flows: Flows, routes: Routes, known: Sequence[PathEntry] = ()) -> 
     from scipy.sparse import csr_matrix, diags
 
     count = flows.begin.size
-    each = replace(flows, of=np.arange(count), share=np.ones(count), count=count)
-    spread = sprayed(each, routes)
+    alone = replace(flows, of=np.arange(count), share=np.ones(count), count=count)
+    spread = sprayed(alone, routes)
     shape = (count, routes.network.source.size)
     sprayed_evenly = csr_matrix((spread.share, spread.links, spread.indptr), shape=shape)
     names = routes.network.names
@@ -261,37 +260,37 @@ def meetings(flows: Flows, row: Ints, links: Ints, kind: Ints, begin: Floats, en
     connection = connections_of(flows).of[row]
     order = np.argsort(links, kind="stable")
     firsts = np.flatnonzero(np.diff(links[order], prepend=-1))
-    found = []
+    met_at = []
     for rows in np.split(order, firsts[1:]) if order.size else []:
         if (connection[rows] == connection[rows[0]]).all():
             continue
         of = flows.of[row[rows]]
         counts = bounds[of + 1] - bounds[of]
-        runs = np.concatenate([np.arange(bounds[each], bounds[each + 1]) for each in of.tolist()])
+        runs = np.concatenate([np.arange(bounds[number], bounds[number + 1]) for number in of.tolist()])
         met, together = _together(np.repeat(connection[rows], counts), since[runs], until[runs])
         if met:
-            found.append(Meeting(int(links[rows[0]]), tuple(sorted(met)), together))
-    return sorted(found, key=lambda meeting: (-meeting.together, meeting.link))
+            met_at.append(Meeting(int(links[rows[0]]), tuple(sorted(met)), together))
+    return sorted(met_at, key=lambda meeting: (-meeting.together, meeting.link))
 
 
 def _together(connection: Ints, since: Floats, until: Floats) -> tuple[set[int], float]:
     """Which connections run beside another one, and for how long any two do."""
     events = sorted(
-        [(time, 1, each) for time, each in zip(since.tolist(), connection.tolist())]
-        + [(time, -1, each) for time, each in zip(until.tolist(), connection.tolist())],
+        [(time, 1, number) for time, number in zip(since.tolist(), connection.tolist())]
+        + [(time, -1, number) for time, number in zip(until.tolist(), connection.tolist())],
         key=lambda event: event[:2],
     )  # at one time ends come before begins
     running: dict[int, int] = {}
     met: set[int] = set()
     together, last = 0.0, 0.0
-    for time, change, each in events:
+    for time, change, number in events:
         if len(running) > 1 and time > last:
             together += time - last
             met |= running.keys()
         last = time
-        running[each] = running.get(each, 0) + change
-        if not running[each]:
-            del running[each]
+        running[number] = running.get(number, 0) + change
+        if not running[number]:
+            del running[number]
     return met, together
 
 

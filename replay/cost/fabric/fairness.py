@@ -26,19 +26,19 @@ def _fill(
 ) -> None:
     # `growing` [L] holds zeros, before and after; `left` [L] is scratch: most links are crossed by nothing.
     size = 0
-    for each in running:
-        size += indptr[each + 1] - indptr[each]
+    for call in running:
+        size += indptr[call + 1] - indptr[call]
     touched = np.empty(size, np.int64)
     count = 0
-    for each in running:
-        rate[each] = -1.0
-        for at in range(indptr[each], indptr[each + 1]):
-            link = links[at]
+    for call in running:
+        rate[call] = -1.0
+        for entry in range(indptr[call], indptr[call + 1]):
+            link = links[entry]
             if growing[link] == 0.0:
                 touched[count] = link
                 count += 1
                 left[link] = capacity[link]
-            growing[link] += share[at]
+            growing[link] += share[entry]
     remaining = running.size
     level = 0.0
     while remaining > 0:
@@ -47,24 +47,24 @@ def _fill(
             if growing[link] > FULL:
                 step = min(step, left[link] / growing[link])
         if step == np.inf:  # what is left crosses no link at all
-            for each in running:
-                if rate[each] < 0:
-                    rate[each] = np.inf
+            for call in running:
+                if rate[call] < 0:
+                    rate[call] = np.inf
             break
         level += step
         for link in touched[:count]:
             left[link] -= step * growing[link]
-        for each in running:
-            if rate[each] >= 0:
+        for call in running:
+            if rate[call] >= 0:
                 continue
-            for at in range(indptr[each], indptr[each + 1]):
-                if left[links[at]] <= capacity[links[at]] * FULL:
-                    rate[each] = level
+            for entry in range(indptr[call], indptr[call + 1]):
+                if left[links[entry]] <= capacity[links[entry]] * FULL:
+                    rate[call] = level
                     remaining -= 1
                     break
-            if rate[each] >= 0:  # what it does not take of other links is free for the next round
-                for at in range(indptr[each], indptr[each + 1]):
-                    growing[links[at]] -= share[at]
+            if rate[call] >= 0:  # what it does not take of other links is free for the next round
+                for entry in range(indptr[call], indptr[call + 1]):
+                    growing[links[entry]] -= share[entry]
     for link in touched[:count]:
         growing[link] = 0.0
 
@@ -95,26 +95,26 @@ def _flow(
     now = 0.0
     while coming < order.size or count > 0:
         ends = np.inf
-        for at in range(count):
-            each = running[at]
-            if rate[each] == np.inf or left[each] <= 0:
+        for place in range(count):
+            call = running[place]
+            if rate[call] == np.inf or left[call] <= 0:
                 ends = now
             else:
-                ends = min(ends, now + left[each] / rate[each])
+                ends = min(ends, now + left[call] / rate[call])
         begins = begin[order[coming]] if coming < order.size else np.inf
         upto = min(ends, begins)
-        for at in range(count):
-            if rate[running[at]] != np.inf:
-                left[running[at]] -= rate[running[at]] * (upto - now)
+        for place in range(count):
+            if rate[running[place]] != np.inf:
+                left[running[place]] -= rate[running[place]] * (upto - now)
         now = upto
         kept = 0
-        for at in range(count):
-            each = running[at]
-            done = rate[each] == np.inf or left[each] <= 1e-9 * work[each]
+        for place in range(count):
+            call = running[place]
+            done = rate[call] == np.inf or left[call] <= 1e-9 * work[call]
             if ends <= begins and done:
-                end[each] = now
+                end[call] = now
             else:
-                running[kept] = each
+                running[kept] = call
                 kept += 1
         count = kept
         while coming < order.size and begin[order[coming]] <= now:
@@ -143,26 +143,26 @@ def ends_of(begin: Floats, work: Floats, load: Load, capacity: Floats) -> Floats
 
 @compiled
 def _moved(
-    events: Any, begins: Any, each_of: Any, indptr: Any, links: Any, share: Any, capacity: Any, moved: Any
+    events: Any, begins: Any, call_of: Any, indptr: Any, links: Any, share: Any, capacity: Any, moved: Any
 ) -> None:
     rate = np.zeros(moved.size)
     left, growing = np.zeros(capacity.size), np.zeros(capacity.size)
     running = np.zeros(moved.size, np.int64)
     count = 0
     now = 0.0
-    for at in range(events.size):
-        if count > 0 and events[at] > now:
+    for row in range(events.size):
+        if count > 0 and events[row] > now:
             _fill(running[:count], indptr, links, share, capacity, left, growing, rate)
             for place in range(count):
-                moved[running[place]] += rate[running[place]] * (events[at] - now)
-        now = events[at]
-        if begins[at]:
-            running[count] = each_of[at]
+                moved[running[place]] += rate[running[place]] * (events[row] - now)
+        now = events[row]
+        if begins[row]:
+            running[count] = call_of[row]
             count += 1
         else:
             kept = 0
             for place in range(count):
-                if running[place] != each_of[at]:
+                if running[place] != call_of[row]:
                     running[kept] = running[place]
                     kept += 1
             count = kept

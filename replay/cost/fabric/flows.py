@@ -20,8 +20,7 @@ import numpy as np
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.cost.fabric.network import Fabric
-from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes, paths
+from dpro.replay.cost.fabric.network import NO_LINK, Choice, Fabric, Routes, paths
 
 PAIRWISE = ("all_to_all",)
 MESSAGES = ("send", "recv")
@@ -109,13 +108,13 @@ def flows_of(
         Unanswerable: a GPU that sends to another host has no port.
     """
     host_of = {gpu: host for host, gpus in enumerate(fabric.gpus) for gpu in gpus}
-    found: list[tuple[int, int, int, float, int]] = []
+    flows: list[tuple[int, int, int, float, int]] = []
     for number, (gpus, op) in enumerate(zip(members, ops)):
         algorithm = algorithms[number] if algorithms else ""
         recorded = channels[number] if channels else NOT_RECORDED
         made = _made(fabric, list(gpus), host_of, op, algorithm, recorded)
-        found += [(number, begin, end, share, _key(begin, end, each)) for begin, end, share, each in made]
-    columns = [np.array([flow[column] for flow in found]) for column in range(5)]
+        flows += [(number, begin, end, share, _key(begin, end, salt)) for begin, end, share, salt in made]
+    columns = [np.array([flow[column] for flow in flows]) for column in range(5)]
     of, begin, end, key = (columns[column].astype(np.int64) for column in (0, 1, 2, 4))
     return Flows(of, begin, end, columns[3].astype(np.float64), key, len(ops))
 
@@ -217,8 +216,8 @@ def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Fl
     for tree, parent_of in enumerate(parents(len(ports))):
         for host, parent in enumerate(parent_of):
             for ring in range(rings) if parent >= 0 else ():
-                ends, each = (ports[host][ring], ports[parent][ring]), (1 + tree) * rings + ring
-                flows += [(*way, whole / 2 / rings, each) for way in (ends, ends[::-1])]
+                ends, salt = (ports[host][ring], ports[parent][ring]), (1 + tree) * rings + ring
+                flows += [(*way, whole / 2 / rings, salt) for way in (ends, ends[::-1])]
     return flows
 
 

@@ -1,19 +1,26 @@
-"""A topology as arrays: nodes, and links of one direction each.
+"""A topology as arrays: nodes, links of one direction each, and the shortest paths over them.
 
-In: what `topology.toml` describes. Out: `Fabric`. A cable is two links, and cables side by side are links of
-their own, since a flow takes one of them. GPUs of a host meet at its hub (NVLink switch, or PCI); a GPU
-sends to other hosts through the port that it is near to, and what lies between the two is not modelled.
+In: what `topology.toml` describes, and what has failed. Out: `Fabric`, and `Routes`: how far each switch is
+from each destination, so that the links that lead closer to it are known, which routers call an equal-cost
+group. A cable is two links, and cables side by side are links of their own, since a flow takes one of them.
+GPUs of a host meet at its hub (NVLink switch, or PCI); a GPU sends to other hosts through the port that it is
+near to, and what lies between the two is not modelled. A flow takes one link of the group at each switch
+(equal-cost multipath: RFC 2992), by a choice that the caller makes: a hash, a plan, or evenly over all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.engine import compiled
 from dpro.topology.file import PORT, TopologyFile, cables
 from dpro.topology.hostlist import expand
 from dpro.words import whole_number
@@ -143,3 +150,199 @@ def fabric_of(topology: TopologyFile) -> Fabric:
         np.concatenate([end, begin]),
         np.concatenate([gbps, gbps]),
     )
+
+
+# Shortest paths.
+
+NO_LINK = -1
+MAX_HOPS = 16
+Hops = np.ndarray[tuple[int, int], np.dtype[np.int16]]
+# (flow [F], switch [F], number of links to choose from [F]) -> [F] which of them.
+Choice = Callable[[Ints, Ints, Ints], Ints]
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Next hops between switches, and the cable of each port.
+
+    Attributes:
+        network: of which.
+        alive: [L] whether a link works.
+        place: [N] number of a switch among switches, -1 of other nodes.
+        out, into: [N] the link of a port to its switch, and from it; -1 of other nodes and where it failed.
+        column: [N] of `far`, of switches that ports are linked to: only those are destinations; -1 of others.
+        far: [S, D] links between a switch and a destination, -1 where no path leads there.
+        indptr: [S + 1] links to other switches from switch s are `links[indptr[s] : indptr[s + 1]]`.
+        links: those that work, in the order of the file.
+    """
+
+    network: Fabric
+    alive: Bools
+    place: Ints
+    out: Ints
+    into: Ints
+    column: Ints
+    far: Hops
+    indptr: Ints
+    links: Ints
+
+    def choices(self, here: int, to: int) -> Ints:
+        """The links of the equal-cost group at a switch towards another, to which ports are linked."""
+        row, column = int(self.place[here]), int(self.column[to])
+        leaving: Ints = self.links[self.indptr[row] : self.indptr[row + 1]]
+        nearer = self.far[self.place[self.network.target[leaving]], column]
+        nearest: Ints = leaving[(nearer >= 0) & (nearer == self.far[row, column] - 1)]
+        return nearest
+
+
+def routes_of(network: Fabric, failed: Ints | None = None) -> Routes:
+    """Next hops of all shortest paths.
+
+    Args:
+        failed: links that do not work; a cable that fails is two of them.
+    """
+    alive = np.ones(network.source.size, np.bool_)
+    if failed is not None:
+        alive[failed] = False
+    is_switch = network.kind == SWITCH
+    place = np.where(is_switch, np.cumsum(is_switch) - 1, -1)
+    count = int(is_switch.sum())
+    used = np.flatnonzero(alive & between_switches(network))
+    used = used[np.argsort(place[network.source[used]], kind="stable")]
+    begin, end = place[network.source[used]], place[network.target[used]]
+    leaves = np.unique(network.target[(network.kind[network.source] == NIC) & is_switch[network.target]])
+    column = np.full(network.num_nodes, -1, np.int64)
+    column[leaves] = np.arange(leaves.size)
+    out = np.full(network.num_nodes, NO_LINK, np.int64)
+    into = np.full(network.num_nodes, NO_LINK, np.int64)
+    cables = np.flatnonzero(alive & (network.kind[network.source] == NIC))
+    out[network.source[cables]] = cables
+    cables = np.flatnonzero(alive & (network.kind[network.target] == NIC))
+    into[network.target[cables]] = cables
+    far = _hops(begin, end, count, place[leaves])
+    indptr = np.searchsorted(begin, np.arange(count + 1)).astype(np.int64)
+    return Routes(network, alive, place, out, into, column, far, indptr, used)
+
+
+def _hops(begin: Ints, end: Ints, count: int, to: Ints) -> Hops:
+    """[S, D] links on a shortest path from each switch to each destination, -1 where none leads there.
+
+    Args:
+        to: [D] destinations.
+    """
+    from scipy.sparse import csr_matrix  # only here: every command that knows the edits loads this module
+
+    joined = csr_matrix((np.ones(begin.size, np.float32), (begin, end)), shape=(count, count))
+    far = np.full((count, to.size), -1, np.int16)
+    far[to, np.arange(to.size)] = 0
+    edge = far == 0
+    hops = 0
+    while edge.any():  # breadth first, for all destinations at once
+        hops += 1
+        edge = (joined @ edge.astype(np.float32) > 0) & (far < 0)
+        far[edge] = hops
+    return far
+
+
+@compiled
+def _group_sizes(
+    here: Any, column: Any, place: Any, target: Any, far: Any, indptr: Any, links: Any, number: Any
+) -> None:
+    for flow in range(here.size):
+        at, to = place[here[flow]], column[flow]
+        for cable in range(indptr[at], indptr[at + 1]):
+            nearer = far[place[target[links[cable]]], to]
+            if nearer >= 0 and nearer == far[at, to] - 1:
+                number[flow] += 1
+
+
+@compiled
+def _members(
+    here: Any,
+    column: Any,
+    place: Any,
+    target: Any,
+    far: Any,
+    indptr: Any,
+    links: Any,
+    chosen: Any,
+    found: Any,
+) -> None:
+    # The link of each flow is the one with number `chosen` in its equal-cost group.
+    for flow in range(here.size):
+        at, to = place[here[flow]], column[flow]
+        left = chosen[flow]
+        for cable in range(indptr[at], indptr[at + 1]):
+            nearer = far[place[target[links[cable]]], to]
+            if nearer >= 0 and nearer == far[at, to] - 1:
+                if left == 0:
+                    found[flow] = links[cable]
+                    break
+                left -= 1
+
+
+def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
+    """[F, H] links that each flow takes from port to port; -1 behind the last.
+
+    Args:
+        begin, end: [F] nodes of ports.
+
+    Raises:
+        Unanswerable: no path leads from a port to another; they are named.
+    """
+    network = routes.network
+    names = network.names
+    tables = (routes.place, network.target, routes.far, routes.indptr, routes.links)
+    first, last = routes.out[begin], routes.into[end]
+    for link, ports in ((first, begin), (last, end)):
+        if (link == NO_LINK).any():
+            raise Unanswerable(f"{names[ports[np.argmin(link)]]} has no cable that works")
+    here, to = network.target[first], network.source[last]
+    direct = here == end  # two hosts without a switch
+    columns = [first]
+    for _ in range(MAX_HOPS):
+        going = np.flatnonzero((here != to) & ~direct)
+        if not going.size:
+            break
+        number, link = np.zeros(going.size, np.int64), np.full(going.size, NO_LINK)
+        column_of = routes.column[to[going]]
+        _group_sizes(here[going], column_of, *tables, number)
+        if (number == 0).any():
+            lost = going[np.argmin(number)]
+            raise Unanswerable(f"no path leads from {names[begin[lost]]} to {names[end[lost]]}")
+        _members(here[going], column_of, *tables, choose(going, here[going], number), link)
+        column = np.full(begin.size, NO_LINK, np.int64)
+        column[going] = link
+        columns.append(column)
+        here = here.copy()
+        here[going] = network.target[link]
+    taken = np.stack([*columns, np.where(direct, NO_LINK, last)], axis=1)
+    behind: Ints = np.take_along_axis(taken, np.argsort(taken == NO_LINK, axis=1, kind="stable"), axis=1)
+    return behind
+
+
+def hashed(keys: Ints, seed: int = 0) -> Choice:
+    """A choice by a hash of what identifies a flow, another at each switch: what routers do.
+
+    The hash mixes key, switch and seed (splitmix64: Steele, Lea and Flood, OOPSLA 2014); that of a real
+    router is not known, so a prediction is over many seeds.
+
+    Args:
+        keys: [F] what identifies each flow, as its ports and addresses do.
+    """
+
+    def choose(flows: Ints, switches: Ints, number: Ints) -> Ints:
+        with np.errstate(over="ignore"):
+            mixed = keys[flows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= _mixed(switches.astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(0x1000193))
+            mixed = _mixed(mixed)
+        return (mixed % number.astype(np.uint64)).astype(np.int64)
+
+    return choose
+
+
+def _mixed(value: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

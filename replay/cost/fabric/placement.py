@@ -21,7 +21,6 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.members import members_of
-from dpro.replay.cost.algorithms import RING, cost
 from dpro.replay.cost.fabric.connections import hashed_loads, known_paths
 from dpro.replay.cost.fabric.flows import (
     MESSAGES,
@@ -34,8 +33,8 @@ from dpro.replay.cost.fabric.flows import (
     Load,
     flows_of,
 )
-from dpro.replay.cost.fabric.network import NIC, Fabric, fabric_of
-from dpro.replay.cost.fabric.routes import Routes, routes_of
+from dpro.replay.cost.fabric.network import NIC, Fabric, Routes, fabric_of, routes_of
+from dpro.replay.cost.transfers import RING, cost
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.schema import COLLECTIVES, SENDS, WORKERS
 from dpro.store import Run
@@ -100,8 +99,8 @@ def fabric_of_run(run: Run | None) -> Fabric:
 def host_named(fabric: Fabric, name: str) -> int | None:
     """The host that a run calls by a name, with or without its domain; None where the fabric lacks it."""
     short = name.partition(".")[0]
-    for host, known in enumerate(fabric.hosts):
-        if name == known or short == known.partition(".")[0]:
+    for host, listed in enumerate(fabric.hosts):
+        if name == listed or short == listed.partition(".")[0]:
             return host
     return None
 
@@ -145,8 +144,8 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     _, of = np.unique(meeting, return_inverse=True)
     first = np.flatnonzero(np.diff(of, prepend=-1))
     split = np.split(nodes.rank[transfers], first[1:]) if transfers.size else []
-    ranks = [tuple(each.tolist()) for each in split]
-    members = tuple(tuple(gpus[rank] for rank in each) for each in ranks)
+    ranks = [tuple(met_ranks.tolist()) for met_ranks in split]
+    members = tuple(tuple(gpus[rank] for rank in met_ranks) for met_ranks in ranks)
     messages = nodes.message[transfers[first]].tolist() if transfers.size else []
     ops = tuple(graph.messages[message].op for message in messages)
     num_bytes = np.zeros(len(ops))
@@ -351,7 +350,7 @@ def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> Plac
     workers = run.table(WORKERS).select("host", "pid", "rank")
     rank_of = {(_short(host), pid): rank for host, pid, rank in workers.iter_rows() if host and pid}
     texts = run.table(COLLECTIVES, ["group_ranks"])["group_ranks"].unique()
-    groups_of_run = [members_of(each) for each in texts.sort() if each]
+    groups_of_run = [members_of(text) for text in texts.sort() if text]
     groups: dict[Ranks, list[GroupChannels]] = {}
     unknown = incomplete = 0
     for communicator in communicators:
@@ -368,7 +367,7 @@ def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> Plac
             unknown += 1
             continue
         groups.setdefault(tuple(sorted(members)), []).append(_of_ranks(communicator, members))
-    agreed = [found[0] for found in groups.values() if all(other == found[0] for other in found)]
+    agreed = [logged[0] for logged in groups.values() if all(other == logged[0] for other in logged)]
     right = [group for group in agreed if not group.wrong()]
     return PlacedGroups(right, unknown, incomplete + len(agreed) - len(right), len(groups) - len(agreed))
 
@@ -392,13 +391,13 @@ def _members(
     return fits.pop() if len(fits) == 1 else None
 
 
-def _of_ranks(each: LoggedCommunicator, members: Ranks) -> GroupChannels:
+def _of_ranks(communicator: LoggedCommunicator, members: Ranks) -> GroupChannels:
     """The channels of a communicator by the ranks of the job."""
     ranks = sorted(members)
     member_of = {rank: member for member, rank in enumerate(members)}
     trees = [
         [members[tree[member_of[rank]]] if tree[member_of[rank]] >= 0 else -1 for rank in ranks]
-        for tree in each.trees
-        if all(-1 <= up < each.size for up in tree)
+        for tree in communicator.trees
+        if all(-1 <= up < communicator.size for up in tree)
     ]
-    return GroupChannels(ranks, [[members[at] for at in ring] for ring in each.rings], trees)
+    return GroupChannels(ranks, [[members[place] for place in ring] for ring in communicator.rings], trees)

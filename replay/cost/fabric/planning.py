@@ -21,7 +21,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.connections import connections_of
 from dpro.replay.cost.fabric.flows import Flows, inside
-from dpro.replay.cost.fabric.routes import NO_LINK, Choice, Routes
+from dpro.replay.cost.fabric.network import NO_LINK, Choice, Routes
 
 PART = 48  # bit of a key from which on it says which part of a flow it is
 MAX_TRIED = 256  # paths of a flow that are compared
@@ -168,22 +168,22 @@ def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]
 
     for edge in crossing:
         begin, end = leaves[edge]
-        mine, its = free(0, begin), free(1, end)
-        if mine != its:
+        ours, its = free(0, begin), free(1, end)
+        if ours != its:
             # The chain of both colours from the receiving leaf swaps them: `mine` is then free there.
-            chain, side, leaf, colour = [], 1, end, mine
+            chain, side, leaf, colour = [], 1, end, ours
             while (side, leaf, colour) in edge_of:
                 other = edge_of[side, leaf, colour]
                 chain.append(other)
                 side = 1 - side
                 leaf = leaves[other][side]
-                colour = its if colour == mine else mine
+                colour = its if colour == ours else ours
             for other in chain:
                 for end_side, place in enumerate(leaves[other]):
                     edge_of.pop((end_side, place, colour_of[other]), None)
             for other in chain:
-                paint(other, its if colour_of[other] == mine else mine)
-        paint(edge, mine)
+                paint(other, its if colour_of[other] == ours else ours)
+        paint(edge, ours)
     return Plan(tuple(_over(routes, leaves[flow], colour_of.get(flow, 0)) for flow in range(len(leaves))))
 
 
@@ -223,23 +223,23 @@ def _greedy(
 def _ways(routes: Routes, here: int, to: int) -> _Ways:
     """Shortest paths between two switches, by the switches that they lead over."""
     target = routes.network.target
-    found: list[list[tuple[int, list[int], list[int]]]] = []
+    ways: list[list[tuple[int, list[int], list[int]]]] = []
     left: list[tuple[int, list[tuple[int, list[int], list[int]]]]] = [(here, [])]
-    while left and len(found) < MAX_TRIED:
+    while left and len(ways) < MAX_TRIED:
         switch, way = left.pop()
         if switch == to:
-            found.append(way)
+            ways.append(way)
             continue
         group = routes.choices(switch, to).tolist()
         for after in dict.fromkeys(int(target[link]) for link in group):
             beside = [place for place, link in enumerate(group) if target[link] == after]
             left.append((after, [*way, (switch, [group[place] for place in beside], beside)]))
-    if not found:
+    if not ways:
         names = routes.network.names
         raise Unanswerable(f"no path leads from {names[here]} to {names[to]}")
-    most = max(len(links) for way in found for _, links, _ in way)
-    links, places = np.full((2, len(found), len(found[0]), most), NO_LINK)
-    for at, way in enumerate(found):
+    most = max(len(links) for way in ways for _, links, _ in way)
+    links, places = np.full((2, len(ways), len(ways[0]), most), NO_LINK)
+    for number, way in enumerate(ways):
         for hop, (_, cables, numbers) in enumerate(way):
-            links[at, hop, : len(cables)], places[at, hop, : len(cables)] = cables, numbers
-    return _Ways([[switch for switch, *_ in way] for way in found], links, places)
+            links[number, hop, : len(cables)], places[number, hop, : len(cables)] = cables, numbers
+    return _Ways([[switch for switch, *_ in way] for way in ways], links, places)

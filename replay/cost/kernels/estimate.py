@@ -186,7 +186,7 @@ def _scaled(
         here = _by_tables(operations, kind, dtype, device, sources, software[0])
         there = list(_by_tables(given.operations, kind, ran, given.device, sources, software[1]))
         for one in here:
-            other = np.fmax(np.full(operations.height, np.nan), _first([each.us for each in there]))
+            other = np.fmax(np.full(operations.height, np.nan), _first([answer.us for answer in there]))
             yield _half(one, other, given.us, half_bands(kind, dtype, "tables"))
     if given.device in sources.sheets and ran in sources.sheets[given.device].tflops:
         other = _by_formula(given.operations, kind, ran, given.device, sources)
@@ -237,11 +237,11 @@ def _by_tables(
 ) -> Iterator[_Answer]:
     """What tables of the device have, then what was learned from them; of one software, if it is named."""
 
-    def fits(each: DeviceTable | LearnedTrees) -> bool:
-        place = (each.kind, each.dtype, each.device) == (kind, dtype, device)
-        return place and software in ("", each.software)
+    def fits(measured: DeviceTable | LearnedTrees) -> bool:
+        place = (measured.kind, measured.dtype, measured.device) == (kind, dtype, device)
+        return place and software in ("", measured.software)
 
-    learned = {each.software: each for each in sources.learned if fits(each)}
+    learned = {trees.software: trees for trees in sources.learned if fits(trees)}
     for table in filter(fits, sources.tables):
         known = learned.get(table.software)
         yield _Answer(_looked_up(table, operations), known.bands if known else UNKNOWN_BANDS, 0.0, "table")

@@ -178,8 +178,8 @@ def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: flo
 
     def residuals(numbers: Floats) -> Floats:
         predicted = [
-            np.log(formula_us(numbers, size, each.gpu, each.dtype)) - log
-            for each, size, log in zip(drawn, sizes, logs)
+            np.log(formula_us(numbers, size, sample.gpu, sample.dtype)) - log
+            for sample, size, log in zip(drawn, sizes, logs)
         ]
         return np.concatenate([*predicted, weight * (numbers - start.numbers) / start.widths])
 

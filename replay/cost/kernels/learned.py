@@ -95,33 +95,33 @@ def learn(table: DeviceTable, start: DeviceFit = ASSUMED) -> LearnedTrees:
     return LearnedTrees(**{**known.__dict__, "bands": bands})
 
 
-def predicted_us(known: LearnedTrees, operations: pl.DataFrame) -> Floats:
+def predicted_us(trees: LearnedTrees, operations: pl.DataFrame) -> Floats:
     """[N] microseconds.
 
     Args:
         operations: as `operations.COLUMNS` has them.
     """
-    gpu = GPUS[known.device]
-    predicted = formula_us(known.numbers.numbers, sizes_of(operations), gpu, known.dtype)
+    gpu = GPUS[trees.device]
+    predicted = formula_us(trees.numbers.numbers, sizes_of(operations), gpu, trees.dtype)
     if not predicted.size:
         return predicted
     columns = features(operations, gpu, predicted)
-    missed = np.where(_inside(known, columns), _evaluated(known.trees, columns), 0.0)
+    missed = np.where(_inside(trees, columns), _evaluated(trees.trees, columns), 0.0)
     return predicted * np.exp(missed)
 
 
-def covers(known: LearnedTrees, operations: pl.DataFrame) -> Bools:
+def covers(trees: LearnedTrees, operations: pl.DataFrame) -> Bools:
     """[N] whether an operation's sizes are within those of the table, or not far outside.
 
     Args:
         operations: as `operations.COLUMNS` has them.
     """
-    return _inside(known, features(operations, GPUS[known.device], np.ones(operations.height)))
+    return _inside(trees, features(operations, GPUS[trees.device], np.ones(operations.height)))
 
 
-def _inside(known: LearnedTrees, columns: Floats) -> Bools:
+def _inside(trees: LearnedTrees, columns: Floats) -> Bools:
     margin, sizes = np.log2(BEYOND), columns[:, :RANGED]
-    fits: Bools = ((sizes >= known.least - margin) & (sizes <= known.most + margin)).all(1)
+    fits: Bools = ((sizes >= trees.least - margin) & (sizes <= trees.most + margin)).all(1)
     return fits
 
 

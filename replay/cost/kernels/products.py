@@ -33,7 +33,7 @@ from dpro.replay.cost.kernels.formula import (
 from dpro.replay.cost.kernels.learned import KEPT_OUT, LearnedTrees, learn
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS
-from dpro.replay.cost.measured import read_measured
+from dpro.replay.cost.tables import read_measured
 from dpro.words import few
 
 # Products as a user has them measured; `device` is a key of `roofline.GPUS`.
@@ -132,12 +132,12 @@ def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:
     if products is None:
         return Sources()
     tables = list(_tables(products.filter(pl.col("device").is_in(devices))))
-    known: dict[Key, KnownCoefficients] = dict(shipped())
+    coefficients: dict[Key, KnownCoefficients] = dict(shipped())
     for device, dtype in dict.fromkeys((table.device, table.dtype) for table in tables):
         of_device = [table for table in tables if (table.device, table.dtype) == (device, dtype)]
-        if (numbers := _numbers(of_device, device, dtype, known)) is not None:
-            known["matmul", dtype, device] = numbers
-    return Sources(tables, list(_learned(tables)), known)
+        if (numbers := _numbers(of_device, device, dtype, coefficients)) is not None:
+            coefficients["matmul", dtype, device] = numbers
+    return Sources(tables, list(_learned(tables)), coefficients)
 
 
 def _tables(products: pl.DataFrame) -> Iterator[DeviceTable]:
@@ -192,18 +192,20 @@ WEIGHT = 0.1  # of what is assumed of a number, against one operation: 30 operat
 ENOUGH = 100  # operations, with which bands are those of their own misses
 
 
-def calibrated(known: KnownCoefficients, own: DeviceSample) -> KnownCoefficients:
+def calibrated(usual: KnownCoefficients, sample: DeviceSample) -> KnownCoefficients:
     """Fit the numbers of a device to a few operations, beginning at what is known.
 
     Raises:
         Unanswerable: there are too few.
     """
-    if own.us.size < MIN_OPERATIONS:
-        raise Unanswerable(f"{own.us.size} measured operations: {MIN_OPERATIONS} are needed to fit a device")
-    numbers = fit([own], known.fit, WEIGHT)
-    predicted = formula_us(numbers.numbers, sizes_of(own.operations), own.gpu, own.dtype)
-    missed = float(np.std(np.log(own.us / predicted)))
-    bands = bands_of(predicted, own.us) if own.us.size >= ENOUGH else known.bands
+    if sample.us.size < MIN_OPERATIONS:
+        raise Unanswerable(
+            f"{sample.us.size} measured operations: {MIN_OPERATIONS} are needed to fit a device"
+        )
+    numbers = fit([sample], usual.fit, WEIGHT)
+    predicted = formula_us(numbers.numbers, sizes_of(sample.operations), sample.gpu, sample.dtype)
+    missed = float(np.std(np.log(sample.us / predicted)))
+    bands = bands_of(predicted, sample.us) if sample.us.size >= ENOUGH else usual.bands
     # What is left of the device's bias is known as well as a mean of this many misses.
-    bias = min(known.bias or np.inf, missed) / np.sqrt(own.us.size)
-    return KnownCoefficients(numbers, bands, float(bias), known.largest)
+    bias = min(usual.bias or np.inf, missed) / np.sqrt(sample.us.size)
+    return KnownCoefficients(numbers, bands, float(bias), usual.largest)

@@ -20,12 +20,11 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.cost.algorithms import RING, cost
 from dpro.replay.cost.kernels.estimate import Sources
 from dpro.replay.cost.kernels.roofline import GpuModel, common_model, product_of, stored_as
 from dpro.replay.cost.machine import Machine, machine_of
 from dpro.replay.cost.memory import footprint_of
-from dpro.replay.cost.transfers import fit_costs
+from dpro.replay.cost.transfers import RING, cost, fit_costs
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
 from dpro.replay.layouts.layer import LayerTimes, LayerWork, layer_work, traffic
@@ -53,8 +52,7 @@ from dpro.replay.layouts.recorded.stack import (
     works_on_gpu,
 )
 from dpro.replay.layouts.step import MeasuredSent, TimedLayouts, optimizer_us, step_times
-from dpro.replay.mesh import Mesh
-from dpro.replay.run_mesh import groups_of, mesh_of_run
+from dpro.replay.mesh import Mesh, groups_of, mesh_of_run
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.timeline import step_times as replayed_steps
 from dpro.schema import COLLECTIVES, SPANS
@@ -202,13 +200,15 @@ def _own_degrees(run: Run, given: GivenJob) -> tuple[Mesh, dict[str, int]]:
     mesh = mesh_of_run(run)
     world = max(run.manifest.world_size, 1)
     said = {axis.name: axis.size for axis in mesh.axes if axis.name}
-    own = dict.fromkeys(AXES, 1) | said | {axis: given.layout[axis] for axis in AXES if axis in given.layout}
-    if own["dp"] * own["tp"] * own["pp"] * own["cp"] != world:
-        known = ", ".join(f"{axis}={size}" for axis, size in own.items() if size > 1) or "no axis"
+    degrees = (
+        dict.fromkeys(AXES, 1) | said | {axis: given.layout[axis] for axis in AXES if axis in given.layout}
+    )
+    if degrees["dp"] * degrees["tp"] * degrees["pp"] * degrees["cp"] != world:
+        shown = ", ".join(f"{axis}={size}" for axis, size in degrees.items() if size > 1) or "no axis"
         raise Unanswerable(
-            f"the layout of its {world} ranks is not known ({known}): `dpro plan` takes --layout dp={world}"
+            f"the layout of its {world} ranks is not known ({shown}): `dpro plan` takes --layout dp={world}"
         )
-    return mesh, own | {key: value for key, value in given.layout.items() if key not in AXES}
+    return mesh, degrees | {key: value for key, value in given.layout.items() if key not in AXES}
 
 
 def _zero(graph: Graph, stack: Stack) -> int:
@@ -220,14 +220,14 @@ def _zero(graph: Graph, stack: Stack) -> int:
 
 
 def _model(
-    run: Run, first: Stack, last: Stack, layers: int, own: Mapping[str, int], given: GivenJob, rank: int
+    run: Run, first: Stack, last: Stack, layers: int, degrees: Mapping[str, int], given: GivenJob, rank: int
 ) -> tuple[Model, int, bool]:
     """The model, sequences of a micro-batch, and whether the output layer is cut."""
     try:
         spans = run.table(SPANS, ["name", "shapes"]).filter(pl.col("name") == "aten::embedding")
         table = embedding_of(spans["shapes"].unique().to_list())
         shapes = shapes_of(
-            first.products, (*first.outside, *last.outside), table, layers, own["tp"], own["cp"]
+            first.products, (*first.outside, *last.outside), table, layers, degrees["tp"], degrees["cp"]
         )
     except Unanswerable:
         if given.model is None:
@@ -236,9 +236,9 @@ def _model(
             raise Unanswerable(
                 "how many sequences a micro-batch has is not known: give --layout micro_batch="
             ) from None
-        return given.model, given.layout["micro_batch"], own["tp"] > 1
+        return given.model, given.layout["micro_batch"], degrees["tp"] > 1
     model = given.model or shapes.model
-    return model, own.get("micro_batch", shapes.micro_batch), shapes.cut_head
+    return model, degrees.get("micro_batch", shapes.micro_batch), shapes.cut_head
 
 
 def _machine(
@@ -320,8 +320,8 @@ def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
     if job.on_gpu:
         said = layer_work(job.model, layouts, job.machine, job.software)
         ahead, back = (
-            _work(timed, _ratio(each.compute), _ratio(each.memory), is_host_bound(timed))
-            for timed, each in ((stack.forward, said.forward), (stack.backward, said.backward))
+            _work(timed, _ratio(counted.compute), _ratio(counted.memory), is_host_bound(timed))
+            for timed, counted in ((stack.forward, said.forward), (stack.backward, said.backward))
         )
         again = said.scores[np.arange(1, layouts.height)]
     else:
@@ -447,7 +447,7 @@ def with_own_links(
     curves = fit_costs(graph)
     moved = {kind: _moved(graph, *kind) for kind in curves}
     per_host = machine.per_host
-    for kind in sorted(moved, key=lambda each: (-moved[each][1], each)):
+    for kind in sorted(moved, key=lambda kind: (-moved[kind][1], kind)):
         ranks, total, typical, least = moved[kind]
         if not total or ranks < 2:
             continue
@@ -464,14 +464,14 @@ def with_own_links(
         latency = alpha * one_way / max(log2(ranks), 1) if shown else machine.inside_us
         step_us = alpha if shown else machine.outside_us
         if ranks > per_host:
-            own = replace(machine, outside_gbps=gbps * per_host, outside_us=step_us)
+            recorded = replace(machine, outside_gbps=gbps * per_host, outside_us=step_us)
         elif with_outside:
-            own = replace(
+            recorded = replace(
                 machine, inside_gbps=gbps, inside_us=latency, outside_gbps=gbps * per_host, outside_us=step_us
             )
         else:
-            own = replace(machine, inside_gbps=gbps, inside_us=latency)
-        return own, (f"links as {kind[0]} among {ranks} ranks show them: {gbps:.3g} GB/s",)
+            recorded = replace(machine, inside_gbps=gbps, inside_us=latency)
+        return recorded, (f"links as {kind[0]} among {ranks} ranks show them: {gbps:.3g} GB/s",)
     return machine, ("links by the data sheet: the run has no collectives of known size to show its own",)
 
 
@@ -684,7 +684,7 @@ def _lists(text: str) -> list[list[int]]:
         read = json.loads(_split(text)[1])
     except ValueError:
         return []
-    return [each for each in read if isinstance(each, list) and all(isinstance(n, int) for n in each)]
+    return [value for value in read if isinstance(value, list) and all(isinstance(n, int) for n in value)]
 
 
 def _attention(products: Sequence[str]) -> _Attended:
@@ -766,8 +766,8 @@ def own_layout(job: RecordedJob) -> pl.DataFrame:
 
 
 def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLayout]) -> pl.DataFrame:
-    own = {name: int(job.own[name][0]) for name in COLUMNS}
-    steps = [MeasuredLayout(own, job.step_ms), *measured]
+    recorded = {name: int(job.own[name][0]) for name in COLUMNS}
+    steps = [MeasuredLayout(recorded, job.step_ms), *measured]
     ranking = plan(job.model, rows, with_memory(job), job.software, steps, job.timed)
     return ranking if job.on_gpu else ranking.with_columns(mfu=pl.lit(None, pl.Float64))
 

@@ -113,7 +113,7 @@ def _seen(operator: Ints) -> Bools:
     return again
 
 
-def _called(graph: Graph, rank: int, at: Ints) -> pl.DataFrame:
+def _called(graph: Graph, rank: int, kernels: Ints) -> pl.DataFrame:
     """Of each piece of work `text` of its product (empty: none), `operator` (its number) and `backward`."""
     assert graph.run is not None
     columns = [
@@ -128,7 +128,8 @@ def _called(graph: Graph, rank: int, at: Ints) -> pl.DataFrame:
         "forward_thread",
     ]
     spans = graph.run.table(SPANS, columns).filter(pl.col("rank") == rank)
-    calls = pl.DataFrame({"row": np.arange(at.size), "span_id": graph.nodes.span[_launcher(graph, at)]})
+    launched_in = graph.nodes.span[_launcher(graph, kernels)]
+    calls = pl.DataFrame({"row": np.arange(kernels.size), "span_id": launched_in})
     calls = calls.join(spans.select("span_id", "tid", "start_ns"), on="span_id").sort("start_ns")
     operators = spans.filter(pl.col("kind") == "cpu_op")
     back = _inside(calls, operators.filter(pl.col("forward_thread") > 0))
@@ -136,7 +137,7 @@ def _called(graph: Graph, rank: int, at: Ints) -> pl.DataFrame:
     made = _inside(calls, _innermost(operators.filter(is_product)))
     named = made.select("row", "operator", text=pl.col("name") + pl.col("shapes"))
     rows = (
-        pl.DataFrame({"row": np.arange(at.size)})
+        pl.DataFrame({"row": np.arange(kernels.size)})
         .join(named, on="row", how="left", maintain_order="left")
         .with_columns(
             pl.col("text").fill_null(""),
@@ -144,25 +145,25 @@ def _called(graph: Graph, rank: int, at: Ints) -> pl.DataFrame:
             backward=pl.col("row").is_in(back["row"].implode()),
         )
     )
-    return _by_kernels(graph, at, rows) if works_on_gpu(graph) else rows
+    return _by_kernels(graph, kernels, rows) if works_on_gpu(graph) else rows
 
 
-def _by_kernels(graph: Graph, at: Ints, rows: pl.DataFrame) -> pl.DataFrame:
+def _by_kernels(graph: Graph, kernels: Ints, rows: pl.DataFrame) -> pl.DataFrame:
     """Of a GPU's work only kernels that multiply are of a product, also where no operator launched them."""
     multiplies = np.array([classify(name).kind in PRODUCT_KERNELS for name in graph.names], np.bool_)
-    names = pl.Series(graph.names, dtype=pl.String).gather(graph.nodes.name[at])
-    is_product = pl.Series(multiplies[graph.nodes.name[at]])
+    names = pl.Series(graph.names, dtype=pl.String).gather(graph.nodes.name[kernels])
+    is_product = pl.Series(multiplies[graph.nodes.name[kernels]])
     named = pl.when(pl.col("text") == "").then(names).otherwise(pl.col("text"))
     return rows.with_columns(text=pl.when(is_product).then(named).otherwise(pl.lit("")))
 
 
-def _launcher(graph: Graph, at: Ints) -> Ints:
+def _launcher(graph: Graph, kernels: Ints) -> Ints:
     """[N] the node that launched each, or itself."""
     edges = graph.edges
     source = np.arange(graph.num_nodes)
     launch = edges.kind == EdgeKind.LAUNCH
     source[edges.target[launch]] = edges.source[launch]
-    launcher: Ints = source[at]
+    launcher: Ints = source[kernels]
     return launcher
 
 
@@ -281,7 +282,7 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     sent = _sent(timeline, rank)
     layers = ahead // count
     times = [_times([(part, ways[way]) for part, ways in whole], sent) for way in (0, 1)]
-    heads = [each for part, ways in whole for each in _heads(part, ways, times[0], layers, sent)]
+    heads = [head for part, ways in whole for head in _heads(part, ways, times[0], layers, sent)]
     outside = _outside(whole[0][0], whole[0][1][0], patterns[0].size)
     return Stack(
         layers,
@@ -368,13 +369,13 @@ def _time(part: WorkSequence, begin: int, end: int, sent: tuple[Ints, Floats]) -
 def _times(passes: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
     """The typical layer of a pass: of those that another follows, else until the other pass begins."""
     times = [
-        _time(part, int(each.begins[layer]), int(each.begins[layer + 1]), sent)
-        for part, each in passes
-        for layer in np.flatnonzero(each.follows).tolist()
+        _time(part, int(layered.begins[layer]), int(layered.begins[layer + 1]), sent)
+        for part, layered in passes
+        for layer in np.flatnonzero(layered.follows).tolist()
     ]
     if not times:
-        for part, each in passes:
-            for begin in each.begins.tolist():
+        for part, layered in passes:
+            for begin in layered.begins.tolist():
                 turn = np.flatnonzero(part.backward[begin:] != part.backward[begin])
                 end = begin + int(turn[0]) if turn.size else part.ns.size
                 times.append(_time(part, begin, end, sent))
@@ -495,7 +496,7 @@ def _best(tokens: Ints, weight: Floats) -> tuple[int, int, float]:
     if not best:
         return 0, 0, 0.0
     most = max(covered for covered, _, _ in best)
-    covered, period, begin = next(each for each in best if each[0] >= NEARLY * most)
+    covered, period, begin = next(candidate for candidate in best if candidate[0] >= NEARLY * most)
     return begin, period, covered
 
 

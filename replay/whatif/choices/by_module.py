@@ -19,12 +19,12 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
 from dpro.replay.cost.kernels.operations import matmuls
-from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, product_of, stored_as
+from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.choices.programs import assign
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
-from dpro.replay.whatif.graph_ops.scope import LANE, matmuls_of_kernels, spans_of
+from dpro.replay.whatif.graph_ops.scope import LANE, products_of_kernels, spans_of
 from dpro.schema import SENSITIVITIES
 from dpro.store import Run
 
@@ -122,26 +122,20 @@ def usable_rows(table: pl.DataFrame) -> pl.DataFrame:
 def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFrame:
     """`node`, `module`, `dtype`, `us`, `batch`, `m`, `n`, `k` of products of modules, also backward."""
     assert graph.run is not None
-    operators = matmuls_of_kernels(graph, kernels)
-    shapes = operators.select("name", "shapes").unique().rows()
-    found = [(*each, *size) for each in shapes if (size := product_of(*each)) is not None]
-    schema = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(SIZES, pl.Float64)
-    sizes = pl.DataFrame(found, schema=schema, orient="row")
     spans = spans_of(graph.run)
-    placed = _within(operators, _ranges(spans, modules), spans)
+    placed = _within(products_of_kernels(graph, kernels), _ranges(spans, modules), spans)
     dtypes = [stored_as(graph.names[code]) for code in graph.nodes.name[placed["node"].to_numpy()]]
     us = np.maximum(graph.nodes.duration[placed["node"].to_numpy()], 1) / 1e3
-    known = (
+    products = (
         placed.with_columns(dtype=pl.Series(dtypes, dtype=pl.String), us=pl.Series(us))
-        .join(sizes, on=["name", "shapes"])
         .filter(pl.col("dtype") != "")
         .sort("us")
         .unique(["rank", "span_id"], keep="last")  # of the kernels of an operator the longest is the product
         .sort("node")
     )
-    if known.is_empty():
+    if products.is_empty():
         raise Unanswerable("no product of a module that was measured has shapes: record --modules --shapes")
-    return known.select("node", "module", "dtype", "us", *SIZES)
+    return products.select("node", "module", "dtype", "us", *SIZES)
 
 
 def _ranges(spans: pl.DataFrame, modules: Sequence[str]) -> pl.DataFrame:

@@ -1,7 +1,7 @@
 """Another network, or another algorithm for collectives: ring, tree, halving, or hosts first.
 
 Each transfer is scaled by what the other algorithm takes for its bytes over what the one that ran does, as
-`dpro.replay.cost.algorithms` has it, in a graph whose transfers show what messages and bytes
+`dpro.replay.cost.transfers` has it, in a graph whose transfers show what messages and bytes
 cost.
 """
 
@@ -16,13 +16,20 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.cost.algorithms import FLAT, HALVING, RING, LinkModel, cost, link_of, time_ns, two_level_ns
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.cost.transfers import (
+    FLAT,
+    HALVING,
+    RING,
     CollectiveKind,
+    LinkModel,
+    cost,
     fit_costs,
+    link_of,
     messages_by_kind,
     ratio_by_table,
+    time_ns,
+    two_level_ns,
     unknown_latencies,
     why_no_cost,
 )

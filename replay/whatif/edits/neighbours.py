@@ -17,7 +17,15 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.cost.fabric.connections import quantile
 from dpro.replay.cost.fabric.flows import NOT_RECORDED, Flows, Load, flows_of, sprayed
-from dpro.replay.cost.fabric.network import Fabric, between_switches, fabric_of
+from dpro.replay.cost.fabric.network import (
+    NO_LINK,
+    Fabric,
+    Routes,
+    between_switches,
+    fabric_of,
+    paths,
+    routes_of,
+)
 from dpro.replay.cost.fabric.placement import (
     Communications,
     Placed,
@@ -26,7 +34,6 @@ from dpro.replay.cost.fabric.placement import (
     host_named,
     placed,
 )
-from dpro.replay.cost.fabric.routes import NO_LINK, Routes, paths, routes_of
 from dpro.replay.graph import Graph, once
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit

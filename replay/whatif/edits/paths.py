@@ -20,10 +20,9 @@ from dpro.arrays import Ints
 from dpro.errors import InputError, Unanswerable, UsageError
 from dpro.replay.cost.fabric.connections import hashed_loads, quantile
 from dpro.replay.cost.fabric.flows import Flows, Load, loaded, sprayed
-from dpro.replay.cost.fabric.network import GPU, HUB, NIC, Fabric, between_switches
+from dpro.replay.cost.fabric.network import GPU, HUB, NIC, Fabric, Routes, between_switches, routes_of
 from dpro.replay.cost.fabric.placement import Placed, placed
 from dpro.replay.cost.fabric.planning import evenly_split, planned_connections
-from dpro.replay.cost.fabric.routes import Routes, routes_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts

@@ -18,19 +18,22 @@ from numpy.typing import NDArray
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.limits import MAX_RANKS
-from dpro.replay.cost.algorithms import FLAT, RING, cost, link_of, time_ns
 from dpro.replay.cost.transfers import (
+    FLAT,
+    RING,
+    cost,
     fit_costs,
+    link_of,
     messages_by_kind,
     ratio_by_table,
+    time_ns,
     unknown_latencies,
     why_no_cost,
 )
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, Message, NodeKind, is_of, once
 from dpro.replay.kept import kept
-from dpro.replay.mesh import BY
+from dpro.replay.mesh import BY, axes_of_messages
 from dpro.replay.peers import ON_GPU, phase_work
-from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
 from dpro.replay.whatif.facts import RunFacts

@@ -35,8 +35,7 @@ from dpro.replay.graph import (
     once,
 )
 from dpro.replay.kept import kept
-from dpro.replay.mesh import BY
-from dpro.replay.run_mesh import axes_of_messages
+from dpro.replay.mesh import BY, axes_of_messages
 from dpro.replay.timeline import AFTER_STEPS
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.replicas import REPLICAS

@@ -19,7 +19,7 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.construction.cpu_threads import merge_intervals
-from dpro.replay.cost.kernels.roofline import MATMULS
+from dpro.replay.cost.kernels.roofline import MATMULS, product_of
 from dpro.replay.cost.memory import MODULE
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.kept import kept
@@ -438,6 +438,15 @@ def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
     columns = (graph.nodes.kind, graph.nodes.rank, graph.nodes.span, _run_of(graph))
     found = kept(graph, "matmuls-of-kernels", columns, lambda: _matmuls_of_kernels(graph))
     return found.filter(kernels[found["node"].to_numpy()])
+
+
+def products_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
+    """`matmuls_of_kernels` that have shapes, with `batch`, `m`, `n`, `k`."""
+    operators = matmuls_of_kernels(graph, kernels)
+    shapes = operators.select("name", "shapes").unique().rows()
+    rows = [(*shape, *size) for shape in shapes if (size := product_of(*shape)) is not None]
+    sizes = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(("batch", "m", "n", "k"), pl.Float64)
+    return operators.join(pl.DataFrame(rows, schema=sizes, orient="row"), on=["name", "shapes"])
 
 
 def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:

@@ -16,8 +16,7 @@ from dpro.arrays import Bools
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.members import members_of
 from dpro.replay.graph import Graph, NodeKind, once
-from dpro.replay.mesh import AXES, BY
-from dpro.replay.run_mesh import axes_of_messages
+from dpro.replay.mesh import AXES, BY, axes_of_messages
 from dpro.replay.whatif.grammar import check, key, nearest, text_of
 from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import COLLECTIVES, WORKERS

@@ -18,9 +18,8 @@ from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.connections import Meeting, known_paths, meetings, quantile
 from dpro.replay.cost.fabric.fairness import ends_of, moved_by
 from dpro.replay.cost.fabric.flows import Load, crossed, repeated, sprayed
-from dpro.replay.cost.fabric.network import between_switches
+from dpro.replay.cost.fabric.network import between_switches, hashed
 from dpro.replay.cost.fabric.placement import Communications, Placed
-from dpro.replay.cost.fabric.routes import hashed
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.shared_links import moving_shares

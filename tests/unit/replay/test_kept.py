@@ -18,8 +18,8 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.gradients.buckets import gradient_passes
 from dpro.replay.graph import Graph
 from dpro.replay.kept import kept
+from dpro.replay.mesh import axes_of_messages
 from dpro.replay.peers import phase_work
-from dpro.replay.run_mesh import axes_of_messages
 from dpro.replay.whatif.graph_ops.scope import optimizing, rows_of
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit

@@ -1,6 +1,6 @@
 from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.run_mesh import axes_of_messages, description_of
+from dpro.replay.mesh import axes_of_messages, description_of
 from tests.jobs import ROOT
 
 

@@ -19,13 +19,13 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.kernels.estimate import Sources
 from dpro.replay.cost.kernels.products import PRODUCTS, sources_of
 from dpro.replay.cost.kernels.recorded import SCHEMA, on_another_device, summed
-from dpro.replay.cost.kernels.roofline import GPUS, common_model, model_named, product_of, stored_as
+from dpro.replay.cost.kernels.roofline import GPUS, common_model, model_named, stored_as
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.gpu.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key, nearest
-from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
+from dpro.replay.whatif.graph_ops.scope import products_of_kernels
 from dpro.schema import WORKERS
 from dpro.selection import parse_ranges
 
@@ -207,7 +207,7 @@ def _devices_of(graph: Graph) -> dict[int, str]:
 
 
 def products_of(graph: Graph) -> pl.DataFrame:
-    """What matrix products took in a run, as `devices.sources.PRODUCTS` has them.
+    """What matrix products took in a run, as `PRODUCTS` has them.
 
     Raises:
         Unanswerable: its GPUs are not known, or it has no products with shapes.
@@ -240,7 +240,7 @@ def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
             "us": np.maximum(graph.nodes.duration[nodes], 1) / 1e3,
         }
     )
-    sizes = _products(graph, kernels).join(frame.select("node", "dtype", "us"), on="node")
+    sizes = products_of_kernels(graph, kernels).join(frame.select("node", "dtype", "us"), on="node")
     longest = sizes.filter(pl.col("dtype") != "").sort("us").unique(["rank", "span_id"], keep="last")
     joined = frame.join(longest.select("node", "batch", "m", "n", "k"), on="node", how="left").sort("node")
     product = pl.col("m").is_not_null() & (pl.col("kind") == "computes")
@@ -249,12 +249,3 @@ def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
         **{name: pl.when(product).then(name).otherwise(0.0) for name in ("batch", "m", "n", "k")},
     )
     return nodes, shaped.select(list(SCHEMA)).cast(SCHEMA)  # type: ignore[arg-type]
-
-
-def _products(graph: Graph, kernels: Bools) -> pl.DataFrame:
-    """`node`, `rank`, `span_id` of the operator, `batch`, `m`, `n`, `k` of kernels that products launched."""
-    operators = matmuls_of_kernels(graph, kernels)
-    shapes = operators.select("name", "shapes").unique().rows()
-    rows = [(*shape, *size) for shape in shapes if (size := product_of(*shape)) is not None]
-    sizes = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(("batch", "m", "n", "k"), pl.Float64)
-    return operators.join(pl.DataFrame(rows, schema=sizes, orient="row"), on=["name", "shapes"])

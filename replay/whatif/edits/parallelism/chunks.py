@@ -22,7 +22,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.estimate import estimate
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.recorded import SHORT_US
-from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, product_of, stored_as
+from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.cost.transfers import fit_costs, why_no_cost
 from dpro.replay.fidelity.overlap import overlap_of
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, GraphError, NodeKind, once
@@ -30,7 +30,7 @@ from dpro.replay.kept import kept
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
+from dpro.replay.whatif.graph_ops.scope import products_of_kernels
 from dpro.units import NS_PER_US
 
 # Where collectives stand in the order of their ranks' work: behind what, and before what waits for them.
@@ -601,21 +601,19 @@ def _by_shapes(graph: Graph, work: Bools, chunks: int) -> pl.DataFrame:
     kernels = work & (graph.nodes.kind == NodeKind.KERNEL)
     if not device or not kernels.any():
         return nothing
-    parts = []
-    for node, name, shapes in matmuls_of_kernels(graph, kernels).select("node", "name", "shapes").iter_rows():
-        size, dtype = product_of(name, shapes), stored_as(graph.names[graph.nodes.name[node]])
-        if size is not None and dtype in BYTES and dtype in GPUS[device].tflops:
-            parts.append((node, dtype, *size))
-    rows = pl.DataFrame(parts, ["node", "dtype", "batch", "m", "n", "k"], orient="row") if parts else nothing
-    found = [nothing]
-    for (stored,), same in rows.partition_by("dtype", as_dict=True).items() if parts else ():
+    products = products_of_kernels(graph, kernels)
+    dtypes = [stored_as(graph.names[code]) for code in graph.nodes.name[products["node"].to_numpy()]]
+    rows = products.with_columns(dtype=pl.Series(dtypes, dtype=pl.String))
+    rows = rows.filter(pl.col("dtype").is_in([dtype for dtype in GPUS[device].tflops if dtype in BYTES]))
+    parts = [nothing]
+    for (stored,), same in rows.partition_by("dtype", as_dict=True).items():
         whole, cut = (
             estimate(matmuls(str(stored), same["m"] / by, same["n"], same["k"], same["batch"]), device)
             for by in (1, chunks)
         )
         ratio = same.select("node", part=cut["us"] / whole["us"]).drop_nulls()
-        found.append(ratio.cast({"node": pl.Int64, "part": pl.Float64}))
-    return pl.concat(found)
+        parts.append(ratio.cast({"node": pl.Int64, "part": pl.Float64}))
+    return pl.concat(parts)
 
 
 def _launch_ns(graph: Graph) -> float:

@@ -19,8 +19,7 @@ from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.cost.transfers import unknown_latencies
 from dpro.replay.gradients.buckets import gradient_passes
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.mesh import AXES
-from dpro.replay.run_mesh import axes_of_messages
+from dpro.replay.mesh import AXES, axes_of_messages
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.parallelism.chunks import (
     ChunkedEdit,

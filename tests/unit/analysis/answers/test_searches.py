@@ -10,7 +10,7 @@ import pytest
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers import whatif
-from dpro.replay.cost.network_tables import read_frame
+from dpro.replay.cost.tables import read_frame
 from dpro.replay.whatif import search
 from dpro.replay.whatif.predict import Prediction, Refusal
 from dpro.replay.whatif.registry import parse_edit

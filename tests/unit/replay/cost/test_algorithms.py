@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.cost.algorithms import FLAT, Cost, LinkModel, cost, link_of, time_ns, two_level_ns
 from dpro.replay.cost.curves import LinkCost
+from dpro.replay.cost.transfers import FLAT, Cost, LinkModel, cost, link_of, time_ns, two_level_ns
 
 ranks = st.integers(2, 300)
 

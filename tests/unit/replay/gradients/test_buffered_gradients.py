@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.gradients.buckets import gradient_passes
-from dpro.replay.gradients.buffers import Buffers, buffers_of, gradient_moments, turns_of
+from dpro.replay.gradients.buckets import Buffers, buffers_of, gradient_moments, gradient_passes, turns_of
 from dpro.replay.whatif.graph_ops.reductions.recorded import closing
 from dpro.schema import BUCKETS
 from tests.builders import TinyRun

@@ -10,8 +10,7 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.replay.cost.fabric.connections import crossings, hops_of
 from dpro.replay.cost.fabric.flows import flows_of
-from dpro.replay.cost.fabric.network import Fabric, fabric_of
-from dpro.replay.cost.fabric.routes import routes_of
+from dpro.replay.cost.fabric.network import Fabric, fabric_of, routes_of
 from dpro.topology.file import HostEntry, LinkEntry, SwitchEntry, TopologyFile
 from dpro.topology.kept import PathEntry
 

@@ -10,8 +10,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from dpro.errors import Unanswerable
-from dpro.replay.cost.fabric.network import Fabric, fabric_of
-from dpro.replay.cost.fabric.routes import hashed, paths, routes_of
+from dpro.replay.cost.fabric.network import Fabric, fabric_of, hashed, paths, routes_of
 from dpro.topology.fabrics import FabricSize, fat_tree
 from dpro.topology.file import HostEntry, LinkEntry, TopologyFile
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.replay.cost.fabric.flows import flows_of, loaded, parents
-from dpro.replay.cost.fabric.network import fabric_of
-from dpro.replay.cost.fabric.routes import hashed, routes_of
+from dpro.replay.cost.fabric.network import fabric_of, hashed, routes_of
 from dpro.topology.fabrics import FabricSize, fat_tree
 
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.replay.cost.fabric.flows import flows_of
-from dpro.replay.cost.fabric.network import fabric_of
-from dpro.replay.cost.fabric.routes import routes_of
+from dpro.replay.cost.fabric.network import fabric_of, routes_of
 from dpro.replay.whatif.edits.neighbours import best_order, distances, exchanged, hosts_of, moved
 from dpro.topology.fabrics import FabricSize, fat_tree
 

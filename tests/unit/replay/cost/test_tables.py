@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import InputError, Unanswerable
-from dpro.replay.cost.network_tables import CurveGroup, link_of_device, network_table, read_frame
+from dpro.replay.cost.tables import CurveGroup, link_of_device, network_table, read_frame
 from dpro.replay.cost.transfers import estimate
 from tests.conftest import REPOSITORY
 

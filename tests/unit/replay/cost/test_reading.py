@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import InputError
-from dpro.replay.cost.measured import read_measured
+from dpro.replay.cost.tables import read_measured
 
 GOOD = pl.DataFrame({"op": ["a", "b"], "us": [1, 2], "more": [3.0, 4.0]})
 

@@ -1,8 +1,8 @@
-"""Tables of what communication takes, measured by whoever ran them: read, and made into curves.
+"""Tables that a user measured, in files: read, with what is wrong about one said in a line.
 
-In: Parquet or CSV files, one row per measurement. Out: a `NetworkTable`, one curve per operation, group and
-software, of what the library chose by itself. What to say where a table has no curve of its own is decided in
-`transfers.py`.
+Of what communication takes, the files have one row per measurement, and become a `NetworkTable`, one curve
+per operation, group and software, of what the library chose by itself. What to say where a table has no curve
+of its own is decided in `transfers.py`.
 
 Columns of a file, by the first name that it has:
 
@@ -22,18 +22,75 @@ Columns of a file, by the first name that it has:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dpro.errors import InputError
+from dpro.errors import InputError, first_line
+from dpro.limits import MAX_WHOLE_BYTES, read_small
+from dpro.panics import panics_as
 from dpro.replay.cost.curves import LinkCost, fit_curve, left_out, medians, scores
-from dpro.replay.cost.measured import read_measured
 from dpro.words import few
+
+
+def read_measured(path: Path, numbers: Collection[str], names: Collection[str]) -> pl.DataFrame:
+    """The columns of a file that are asked for, as far as it has them.
+
+    Args:
+        path: of the file, Parquet unless it ends in `.csv`.
+        numbers: columns that become floats; null where there is nothing.
+        names: columns that become text.
+
+    Raises:
+        InputError: it cannot be read, or a column holds something else; the message says which.
+    """
+    frame = _read(path)
+    return frame.select(
+        *(_numbers(frame[name], path) for name in numbers if name in frame.columns),
+        *(_names(frame[name], path) for name in names if name in frame.columns),
+    )
+
+
+def _read(path: Path) -> pl.DataFrame:
+    def unreadable(why: str) -> InputError:
+        return InputError(f"{path}: is no readable Parquet or CSV table ({why})")
+
+    content = BytesIO(read_small(path, MAX_WHOLE_BYTES))
+    try:
+        with panics_as(unreadable):
+            if path.suffix == ".csv":
+                return pl.read_csv(content, infer_schema_length=None)
+            return pl.read_parquet(content)
+    except pl.exceptions.PolarsError as error:
+        raise unreadable(first_line(error)) from error
+
+
+def _numbers(column: pl.Series, path: Path) -> pl.Series:
+    if column.dtype in (pl.String, pl.Categorical):
+        text = column.cast(pl.String)
+        numbers = text.str.strip_chars().cast(pl.Float64, strict=False)
+        wrong = text.filter(numbers.is_null() & (text.fill_null("") != ""))
+        if wrong.len():
+            raise InputError(f"{path}: column {column.name} holds {wrong[0][:40]!r}, which is no number")
+        return numbers
+    if not (column.dtype.is_numeric() or column.dtype == pl.Null):
+        raise InputError(f"{path}: column {column.name} holds no numbers but {column.dtype}")
+    return column.cast(pl.Float64)
+
+
+def _names(column: pl.Series, path: Path) -> pl.Series:
+    kind = column.dtype
+    if not (kind in (pl.String, pl.Categorical, pl.Enum, pl.Null) or kind.is_numeric()):
+        raise InputError(f"{path}: column {column.name} holds no names but {kind}")
+    return column.cast(pl.String)
+
+
+# What communication takes.
 
 FEW = 2.0  # times the scale, where too few sizes were measured to find out
 NVLINK = "nvlink"
@@ -128,7 +185,7 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     time = size / pl.col(BANDWIDTH) if BANDWIDTH in frame.columns else _first(frame, TIMES, name)
     ranks = _first(frame, RANKS, name)
     words = {word: pl.col(word) if word in frame.columns else pl.lit("") for word in WORDS}
-    device = next((pl.col(each) for each in DEVICES if each in frame.columns), pl.lit(""))
+    device = next((pl.col(column) for column in DEVICES if column in frame.columns), pl.lit(""))
     op = pl.col("op").str.to_lowercase().str.replace_all(r"[_\- ]", "")
     rows = frame.select(
         op=op.replace(OPS),
@@ -142,9 +199,9 @@ def _declared(frame: pl.DataFrame, name: str) -> pl.DataFrame:
         bytes=size,
         time_ns=time,
     ).filter(
-        *((pl.col(each) > 0) & pl.col(each).is_finite() for each in ("bytes", "time_ns")),
-        *((pl.col(each) >= 1) & pl.col(each).is_finite() for each in ("num_ranks", "hosts")),
-        *(pl.col(each) == pl.col(each).round() for each in ("num_ranks", "hosts")),
+        *((pl.col(column) > 0) & pl.col(column).is_finite() for column in ("bytes", "time_ns")),
+        *((pl.col(column) >= 1) & pl.col(column).is_finite() for column in ("num_ranks", "hosts")),
+        *(pl.col(column) == pl.col(column).round() for column in ("num_ranks", "hosts")),
     )
     if rows.is_empty():
         raise InputError(f"{name}: holds no row with bytes and time above 0, of a whole number of ranks")
