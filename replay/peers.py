@@ -114,7 +114,7 @@ def _calls(graph: Graph) -> pl.DataFrame:
     return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
 
 
-def teams(work: pl.DataFrame) -> list[list[int]]:
+def teams_by_work(work: pl.DataFrame) -> list[list[int]]:
     """Ranks that do the same work: between as many phases, and the same calls; a lone rank is a team.
 
     Args:
@@ -132,7 +132,7 @@ def peers_of(found: Iterable[Sequence[int]], rank: int) -> list[int]:
     """The other ranks of a rank's team; none of a rank that is in no team.
 
     Args:
-        found: as from `teams`.
+        found: as from `teams_by_work`.
     """
     return [peer for team in found if rank in team for peer in team if peer != rank]
 
@@ -141,7 +141,7 @@ def ranks_of_teams(found: Sequence[Sequence[int]], apart: Collection[int] = ()) 
     """All ranks in order: `rank`, its `team` by number, whether it `counts` as a peer, how many `others` do.
 
     Args:
-        found: as from `teams`.
+        found: as from `teams_by_work`.
         apart: ranks that do not count as peers.
     """
     numbers = np.repeat(np.arange(len(found)), [len(team) for team in found])
@@ -151,7 +151,7 @@ def ranks_of_teams(found: Sequence[Sequence[int]], apart: Collection[int] = ()) 
     return counted.with_columns(others=others)
 
 
-def median_of_others(group: Ints, value: NDArray[Any], counts: Bools, others: Ints) -> Floats:
+def peer_medians(group: Ints, value: NDArray[Any], counts: Bools, others: Ints) -> Floats:
     """[N] the median of the other values of each one's group: of all at once, without a list for each.
 
     Args:

@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.replay.condense import condense_both, with_ranks_of
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.peers import teams
+from dpro.replay.peers import teams_by_work
 from dpro.replay.timeline import (
     AFTER_STEPS,
     Stretch,
@@ -106,7 +106,7 @@ class Baseline:
     @cached_property
     def teams(self) -> list[list[int]]:
         """Ranks that do the same work."""
-        return teams(self.work)
+        return teams_by_work(self.work)
 
     @cached_property
     def decisive(self) -> Ints:

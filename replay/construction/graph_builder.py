@@ -23,7 +23,7 @@ from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collecti
 from dpro.replay.alignment.pretended import answers_of, one_after_the_other, without_answers
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
-from dpro.replay.construction.phases import calls_of, positions_in_steps
+from dpro.replay.construction.phases import call_order, positions_in_steps
 from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
@@ -128,7 +128,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         own_steps = steps_in(steps_of, rank, window)
         views.append(make_rank_view(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
         done()
-    positions = positions_in_steps(map(calls_of, views))
+    positions = positions_in_steps(map(call_order, views))
     rank_graphs: list[RankGraph] = []
     by_code = Names(names)
     for view in views:

@@ -39,7 +39,7 @@ class CallOrder:
     step: Ints
 
 
-def calls_of(view: RankView) -> CallOrder:
+def call_order(view: RankView) -> CallOrder:
     """Collectives the rank called inside the window."""
     ran = np.flatnonzero((view.instance >= 0) & (view.launch >= 0))
     called = view.start[view.launch[ran]]

@@ -37,7 +37,7 @@ from dpro.replay.construction.dependencies import (
     resolve,
 )
 from dpro.replay.construction.gpu_streams import BlockedCall, blocked_calls, event_links, streams_of
-from dpro.replay.construction.phases import Positions, calls_of, fill_phases, known_positions
+from dpro.replay.construction.phases import Positions, call_order, fill_phases, known_positions
 from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.engine import compiled, distinct
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
@@ -228,7 +228,7 @@ def write_nodes(
     blocks.append(_work(view, numbering, lanes))
     spans = (view.name, view.span_id, view.instance, view.payload, view.message)
     steps = (view.step_start, view.step_number, np.int64(view.steps_end))
-    calls = None if positions is None else known_positions(calls_of(view), positions)
+    calls = None if positions is None else known_positions(call_order(view), positions)
     nodes = into.nodes
     first = 0
     for block in blocks:

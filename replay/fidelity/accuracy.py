@@ -165,7 +165,7 @@ ADVICE = {
 }
 
 
-def in_words(score: float, figures: Sequence[Criterion]) -> str:
+def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
     """The grade, the score, what keeps it down, and what of it the run does not show.
 
     Args:
@@ -397,7 +397,7 @@ class Trust:
     @property
     def verdict(self) -> str:
         """How far to trust predictions, in a sentence."""
-        return in_words(self.score, self.figures)
+        return grade_sentence(self.score, self.figures)
 
     def _repr_html_(self) -> str:
         """The verdict, and the figures with their bars, for notebooks."""

@@ -28,7 +28,7 @@ from dpro.replay.construction.graph_builder import (
     steps_in,
 )
 from dpro.replay.construction.lags import LagFacts, Lags, facts_of, merged, pooled, started_work, with_lags
-from dpro.replay.construction.phases import CallOrder, Positions, calls_of, phases_at, positions_in_steps
+from dpro.replay.construction.phases import CallOrder, Positions, call_order, phases_at, positions_in_steps
 from dpro.replay.construction.rank_graph import RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.graph import GPU_KINDS, Edges, Graph, NodeKind, Nodes, assembled
@@ -165,7 +165,7 @@ def _put_together(
         for end in ("arrive", "transfer")
     )
     instance = np.concatenate([part.instance for part in parts])
-    return BareRank(graph, instance, arrive, transfer, tuple(map(calls_of, views)))
+    return BareRank(graph, instance, arrive, transfer, tuple(map(call_order, views)))
 
 
 def rank_file(folder: Path, rank: int) -> Path:

@@ -27,7 +27,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
 from dpro.detect.significance import MIN_STEPS
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS
-from dpro.replay.peers import ON_CPU, ON_GPU, teams
+from dpro.replay.peers import ON_CPU, ON_GPU, teams_by_work
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
 
@@ -69,7 +69,7 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     workloads = workloads_in_windows(run)
     found = [
         each
-        for team in teams(work)
+        for team in teams_by_work(work)
         if (each := _explained(own.filter(pl.col("rank").is_in(team)), workloads)) is not None
     ]
     if not found:

@@ -18,7 +18,7 @@ from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, describe_unev
 from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
-from dpro.detect.stragglers.own_time import MESSAGES, teams
+from dpro.detect.stragglers.own_time import MESSAGES, teams_by_calls
 from dpro.units import format_duration
 
 HISTORY = 240  # steps that the noise is estimated from
@@ -53,7 +53,7 @@ def find_late_ranks(
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     found: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
-    for ranks in teams(calls, own, stages):
+    for ranks in teams_by_calls(calls, own, stages):
         team = team_of(own, ranks)
         uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
         late = late_columns(team)

@@ -20,7 +20,7 @@ from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_STEPS, PERSISTENT, cl
 from dpro.detect.stragglers.causes import excess_by_cause
 from dpro.detect.stragglers.replayed import HealingGains, healing_gains, lateness
 from dpro.replay.graph import Graph
-from dpro.replay.peers import ON_CPU, peers_of, teams
+from dpro.replay.peers import ON_CPU, peers_of, teams_by_work
 from dpro.units import format_duration
 
 FAR = 1.5  # times the work of the slowest peer
@@ -76,7 +76,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
     Peers are ranks of one team and one pipeline stage.
     """
     stages = {rank: place.stage for rank, place in graph.places.items()}
-    numbered = {rank: number for number, team in enumerate(teams(work)) for rank in team}
+    numbered = {rank: number for number, team in enumerate(teams_by_work(work)) for rank in team}
     sort = [
         pl.col("rank").replace_strict(numbered),
         pl.col("rank").replace_strict(stages, default=NO_STAGE),

@@ -30,7 +30,7 @@ from dpro.detect.stragglers.excess import (
     noise_of,
 )
 from dpro.detect.stragglers.replayed import HealingGains, describe, gains_of, healing_gains
-from dpro.replay.peers import ON_CPU, ON_GPU, teams
+from dpro.replay.peers import ON_CPU, ON_GPU, teams_by_work
 from dpro.replay.whatif.edits.heal import Shortened, healing_in_each_step
 
 MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and little shows what is usual
@@ -59,7 +59,7 @@ def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
     """Ranks of each team, their steps, and [T, R] ns of work in these; the CPU and the GPU apart."""
     per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     found = []
-    for members, resource in product(teams(work), (ON_CPU, ON_GPU)):
+    for members, resource in product(teams_by_work(work), (ON_CPU, ON_GPU)):
         team = per_step.filter(pl.col("rank").is_in(members) & (pl.col("resource") == resource))
         ranks = sorted(team["rank"].unique().to_list())
         whole = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")

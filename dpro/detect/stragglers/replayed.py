@@ -30,7 +30,7 @@ from dpro.detect.stragglers.causes import (
 )
 from dpro.replay.graph import Graph
 from dpro.replay.mesh import Mesh, named_axes, places_along
-from dpro.replay.peers import median_of_others, peers_of, ranks_of_teams, teams
+from dpro.replay.peers import peer_medians, peers_of, ranks_of_teams, teams_by_work
 from dpro.replay.run_mesh import axes_of_messages, mesh_of_run
 from dpro.replay.whatif.edits.heal import Shortened, healing
 from dpro.schema import COUNTERS, STEPS
@@ -98,11 +98,11 @@ def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
     base = gains.base[gains.steps >= work["step"].to_numpy().min()]
     place = ["team", "step", "resource"]
     whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
-    whole = whole.join(ranks_of_teams(teams(work)).select("rank", "team"), on="rank")
+    whole = whole.join(ranks_of_teams(teams_by_work(work)).select("rank", "team"), on="rank")
     places = whole.select(place).unique().with_row_index("place")
     rows = whole.join(places, on=place).with_columns(others=pl.len().over("place").cast(pl.Int64) - 1)
     place_of_row, spent, others = (rows[name].to_numpy() for name in ("place", "work_ns", "others"))
-    peer = median_of_others(place_of_row, spent, np.ones(rows.height, np.bool_), others)
+    peer = peer_medians(place_of_row, spent, np.ones(rows.height, np.bool_), others)
     own = rows.with_columns(excess=pl.col("work_ns") - pl.Series(peer)).filter(pl.col("others") > 0)
     in_all = own.filter(pl.len().over("rank", "resource") == base.size).sort("rank", "resource", "step")
     excess = in_all["excess"].to_numpy().reshape(-1, base.size).T
@@ -144,7 +144,7 @@ def _healed(
     baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]
 ) -> tuple[list[list[int]], Shortened]:
     """The sets without ranks that have no peer, and what healing each of these takes away."""
-    with_peers = {rank for team in teams(work) if len(team) > 1 for rank in team}
+    with_peers = {rank for team in teams_by_work(work) if len(team) > 1 for rank in team}
     sets = [kept for ranks in sets if (kept := [rank for rank in ranks if rank in with_peers])]
     return sets, Shortened(healing(baseline.graph, sorted(set(chain(*sets))), work))
 
@@ -181,7 +181,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
     graph, ranks, saved = baseline.graph, gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
     since = int(gains.steps[0])
-    causes = excess_by_cause(baseline, ranks[0], peers_of(teams(work), ranks[0]), since)
+    causes = excess_by_cause(baseline, ranks[0], peers_of(teams_by_work(work), ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
     more = _counted(graph, work, ranks[0], since)
@@ -219,7 +219,7 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
     if graph.run is None:
         return {}
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
-    compared = pl.col("rank").is_in([rank, *peers_of(teams(work), rank)])
+    compared = pl.col("rank").is_in([rank, *peers_of(teams_by_work(work), rank)])
     inside = steps.filter(compared & (pl.col("window") >= 0) & (pl.col("step") >= since))
     places = inside.select("rank", time_ns="start_ns")
     rows = counters.filter(pl.col("counter").is_in([CPU, *HOST_CAUSES])).join(places, on=["rank", "time_ns"])

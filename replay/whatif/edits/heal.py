@@ -18,11 +18,11 @@ from dpro.replay.graph import Graph, once
 from dpro.replay.peers import (
     LABEL,
     PHASE,
-    median_of_others,
+    peer_medians,
     peers_of,
     phase_work,
     ranks_of_teams,
-    teams,
+    teams_by_work,
     with_calls,
     work_keys,
     work_without_calls,
@@ -187,7 +187,7 @@ def healing(
     Raises:
         Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
     """
-    return _healing(graph, ranks, work, ranks_of_teams(teams(work), apart))
+    return _healing(graph, ranks, work, ranks_of_teams(teams_by_work(work), apart))
 
 
 def healing_of_stages(
@@ -217,7 +217,7 @@ def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
     Raises:
         Unanswerable: the rank has no peer that went through the same phases.
     """
-    peers, place = peers_of(teams(work), rank), ["step", *PHASE]
+    peers, place = peers_of(teams_by_work(work), rank), ["step", *PHASE]
     if not peers:
         raise Unanswerable(_NO_PEER.format(rank))
     sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
@@ -275,7 +275,7 @@ def _excess(typical: pl.DataFrame, known: pl.DataFrame, by: list[str]) -> pl.Dat
     rows = typical.join(known, on="rank")
     pieces = rows.select("team", *by).unique().with_row_index("piece")
     rows = rows.join(pieces, on=["team", *by], maintain_order="left")
-    peer = median_of_others(*(rows[name].to_numpy() for name in ("piece", "work_ns", "counts", "others")))
+    peer = peer_medians(*(rows[name].to_numpy() for name in ("piece", "work_ns", "counts", "others")))
     excess = rows.select("rank", *by, own="work_ns", excess=pl.col("work_ns") - pl.Series(peer))
     return excess.filter(pl.col("excess") > 0)
 

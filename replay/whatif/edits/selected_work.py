@@ -20,7 +20,7 @@ from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.edits.parallelism.pipeline import computes
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
-from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
+from dpro.replay.whatif.graph_ops.scope import calls_only_for, with_descendants
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
@@ -101,8 +101,8 @@ class Remove(Edit):
         if not self.selection.kind:
             mask = with_descendants(facts.graph, mask)
         if (mask & facts.communication).any():
-            return facts.idle(mask | facts.communication | calls_of(facts.graph, mask))
-        gone = mask | calls_of(facts.graph, mask)
+            return facts.idle(mask | facts.communication | calls_only_for(facts.graph, mask))
+        gone = mask | calls_only_for(facts.graph, mask)
         return facts.on_path(gone, gone[facts.graph.edges.target])
 
     def apply(self, graph: Graph) -> Graph:
@@ -230,7 +230,7 @@ def left_out(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
     """
     edges, mask = graph.edges, mask | _arriving(graph, mask)
     unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
-    return mask | calls_of(graph, mask), unmet
+    return mask | calls_only_for(graph, mask), unmet
 
 
 def times_without(graph: Graph, gone: Bools) -> tuple[Ints, Ints]:

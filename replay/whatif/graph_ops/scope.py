@@ -393,7 +393,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     Args:
         work: [N] GPU work.
     """
-    calls = calls_of(graph, work)
+    calls = calls_only_for(graph, work)
     if graph.run is None:
         return calls
     run = graph.run
@@ -474,7 +474,7 @@ def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:
     )
 
 
-def calls_of(graph: Graph, work: Bools) -> Bools:
+def calls_only_for(graph: Graph, work: Bools) -> Bools:
     """[N] calls that launch some of this work and no other.
 
     Args:

@@ -21,7 +21,7 @@ from dpro.classify import classify
 from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
 from dpro.replay.models.roofline import BYTES, GPUS, common_model, stored_as
-from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, in_words
+from dpro.replay.whatif.choices.by_module import DOWN_TO, choose_precisions, precision_lines
 from dpro.replay.whatif.edit import CountedEdit, Counts, Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
@@ -347,7 +347,7 @@ class Precision(Edit):
         """Which matmuls the arithmetic limits, and which the memory."""
         kernels, _ = self._chosen(graph)
         if self.budget is not None:
-            return tuple(in_words(choose_precisions(graph, kernels, self.dtype, self.budget)))
+            return tuple(precision_lines(choose_precisions(graph, kernels, self.dtype, self.budget)))
         halved = int((kernels & _pointwise_floats(graph)).sum()) if self.dtype != "fp8" else 0
         lines = [f"{halved} pointwise kernels on floats move half the bytes"] if halved else []
         if self.speedup is None:
