@@ -323,6 +323,20 @@ def chain_to(timeline: Timeline, node: int) -> Ints:
     return chain_of(timeline.binding, timeline.graph.edges.source, node)
 
 
+def path_of_steps(timeline: Timeline, windows: Sequence[int]) -> Ints:
+    """The nodes that decide when the last step of each window ends, window by window."""
+    nodes = timeline.graph.nodes
+
+    def compute() -> list[Bools]:
+        in_steps = (nodes.step != AFTER_STEPS) & (nodes.kind != NodeKind.RENDEZVOUS)
+        return [in_steps & (nodes.window == window) for window in windows]
+
+    columns = (nodes.step, nodes.kind, nodes.window)
+    in_windows = once(timeline.graph, ("in steps", *windows), columns, compute)
+    last = (int(np.argmax(np.where(in_window, timeline.end, -1))) for in_window in in_windows)
+    return np.concatenate([chain_to(timeline, node) for node in last])
+
+
 def path_within(timeline: Timeline) -> PathTo:
     """How to find paths in a graph that holds all work."""
     return lambda last: [(timeline, chain_to(timeline, int(np.argmax(last))))]

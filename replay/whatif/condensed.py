@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import polars as pl
@@ -40,11 +40,10 @@ from dpro.replay.sharded.rank import BareRank, RankSkeleton, skeleton_of, skelet
 from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
-from dpro.replay.whatif.job import Changed, ReplayedJob, T
+from dpro.replay.whatif.job import WHOLE_ONLY, Changed, ReplayedJob, T
 from dpro.replay.whatif.rank import (
     CHANGED,
     FASTEST,
-    WHOLE_ONLY,
     RankEdit,
     RankWork,
     change_rank,
@@ -65,6 +64,8 @@ class CondensedJob(ReplayedJob):
         map_tasks: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
         changes: what was changed inside ranks, in order.
     """
+
+    by_rank: ClassVar[bool] = True
 
     node: Ints
     run: Run
@@ -227,11 +228,7 @@ class CondensedJob(ReplayedJob):
         return path_through(self.joined, timeline, inside)
 
     def graph_of(self, rank: int, timeline: Timeline) -> Graph:
-        """The graph of one rank, as it runs beside the others.
-
-        Args:
-            timeline: the replay of the joined graph.
-        """
+        """As of `ReplayedJob`."""
         bare, graph = rank_under_edits(next(self.work_on([rank])))
         return replay_inside(bare, graph, rendezvous_of(timeline)).graph
 

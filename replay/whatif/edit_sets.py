@@ -17,13 +17,11 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import changed_durations, replay
-from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
-from dpro.replay.whatif.job import ReplayedJob
+from dpro.replay.whatif.job import WHOLE_ONLY, ReplayedJob
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, predict
-from dpro.replay.whatif.rank import WHOLE_ONLY
 from dpro.replay.whatif.registry import EDITS, all_kinds
 
 MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
@@ -153,7 +151,7 @@ class PredictedSets(EditSets):
 
     compares_pairs = False
 
-    def __init__(self, job: CondensedJob, facts: RunFacts, trust: Trust, report: Progress = ignore) -> None:
+    def __init__(self, job: ReplayedJob, facts: RunFacts, trust: Trust, report: Progress = ignore) -> None:
         """Begin with nothing tried.
 
         Args:

@@ -22,9 +22,9 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
-from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.peers import phase_work, teams_by_work
-from dpro.replay.timeline import AFTER_STEPS, Timeline, chain_to, replay, step_ends, step_lengths
+from dpro.replay.timeline import AFTER_STEPS, Timeline, path_of_steps, replay, step_ends, step_lengths
 
 MAX_RANKS = 8  # that are looked at one by one: those that decide most of the critical path
 LARGEST_OPS = 4  # operations on the critical path that are looked at one by one
@@ -55,11 +55,7 @@ class RunFacts:
     @cached_property
     def path(self) -> Ints:
         """What decides when the last steps of all windows end."""
-        last = [
-            int(np.argmax(np.where(counts, self.timeline.end, -1)))
-            for counts in _in_steps(self.graph, sorted(set(self.baseline["window"].to_list())))
-        ]
-        return np.concatenate([chain_to(self.timeline, node) for node in last])
+        return path_of_steps(self.timeline, sorted(set(self.baseline["window"].to_list())))
 
     @cached_property
     def of_critical_path(self) -> Ints:
@@ -192,17 +188,6 @@ class RunFacts:
     def on_cpu(self) -> Bools:
         """[N] work of the host."""
         return np.isin(self.graph.nodes.kind, CPU_KINDS)
-
-
-def _in_steps(graph: Graph, windows: list[int]) -> list[Bools]:
-    """[N] for each window what of it can decide when its last step ends."""
-    nodes = graph.nodes
-
-    def compute() -> list[Bools]:
-        counts = (nodes.step != AFTER_STEPS) & (nodes.kind != NodeKind.RENDEZVOUS)
-        return [counts & (nodes.window == window) for window in windows]
-
-    return once(graph, ("in steps", *windows), (nodes.step, nodes.kind, nodes.window), compute)
 
 
 def facts_of(graph: Graph, baseline: pl.DataFrame | None = None, suspects: Collection[int] = ()) -> RunFacts:

@@ -32,10 +32,10 @@ from dpro.replay.sharded.rank import (
 )
 from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.graph_ops.kept_tables import KeptRun
+from dpro.replay.whatif.job import WHOLE_ONLY
 from dpro.store import Run
 from dpro.table import Table
 
-WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
 CHANGED, FASTEST = 0, -1  # 1, 2, … are the ends of what an edit leaves open
 
 

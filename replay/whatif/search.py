@@ -24,7 +24,6 @@ from dpro.replay.construction.progress import Progress, ignore
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.best_pair import best_pair
-from dpro.replay.whatif.condensed import CondensedJob
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edit_sets import MIN_GAIN, EditSets, PredictedSets, in_order
 from dpro.replay.whatif.edits.heal import Heal
@@ -117,9 +116,8 @@ def explore(
     """
     job = job_of(job).with_kept_tables()
     facts = facts_of(job.graph, baseline, suspects)
-    sets = EditSets(facts, trust, report)
-    if isinstance(job, CondensedJob):
-        sets = PredictedSets(job, facts, trust, report)
+    by_rank = job.by_rank
+    sets = PredictedSets(job, facts, trust, report) if by_rank else EditSets(facts, trust, report)
     bounds, refused = sets.bounds(all_kinds() if kinds is None else kinds)
     least_ns = MIN_GAIN * facts.base_ns
     promising = sorted((edit for edit in bounds if bounds[edit] > least_ns), key=lambda edit: -bounds[edit])
