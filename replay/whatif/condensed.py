@@ -90,10 +90,10 @@ class CondensedJob(ReplayedJob):
             raise Unanswerable(f"{edit.name} {WHOLE_ONLY}")
         if edit.scope() == "transfers":
             return super().under(edit, in_full)
-        known: RankChange = edit
+        informed: RankChange = edit
         if edit.compares_ranks:
-            known = edit.knowing(self.map_ranks(edit.seen_of), self.graph)
-        change, skeletons, why = RankEdit(known), dict[int, list[RankSkeleton]](), Counter[str]()
+            informed = edit.knowing(self.map_ranks(edit.seen_of), self.graph)
+        change, skeletons, why = RankEdit(informed), dict[int, list[RankSkeleton]](), Counter[str]()
         ranks = self.work_on(edit.ranks_changed(self.graph))
         for by_end, reason in self.map_tasks(partial(change_rank, change, in_full), ranks):
             why[reason] += 1
@@ -104,7 +104,7 @@ class CondensedJob(ReplayedJob):
 
         jobs = partial(self._at_end, skeletons, change)
         ends, limits = [end for end in sorted(skeletons) if end > CHANGED], [FASTEST] * (FASTEST in skeletons)
-        notes = known.notes(self.graph) if isinstance(known, Edit) and edit.compares_ranks else ()
+        notes = informed.notes(self.graph) if isinstance(informed, Edit) and edit.compares_ranks else ()
         return Changed(jobs(CHANGED), notes, lambda: map(jobs, ends), lambda: map(jobs, limits))
 
     def _at_end(self, skeletons: dict[int, list[RankSkeleton]], change: RankEdit, end: int) -> Self:
@@ -142,10 +142,10 @@ class CondensedJob(ReplayedJob):
         moving = moving[np.argsort(nodes.rank[moving], kind="stable")]
         rank_of, places = nodes.rank[moving], dict(matched.places)
         for rank in ranks:
-            mine = moving[slice(*np.searchsorted(rank_of, (rank, rank + 1)))]
+            of_rank = moving[slice(*np.searchsorted(rank_of, (rank, rank + 1)))]
             yield RankWork(
                 self.run, matched.of(rank), self.condensed.pooled.of(rank), self.folder, matched.messages,
-                places, graph.products, self.changes, self.node[mine], nodes.duration[mine],
+                places, graph.products, self.changes, self.node[of_rank], nodes.duration[of_rank],
             )  # fmt: skip
 
     def keeps_nodes(self, after: Self) -> bool:

@@ -73,7 +73,7 @@ class RunFacts:
         """ns of the path that are work of each rank without its communication."""
         nodes, works = self.graph.nodes, ~np.isin(self.graph.nodes.kind[self.path], COMMUNICATION)
         rank, lasts = nodes.rank[self.path][works], self._path_duration[works]
-        return Counter({each: int(lasts[rank == each].sum()) for each in np.unique(rank).tolist()})
+        return Counter({number: int(lasts[rank == number].sum()) for number in np.unique(rank).tolist()})
 
     @cached_property
     def _path_duration(self) -> Ints:
@@ -155,28 +155,28 @@ class RunFacts:
         if len(self.ranks) < 2:
             return []
         rank = self.graph.nodes.rank
-        mine = rank >= 0
-        share = np.bincount(rank[mine], self.of_critical_path[mine], minlength=max(self.ranks) + 1)
-        most = sorted(self.ranks, key=lambda each: (each not in self.suspects, -share[each], each))
+        of_ranks = rank >= 0
+        share = np.bincount(rank[of_ranks], self.of_critical_path[of_ranks], minlength=max(self.ranks) + 1)
+        most = sorted(self.ranks, key=lambda number: (number not in self.suspects, -share[number], number))
         return sorted(most[:MAX_RANKS])
 
     @cached_property
     def largest_ops(self) -> list[tuple[str, NodeKind]]:
         """Names of kernels and operators that most of the critical path is, the largest first."""
-        found = [*self._on_path_by_name(NodeKind.KERNEL), *self._on_path_by_name(NodeKind.CPU)]
-        found.sort(key=lambda each: (-each[0], each[1]))
-        return [(name, kind) for _, name, kind in found[:LARGEST_OPS]]
+        by_time = [*self._on_path_by_name(NodeKind.KERNEL), *self._on_path_by_name(NodeKind.CPU)]
+        by_time.sort(key=lambda row: (-row[0], row[1]))
+        return [(name, kind) for _, name, kind in by_time[:LARGEST_OPS]]
 
     @cached_property
     def largest_host_code(self) -> list[str]:
         """The range whose code in no operator is most of the critical path; nothing where there is none."""
-        found = sorted(self._on_path_by_name(NodeKind.HOST), key=lambda each: (-each[0], each[1]))
-        return [name for _, name, _ in found[:1]]
+        by_time = sorted(self._on_path_by_name(NodeKind.HOST), key=lambda row: (-row[0], row[1]))
+        return [name for _, name, _ in by_time[:1]]
 
     def _on_path_by_name(self, kind: NodeKind) -> list[tuple[float, str, NodeKind]]:
         nodes, spent = self.graph.nodes, self.of_critical_path
-        mine = (nodes.kind == kind) & (spent > 0) & (nodes.span >= 0)
-        total = np.bincount(nodes.name[mine], spent[mine], minlength=len(self.graph.names))
+        on_path = (nodes.kind == kind) & (spent > 0) & (nodes.span >= 0)
+        total = np.bincount(nodes.name[on_path], spent[on_path], minlength=len(self.graph.names))
         return [(float(total[i]), self.graph.names[i], kind) for i in np.flatnonzero(total).tolist()]
 
     @cached_property

@@ -76,15 +76,15 @@ class RankEdit:
 
     def ends(self, graph: Graph) -> dict[int, Graph]:
         """The ends of what an edit leaves open, and what it cannot be faster than; none of other changes."""
-        edit, found = self.edit, dict[int, Graph]()
+        edit, graphs = self.edit, dict[int, Graph]()
         if not isinstance(edit, Edit):
-            return found
+            return graphs
         with suppress(NothingToChange):
-            found |= dict(enumerate(edit.bounds(graph), CHANGED + 1))
+            graphs |= dict(enumerate(edit.bounds(graph), CHANGED + 1))
         with suppress(NothingToChange):
             least = edit.limit(graph)
-            found |= {} if least is None else {FASTEST: least}
-        return found
+            graphs |= {} if least is None else {FASTEST: least}
+        return graphs
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def rank_under_edits(work: RankWork) -> tuple[BareRank, Graph]:
 def with_rendezvous(graph: Graph, bare: BareRank) -> Graph:
     """A rank's graph with an edge for each rendezvous, from its arrival to its transfer."""
     edges, count = graph.edges, bare.instance.size
-    at = graph.indptr[bare.transfer + 1]
+    place = graph.indptr[bare.transfer + 1]
     zero = np.zeros(count, np.int64)
     columns = {
         "source": bare.arrive,
@@ -155,7 +155,7 @@ def with_rendezvous(graph: Graph, bare: BareRank) -> Graph:
         "kind": np.full(count, EdgeKind.RENDEZVOUS, np.int64),
         "inferred": zero != 0,
     }
-    met = Edges(**{name: np.insert(getattr(edges, name), at, new) for name, new in columns.items()})
+    met = Edges(**{name: np.insert(getattr(edges, name), place, new) for name, new in columns.items()})
     more = np.bincount(bare.transfer, minlength=graph.num_nodes)
     return dataclasses.replace(graph, edges=met, indptr=graph.indptr + np.append(0, np.cumsum(more)))
 
@@ -188,8 +188,11 @@ def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict
         why = str(error)
     if with_ends:
         made |= change.ends(graph)
-    rank = work.matched.rank
-    return {end: skeleton_of(rank, with_memberships(bare, each), each) for end, each in made.items()}, why
+    skeletons = {
+        end: skeleton_of(work.matched.rank, with_memberships(bare, changed), changed)
+        for end, changed in made.items()
+    }
+    return skeletons, why
 
 
 # A run as one of its ranks sees it: of tables that every rank has rows of, its own alone.
@@ -200,10 +203,10 @@ class RankTables(KeptRun):
     """The tables of one rank, each read once.
 
     Attributes:
-        own: the rank, with the files that hold its rows.
+        matched: the rank, with the files that hold its rows.
     """
 
-    own: MatchedRank | None = None
+    matched: MatchedRank | None = None
 
     def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """As `Run.table`, with the rank's rows alone of tables that every rank has rows of.
@@ -214,17 +217,17 @@ class RankTables(KeptRun):
         Raises:
             InputError: a part cannot be read.
         """
-        if self.own is None or table not in TABLES_OF_RANKS:
+        if self.matched is None or table not in TABLES_OF_RANKS:
             return super().table(table, columns)
         wanted = table.columns if columns is None else columns
         read = super().table(table, None if columns is None else list(dict.fromkeys([*columns, "rank"])))
-        return read.filter(pl.col("rank") == self.own.rank).select(list(wanted))
+        return read.filter(pl.col("rank") == self.matched.rank).select(list(wanted))
 
     def parts(self, table: Table) -> list[Path]:
         """The files that hold the rank's rows of a table."""
-        return super().parts(table) if self.own is None else list(self.own.parts.get(table.name, ()))
+        return super().parts(table) if self.matched is None else list(self.matched.parts.get(table.name, ()))
 
 
-def tables_of(run: Run, own: MatchedRank) -> RankTables:
+def tables_of(run: Run, matched: MatchedRank) -> RankTables:
     """A run as one of its ranks sees it."""
-    return RankTables(run.path, run.manifest, run.source, own=own)
+    return RankTables(run.path, run.manifest, run.source, matched=matched)
