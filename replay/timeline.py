@@ -114,8 +114,8 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
     Returns:
         The columns, `start` (the first) and `end` (the last), in no order.
     """
-    rows, *at = _extents_at(graph, tuple(by))
-    begins, ends = _of_extents(np.minimum, start, *at), _of_extents(np.maximum, end, *at)
+    rows, *places = _extents_at(graph, tuple(by))
+    begins, ends = _of_extents(np.minimum, start, *places), _of_extents(np.maximum, end, *places)
     return rows.with_columns(start=begins, end=ends)
 
 
@@ -123,8 +123,8 @@ def _of_extents(extreme: np.ufunc, moments: Ints, runs: Ints, order: Ints, group
     """The first or last of the moments of nodes, for each group of `_extents_at`."""
     if groups.size == 0:
         return np.empty(0, np.int64)
-    found: Ints = extreme.reduceat(extreme.reduceat(moments, runs)[order], groups)
-    return found
+    extremes: Ints = extreme.reduceat(extreme.reduceat(moments, runs)[order], groups)
+    return extremes
 
 
 def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, Ints, Ints]:
@@ -268,18 +268,18 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
         counts = np.flatnonzero(rows["step"].to_numpy() != AFTER_STEPS)
         here = rows[counts].select("window", "step").rows()
         windows = [number for number, (window, _) in enumerate(here) if window != here[number - 1][0]]
-        places = {place: number for number, place in enumerate(here)}
+        places = {where: number for number, where in enumerate(here)}
         wanted = baseline.select("window", "step").iter_rows()
-        at = np.array([places.get(place, -1) for place in wanted], np.int64)
-        return counts, [*windows, len(here)], at
+        place = np.array([places.get(step, -1) for step in wanted], np.int64)
+        return counts, [*windows, len(here)], place
 
     columns = (baseline, nodes.window, nodes.step, nodes.kind)
-    counts, windows, at = once(graph, "steps as before", columns, compute)
+    counts, windows, place = once(graph, "steps as before", columns, compute)
     finish = _of_extents(np.maximum, end, *_extents_at(graph, ("window", "step"))[1:])[counts]
     for first, last in pairwise([0, *windows]):
         np.maximum.accumulate(finish[first:last], out=finish[first:last])
-    kept = at >= 0
-    return finish[at[kept]], kept
+    kept = place >= 0
+    return finish[place[kept]], kept
 
 
 def measured_step_times(graph: Graph) -> pl.DataFrame:

@@ -53,8 +53,8 @@ class ScaledWork:
         node = np.flatnonzero(np.isin(nodes.kind, tuple(self.kinds)))
         places = pl.DataFrame({"node": node, **{name: getattr(nodes, name)[node] for name in by}})
         scaled = places.join(self.factors, on=by)
-        durations, at = nodes.duration.copy(), scaled["node"].to_numpy()
-        durations[at] = np.rint(durations[at] * scaled["factor"].to_numpy()).astype(np.int64)
+        durations, work = nodes.duration.copy(), scaled["node"].to_numpy()
+        durations[work] = np.rint(durations[work] * scaled["factor"].to_numpy()).astype(np.int64)
         return graph.with_durations(durations)
 
 

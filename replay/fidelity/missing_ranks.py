@@ -45,12 +45,12 @@ class RendezvousRegistry:
     def transfers_in(self, graph: Graph) -> Ints:
         """[T] their nodes in the graph of the recorded ranks, as a whole or condensed."""
         nodes = graph.nodes
-        at = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+        transfers = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
         size = max(int(nodes.rank.max(initial=0)), int(self.rank.max(initial=0))) + 1
-        member = nodes.collective[at] * size + nodes.rank[at]
+        member = nodes.collective[transfers] * size + nodes.rank[transfers]
         order = np.argsort(member, kind="stable")
-        found: Ints = at[order[np.searchsorted(member[order], self.collective * size + self.rank)]]
-        return found
+        wanted: Ints = transfers[order[np.searchsorted(member[order], self.collective * size + self.rank)]]
+        return wanted
 
 
 @dataclass(frozen=True)

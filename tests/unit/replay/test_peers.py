@@ -28,7 +28,7 @@ def test_the_median_of_others_is_that_of_all_values_of_the_group_that_count_but_
 def test_peers_are_the_others_of_a_team_and_those_set_apart_do_not_count():
     teams = [[4, 1, 3], [0], [2, 5]]
     assert [peers_of(teams, rank) for rank in (1, 0, 2, 7)] == [[4, 3], [], [5], []]
-    known = ranks_of_teams(teams, apart=[1, 5])
+    known = ranks_of_teams(teams, without=[1, 5])
     assert known["rank"].to_list() == [0, 1, 2, 3, 4, 5]
     assert known["others"].to_list() == [0, 2, 0, 1, 1, 1]
 
