@@ -143,12 +143,12 @@ class Replace(Edit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The operation that most of the critical path is, each time as long as it usually takes."""
-        found = []
+        edits = []
         for name, kind in facts.largest_ops[:1]:
             selection = selection_of(name, kind)
             usual = np.median(facts.graph.nodes.duration[selection.mask(facts.graph)])
-            found.append(cls(selection, us=float(usual) / NS_PER_US))
-        return found
+            edits.append(cls(selection, us=float(usual) / NS_PER_US))
+        return edits
 
     def bound(self, facts: RunFacts) -> float:
         return facts.on_path(self.selection.mask(facts.graph))
@@ -293,8 +293,8 @@ class Slow(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and make the first work of each step longer."""
         ranks = self.at.ranks(graph)
-        mine = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
-        duration = scaled(graph, mine, 1.0 if self.factor is None else self.factor)
+        works = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
+        duration = scaled(graph, works, 1.0 if self.factor is None else self.factor)
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
         return graph.with_durations(duration)
 
@@ -447,8 +447,8 @@ def _by_coordinates(workers: pl.DataFrame, ranks: Collection[int]) -> str:
     stay = workers.filter(~pl.col("rank").is_in(list(ranks)))
     for axis, words in AXES.items():
         same = [other for other in ("dp", *AXES) if other != axis]
-        known = gone.filter(pl.col(axis) >= 0).select("rank", axis, *same)
-        left = known.join(stay.select(axis, *same), on=same, suffix="_left")
+        placed = gone.filter(pl.col(axis) >= 0).select("rank", axis, *same)
+        left = placed.join(stay.select(axis, *same), on=same, suffix="_left")
         apart = left.filter((pl.col(f"{axis}_left") >= 0) & (pl.col(f"{axis}_left") != pl.col(axis)))
         if apart.height:
             rank, at = apart.sort("rank").select("rank", axis).row(0)
