@@ -93,19 +93,31 @@ class CondensedJob(ReplayedJob):
         informed: RankChange = edit
         if edit.compares_ranks:
             informed = edit.knowing(self.map_ranks(edit.seen_of), self.graph)
-        change, skeletons, why = RankEdit(informed), dict[int, list[RankSkeleton]](), Counter[str]()
-        ranks = self.work_on(edit.ranks_changed(self.graph))
-        for by_end, reason in self.map_tasks(partial(change_rank, change, in_full), ranks):
-            why[reason] += 1
-            for end, skeleton in by_end.items():
-                skeletons.setdefault(end, []).append(skeleton)
-        if CHANGED not in skeletons:
-            raise Unanswerable(max(why, key=why.__getitem__, default=f"nothing in the run fits {edit}"))
-
+        change = RankEdit(informed)
+        skeletons = self._condensed_under(change, edit.ranks_changed(self.graph), in_full)
         jobs = partial(self._at_end, skeletons, change)
         ends, limits = [end for end in sorted(skeletons) if end > CHANGED], [FASTEST] * (FASTEST in skeletons)
         notes = informed.notes(self.graph) if isinstance(informed, Edit) and edit.compares_ranks else ()
         return Changed(jobs(CHANGED), notes, lambda: map(jobs, ends), lambda: map(jobs, limits))
+
+    def _condensed_under(
+        self, change: RankEdit, ranks: Iterable[int], in_full: bool
+    ) -> dict[int, list[RankSkeleton]]:
+        """Skeletons of ranks under one more change, by the end of what it leaves open.
+
+        Raises:
+            Unanswerable: it changes none of them.
+        """
+        skeletons, why = dict[int, list[RankSkeleton]](), Counter[str]()
+        for by_end, reason in self.map_tasks(partial(change_rank, change, in_full), self.work_on(ranks)):
+            why[reason] += 1
+            for end, skeleton in by_end.items():
+                skeletons.setdefault(end, []).append(skeleton)
+        if CHANGED not in skeletons:
+            raise Unanswerable(
+                max(why, key=why.__getitem__, default=f"nothing in the run fits {change.edit}")
+            )
+        return skeletons
 
     def _at_end(self, skeletons: dict[int, list[RankSkeleton]], change: RankEdit, end: int) -> Self:
         """The job with ranks as they are at one of the ends of what an edit leaves open."""
@@ -206,15 +218,9 @@ class CondensedJob(ReplayedJob):
 
     def with_change(self, change: RankChange) -> Self:
         """As of `ReplayedJob`."""
-        rank_edit, skeletons, why = RankEdit(change), list[RankSkeleton](), list[str]()
-        for by_end, reason in self.map_tasks(
-            partial(change_rank, rank_edit, False), self.work_on(self.ranks)
-        ):
-            skeletons += by_end.values()
-            why.append(reason)
-        if not skeletons:
-            raise Unanswerable(why[0])
-        return self._with_ranks(skeletons, rank_edit)
+        rank_edit = RankEdit(change)
+        skeletons = self._condensed_under(rank_edit, self.ranks, in_full=False)
+        return self._with_ranks(skeletons[CHANGED], rank_edit)
 
     def beside_changed(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
         """As of `ReplayedJob`."""
