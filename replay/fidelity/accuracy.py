@@ -31,6 +31,7 @@ from dpro.replay.timeline import (
     measured_step_times,
     rank_step_times,
     replay,
+    share_saved,
     step_ends,
     step_times,
 )
@@ -486,10 +487,8 @@ def _share_of_delays(graph: Graph) -> float:
     Many wait for others meanwhile: their time is no measure of it.
     """
     nodes = graph.nodes
-    prompt = replay(graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration)))
-    measured = float(measured_step_times(graph)["duration_ns"].sum())
-    left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
-    return 1 - left / measured if measured else 0.0
+    prompt = graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration))
+    return share_saved(graph, prompt)
 
 
 def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:

@@ -27,7 +27,7 @@ from dpro.replay.construction.graph_builder import (
     on_worker,
     steps_in,
 )
-from dpro.replay.construction.lags import LagFacts, Lags, facts_of, merged, pooled, started_work, with_lags
+from dpro.replay.construction.lags import LagFacts, Lags, facts_of, pooled, started_work, with_lags
 from dpro.replay.construction.phases import CallOrder, Positions, call_order, phases_at, positions_in_steps
 from dpro.replay.construction.rank_graph import RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
@@ -37,9 +37,6 @@ from dpro.replay.timeline import extents_of
 from dpro.schema import DEPENDENCIES, SPANS, STEPS, SYNCS
 from dpro.store import Run
 from dpro.table import Table
-
-# Facts are summed up once there are those of this many ranks, so that they do not pile up.
-TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -241,16 +238,9 @@ class Pooled:
 
 def pool(facts: Iterable[RankSummary]) -> Pooled:
     """Pool what all ranks show; the order in which they come makes no difference."""
-    waiting: list[LagFacts] = []
-    parts: list[RankSummary] = []
-    for rank in facts:
-        waiting.append(rank.lags)
-        parts.append(rank)
-        if len(waiting) == TOGETHER:
-            waiting = [merged(waiting)]
-    parts.sort(key=lambda part: part.rank)
+    parts = sorted(facts, key=lambda part: part.rank)
     return Pooled(
-        lags=pooled(waiting),
+        lags=pooled(part.lags for part in parts),
         origin_ns=min(part.begins for part in parts),
         positions=positions_in_steps(calls for part in parts for calls in part.calls),
         background=sum(part.background for part in parts),
